@@ -1,0 +1,44 @@
+# Needs nothing but make and Python 3.11 or newer. `make PYTHON=python3.12 setup` picks another.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+
+# Those of the source folders that are there; mypy refuses a folder that is missing.
+SOURCES = $(wildcard kvstore tiering tests bench)
+
+.PHONY: setup test check demo bench clean
+.DELETE_ON_ERROR:
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
+	@command -v "$(PYTHON)" >/dev/null || \
+	    { echo "make: no '$(PYTHON)' on the PATH; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python setup" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "make: kvmq needs Python 3.11 or newer, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.11 setup" % v[:2])'
+	"$(PYTHON)" -m venv $(VENV)
+	$(PIP) --require-hashes -r requirements/runtime.txt -r requirements/dev.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+
+demo: setup
+	$(BIN)/kvmq demo
+
+# For instance: make bench ARGS="--help"
+bench: setup
+	$(BIN)/python -m bench $(ARGS)
+
+# Leaves the virtual environment: remove .venv by hand to have it made anew.
+clean:
+	rm -rf build dist *.egg-info kvmq-demo bench/out .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,72 @@
+"""The list of scenarios: names, how often each is run, which figures follow from two of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from bench.figure import Figure, Options
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """Where a scenario's function is; `runs` None means as many as the command line says."""
+
+    name: str
+    place: str
+    """module:function"""
+    runs: int | None = None
+    size: int | None = None
+    """The body size it stands for, where it exists for several."""
+
+    @property
+    def help(self) -> str:
+        """The first line of the function's docstring."""
+        return (_function(self.place).__doc__ or "").strip().splitlines()[0]
+
+
+SCENARIOS: Final = (
+    Scenario("put_batch", "put_batch:run", size=128),
+    Scenario("put_batch_1k", "put_batch:run", size=1024),
+    Scenario("put", "put_single:run"),
+    Scenario("put_sync", "put_sync:run"),
+    Scenario("pull", "reading:run_pull"),
+    Scenario("get", "reading:run_get"),
+    Scenario("query", "reading:run_query"),
+    Scenario("index_many", "index_size:run_many", runs=1),
+    Scenario("index_sparse", "index_size:run_sparse", runs=1),
+    Scenario("index_few", "index_size:run_few", runs=1),
+    Scenario("open_queues", "opening:run_queues", runs=1),
+    Scenario("open_killed", "opening:run_killed"),
+    Scenario("sqlite", "peer_sqlite:run", runs=1),
+)
+
+DERIVED: Final = {("index_many", "index_few"): "index_size:compare"}
+"""Two scenarios, and what computes figures from both."""
+
+
+def _function(place: str) -> Callable[..., list[Figure]]:
+    module, _, name = place.partition(":")
+    function: Callable[..., list[Figure]] = getattr(
+        importlib.import_module(f"bench.{module}"), name
+    )
+    return function
+
+
+def run_scenario(scenario: Scenario, folder: Path, options: Options) -> list[Figure]:
+    """Run a scenario once, in this process."""
+    if options.size is None:
+        options = msgspec.structs.replace(options, size=scenario.size)
+    return _function(scenario.place)(folder, options)
+
+
+def derive(results: dict[str, list[Figure]]) -> dict[str, list[Figure]]:
+    """What follows from pairs of scenarios that were both run."""
+    found = {}
+    for names, place in DERIVED.items():
+        if all(name in results for name in names):
+            found["/".join(names)] = _function(place)(*(results[name] for name in names))
+    return found

@@ -1,0 +1,142 @@
+"""The `kvmq` command: which verbs there are, and how an error leaves the process.
+
+The idea: a verb's module is imported when the verb runs, so that `kvmq --help` needs none of them;
+their one-line helps stand here. Verbs call the public API and print through `Output`; none catches
+a `StoreError`, they all end here.
+
+Invariants: results go to stdout and everything else to stderr. Exit codes: 0 done, 1 an error or a
+check that failed, 2 wrong usage, 130 interrupted, 141 the reader of a pipe went away. An error of
+the store, of the file system or of usage is one readable line, with `--json` one JSON object; a
+traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import click
+
+from kvstore.errors import StoreError
+
+_VERBS: Final[dict[str, tuple[str, str]]] = {
+    "demo": (
+        "kvstore.cli.demo",
+        "The main job on real input: load, read, kill, recover, check.",
+    ),
+    "topic": ("kvstore.cli.topic", "Create, list, show, alter or delete topics."),
+    "put": ("kvstore.cli.put", "Put messages: one a line, from JSON lines, or one given body."),
+    "get": ("kvstore.cli.get", "Show one message: by queue offset, position or id."),
+    "pull": ("kvstore.cli.pull", "Read a queue from an offset on."),
+    "query": ("kvstore.cli.query", "Find the messages that carry a key, newest first."),
+    "find": ("kvstore.cli.get", "Show the message with an id."),
+    "offset-at": ("kvstore.cli.query", "Say which offset was the first at or after a time."),
+    "offset": ("kvstore.cli.offset", "Show or commit a consumer group's offsets."),
+    "stats": (
+        "kvstore.cli.stats",
+        "What the store holds, and what it has done since it was opened.",
+    ),
+    "verify": (
+        "kvstore.cli.maintenance",
+        "Check every record, and that the index agrees with the log.",
+    ),
+    "rebuild": ("kvstore.cli.maintenance", "Drop the index and build it anew from the log."),
+    "dump": ("kvstore.cli.dump", "Print records straight from files, also those RocketMQ wrote."),
+    "import": ("kvstore.cli.maintenance", "Adopt a store that RocketMQ wrote."),
+    "bench": ("kvstore.cli.bench", "Measure put, pull, get and query on this machine."),
+}
+"""Verb, the module that has it (by its name, `_` for `-`; `import_` for `import`), its help."""
+
+_USAGE: Final = 2
+_INTERRUPTED: Final = 130
+_PIPE_CLOSED: Final = 141
+
+
+class _Verbs(click.Group):
+    """Imports a verb when it is asked for; turns what goes wrong into a line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See `click.Group`: in the order of the table, not of the alphabet."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See `click.Group`."""
+        entry = _VERBS.get(cmd_name)
+        if entry is None:
+            return None
+        attribute = {"import": "import_"}.get(cmd_name, cmd_name.replace("-", "_"))
+        command: click.Command = getattr(importlib.import_module(entry[0]), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Group`: without importing the verbs."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, entry[1]) for name, entry in _VERBS.items()])
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run a command line and leave the process (`SystemExit`) with its exit code."""
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        extra.setdefault("prog_name", "kvmq")
+        try:
+            code = super().main(words, *rest, **extra)
+            sys.stdout.flush()
+        except BaseException as e:
+            code = _failed(e, "--json" in words)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _failed(error: BaseException, as_json: bool) -> int:
+    """Say what went wrong and return the exit code; what is nobody's fault but ours goes on up."""
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        return _INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # What is still buffered must not fail again when the interpreter flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    if isinstance(error, click.UsageError) and not as_json:
+        error.show()
+        return _USAGE
+    if not isinstance(error, click.ClickException | StoreError | OSError):
+        raise error
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    text = "; ".join([text, *getattr(error, "__notes__", ())])
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"error": type(error).__name__, "message": text}), err=True)
+    else:
+        click.echo(f"kvmq: {text}", err=True)
+    return _USAGE if isinstance(error, click.UsageError) else 1
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("kvmq")
+    except PackageNotFoundError:
+        found = "from a folder that was not installed"
+    click.echo(f"kvmq {found}")
+    ctx.exit()
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
+def kvmq() -> None:
+    """A message store in a folder: one commit log that RocketMQ can read, indexed by RocksDB.
+
+    Every verb has --help, and --json for machines.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    kvmq.main()

@@ -1,0 +1,68 @@
+"""The verbs `verify`, `rebuild` and `import`: those that go through a whole log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import kvstore
+from kvstore.cli.opening import (
+    config_option,
+    folder_argument,
+    open_store,
+    read_config,
+    require_store,
+)
+from kvstore.cli.output import Output, output_option
+from kvstore.cli.report import show_report
+
+
+@click.command()
+@folder_argument
+@config_option
+@output_option
+def verify(out: Output, folder: Path, config_file: Path | None) -> None:
+    """Check every record of the store in DIR, and that log and index agree.
+
+    Exit code 1 if there is a problem.
+    """
+    with open_store(out, folder, config_file, read_only=True) as store, out.progress() as progress:
+        report = store.verify(progress=progress)
+    show_report(out, report)
+    if not out.json and not report.problems:
+        out.text("no problem found", fg="green")
+    if report.problems:
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@folder_argument
+@config_option
+@output_option
+def rebuild(out: Output, folder: Path, config_file: Path | None) -> None:
+    """Drop the index of the store in DIR and build it anew from the log.
+
+    Topics, groups and consumer offsets stay. A rebuild that was interrupted goes on where it was.
+    """
+    require_store(folder)
+    with out.progress() as progress:
+        report = kvstore.rebuild(folder, config=read_config(config_file), progress=progress)
+    show_report(out, report)
+
+
+@click.command(name="import")
+@click.argument("source", metavar="SRC", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("target", metavar="DST", type=click.Path(file_okay=False, path_type=Path))
+@config_option
+@output_option
+def import_(out: Output, source: Path, target: Path, config_file: Path | None) -> None:
+    """Adopt the RocketMQ store in SRC as a new store in DST. SRC is not changed.
+
+    Full log files are linked where the file system can, the last one is copied; the index is built
+    from the log; topics, groups and offsets come from RocketMQ's configuration.
+    """
+    with out.progress() as progress:
+        config = read_config(config_file)
+        report = kvstore.import_rocketmq(source, target, config=config, progress=progress)
+    show_report(out, report)

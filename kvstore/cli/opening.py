@@ -1,0 +1,98 @@
+"""How verbs name and open a store: the arguments they share, and what they mean.
+
+The idea: `DIR` and `--config` are declared once. A verb that only reads opens read-only, and can do
+so while another process writes. Nothing but `topic create`, `put --create` and `import` makes a
+folder: a mistyped one is an error, not a new empty store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvstore
+from kvstore import StoreConfig
+from kvstore.cli.output import Output
+from kvstore.errors import StoreNotFound
+
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+folder_argument: Option = click.argument(
+    "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
+)
+topic_argument: Option = click.argument("topic")
+config_option: Option = click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with settings of kvstore.StoreConfig.",
+)
+
+
+class Instant(click.ParamType[int]):
+    """A point in time: milliseconds since the epoch, or ISO 8601 (local if it has no zone)."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See `click.ParamType`."""
+        text = str(value)
+        if text.lstrip("-").isdigit():
+            return int(text)
+        try:
+            return round(datetime.fromisoformat(text).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{text!r} is neither milliseconds since the epoch nor like 2026-11-21T08:30:00",
+                param,
+                ctx,
+            )
+
+
+def read_config(file: Path | None) -> StoreConfig:
+    """The settings in a TOML file; the defaults if there is none."""
+    if file is None:
+        return StoreConfig()
+    return StoreConfig.from_toml(file.read_text(encoding="utf-8"))
+
+
+def require_store(folder: Path) -> None:
+    """Raise `StoreNotFound` unless a store is there."""
+    if not (folder / "commitlog").is_dir():
+        raise StoreNotFound(
+            f"there is no store in {folder} (no folder commitlog in it); "
+            "`kvmq topic create` and `kvmq put --create` make one"
+        )
+
+
+@contextmanager
+def open_store(
+    out: Output,
+    folder: Path,
+    config_file: Path | None = None,
+    *,
+    read_only: bool = False,
+    create: bool = False,
+) -> Iterator[kvstore.Store]:
+    """An open store for the time of the block; a long recovery shows its progress."""
+    if not create:
+        require_store(folder)
+    config = read_config(config_file)
+    with out.progress() as report:
+        store = kvstore.open(folder, config=config, read_only=read_only, progress=report)
+    with store:
+        yield store
+
+
+def time_text(milliseconds: int) -> str:
+    """An instant for people, in local time."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(milliseconds)  # beyond what a calendar holds: a damaged or foreign record

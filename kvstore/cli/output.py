@@ -1,0 +1,191 @@
+"""How results are shown: tables for people, JSON for machines, a progress bar for the patient.
+
+The idea: a verb computes values and hands them to one `Output`; whether they become a table, plain
+columns or JSON is decided here alone. On a terminal tables have lines and colours; into a pipe they
+are plain aligned columns, never cut.
+
+Invariants: with `--json` stdout carries JSON and nothing else: one document, or one line for each
+message of a stream. What comes from messages never reaches a terminal as control characters or as
+markup. The progress bar is on stderr, only if that is a terminal, and only once a second has
+passed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import click
+import msgspec
+
+from kvstore.clock import SystemClock
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+Report: TypeAlias = Callable[[str, int, int], None]
+"""What is being done, how much of it is done, and of how much (0: nobody knows)."""
+
+_PATIENCE: Final = 1.0
+"""Seconds before a progress bar appears."""
+
+
+class Output:
+    """Where one verb's results go."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.json = as_json
+
+    def document(self, value: object) -> None:
+        """Print one JSON document."""
+        click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+    def line(self, value: object) -> None:
+        """Print one line of a stream: a compact JSON document."""
+        click.echo(msgspec.json.encode(value))
+
+    def text(self, text: str, **style: Any) -> None:
+        """Print a line for people; `style` is click's (`fg`, `bold` ...) and dropped in a pipe."""
+        click.secho(text, **style)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        title: str | None = None,
+    ) -> None:
+        """Print rows for people. A column whose values are all numbers is aligned to the right."""
+        cells = [[_cell(value) for value in row] for row in rows]
+        right = [
+            bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(columns))
+        ]
+        if sys.stdout.isatty():
+            _rich_table(columns, cells, right, title)
+            return
+        if title:
+            click.echo(title)
+        widths = [max(len(c), *(len(row[i]) for row in cells), 0) for i, c in enumerate(columns)]
+        for row in [list(columns), *cells]:
+            padded = [
+                text.rjust(width) if to_right else text.ljust(width)
+                for text, width, to_right in zip(row, widths, right, strict=True)
+            ]
+            click.echo("  ".join(padded).rstrip())
+
+    @contextmanager
+    def progress(self) -> Iterator[Report]:
+        """Something to report progress to while the block runs."""
+        bar = _Bar()
+        try:
+            yield bar
+        finally:
+            bar.stop()
+
+
+class _Bar:
+    """A progress bar that shows itself when it is worth it."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._begin = self._clock.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._progress is None:
+            waited = self._clock.monotonic() - self._begin
+            if waited < _PATIENCE or not sys.stderr.isatty():
+                return
+            self._progress = _rich_progress()
+            self._progress.start()
+        if self._task is None:
+            self._task = self._progress.add_task(what)
+        self._progress.update(self._task, description=what, completed=done, total=total or None)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _rich_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _rich_table(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], title: str | None
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", header_style="bold cyan")
+    for name, to_right in zip(columns, right, strict=True):
+        table.add_column(name, justify="right" if to_right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(text) for text in row))  # Text: a body's [brackets] are not markup
+    Console(highlight=False).print(table)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or value is None
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Text with control characters escaped, so that a message can't steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: 1,234,567 is "1.2 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def output_option(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a verb the option `--json` and, as its first argument, the `Output` that obeys it."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+    @functools.wraps(verb)
+    def with_output(*args: Any, as_json: bool, **options: Any) -> Any:
+        return verb(Output(as_json), *args, **options)
+
+    return with_output

@@ -1,0 +1,1 @@
+"""Consuming: pulls by offset, and which messages a filter lets through."""

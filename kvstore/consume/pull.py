@@ -1,0 +1,121 @@
+"""Pull: messages of one queue from an offset on, with the field's statuses.
+
+The idea: bounds first, then positions from the index in one go, then records from their segments. A filter is
+asked after the record is decoded; what it refuses is passed over and counts towards `SCAN_MAX`, so that a
+pull ends even when nothing matches.
+
+Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset` never jumps over a message that
+the caller did not get to see or the filter to judge; damage is an error with the offset behind it, never a silent gap.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvstore.consume.filters import Filter
+from kvstore.errors import CallerError, RecordDamaged
+from kvstore.message import PullResult, PullStatus, StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.reader import Reader
+
+SCAN_MAX: Final = 800
+"""Messages a filtered pull looks at (RocketMQ's limit)."""
+LIMIT_MAX: Final = 1 << 20
+
+
+def pull(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter | None,
+) -> PullResult:
+    """See `Store.pull`."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {limit!r}; it must be 1 to {LIMIT_MAX} messages")
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+        raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
+    if type(offset) is not int:
+        raise CallerError(f"offset is {offset!r}; it must be a whole number")
+    key = topic.key(queue)
+    low, high = reader.bounds(key)
+    refused = _outside(offset, low, high)
+    if refused is not None:
+        status, following = refused
+        return PullResult([], following, low, high, status)
+    if wanted is None:
+        messages = _take(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
+        return PullResult(messages, offset + len(messages), low, high, PullStatus.FOUND)
+    return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted)
+
+
+def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
+    if high == 0:
+        return PullStatus.NO_MESSAGE_IN_QUEUE, 0
+    if offset < low:
+        return PullStatus.OFFSET_TOO_SMALL, low
+    if offset == high:
+        return PullStatus.OFFSET_OVERFLOW_ONE, high
+    if offset > high:
+        return PullStatus.OFFSET_OVERFLOW_BADLY, high
+    return None
+
+
+def _take(
+    reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
+) -> list[StoredMessage]:
+    positions = reader.positions(topic, queue, offset, limit)
+    messages: list[StoredMessage] = []
+    left = max_bytes if max_bytes is not None else 1 << 62
+    read = reader.entry
+    try:
+        for position in positions:
+            message = read(position, topic, queue, offset + len(messages))
+            left -= message.size
+            if left < 0 and messages:
+                break
+            messages.append(message)
+    except RecordDamaged as e:
+        if not messages:
+            raise RecordDamaged(
+                f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset {offset + 1}",
+                e.position,
+                offset + 1,
+            ) from e
+    return messages
+
+
+def _filtered(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter,
+) -> PullResult:
+    low, high = reader.bounds(topic.key(queue))
+    messages: list[StoredMessage] = []
+    scanned, left = 0, max_bytes if max_bytes is not None else 1 << 62
+    at = offset
+    while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
+        try:
+            batch = _take(reader, topic, queue, at, min(limit, high - at), None)
+        except RecordDamaged:
+            if messages:
+                break
+            raise
+        for message in batch:
+            if wanted(message):
+                left -= message.size
+                if left < 0 and messages:
+                    return PullResult(messages, at, low, high, PullStatus.FOUND)
+                messages.append(message)
+            at += 1
+            scanned += 1
+            if len(messages) == limit:
+                break
+    status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
+    return PullResult(messages, at, low, high, status)

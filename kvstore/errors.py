@@ -1,0 +1,172 @@
+"""Every error kvmq raises, and nothing else.
+
+The idea: an error says what was asked, what was found and what to do. A caller's mistake is also
+a `ValueError`; everything derives from `StoreError`, so one `except` catches the lot. An error that
+a program may want to act on carries the facts as attributes, not only as text.
+
+Invariant: a call that raised one of these changed nothing.
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of all errors of kvmq."""
+
+
+class CallerError(StoreError, ValueError):
+    """The call itself is at fault; the same call will fail again."""
+
+
+# --- the store as a whole -------------------------------------------------------------------
+
+
+class StoreClosed(StoreError):
+    """The store (or the log) was closed before or during the call."""
+
+
+class StoreReadOnly(StoreError):
+    """A write was asked of a store that was opened read-only, or that went read-only after a failed sync."""
+
+
+class StoreLocked(StoreError):
+    """Another process (or another `Store` in this one) holds the folder.
+
+    `pid` is the holder's process id, or None if it could not be read.
+    """
+
+    def __init__(self, message: str, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class StoreNotFound(CallerError):
+    """Nothing that could be opened is at the path."""
+
+
+class FormatTooNew(StoreError):
+    """The store was written by a newer version of kvmq; `found` and `supported` are format versions."""
+
+    def __init__(self, message: str, found: int, supported: int) -> None:
+        super().__init__(message)
+        self.found = found
+        self.supported = supported
+
+
+class ConfigError(CallerError):
+    """A setting is unknown, out of range, or contradicts another or the existing store."""
+
+
+# --- putting --------------------------------------------------------------------------------
+
+
+class PutRefused(StoreError):
+    """Base of the reasons for which a put fails fast; nothing was written."""
+
+
+class StoreBusy(PutRefused):
+    """The log's write lock could not be had within the busy limit (`StoreConfig.busy_timeout`)."""
+
+
+class DiskFull(PutRefused):
+    """The disk is above its write watermark, or has no room for the next segment."""
+
+
+class MessageIllegal(PutRefused, CallerError):
+    """A field of the message is missing, of the wrong type, out of range or has illegal characters."""
+
+
+class MessageTooLarge(MessageIllegal):
+    """Body or record is above the limit; `size` and `limit` are bytes."""
+
+    def __init__(self, message: str, size: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.size = size
+        self.limit = limit
+
+
+class PropertiesTooLarge(MessageTooLarge):
+    """The encoded properties are above 32,767 bytes."""
+
+
+class FlushFailed(StoreError):
+    """The disk refused to take written data. The store is read-only from here on: close and open it again.
+
+    After a failed sync the kernel may have dropped the dirty pages, so trying again proves nothing.
+    """
+
+
+# --- finding --------------------------------------------------------------------------------
+
+
+class TopicNotFound(CallerError):
+    """No such topic, and it is not to be created by itself."""
+
+
+class TopicExists(CallerError):
+    """A topic of that name exists already."""
+
+
+class GroupNotFound(CallerError):
+    """No such consumer group."""
+
+
+class GroupExists(CallerError):
+    """A group of that name exists already."""
+
+
+class QueueNotFound(CallerError):
+    """The topic has no queue of that number."""
+
+
+class OffsetNotFound(StoreError, LookupError):
+    """The queue holds no message at that offset; it has `min_offset` to `max_offset` - 1."""
+
+    def __init__(self, message: str, min_offset: int, max_offset: int) -> None:
+        super().__init__(message)
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+
+
+class MessageNotFound(StoreError, LookupError):
+    """No message has that id, or none begins at that position."""
+
+
+# --- damage ---------------------------------------------------------------------------------
+
+
+class Damaged(StoreError):
+    """Base of everything that says: these bytes are not what was written."""
+
+
+class RecordDamaged(Damaged):
+    """Bytes that should be a record are not one.
+
+    `position` is where the record should begin (-1 if unknown); `next_offset` is the queue offset
+    at which a reader can go on, where that is known.
+    """
+
+    def __init__(self, message: str, position: int = -1, next_offset: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+        self.next_offset = next_offset
+
+
+class SegmentDamaged(Damaged):
+    """A segment file is missing, of the wrong size, unreadable or not a commit log; `path` names it."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class IndexDamaged(Damaged):
+    """RocksDB is missing, can't be opened, or contradicts the log. `kvmq rebuild DIR` makes it anew."""
+
+
+class LogDamaged(Damaged):
+    """Corruption below the durable end was found and `on_corruption="fail"` was asked for."""
+
+
+class FormatError(Damaged):
+    """A packed value (run, key block, manifest) does not follow its format."""

@@ -1,0 +1,366 @@
+"""The only way to touch a file, or a file's durability.
+
+The idea: everything the log does to the file system goes through a `Files`, every byte of a segment through
+the `MappedFile` it hands out. Tests put a twin in its place that records, fails or forgets. RocksDB has its
+own files and does not pass here.
+
+Invariants: a mapped file has its full size and all its blocks before the first store into the map, so
+that no store can end the process (a store into a hole of a full disk is a SIGBUS); a file that was created or
+renamed is on disk under that name when the call returns (file and folder are synced).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
+
+_CHUNK = 8 << 20
+LOCK_MARK = "kvmq"
+"""What our lock files begin with: it tells a folder of ours from one that RocketMQ wrote."""
+
+
+class MappedFile(Protocol):
+    """One segment file, all of it in memory's address space."""
+
+    path: Path
+    size: int
+    buffer: mmap.mmap
+    """Reading and (if opened so) writing by position; a slice is a copy, as `bytes`."""
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write past the map, with a system call; seen through the map at once."""
+        ...
+
+    def zero_from(self, offset: int) -> int:
+        """Make everything from `offset` on zero, and put that on the disk; returns how many bytes were not."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written so far is on the disk; `OSError` if the disk refused."""
+        ...
+
+    def close(self) -> None:
+        """Let go of map and descriptor; readers that still hold the buffer keep it alive."""
+        ...
+
+
+class FolderLock(Protocol):
+    """A held folder."""
+
+    def release(self) -> None:
+        """Let others have it."""
+        ...
+
+
+class Files(Protocol):
+    """What kvmq needs of a file system."""
+
+    def make_dir(self, path: Path) -> None:
+        """Make the folder (and those above it) if it is not there, durably."""
+        ...
+
+    def list_dir(self, path: Path) -> list[str]:
+        """The names in a folder, sorted; none if there is no such folder."""
+        ...
+
+    def size(self, path: Path) -> int | None:
+        """A file's bytes; None if there is no such file."""
+        ...
+
+    def create(self, path: Path, size: int) -> None:
+        """Make a file of `size` zero bytes with all its blocks; `DiskFull` if they are not to be had."""
+        ...
+
+    def map(self, path: Path, *, writable: bool) -> MappedFile:
+        """Map a whole file; `SegmentDamaged` if it is empty or can't be opened."""
+        ...
+
+    def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
+        """Up to `size` bytes from `offset` (all by default)."""
+        ...
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        """Put a whole small file in place atomically."""
+        ...
+
+    def link_or_copy(self, source: Path, target: Path) -> bool:
+        """Give a file a second name; copy it where that is impossible. True if linked."""
+        ...
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy a file durably."""
+        ...
+
+    def links(self, path: Path) -> int:
+        """How many names the file has; more than one means somebody else has its bytes too."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename durably, replacing `target`."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file durably; nothing if it is not there."""
+        ...
+
+    def erase(self, path: Path) -> None:
+        """Overwrite a file's bytes with zeros, on disk, before it is removed."""
+        ...
+
+    def disk_used(self, path: Path) -> float:
+        """The share of the file system in use, 0 to 1, as an ordinary user sees it."""
+        ...
+
+    def lock(self, path: Path) -> FolderLock:
+        """Take the lock file for this process alone; `StoreLocked` with the holder's pid if it is held."""
+        ...
+
+
+class LocalFiles:
+    """The file system itself."""
+
+    def make_dir(self, path: Path) -> None:
+        """See `Files.make_dir`."""
+        missing = [p for p in (path, *path.parents) if not p.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            self._sync_dir(made.parent)
+
+    def list_dir(self, path: Path) -> list[str]:
+        """See `Files.list_dir`."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def size(self, path: Path) -> int | None:
+        """See `Files.size`."""
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: Path, size: int) -> None:
+        """See `Files.create`."""
+        part = path.with_name(path.name + ".new")
+        try:
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(fd, 0, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise DiskFull(
+                    f"no room for a segment of {size} bytes at {path}: {e.strerror}; free disk space or lower segment_size"
+                ) from e
+            raise
+        self.rename(part, path)
+
+    def map(self, path: Path, *, writable: bool) -> MappedFile:
+        """See `Files.map`."""
+        return LocalMappedFile(path, writable=writable)
+
+    def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
+        """See `Files.read`."""
+        with path.open("rb") as f:
+            f.seek(offset)
+            return f.read(size)
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        """See `Files.write_whole`."""
+        part = path.with_name(path.name + ".new")
+        with part.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        self.rename(part, path)
+
+    def link_or_copy(self, source: Path, target: Path) -> bool:
+        """See `Files.link_or_copy`."""
+        try:
+            os.link(source, target)
+        except OSError:
+            self.copy(source, target)
+            return False
+        self._sync_dir(target.parent)
+        return True
+
+    def copy(self, source: Path, target: Path) -> None:
+        """See `Files.copy`."""
+        part = target.with_name(target.name + ".new")
+        try:
+            shutil.copyfile(source, part)
+            with part.open("rb+") as f:
+                os.posix_fallocate(f.fileno(), 0, max(1, os.fstat(f.fileno()).st_size))
+                os.fsync(f.fileno())
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(
+                    f"no room to copy {source} to {target}: {e.strerror}; free disk space"
+                ) from e
+            raise
+        self.rename(part, target)
+
+    def links(self, path: Path) -> int:
+        """See `Files.links`."""
+        return path.stat().st_nlink
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `Files.rename`."""
+        source.replace(target)
+        self._sync_dir(target.parent)
+
+    def remove(self, path: Path) -> None:
+        """See `Files.remove`."""
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            self._sync_dir(path.parent)
+
+    def erase(self, path: Path) -> None:
+        """See `Files.erase`."""
+        zeros = bytes(min(_CHUNK, path.stat().st_size))
+        with path.open("rb+", buffering=0) as f:
+            left = os.fstat(f.fileno()).st_size
+            while left:
+                left -= f.write(zeros[:left])
+            os.fsync(f.fileno())
+
+    def disk_used(self, path: Path) -> float:
+        """See `Files.disk_used`."""
+        s = os.statvfs(path)
+        used = s.f_blocks - s.f_bfree
+        total = used + s.f_bavail
+        return used / total if total else 0.0
+
+    def lock(self, path: Path) -> FolderLock:
+        """See `Files.lock`."""
+        return LocalLock(path)
+
+    def _sync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class LocalMappedFile:
+    """See `MappedFile`."""
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        self.path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            self.size = os.fstat(self._fd).st_size
+            if self.size == 0:
+                raise SegmentDamaged(
+                    f"{path} is empty; a segment has its full size from the start", str(path)
+                )
+            if writable:
+                # A file that came as a copy may have holes; a store into one on a full disk is a SIGBUS.
+                os.posix_fallocate(self._fd, 0, self.size)
+            prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            self.buffer = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, prot)
+        except OSError as e:
+            self.close()
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(
+                    f"no room for the holes of {path}: {e.strerror}; free disk space"
+                ) from e
+            raise SegmentDamaged(f"{path} can't be opened: {e.strerror}", str(path)) from e
+        except SegmentDamaged:
+            self.close()
+            raise
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """See `MappedFile.write`."""
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, offset)
+            offset += done
+            view = view[done:]
+
+    def zero_from(self, offset: int) -> int:
+        """See `MappedFile.zero_from`: looks only where the file has data, not at a GiB of allocated nothing."""
+        changed = 0
+        for start, end in self._data_ranges(offset):
+            for at in range(start, end, _CHUNK):
+                chunk = os.pread(self._fd, min(_CHUNK, end - at), at)
+                left = len(chunk) - chunk.count(0)
+                if left:
+                    changed += left
+                    self.write(at, bytes(len(chunk)))
+        if changed:
+            os.fsync(self._fd)
+        return changed
+
+    def _data_ranges(self, offset: int) -> Iterator[tuple[int, int]]:
+        while offset < self.size:
+            try:
+                start = os.lseek(self._fd, offset, os.SEEK_DATA)
+            except OSError as e:
+                if e.errno == errno.ENXIO:
+                    return  # nothing but holes behind
+                yield offset, self.size  # a file system that can't tell
+                return
+            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+            yield start, offset
+
+    def sync(self) -> None:
+        """See `MappedFile.sync`: fdatasync takes pages dirtied through the map with it, and frees the GIL."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """See `MappedFile.close`."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalLock:
+    """An exclusive lock on a file, held until released or the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # flock keeps out other Stores, of this process too; lockf is what a JVM's FileLock sees.
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            pid = _holder(self._fd)
+            os.close(self._fd)
+            who = f"process {pid}" if pid else "another process"
+            raise StoreLocked(
+                f"{path.parent} is held open by {who}; close it there, or open it here with read_only=True",
+                pid,
+            ) from e
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{LOCK_MARK} {os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """See `FolderLock.release`."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, len(LOCK_MARK))
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _holder(fd: int) -> int | None:
+    words = os.pread(fd, 64, 0).split()
+    return int(words[1]) if len(words) == 2 and words[1].isdigit() else None

@@ -1,0 +1,174 @@
+"""The one RocksDB: opening it, its column families, its batches.
+
+The idea: a thin layer over rocksdict in raw mode (bytes in, bytes out) that gives each family its options and
+turns whatever RocksDB says into a typed error. Batches are atomic over all families.
+
+Invariants: values are written through a `Batch` only; a batch is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    RdictIter,
+    WriteBatch,
+    WriteOptions,
+)
+
+from kvstore.errors import IndexDamaged
+from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
+
+_CACHE_BYTES: Final = 64 << 20
+_WAL_MAX: Final = 256 << 20
+_LARGE: Final = {RUNS: 64 << 20, MESSAGE_KEYS: 64 << 20, PLACES: 16 << 20}
+"""Write buffers: large enough that a segment's runs are mostly repacked before the small ones reach a file."""
+_SMALL: Final = 8 << 20
+_BLOCK: Final = 16 << 10
+_ZSTD_LEVEL: Final = 3
+
+
+class Batch:
+    """Changes that happen together, or not at all."""
+
+    def __init__(self, families: Families) -> None:
+        self._handles = families.handles
+        self.raw = WriteBatch(raw_mode=True)
+
+    def put(self, family: str, key: bytes, value: bytes) -> None:
+        """Set a key."""
+        self.raw.put(key, value, self._handles[family])
+
+    def put_many(self, family: str, rows: Iterator[tuple[bytes, bytes]]) -> None:
+        """Set many keys of one family."""
+        put, handle = self.raw.put, self._handles[family]
+        for key, value in rows:
+            put(key, value, handle)
+
+    def delete(self, family: str, key: bytes) -> None:
+        """Remove a key."""
+        self.raw.delete(key, self._handles[family])
+
+    def delete_range(self, family: str, first: bytes, end: bytes) -> None:
+        """Remove all keys from `first` to before `end`."""
+        self.raw.delete_range(first, end, self._handles[family])
+
+    def __len__(self) -> int:
+        return self.raw.len()
+
+
+class Families:
+    """An open RocksDB; `self[name]` is a family."""
+
+    def __init__(self, path: Path, *, read_only: bool, create: bool) -> None:
+        self.path = path
+        self._cache = Cache(_CACHE_BYTES)
+        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        families = {name: self._options(name) for name in FAMILIES}
+        try:
+            if read_only:
+                there = set(Rdict.list_cf(str(path), Options(raw_mode=True)))
+                families = {name: o for name, o in families.items() if name in there}
+            self._db = Rdict(str(path), self._db_options(create=create), families, access)
+            self.handles = {name: self._db.get_column_family_handle(name) for name in families}
+            self._families = {name: self._db.get_column_family(name) for name in families}
+        except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
+            raise IndexDamaged(
+                f"the index in {path} can't be opened: {e}; if it is damaged, `kvmq rebuild {path.parent}` makes it anew "
+                "from the log"
+            ) from e
+        self._sync = WriteOptions()
+        self._sync.sync = True
+        self._lazy = WriteOptions()
+
+    def _db_options(self, *, create: bool) -> Options:
+        o = Options(raw_mode=True)
+        o.create_if_missing(create)
+        o.create_missing_column_families(True)
+        o.set_max_total_wal_size(_WAL_MAX)
+        o.set_keep_log_file_num(2)
+        o.set_max_log_file_size(1 << 20)
+        o.set_stats_dump_period_sec(0)
+        o.set_stats_persist_period_sec(0)
+        o.set_max_background_jobs(2)
+        return o
+
+    def _options(self, name: str) -> Options:
+        o = Options(raw_mode=True)
+        o.set_write_buffer_size(_LARGE.get(name, _SMALL))
+        o.set_compression_type(DBCompressionType.zstd())
+        o.set_compression_options(-14, _ZSTD_LEVEL, 0, 0)
+        b = BlockBasedOptions()
+        b.set_block_size(_BLOCK)
+        b.set_block_cache(self._cache)
+        b.set_format_version(5)
+        if name not in DERIVED:
+            b.set_bloom_filter(10, False)
+        o.set_block_based_table_factory(b)
+        return o
+
+    def __getitem__(self, name: str) -> Rdict:
+        return self._families[name]
+
+    def get(self, name: str, key: bytes) -> bytes | None:
+        """A value, or None."""
+        found: bytes | None = self._families[name].get(key)
+        return found
+
+    def iter(self, name: str) -> RdictIter:
+        """An iterator over a snapshot of a family, not yet placed."""
+        return self._families[name].iter()
+
+    def rows(
+        self, name: str, first: bytes, end: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """A family's rows from `first` to before `end`, in order."""
+        it = self._families[name].iter()
+        it.seek(first)
+        while it.valid():
+            key: bytes = it.key()
+            if end is not None and key >= end:
+                return
+            yield key, it.value()
+            it.next()
+
+    def batch(self) -> Batch:
+        """An empty batch."""
+        return Batch(self)
+
+    def write(self, batch: Batch, *, sync: bool = False) -> None:
+        """Write a batch; with `sync`, return when it is on the disk."""
+        try:
+            self._db.write(batch.raw, self._sync if sync else self._lazy)
+        except Exception as e:  # rocksdict raises bare Exception
+            raise IndexDamaged(
+                f"RocksDB in {self.path} refused a write: {e}; see to the disk, then open again"
+            ) from e
+
+    def flush(self, *names: str) -> None:
+        """Move families' write buffers into files; all by default."""
+        for name in names or FAMILIES:
+            self._families[name].flush(wait=True)
+
+    def file_bytes(self) -> dict[str, int]:
+        """Bytes in SST files, by family."""
+        found = {}
+        for name, family in self._families.items():
+            found[name] = int(family.property_int_value("rocksdb.total-sst-files-size") or 0)
+        return found
+
+    def close(self) -> None:
+        """Close; no call after this one."""
+        self._families.clear()
+        self.handles.clear()
+        with contextlib.suppress(Exception):
+            self._db.close()

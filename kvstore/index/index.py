@@ -1,0 +1,360 @@
+"""The index: tail, checkpoint and lookups together; what the store asks about entries and keys.
+
+The idea: readers look in the tail, then in the tail that is being checkpointed, then in RocksDB, in that order and
+from one look at `tails`: what leaves the middle one is in RocksDB before it goes. Next offsets of used queues are
+kept, so a put to a known queue never asks RocksDB.
+
+Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is durable to there;
+nothing here reads the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvstore.errors import FormatTooNew, IndexDamaged
+from kvstore.index.checkpoint import key_pairs, run_rows
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import (
+    CHECKPOINT,
+    DERIVED,
+    FORMAT,
+    FORMAT_VERSION,
+    LOG_START,
+    META,
+    NOWHERE,
+    OFFSET_MAX,
+    PLACES,
+    QUEUE_MASK,
+    RUNS,
+    SEALED,
+    U32,
+    U64,
+    Checkpoint,
+    checkpoint_value,
+    place_key,
+    place_value,
+    read_checkpoint,
+)
+from kvstore.index.messagekeys import MessageKeys
+from kvstore.index.queues import Head, Queues
+from kvstore.index.repack import repack
+from kvstore.index.retire import retire, retire_topic
+from kvstore.index.tail import QueueTail, Tail
+
+HEADS_KEPT: Final = 1 << 19
+"""Queues whose end is kept in memory."""
+
+
+class Tails(NamedTuple):
+    """The tail that takes entries, and the one that is being checkpointed."""
+
+    active: Tail
+    frozen: Tail | None
+
+
+class Index:
+    """See the module."""
+
+    def __init__(self, path: Path, segment_size: int, *, read_only: bool, create: bool) -> None:
+        self.families = Families(path, read_only=read_only, create=create)
+        self.segment_size = segment_size
+        self.queues = Queues(self.families, segment_size)
+        self.keys = MessageKeys(self.families, segment_size)
+        self.tails = Tails(Tail(0), None)
+        self._heads: dict[int, Head] = {}
+        self._fresh_from = 1 << 32
+        self._write_lock = threading.Lock()
+        self._heads_lock = threading.Lock()
+        self._version = 0
+        self._sealed = 0
+        self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
+        """The last one written."""
+
+    # --- opening ---
+
+    def check_format(self) -> None:
+        """Raise `FormatTooNew` if a newer version wrote this index."""
+        found = self.families.get(META, FORMAT)
+        if found is None:
+            raise IndexDamaged(
+                f"{self.families.path} has no format version; `kvmq rebuild` makes the index anew"
+            )
+        version = U32.unpack(found)[0]
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(
+                f"{self.families.path} has format {version}, this version of kvmq reads up to {FORMAT_VERSION}; "
+                "use a newer kvmq",
+                version,
+                FORMAT_VERSION,
+            )
+
+    def set_segment_size(self, size: int) -> None:
+        """Take the store's own segment size, once it was read."""
+        self.segment_size = size
+        self.queues = Queues(self.families, size)
+        self.keys = MessageKeys(self.families, size)
+
+    def load(self) -> Checkpoint:
+        """Read the last checkpoint and begin the tail there."""
+        value = self.families.get(META, CHECKPOINT)
+        self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=True)
+        self.tails = Tails(Tail(self.checkpoint.position), None)
+        sealed = self.families.get(META, SEALED)
+        self._sealed = max(
+            U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size
+        )
+        return self.checkpoint
+
+    def topics_fresh_from(self, topic: int) -> None:
+        """Say that topics from this id on have no entries in RocksDB: their queues begin at 0 without a look."""
+        self._fresh_from = min(self._fresh_from, topic)
+
+    # --- the tail; under the log's lock ---
+
+    def queue_tail(self, queue: int) -> QueueTail:
+        """Begin a queue in the active tail."""
+        tail = self.tails.active
+        found = tail.queues[queue] = QueueTail(self._end(queue))
+        return found
+
+    def _end(self, queue: int) -> int:
+        frozen = self.tails.frozen
+        if frozen is not None and queue in frozen.queues:
+            return frozen.queues[queue].next
+        return self.head(queue).next_offset
+
+    def head(self, queue: int) -> Head:
+        """A queue's end as of the last checkpoint."""
+        found = self._heads.get(queue)
+        if found is None:
+            if queue >> 32 >= self._fresh_from:
+                return Head(0, -1)
+            version = self._version
+            found = self.queues.head(queue)
+            with self._heads_lock:
+                # What was read while a checkpoint was being written may be old: use it, but don't keep it.
+                if version == self._version:
+                    self._keep_head(queue, found)
+        return found
+
+    def _keep_head(self, queue: int, head: Head) -> None:
+        if len(self._heads) >= HEADS_KEPT:
+            # From here on a topic's being new says nothing about its queues' having no entries.
+            self._fresh_from = 1 << 32
+            self._heads.clear()
+        self._heads[queue] = head
+
+    def freeze(self, position: int) -> Tail | None:
+        """Take the active tail away for a checkpoint at `position`; None if one is under way or there is nothing."""
+        if self.tails.frozen is not None:
+            return None
+        frozen = self.tails.active
+        self.tails = Tails(Tail(position), frozen)
+        return frozen
+
+    # --- checkpoint ---
+
+    def write_checkpoint(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        sync: bool = False,
+        also: Callable[[Batch], None] | None = None,
+    ) -> None:
+        """Write the frozen tail and `checkpoint` in one batch; the log is durable to there."""
+        with self._write_lock:
+            frozen = self.tails.frozen
+            batch = self.families.batch()
+            stretches = []
+            parts = {}
+            next_offsets: dict[int, int] = {}
+            if frozen is not None:
+                rows, stretches, next_offsets = run_rows(frozen, self.segment_size)
+                batch.put_many(RUNS, iter(rows))
+                for segment, (hashes, positions) in key_pairs(frozen, self.segment_size).items():
+                    parts[segment] = self.keys.add(batch, segment, hashes, positions)
+            placed: dict[int, int] = {}
+            segment_before: dict[int, int] = {}
+            for queue, segment, first, stored_at in stretches:
+                known = placed.get(queue)
+                if known is None:
+                    known = segment_before[queue] = self.head(queue).segment
+                if known != segment:
+                    batch.put(
+                        PLACES,
+                        place_key(queue >> 32, queue & QUEUE_MASK, first),
+                        place_value(segment, stored_at),
+                    )
+                    placed[queue] = segment
+            batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
+            if also is not None:
+                also(batch)
+            self._changing()
+            self.families.write(batch, sync=sync)
+            # From here on the rows are found in RocksDB: first the notes about them, then the tail may go.
+            self._changing()
+            self.queues.changed(list(placed))
+            for segment, found in parts.items():
+                self.keys.written(segment, found)
+            with self._heads_lock:
+                for queue, offset in next_offsets.items():
+                    last = placed.get(queue)
+                    if last is None:
+                        last = segment_before[queue]
+                    self._keep_head(queue, Head(offset, last))
+            self.checkpoint = checkpoint
+            self.tails = Tails(self.tails.active, None)
+
+    def _changing(self) -> None:
+        """Before and after rows change: what readers read meanwhile is not kept."""
+        with self._heads_lock:
+            self._version += 1
+        self.queues.changing()
+
+    # --- lookups; `end` is the log position below which the caller may see ---
+
+    def next_offset(self, queue: int, end: int) -> int:
+        """A queue's next offset."""
+        oldest = None
+        for tail in self.tails:
+            found = tail.visible(queue, end) if tail is not None else None
+            if found is not None:
+                if found[1] > found[0]:
+                    return found[1]
+                oldest = found[0]
+        return self.head(queue).next_offset if oldest is None else oldest
+
+    def min_offset(self, queue: int, first_segment: int, end: int) -> int:
+        """A queue's first held offset; its next offset if it holds nothing."""
+        # Tails before places: what leaves a tail between the two looks is in the places by then.
+        tails = self.tails
+        places = self.queues.places(queue, first_segment)
+        if places and places[0].segment != NOWHERE:
+            return places[0].first
+        for t in _queue_tails(tails, queue):
+            if t.positions and t.positions[0] < end:
+                return t.first
+        return self.next_offset(queue, end)
+
+    def positions(
+        self, queue: int, offset: int, limit: int, first_segment: int, end: int
+    ) -> list[int]:
+        """Log positions of up to `limit` entries from `offset` on; fewer where the queue, or a gap, ends them."""
+        out: list[int] = []
+        tails = _queue_tails(self.tails, queue)
+        below = tails[0].first if tails else OFFSET_MAX
+        if offset < below:
+            out = self.queues.positions(queue, offset, min(limit, below - offset), first_segment)
+            offset += len(out)
+            if offset < below:
+                return out
+        for t in tails:
+            at = offset - t.first
+            if 0 <= at < len(t.positions) and len(out) < limit:
+                part = t.positions[at : at + limit - len(out)]
+                out += part
+                offset += len(part)
+        if out and out[-1] >= end:
+            out = [p for p in out if p < end]
+        return out
+
+    def after(self, queue: int, offset: int, first_segment: int) -> int | None:
+        """The first offset above `offset` that has an entry: the far side of a gap."""
+        tails = _queue_tails(self.tails, queue)
+        found = self.queues.after(queue, offset, first_segment)
+        return (
+            found if found is not None else next((t.first for t in tails if t.first > offset), None)
+        )
+
+    def find_in_tails(self, key_hash: int, end: int) -> list[int]:
+        """Positions of records in the tails that may have a key, newest first."""
+        found: set[int] = set()
+        for tail in self.tails:
+            if tail is not None and len(tail.key_hashes):
+                found.update(tail.find_key(key_hash))
+        return sorted((p for p in found if p < end), reverse=True)
+
+    def find_in_segment(self, segment: int, low: int, high: int, end: int) -> list[int]:
+        """Positions of records of a segment with a checkpointed key hash in a range, newest first."""
+        return [p for p in reversed(self.keys.find(segment, low, high)) if p < end]
+
+    # --- upkeep ---
+
+    def seal_due(self) -> bool:
+        """Whether there is a sealed, wholly checkpointed segment whose index was not repacked yet."""
+        return self._sealed < self.checkpoint.position // self.segment_size
+
+    def seal_next(self) -> None:
+        """Repack the runs of the oldest such segment, and make one part of its keys."""
+        with self._write_lock:
+            if not self.seal_due():
+                return
+            batch = self.families.batch()
+            repack(self.families, batch, self._sealed)
+            parts = self.keys.seal(batch, self._sealed)
+            batch.put(META, SEALED, U32.pack(self._sealed + 1))
+            self.families.write(batch)
+            self.keys.written(self._sealed, parts)
+            self._sealed += 1
+
+    def tidy(self) -> None:
+        """Leave little behind at a close: repack the active segment's runs if they are many, empty RocksDB's own log."""
+        with self._write_lock:
+            batch = self.families.batch()
+            if repack(self.families, batch, self.checkpoint.position // self.segment_size):
+                self.families.write(batch)
+            self.families.flush()
+
+    def retire(self, segment: int, log_start: int) -> int:
+        """Take a segment out of the index, and say that the log begins at `log_start`; returns its queues' number."""
+        with self._write_lock:
+            batch = self.families.batch()
+            queues = retire(self.families, batch, segment)
+            batch.put(META, LOG_START, U64.pack(log_start))
+            self._changing()
+            self.families.write(batch, sync=True)
+            self._changing()
+            self.queues.forget()
+            self.keys.forget(segment + 1)
+            return queues
+
+    def retire_topic(self, topic: int, segments: list[int]) -> None:
+        """Take a topic, which has no entries in the tails, out of the index."""
+        with self._write_lock:
+            batch = self.families.batch()
+            retire_topic(self.families, batch, topic, segments)
+            self._changing()
+            self.families.write(batch, sync=True)
+            self._changing()
+            self.queues.forget()
+
+    def log_start(self) -> int:
+        """The position below which everything was retired."""
+        found = self.families.get(META, LOG_START)
+        return U64.unpack(found)[0] if found else 0
+
+    def drop_derived(self) -> None:
+        """Empty the derived families and go back to position 0: the beginning of a rebuild."""
+        # The durable end stays: damage below it is still corruption, not the end of the log.
+        back = self.checkpoint._replace(position=0, clean=False)
+        batch = self.families.batch()
+        for name in DERIVED:
+            batch.delete_range(name, b"", b"\xff" * 32)
+        batch.delete(META, SEALED)
+        batch.put(META, CHECKPOINT, checkpoint_value(back))
+        self.families.write(batch, sync=True)
+
+    def close(self) -> None:
+        """Close RocksDB."""
+        self.families.close()
+
+
+def _queue_tails(tails: Tails, queue: int) -> list[QueueTail]:
+    """A queue's tails, oldest first."""
+    return [
+        t.queues[queue] for t in (tails.frozen, tails.active) if t is not None and queue in t.queues
+    ]

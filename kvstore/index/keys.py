@@ -1,0 +1,144 @@
+"""Every key and small value layout of the RocksDB families; nobody else packs a key.
+
+The idea: keys are big-endian, so that byte order is the order wanted. `runs` and `message_keys` begin with
+the segment: new keys sort behind old ones, and a segment's whole index is one key range. See docs/keys.md.
+
+Invariant: these layouts are on disk; a change is a new `FORMAT_VERSION` and a change of docs/keys.md.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+FORMAT_VERSION: Final = 1
+
+META: Final = "meta"
+TOPICS: Final = "topics"
+GROUPS: Final = "groups"
+RUNS: Final = "runs"
+PLACES: Final = "places"
+MESSAGE_KEYS: Final = "message_keys"
+OFFSETS: Final = "offsets"
+OFFSET_HISTORY: Final = "offset_history"
+LOCKS: Final = "locks"
+TIMERS: Final = "timers"
+TRANSACTIONS: Final = "transactions"
+ARCHIVES: Final = "archives"
+
+FAMILIES: Final = (
+    META, TOPICS, GROUPS, RUNS, PLACES, MESSAGE_KEYS, OFFSETS, OFFSET_HISTORY, LOCKS, TIMERS, TRANSACTIONS, ARCHIVES,
+)  # fmt: skip
+DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS)
+"""What `rebuild` drops and makes again from the log."""
+
+# meta: name -> value
+FORMAT: Final = b"format"  # u32
+STORE_ID: Final = b"store_id"  # 16 random bytes
+SEGMENT_SIZE: Final = b"segment_size"  # u64
+CHECKPOINT: Final = b"checkpoint"  # see Checkpoint
+NEXT_TOPIC_ID: Final = b"next_topic_id"  # u32
+NEXT_GROUP_ID: Final = b"next_group_id"  # u32
+LOG_START: Final = b"log_start"  # u64: segments below this position were retired
+SEALED: Final = b"sealed"  # u32: segments below this number have their index repacked
+ADOPTED: Final = b"adopted"  # JSON: what was imported, from where
+
+U32: Final = Struct(">I")
+U64: Final = Struct(">Q")
+
+_RUN_KEY: Final = Struct(">IIIQ")  # segment, topic, queue, first offset
+_PLACE_KEY: Final = Struct(">IIQ")  # topic, queue, first offset
+_PLACE_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time in ms
+_KEY_BLOCK_KEY: Final = Struct(">IHQ")  # segment, part, first hash
+_OFFSET_KEY: Final = Struct(">III")  # group, topic, queue
+_CHECKPOINT: Final = Struct(
+    ">QQQQB"
+)  # position, durable end, epoch, last store time, closed cleanly
+
+NOWHERE: Final = 0xFFFFFFFF
+"""The segment of a place that holds nothing: it only keeps a queue's next offset once all its messages are gone."""
+
+OFFSET_MAX: Final = (1 << 63) - 1
+QUEUE_MASK: Final = 0xFFFFFFFF
+
+PART_LEVEL_SHIFT: Final = 12
+"""Message-key parts are numbered level << 12 | sequence; merging parts of one level makes one of the next."""
+PART_SEALED: Final = 0xFFFF
+"""The one part of a sealed segment."""
+
+run_key = _RUN_KEY.pack
+place_key = _PLACE_KEY.pack
+place_value = _PLACE_VALUE.pack
+key_block_key = _KEY_BLOCK_KEY.pack
+offset_key = _OFFSET_KEY.pack
+
+
+class RunKey(NamedTuple):
+    """The key of a run."""
+
+    segment: int
+    topic: int
+    queue: int
+    first: int
+
+
+class Place(NamedTuple):
+    """Where a queue's entries from `first` on are."""
+
+    first: int
+    segment: int
+    stored_at: int
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint says: the index covers the log below `position`; the disk had it to `durable`."""
+
+    position: int
+    durable: int
+    epoch: int
+    stored_at: int
+    clean: bool
+
+
+def read_run_key(key: bytes) -> RunKey:
+    """Take a key of `runs` apart."""
+    return RunKey(*_RUN_KEY.unpack(key))
+
+
+def read_place(key: bytes, value: bytes) -> tuple[int, int, Place]:
+    """Topic, queue and place of a row of `places`."""
+    topic, queue, first = _PLACE_KEY.unpack(key)
+    segment, stored_at = _PLACE_VALUE.unpack(value)
+    return topic, queue, Place(first, segment, stored_at)
+
+
+def read_key_block_key(key: bytes) -> tuple[int, int, int]:
+    """Segment, part and first hash of a key of `message_keys`."""
+    segment, part, first = _KEY_BLOCK_KEY.unpack(key)
+    return segment, part, first
+
+
+def queue_prefix(topic: int, queue: int) -> bytes:
+    """What all keys of a queue in `places` begin with."""
+    return topic.to_bytes(4, "big") + queue.to_bytes(4, "big")
+
+
+def topic_prefix(topic: int) -> bytes:
+    """What all keys of a topic in `places` begin with."""
+    return topic.to_bytes(4, "big")
+
+
+def segment_range(first: int, end: int) -> tuple[bytes, bytes]:
+    """The key range of segments `first` to `end` - 1 in `runs` and `message_keys`."""
+    return first.to_bytes(4, "big"), min(end, NOWHERE).to_bytes(4, "big")
+
+
+def checkpoint_value(c: Checkpoint) -> bytes:
+    """The value under `CHECKPOINT`."""
+    return _CHECKPOINT.pack(c.position, c.durable, c.epoch, c.stored_at, c.clean)
+
+
+def read_checkpoint(value: bytes) -> Checkpoint:
+    """The inverse of `checkpoint_value`."""
+    position, durable, epoch, stored_at, clean = _CHECKPOINT.unpack(value)
+    return Checkpoint(position, durable, epoch, stored_at, bool(clean))

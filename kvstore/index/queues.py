@@ -1,0 +1,222 @@
+"""Where a queue's entries are, as RocksDB knows it: places, then runs.
+
+The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run; decoded runs and a
+queue's places are kept in bounded memory, so a reader that goes on pays for neither. Nothing is loaded per queue
+before it is asked for.
+
+Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and a list of places that
+misses a newer one is read again before an offset is said not to exist. What lies below the log's first segment is gone
+whether or not its rows are.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.index import runs
+from kvstore.index.families import Families
+from kvstore.index.keys import (
+    NOWHERE,
+    OFFSET_MAX,
+    PLACES,
+    QUEUE_MASK,
+    RUNS,
+    Place,
+    place_key,
+    queue_prefix,
+    read_place,
+    read_run_key,
+    run_key,
+)
+
+I64 = NDArray[np.int64]
+RUNS_KEPT: Final = 8192
+"""Decoded runs in memory: 8 KiB each at most."""
+PLACES_KEPT: Final = 1 << 16
+
+
+class Head(NamedTuple):
+    """The end of a queue: its next offset, and the segment of its last place (-1: none)."""
+
+    next_offset: int
+    segment: int
+
+
+class _Decoded:
+    """The decoded runs of one queue, by first offset."""
+
+    __slots__ = ("columns", "firsts")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.columns: list[I64] = []
+
+
+class Queues:
+    """See the module. A queue is named by its key in memory, topic id << 32 | queue id."""
+
+    def __init__(self, families: Families, segment_size: int) -> None:
+        self._families = families
+        self._segment_size = segment_size
+        self._places: dict[int, list[Place]] = {}
+        self._runs: dict[int, _Decoded] = {}
+        self._runs_kept = 0
+        self._version = 0
+        self._lock = threading.Lock()
+
+    # --- ends ---
+
+    def head(self, queue: int) -> Head:
+        """A queue's end as of the last checkpoint; (0, -1) if it never had an entry."""
+        prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
+        it = self._families.iter(PLACES)
+        it.seek_for_prev(place_key(queue >> 32, queue & QUEUE_MASK, OFFSET_MAX))
+        if not it.valid() or not it.key().startswith(prefix):
+            return Head(0, -1)
+        place = read_place(it.key(), it.value())[2]
+        if place.segment == NOWHERE:
+            return Head(place.first, -1)
+        found = self._run_at(queue, place.segment, OFFSET_MAX)
+        if found is None:
+            return Head(place.first, place.segment)
+        first, value = found
+        return Head(first + runs.count_of(value), place.segment)
+
+    def places(self, queue: int, first_segment: int, *, fresh: bool = False) -> list[Place]:
+        """A queue's places in live segments, in order; or the one place that only keeps its next offset."""
+        found = None if fresh else self._places.get(queue)
+        if found is None:
+            version = self._version
+            prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
+            found = [
+                read_place(k, v)[2] for k, v in self._families.rows(PLACES, prefix, _behind(prefix))
+            ]
+            with self._lock:
+                if len(self._places) >= PLACES_KEPT:
+                    self._places.clear()
+                if version == self._version:
+                    self._places[queue] = found
+        if found and found[0].segment < first_segment:
+            return [p for p in found if p.segment >= first_segment]
+        return found
+
+    def changing(self) -> None:
+        """Take note that rows are about to change or just did: what is read meanwhile is not kept."""
+        with self._lock:
+            self._version += 1
+
+    def changed(self, queues: list[int]) -> None:
+        """Take note that these queues have new places."""
+        with self._lock:
+            for queue in queues:
+                self._places.pop(queue, None)
+
+    def forget(self) -> None:
+        """Take note that rows were removed."""
+        with self._lock:
+            self._places.clear()
+            self._runs.clear()
+            self._runs_kept = 0
+
+    # --- entries ---
+
+    def positions(self, queue: int, offset: int, limit: int, first_segment: int) -> list[int]:
+        """Log positions of up to `limit` entries from `offset` on; fewer where the index, or a gap, ends them."""
+        out: list[int] = []
+        while limit > 0:
+            column = self._from(queue, offset, first_segment)
+            if column is None:
+                break
+            part: list[int] = column[:limit].tolist()
+            out += part
+            offset += len(part)
+            limit -= len(part)
+        return out
+
+    def after(self, queue: int, offset: int, first_segment: int) -> int | None:
+        """The first offset above `offset` that has an entry; for getting over a gap."""
+        for place in self.places(queue, first_segment, fresh=True):
+            if place.segment == NOWHERE:
+                continue
+            topic, number = queue >> 32, queue & QUEUE_MASK
+            it = self._families.iter(RUNS)
+            it.seek(run_key(place.segment, topic, number, offset + 1))
+            if it.valid():
+                key = read_run_key(it.key())
+                if (key.segment, key.topic, key.queue) == (place.segment, topic, number):
+                    return key.first
+        return None
+
+    def entries(self, queue: int, segment: int) -> list[tuple[int, runs.Columns]]:
+        """A queue's runs in a segment, decoded: (first offset, columns)."""
+        topic, number = queue >> 32, queue & QUEUE_MASK
+        low, high = run_key(segment, topic, number, 0), run_key(segment, topic, number, OFFSET_MAX)
+        return [
+            (read_run_key(k).first, runs.unpack(v)) for k, v in self._families.rows(RUNS, low, high)
+        ]
+
+    def _from(self, queue: int, offset: int, first_segment: int) -> I64 | None:
+        decoded = self._runs.get(queue)
+        if decoded is not None:
+            i = bisect_right(decoded.firsts, offset) - 1
+            if i >= 0:
+                column = decoded.columns[i]
+                at = offset - decoded.firsts[i]
+                if at < len(column):
+                    return column[at:]
+        for fresh in (False, True):
+            segment = _segment_of(self.places(queue, first_segment, fresh=fresh), offset)
+            found = self._run_at(queue, segment, offset) if segment is not None else None
+            if found is not None and segment is not None:
+                first, value = found
+                if offset < first + runs.count_of(value):
+                    return self._keep(queue, first, segment, value)[offset - first :]
+        return None
+
+    def _run_at(self, queue: int, segment: int, offset: int) -> tuple[int, bytes] | None:
+        topic, number = queue >> 32, queue & QUEUE_MASK
+        it = self._families.iter(RUNS)
+        it.seek_for_prev(run_key(segment, topic, number, offset))
+        if not it.valid():
+            return None
+        key = read_run_key(it.key())
+        if (key.segment, key.topic, key.queue) != (segment, topic, number):
+            return None
+        return key.first, it.value()
+
+    def _keep(self, queue: int, first: int, segment: int, value: bytes) -> I64:
+        column = np.array(runs.positions_of(value), dtype=np.int64) + segment * self._segment_size
+        with self._lock:
+            if self._runs_kept >= RUNS_KEPT:
+                self._runs.clear()
+                self._runs_kept = 0
+            old = self._runs.get(queue)
+            # A new object each time: readers look at `firsts` and `columns` without the lock.
+            new = _Decoded()
+            if old is not None:
+                new.firsts, new.columns = old.firsts.copy(), old.columns.copy()
+            i = bisect_right(new.firsts, first)
+            if i and new.firsts[i - 1] == first:
+                new.columns[i - 1] = column
+            else:
+                new.firsts.insert(i, first)
+                new.columns.insert(i, column)
+                self._runs_kept += 1
+            self._runs[queue] = new
+        return column
+
+
+def _segment_of(places: list[Place], offset: int) -> int | None:
+    i = bisect_right(places, offset, key=lambda p: p.first) - 1
+    if i < 0 or places[i].segment == NOWHERE:
+        return None
+    return places[i].segment
+
+
+def _behind(prefix: bytes) -> bytes:
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")

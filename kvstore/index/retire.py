@@ -1,0 +1,53 @@
+"""Retiring: taking everything the index knows of a segment out of it, as key ranges.
+
+The idea: `runs` and `message_keys` begin with the segment, so they go as one range each. Of `places`, each queue of the
+segment loses its row; the last one a queue has becomes one that holds nothing and keeps the next offset, so that offsets are
+never given twice.
+
+Invariant: whoever calls writes the batch before the segment's file goes; a crash between the two leaves an orphan file.
+"""
+
+from __future__ import annotations
+
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import (
+    MESSAGE_KEYS,
+    NOWHERE,
+    PLACES,
+    RUNS,
+    place_key,
+    place_value,
+    queue_prefix,
+    read_run_key,
+    segment_range,
+)
+from kvstore.index.runs import count_of
+
+
+def retire(families: Families, batch: Batch, segment: int) -> int:
+    """Put the removal of a segment's index into a batch; returns how many queues had entries in it."""
+    low, high = segment_range(segment, segment + 1)
+    ends: dict[tuple[int, int], tuple[int, int]] = {}
+    for key, value in families.rows(RUNS, low, high):
+        run = read_run_key(key)
+        first = ends.get((run.topic, run.queue), (run.first, 0))[0]
+        ends[run.topic, run.queue] = first, run.first + count_of(value)
+    it = families.iter(PLACES)
+    for (topic, queue), (first, end) in ends.items():
+        batch.delete(PLACES, place_key(topic, queue, first))
+        it.seek(place_key(topic, queue, first + 1))
+        if not it.valid() or not it.key().startswith(queue_prefix(topic, queue)):
+            batch.put(PLACES, place_key(topic, queue, end), place_value(NOWHERE, 0))
+    batch.delete_range(RUNS, low, high)
+    batch.delete_range(MESSAGE_KEYS, low, high)
+    return len(ends)
+
+
+def retire_topic(families: Families, batch: Batch, topic: int, segments: list[int]) -> None:
+    """Put the removal of a topic's runs and places into a batch."""
+    for segment in segments:
+        start = segment.to_bytes(4, "big")
+        batch.delete_range(
+            RUNS, start + topic.to_bytes(4, "big"), start + (topic + 1).to_bytes(4, "big")
+        )
+    batch.delete_range(PLACES, topic.to_bytes(4, "big"), (topic + 1).to_bytes(4, "big"))

@@ -1,0 +1,253 @@
+"""A run: consecutive entries of one queue inside one segment, as one small value.
+
+The idea: columns, not rows. Position deltas, sizes, tag hashes and store-time deltas each take the fewest whole
+bytes that fit the run's largest, and a constant column takes none. A column is stored plane by plane (all
+lowest bytes, then the next), which RocksDB's block compression likes, which packs a hundred thousand small runs
+with a few numpy calls, and which finds one position as a sum over the head of each plane. Layout in docs/runs.md.
+
+Invariant: `unpack_many(pack_many(x)) == x`; bytes that are not a run raise `FormatError`, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import FormatError
+
+U8 = NDArray[np.uint8]
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+
+RUN_MAX: Final = 1024
+"""Entries in one run: bounds what one read decodes."""
+
+# Little-endian, because numpy's planes are: widths (position, size), widths (tag, time), count, first position in
+# the segment, smallest size, smallest tag hash, first store time (low 4, high 2 bytes).
+HEADER: Final = Struct("<BBHIIqIH")
+_SIZE: Final = HEADER.size
+assert _SIZE == 26
+
+
+class Columns(NamedTuple):
+    """Entries as columns; positions are relative to the segment, times in ms."""
+
+    positions: I64
+    sizes: I64
+    tag_hashes: I64
+    stored_at: I64
+
+
+class Packed(NamedTuple):
+    """Many runs, one behind the other: run `i` is `data[ends[i - 1]:ends[i]]`."""
+
+    data: bytes
+    starts: list[int]
+    ends: list[int]
+
+
+def split_long(starts: I64, end: int) -> I64:
+    """Add boundaries so that no run has more than `RUN_MAX` entries."""
+    counts = np.diff(starts, append=end)
+    if not len(counts) or int(counts.max()) <= RUN_MAX:
+        return starts
+    pieces = -(-counts // RUN_MAX)
+    owner = np.repeat(np.arange(len(starts)), pieces)
+    nth = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    return np.asarray(starts[owner] + nth * RUN_MAX, dtype=np.int64)
+
+
+def pack_many(columns: Columns, starts: I64) -> Packed:
+    """Pack runs; run `i` begins at entry `starts[i]`, and none is longer than `RUN_MAX`."""
+    total = len(columns.positions)
+    counts = np.diff(starts, append=total)
+    owner = np.repeat(np.arange(len(starts)), counts)
+    nth = np.arange(total) - starts[owner]
+    base_size = np.minimum.reduceat(columns.sizes, starts)
+    base_tag = np.minimum.reduceat(columns.tag_hashes, starts)
+    deltas = (
+        (_deltas(columns.positions, starts), 1),
+        (columns.sizes - base_size[owner], 0),
+        (columns.tag_hashes - base_tag[owner], 0),
+        (_deltas(columns.stored_at, starts), 1),
+    )
+    widths = [_widths(np.maximum.reduceat(column, starts)) for column, _ in deltas]
+    lengths = np.full(len(starts), _SIZE, dtype=np.int64)
+    places = []
+    for (_, skip), width in zip(deltas, widths, strict=True):
+        places.append(lengths.copy())
+        lengths += width * (counts - skip)
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    out = np.zeros(int(ends[-1]), dtype=np.uint8)
+    _put_headers(out, begins, widths, counts, columns, starts, base_size, base_tag)
+    for (column, skip), width, place in zip(deltas, widths, places, strict=True):
+        _put_planes(out, column, skip, width, begins + place, owner, nth, counts)
+    return Packed(out.tobytes(), begins.tolist(), ends.tolist())
+
+
+def _deltas(column: I64, starts: I64) -> I64:
+    found = np.diff(column, prepend=0)
+    found[starts] = 0
+    if len(found) and int(found.min()) < 0:
+        raise FormatError("entries of a run must rise in position and store time")
+    return np.asarray(found, dtype=np.int64)
+
+
+def _widths(largest: I64) -> I64:
+    found = np.zeros(len(largest), dtype=np.int64)
+    for byte in range(8):
+        more = (largest >> (8 * byte)) != 0
+        if not more.any():
+            break
+        found += more
+    return found
+
+
+def _put_headers(
+    out: U8,
+    begins: I64,
+    widths: list[I64],
+    counts: I64,
+    columns: Columns,
+    starts: I64,
+    base_size: I64,
+    base_tag: I64,
+) -> None:
+    head = np.zeros(
+        len(starts),
+        dtype=[("a", "u1"), ("b", "u1"), ("count", "<u2"), ("first", "<u4"), ("size", "<u4"), ("tag", "<i8"),
+               ("low", "<u4"), ("high", "<u2")],
+    )  # fmt: skip
+    stored_at = columns.stored_at[starts]
+    head["a"] = widths[0] | widths[1] << 4
+    head["b"] = widths[2] | widths[3] << 4
+    head["count"] = counts
+    head["first"] = columns.positions[starts]
+    head["size"] = base_size
+    head["tag"] = base_tag
+    head["low"] = stored_at & 0xFFFFFFFF
+    head["high"] = stored_at >> 32
+    out[begins[:, None] + np.arange(_SIZE)] = head.view(np.uint8).reshape(len(starts), _SIZE)
+
+
+def _put_planes(
+    out: U8, column: I64, skip: int, width: I64, begins: I64, owner: I64, nth: I64, counts: I64
+) -> None:
+    rows = np.flatnonzero((width[owner] > 0) & (nth >= skip))
+    for plane in range(int(width.max(initial=0))):
+        if plane:
+            rows = rows[width[owner[rows]] > plane]
+        runs = owner[rows]
+        target = begins[runs] + plane * (counts[runs] - skip) + nth[rows] - skip
+        out[target] = (column[rows] >> (8 * plane)) & 0xFF
+
+
+def count_of(value: bytes) -> int:
+    """How many entries a run has."""
+    if len(value) < _SIZE:
+        raise FormatError(f"a run has {len(value)} bytes, at least {_SIZE} are needed")
+    return int.from_bytes(value[2:4], "little")
+
+
+def position_at(value: bytes, index: int) -> int:
+    """The position, in the segment, of a run's entry `index`: one sum per plane, nothing decoded."""
+    widths, _, count, first = HEADER.unpack_from(value)[:4]
+    if index >= count:
+        raise FormatError(f"entry {index} of a run of {count}")
+    at = _SIZE
+    for plane in range(widths & 15):
+        first += sum(value[at : at + index]) << (8 * plane)
+        at += count - 1
+    return int(first)
+
+
+def positions_of(value: bytes) -> list[int]:
+    """All positions of a run, in the segment."""
+    widths, _, count, first = HEADER.unpack_from(value)[:4]
+    column = _column(value, _SIZE, widths & 15, count - 1)
+    return [first, *(first + np.cumsum(column)).tolist()]
+
+
+def unpack(value: bytes) -> Columns:
+    """One run's columns; `FormatError` if the value is not a run."""
+    return unpack_many([value])[0]
+
+
+def _column(value: bytes, at: int, width: int, count: int) -> I64:
+    found = np.zeros(count, dtype=np.int64)
+    if at + width * count > len(value):
+        raise FormatError(f"a run has {len(value)} bytes, {at + width * count} are needed")
+    for plane in range(width):
+        found |= np.frombuffer(value, np.uint8, count, at + plane * count).astype(np.int64) << (
+            8 * plane
+        )
+    return found
+
+
+def unpack_many(values: Sequence[bytes]) -> tuple[Columns, I64]:
+    """The columns of many runs one behind the other, and where each begins; the inverse of `pack_many`."""
+    lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    if len(values) and int(lengths.min()) < _SIZE:
+        raise FormatError(f"a run has {int(lengths.min())} bytes, at least {_SIZE} are needed")
+    data = np.frombuffer(b"".join(values), dtype=np.uint8)
+    begins = np.cumsum(lengths) - lengths
+    head = np.ascontiguousarray(data[begins[:, None] + np.arange(_SIZE)]).view(
+        [("a", "u1"), ("b", "u1"), ("count", "<u2"), ("first", "<u4"), ("size", "<u4"), ("tag", "<i8"),
+         ("low", "<u4"), ("high", "<u2")]
+    )[:, 0]  # fmt: skip
+    counts = head["count"].astype(np.int64)
+    widths = [(head["a"] & 15), (head["a"] >> 4), (head["b"] & 15), (head["b"] >> 4)]
+    widths = [w.astype(np.int64) for w in widths]
+    skips = (1, 0, 0, 1)
+    places = []
+    at = begins + _SIZE
+    for width, skip in zip(widths, skips, strict=True):
+        places.append(at)
+        at = at + width * (counts - skip)
+    if (
+        (counts == 0).any()
+        or (at != begins + lengths).any()
+        or any(int(w.max(initial=0)) > 8 for w in widths)
+    ):
+        raise FormatError("a run's length does not follow from its header")
+    starts = np.cumsum(counts) - counts
+    owner = np.repeat(np.arange(len(values)), counts)
+    nth = np.arange(len(owner)) - starts[owner]
+    columns = [
+        _take_planes(data, skip, width, place, owner, nth, counts)
+        for skip, width, place in zip(skips, widths, places, strict=True)
+    ]
+    stored_at = head["low"].astype(np.int64) | head["high"].astype(np.int64) << 32
+    return (
+        Columns(
+            _sum_up(columns[0], head["first"].astype(np.int64), starts, owner),
+            columns[1] + head["size"].astype(np.int64)[owner],
+            columns[2] + head["tag"].astype(np.int64)[owner],
+            _sum_up(columns[3], stored_at, starts, owner),
+        ),
+        starts,
+    )
+
+
+def _take_planes(
+    data: U8, skip: int, width: I64, begins: I64, owner: I64, nth: I64, counts: I64
+) -> I64:
+    found = np.zeros(len(owner), dtype=np.int64)
+    rows = np.flatnonzero((width[owner] > 0) & (nth >= skip))
+    for plane in range(int(width.max(initial=0))):
+        if plane:
+            rows = rows[width[owner[rows]] > plane]
+        runs = owner[rows]
+        source = begins[runs] + plane * (counts[runs] - skip) + nth[rows] - skip
+        found[rows] |= data[source].astype(np.int64) << (8 * plane)
+    return found
+
+
+def _sum_up(deltas: I64, firsts: I64, starts: I64, owner: I64) -> I64:
+    sums = np.cumsum(deltas)
+    return np.asarray(sums - sums[starts][owner] + firsts[owner], dtype=np.int64)

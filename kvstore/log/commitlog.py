@@ -1,0 +1,244 @@
+"""The commit log: one endless run of records, appended under one lock.
+
+The idea: positions only grow. An append copies whole records into the active segment (or the staging buffer) and
+then moves `end`; where the rest of a segment is too small a blank record closes it. The next segment is made
+before it is needed. What is on the disk is `durable`, moved by the flusher alone.
+
+Invariants: first <= durable <= end; everything below `end` is whole records and blanks; bytes behind `end` in the active
+segment are zero; after a failed sync nothing is appended any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final
+
+from kvstore.clock import Clock
+from kvstore.config import StoreConfig
+from kvstore.errors import DiskFull, FlushFailed, StoreBusy, StoreClosed, StoreError, StoreReadOnly
+from kvstore.files import Files
+from kvstore.log.segments import Segments
+from kvstore.log.staging import Staging
+from kvstore.record.encode import blank
+from kvstore.record.layout import BLANK_SIZE
+
+_DISK_CHECK_SECONDS: Final = 1.0
+
+
+class CommitLog:
+    """See the module. `lock` guards appends; `end` may be read without it."""
+
+    def __init__(self, folder: Path, config: StoreConfig, *, writable: bool) -> None:
+        self.files: Files = config.files
+        self.clock: Clock = config.clock
+        self._config = config
+        self.folder = folder
+        self.lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self.syncs = 0
+        self.segments = Segments(folder, config.files, config.segment_size, writable=writable)
+        self.segment_size = config.segment_size
+        self.writable = writable
+        self.failure: FlushFailed | None = None
+        self.closed = False
+        self.staging: Staging | None = None
+        self.end = self.first
+        self.durable = self.first
+        self.prepare_wanted = threading.Event()
+        """Set when the next segment should be made; the housekeeper waits for it."""
+        self._disk_checked = -_DISK_CHECK_SECONDS
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest segment."""
+        numbers = self.segments.numbers
+        return numbers[0] * self.segment_size if numbers else 0
+
+    def start(self, end: int) -> None:
+        """Begin appending at `end`, which recovery found; the disk has everything below."""
+        self.end = self.durable = end
+        if not self.writable:
+            return
+        number = end // self.segment_size
+        self.segments.create(number)
+        self.segments.remap(number)
+        self.segments.map(number)
+        if self._config.write_mode == "staged":
+            c = self._config
+            self.staging = Staging(
+                self.segments, self.clock, end,
+                bytes_max=c.stage_bytes, count_max=c.stage_count, interval=c.stage_interval,
+            )  # fmt: skip
+
+    def cut(self, end: int) -> int:
+        """Make `end` the end of the log: zero the rest of its segment, remove the segments behind; before `start`.
+
+        Returns how many bytes that were not zero are gone.
+        """
+        number, at = divmod(end, self.segment_size)
+        gone = 0
+        for later in [n for n in self.segments.numbers if n > number]:
+            gone += self._remove_empty_or_torn(later)
+        if number in self.segments.numbers and number not in self.segments.problems:
+            self.segments.remap(number)
+            gone += self.segments.map(number).zero_from(at)
+        return gone
+
+    def _remove_empty_or_torn(self, number: int) -> int:
+        gone = 0
+        if number not in self.segments.problems:
+            self.segments.remap(number)
+            gone = self.segments.map(number).zero_from(0)
+        self.segments.remove(number)
+        return gone
+
+    def sync_segments(self, first: int, end: int) -> None:
+        """Put the segments of a stretch of the log on the disk; for recovery, which has no flusher."""
+        for number in range(
+            first // self.segment_size, (max(end, first + 1) - 1) // self.segment_size + 1
+        ):
+            if number in self.segments.numbers and number not in self.segments.problems:
+                self.segments.sync(number)
+
+    # --- appending; under `lock` ---
+
+    def acquire(self) -> None:
+        """Take the lock for a put, or fail fast with the reason for which there can be none."""
+        self.check_writable()
+        if not self.lock.acquire(timeout=self._config.busy_timeout):
+            raise StoreBusy(
+                f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or put larger batches"
+            )
+        if self.closed or self.failure is not None:
+            self.lock.release()
+            self.check_writable()
+
+    def check_writable(self) -> None:
+        """Raise the reason why nothing can be written, if there is one."""
+        if self.closed:
+            raise StoreClosed(f"{self.folder.parent} was closed; open it again")
+        if not self.writable:
+            raise StoreReadOnly(
+                f"{self.folder.parent} was opened read-only; open it without read_only=True to write"
+            )
+        if self.failure is not None:
+            raise FlushFailed(*self.failure.args) from self.failure
+
+    def check_disk(self) -> None:
+        """Raise `DiskFull` above the write watermark; looks at the disk once a second."""
+        now = self.clock.monotonic()
+        if now - self._disk_checked < _DISK_CHECK_SECONDS:
+            return
+        limit = self._config.watermarks[2]
+        used = self.files.disk_used(self.folder)
+        if used >= limit:
+            raise DiskFull(
+                f"the disk of {self.folder} is {used:.1%} full, puts stop at {limit:.0%}; free space or raise watermarks"
+            )
+        self._disk_checked = now
+
+    def room(self) -> int:
+        """Bytes that records may still take in the active segment."""
+        return self.segment_size - self.end % self.segment_size - BLANK_SIZE
+
+    def append(self, data: bytes, count: int) -> None:
+        """Write `count` whole records at `end`; they fit the active segment."""
+        size = self.segment_size
+        end = self.end
+        at = end % size
+        if self.staging is None:
+            self.segments.map(end // size).buffer[at : at + len(data)] = data
+        else:
+            self.staging.append(end, data, count)
+        self.end = end + len(data)
+        if at <= size // 2 < at + len(data):
+            self.prepare_wanted.set()
+
+    def roll(self) -> None:
+        """Close the active segment with a blank record and go on in the next."""
+        size = self.segment_size
+        at = self.end % size
+        number = self.end // size + 1
+        self.segments.create(number)
+        self.segments.map(number)
+        if self.staging is None:
+            self.segments.map(self.end // size).buffer[at : at + BLANK_SIZE] = blank(size - at)
+        else:
+            # The whole rest, so that the buffer's chunks stay contiguous up to the segment's end.
+            self.staging.append(self.end, blank(size - at), 0)
+        self.end = number * size
+
+    def wants_next(self) -> bool:
+        """Whether the segment behind the active one should be made now."""
+        number, at = divmod(self.end, self.segment_size)
+        return at > self.segment_size // 2 and number + 1 not in self.segments.numbers
+
+    def prepare_next(self) -> None:
+        """Make the segment behind the active one; the housekeeper's work."""
+        if self.writable and not self.closed:
+            self.segments.create(self.end // self.segment_size + 1)
+
+    # --- reading; without `lock` ---
+
+    def span(self, position: int) -> tuple[object, int, int]:
+        """The buffer that holds `position`, the index in it, and the index behind its last byte."""
+        staging = self.staging
+        if staging is not None and position >= staging.written:
+            found = staging.find(position)
+            if found is not None:
+                return found[0], found[1], len(found[0])
+        size = self.segment_size
+        return self.segments.map(position // size).buffer, position % size, size
+
+    # --- to the disk ---
+
+    def sync_to_end(self) -> int:
+        """Put everything appended so far on the disk; returns the position reached. Raises `FlushFailed`."""
+        with self._sync_lock:
+            return self._sync()
+
+    def drain_for_reading(self) -> None:
+        """Make the files have everything appended so far; a no-op when puts go into the map."""
+        if self.staging is not None:
+            self.drain()
+
+    def drain(self) -> None:
+        """Write the staging buffer into the files, not yet to the disk. Raises `FlushFailed`."""
+        with self._sync_lock:
+            try:
+                if self.staging is not None:
+                    self.staging.drain(self.lock, lambda: self.end)
+            except OSError as e:
+                raise self._failed(e) from e
+
+    def _sync(self) -> int:
+        if self.failure is not None:
+            raise FlushFailed(*self.failure.args) from self.failure
+        try:
+            end = (
+                self.end
+                if self.staging is None
+                else self.staging.drain(self.lock, lambda: self.end)
+            )
+            if end > self.durable:
+                size = self.segment_size
+                for number in range(self.durable // size, (end - 1) // size + 1):
+                    self.segments.sync(number)
+                    self.syncs += 1
+                self.durable = end
+        except OSError as e:
+            raise self._failed(e) from e
+        return end
+
+    def _failed(self, why: OSError) -> FlushFailed:
+        self.failure = FlushFailed(
+            f"the disk refused to take written data of {self.folder}: {why}; nothing is written any more, "
+            f"everything below position {self.durable} is safe; mend the disk and open the store again"
+        )
+        return self.failure
+
+    def close(self) -> None:
+        """Let go of the files; the caller has flushed."""
+        self.closed = True
+        self.segments.close()

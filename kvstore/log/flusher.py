@@ -1,0 +1,111 @@
+"""The flusher: one thread that puts the log on the disk, for everybody who waits for it.
+
+The idea: group commit. A put that needs the disk says up to which position and waits; the flusher syncs what has
+been appended by then, once, and wakes all whom that serves. Without waiters it syncs at an interval, when
+enough is dirty, and everything at the thorough interval.
+
+Invariants: `durable` is moved by a sync that succeeded, never otherwise; after one that failed every waiter gets
+`FlushFailed`, and so does everyone who comes later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvstore.config import StoreConfig
+from kvstore.errors import FlushFailed, StoreClosed
+from kvstore.log.commitlog import CommitLog
+
+
+class Flusher:
+    """See the module."""
+
+    def __init__(
+        self, log: CommitLog, config: StoreConfig, *, on_durable: Callable[[], None]
+    ) -> None:
+        self._log = log
+        self._config = config
+        self._clock = config.clock
+        self._on_durable = on_durable
+        self._changed = threading.Condition()
+        self._wake = threading.Event()
+        self._wanted = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kvmq-flusher", daemon=True)
+        self._thread.start()
+
+    def wait(self, position: int) -> None:
+        """Return when the log below `position` is on the disk; raise `FlushFailed` if it can't get there."""
+        log = self._log
+        if log.durable >= position:
+            return
+        with self._changed:
+            if position > self._wanted:
+                self._wanted = position
+            self._wake.set()
+            while log.durable < position:
+                if log.failure is not None:
+                    raise FlushFailed(*log.failure.args) from log.failure
+                if self._stopping:
+                    raise StoreClosed(
+                        "the store was closed while a put waited for the disk; it may or may not be there"
+                    )
+                self._changed.wait()
+
+    def nudge(self) -> None:
+        """Say that the staging buffer is full."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Sync what is left and end the thread."""
+        with self._changed:
+            self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        config, log = self._config, self._log
+        interval = config.flush_interval
+        if config.write_mode == "staged":
+            interval = min(interval, config.stage_interval)
+        thorough_at = self._clock.monotonic() + config.flush_thorough_interval
+        drained_at = self._clock.monotonic()
+        while not self._stopping:
+            self._clock.wait(self._wake, interval)
+            self._wake.clear()
+            now = self._clock.monotonic()
+            dirty = log.end - log.durable
+            wanted = self._wanted > log.durable
+            thorough = now >= thorough_at
+            timely = now - drained_at >= config.flush_interval
+            if dirty and (wanted or thorough or (timely and dirty >= config.flush_dirty_bytes)):
+                self._sync()
+                drained_at = now
+            elif log.staging is not None and log.staging.due():
+                self._drain()
+            if thorough:
+                thorough_at = now + config.flush_thorough_interval
+            if log.failure is not None:
+                return
+        if log.failure is None:
+            self._sync()
+
+    def _drain(self) -> None:
+        try:
+            self._log.drain()
+        except FlushFailed:
+            self._notify()
+
+    def _sync(self) -> None:
+        try:
+            self._log.sync_to_end()
+        except FlushFailed:
+            self._notify()
+            return
+        self._notify()
+        self._on_durable()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,142 @@
+"""Recovery's reading half: from a known position to the end of the log, past what is damaged.
+
+The idea: records are checked in batches and handed on to be indexed. Where one is bad, the durable end decides: below
+it the disk had the record whole, so this is corruption, which is noted and passed over to the next good record; at or
+above it this is the torn tail of a crash, and the log ends here.
+
+Invariants: nothing is changed here, the caller cuts; every byte from start to end is a record handed on, a blank,
+or a `Damage` in the report; damage below the durable end never ends the log.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvstore.errors import RecordDamaged, SegmentDamaged
+from kvstore.log.segments import Segments
+from kvstore.record.check import ScanStop, check_record, scan
+from kvstore.record.walk import next_good
+
+_BATCH: Final = 16384
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Bytes of the log, from `position` to before `end`, that are not what was written."""
+
+    position: int
+    end: int
+    reason: str
+
+
+class Chunk(NamedTuple):
+    """Good records, one behind the other but for gaps between them: `buffer` index = position - `base`."""
+
+    buffer: mmap.mmap
+    base: int
+    positions: array[int]
+    sizes: array[int]
+    end: int
+    """Everything below this position has been seen."""
+
+
+class LogScan:
+    """One pass over the log; `end`, `damage` and `torn` are complete when the chunks are used up."""
+
+    def __init__(
+        self, segments: Segments, start: int, durable: int, *, property_crc: bool = False
+    ) -> None:
+        self._segments = segments
+        self._size = segments.size
+        self._durable = durable
+        self._property_crc = property_crc
+        self.end = start
+        self.records = 0
+        self.damage: list[Damage] = []
+        self.torn: Damage | None = None
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Check records from the start on; yields them in batches."""
+        numbers = self._segments.numbers
+        last = numbers[-1] if numbers else -1
+        while self.end // self._size <= last:
+            number = self.end // self._size
+            stop = (number + 1) * self._size
+            try:
+                buffer = self._segments.buffer(number)
+            except SegmentDamaged as e:
+                if not self._goes_on(stop, str(e)):
+                    return
+                continue
+            if len(buffer) < self._size:
+                stop = number * self._size + len(buffer)
+            more = yield from self._segment(buffer, number * self._size, stop)
+            if not more:
+                return
+
+    def _segment(self, buffer: mmap.mmap, base: int, stop: int) -> Iterator[Chunk]:
+        """One segment; its generator's value says whether the log goes on behind it."""
+        while True:
+            positions, sizes = array("Q"), array("I")
+            at, why = scan(
+                buffer, self.end - base, stop - base, base, positions, sizes, limit=_BATCH, property_crc=self._property_crc
+            )  # fmt: skip
+            self.end = base + at
+            self.records += len(positions)
+            if positions:
+                yield Chunk(buffer, base, positions, sizes, self.end)
+            if why is ScanStop.LIMIT:
+                continue
+            if why is ScanStop.BLANK:
+                self.end = base + self._size
+                return True
+            if why is ScanStop.END:
+                self.end = base + self._size
+                return True
+            if not self._pass_over(buffer, base, stop, why):
+                return False
+            if self.end >= base + self._size:
+                return True
+
+    def _pass_over(self, buffer: mmap.mmap, base: int, stop: int, why: ScanStop) -> bool:
+        """Get over what is no record; False if the log ends here."""
+        reason = (
+            "zeros where records should be"
+            if why is ScanStop.ZEROS
+            else self._reason(buffer, base, stop)
+        )
+        if self.end >= self._durable:
+            if why is ScanStop.DAMAGED:
+                self.torn = Damage(self.end, stop, reason)
+            return False
+        at = next_good(
+            buffer, base, self.end - base + 1, stop - base, property_crc=self._property_crc
+        )
+        until = base + at if at >= 0 else base + self._size
+        if until > self._durable:
+            # What is wrong reaches over the durable end: corruption below it, a torn tail above.
+            until = self._durable
+        self.damage.append(Damage(self.end, until, reason))
+        self.end = until
+        return True
+
+    def _reason(self, buffer: mmap.mmap, base: int, stop: int) -> str:
+        try:
+            check_record(
+                buffer, self.end - base, stop - base, self.end, property_crc=self._property_crc
+            )
+        except RecordDamaged as e:
+            return str(e)
+        return "not a record"
+
+    def _goes_on(self, stop: int, reason: str) -> bool:
+        if self.end >= self._durable:
+            self.torn = Damage(self.end, stop, reason)
+            return False
+        self.damage.append(Damage(self.end, min(stop, self._durable), reason))
+        self.end = min(stop, self._durable)
+        return True

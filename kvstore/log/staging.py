@@ -1,0 +1,133 @@
+"""Staged writing: records wait in one of two memory buffers while the other is written to the segment.
+
+The idea: on disks on which stores into a map stall, a put should touch memory only. Appends go to the active buffer;
+when it reaches its limit of bytes, messages or age, the buffers swap, and a writer thread puts the full one into its
+segments with large writes. Readers are served from the buffers, as immutable chunks.
+
+Invariants: a position is found in exactly one of: the file (below `written`), the buffer under way, the active buffer;
+chunks of one buffer are contiguous except where a segment ends; at most two buffers exist, so an append behind a disk
+that stalls fails with `StoreBusy` instead of filling the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+
+from kvstore.clock import Clock
+from kvstore.errors import StoreBusy
+from kvstore.log.segments import Segments
+
+
+class _Buffer:
+    """Chunks of whole records, by position."""
+
+    __slots__ = ("born", "bytes", "chunks", "count", "end", "starts")
+
+    def __init__(self, born: float, end: int) -> None:
+        self.starts: list[int] = []
+        self.chunks: list[bytes] = []
+        self.bytes = 0
+        self.count = 0
+        self.born = born
+        self.end = end
+
+    def find(self, position: int) -> tuple[bytes, int] | None:
+        """The chunk that holds `position`, and where in it."""
+        i = bisect_right(self.starts, position) - 1
+        if i < 0:
+            return None
+        at = position - self.starts[i]
+        chunk = self.chunks[i]
+        return (chunk, at) if at < len(chunk) else None
+
+
+class Staging:
+    """See the module. `append` and `swap` are called under the log's lock."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        clock: Clock,
+        end: int,
+        *,
+        bytes_max: int,
+        count_max: int,
+        interval: float,
+    ) -> None:
+        self._segments = segments
+        self._clock = clock
+        self._bytes_max = bytes_max
+        self._count_max = count_max
+        self._interval = interval
+        self._active = _Buffer(clock.monotonic(), end)
+        self._under_way: _Buffer | None = None
+        self._write_lock = threading.Lock()
+        self.written = end
+        """Everything below this position is in the files."""
+
+    def check_room(self, size: int) -> None:
+        """Raise `StoreBusy` if neither buffer can take `size` bytes more."""
+        if self._under_way is not None and self._active.bytes + size > 2 * max(
+            self._bytes_max, size
+        ):
+            raise StoreBusy(
+                f"both write buffers are full ({self._active.bytes} bytes wait for the disk); try again, or raise stage_bytes"
+            )
+
+    def append(self, position: int, data: bytes, count: int) -> None:
+        """Take whole records that stand at `position`."""
+        b = self._active
+        if not b.chunks:
+            b.born = self._clock.monotonic()
+        b.chunks.append(data)
+        b.starts.append(position)
+        b.bytes += len(data)
+        b.count += count
+        b.end = position + len(data)
+
+    def due(self) -> bool:
+        """Whether the active buffer has reached one of its limits."""
+        b = self._active
+        return bool(b.chunks) and (
+            b.bytes >= self._bytes_max
+            or b.count >= self._count_max
+            or self._clock.monotonic() - b.born >= self._interval
+        )
+
+    def full(self) -> bool:
+        """Whether the active buffer has reached its limit of bytes or messages; cheap, asked at every put."""
+        return self._active.bytes >= self._bytes_max or self._active.count >= self._count_max
+
+    def drain(self, log_lock: threading.Lock, log_end: Callable[[], int]) -> int:
+        """Write everything appended so far into the files; returns the position up to which they have it."""
+        with self._write_lock:
+            with log_lock:
+                full = self._active
+                full.end = log_end()
+                if not full.chunks:
+                    self.written = full.end
+                    return full.end
+                self._under_way = full
+                self._active = _Buffer(self._clock.monotonic(), full.end)
+            size = self._segments.size
+            first, last = full.starts[0] // size, full.starts[-1] // size
+            for number in range(first, last + 1):
+                chunks = [
+                    c for p, c in zip(full.starts, full.chunks, strict=True) if p // size == number
+                ]
+                at = next(p for p in full.starts if p // size == number)
+                self._segments.map(number).write(at - number * size, b"".join(chunks))
+            # Order matters to readers without a lock: the file has it before the buffer goes.
+            self.written = full.end
+            self._under_way = None
+            return full.end
+
+    def find(self, position: int) -> tuple[bytes, int] | None:
+        """The chunk that holds `position`, and where in it; None if the file has it."""
+        for b in (self._active, self._under_way):
+            found = b.find(position) if b is not None else None
+            if found is not None:
+                return found
+        return None

@@ -1,0 +1,73 @@
+"""The values of the public API: what goes in and what comes out.
+
+The idea: plain values without behaviour. `Message` and `StoredMessage` live with the codec that turns
+them into bytes (`kvstore.record.values`); the results of calls are here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.record.values import Message, StoredMessage
+
+__all__ = [
+    "Bounds",
+    "Message",
+    "PullResult",
+    "PullStatus",
+    "PutResult",
+    "PutStatus",
+    "StoredMessage",
+]
+
+
+class PutStatus(StrEnum):
+    """How safe a message was when the put returned."""
+
+    WRITTEN = "written"
+    """In the log's mapped pages: survives the end of this process, not a power cut."""
+    FLUSHED = "flushed"
+    """On the disk: survives a power cut."""
+
+
+class PutResult(msgspec.Struct, gc=False):
+    """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its queue."""
+
+    message_id: str
+    topic: str
+    queue: int
+    offset: int
+    position: int
+    size: int
+    status: PutStatus
+
+
+class PullStatus(StrEnum):
+    """What a pull found, in the words of the field (RocketMQ's GetMessageStatus)."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+
+
+class PullResult(msgspec.Struct, gc=False):
+    """What a pull returned, and the offset to pull next; offsets are the queue's bounds at that moment."""
+
+    messages: list[StoredMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    status: PullStatus
+
+
+class Bounds(NamedTuple):
+    """A queue's first held offset and its next offset; equal when it holds nothing."""
+
+    min_offset: int
+    next_offset: int

@@ -1,0 +1,301 @@
+"""Reading: from offsets, keys, times, ids and positions to messages.
+
+The idea: the index says where, the log has what. Every record read through the index is held against it (topic, queue,
+offset), so an index that lies is found out at the first read.
+
+Invariants: nothing above the visible end is ever returned; a key is compared with the record's own, never by hash alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvstore.config import StoreConfig
+from kvstore.errors import (
+    CallerError,
+    IndexDamaged,
+    MessageNotFound,
+    OffsetNotFound,
+    RecordDamaged,
+    SegmentDamaged,
+    StoreClosed,
+)
+from kvstore.index.index import Index
+from kvstore.log.commitlog import CommitLog
+from kvstore.message import Bounds, StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.record.decode import decode
+from kvstore.record.facts import facts
+from kvstore.record.hashes import key_hash, key_hash_range
+from kvstore.record.ids import parse_position_id
+from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+
+
+class Reader:
+    """See the module."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        config: StoreConfig,
+        *,
+        is_live: Callable[[str, int], bool],
+    ) -> None:
+        self._is_live = is_live
+        self._log = log
+        self._index = index
+        self._check_crc = config.check_crc
+        self._flushed_only = config.visibility == "flushed"
+        self._max_body = max(config.max_body, 64 << 20)
+
+    # --- where ---
+
+    def visible_end(self) -> int:
+        """The log position below which readers may see."""
+        return self._log.durable if self._flushed_only else self._log.end
+
+    def first_segment(self) -> int:
+        """The oldest segment there is."""
+        numbers = self._log.segments.numbers
+        return numbers[0] if numbers else 0
+
+    def bounds(self, key: int) -> Bounds:
+        """A queue's first held offset and its next one."""
+        self._check_open()
+        end = self.visible_end()
+        high = self._index.next_offset(key, end)
+        return Bounds(min(self._index.min_offset(key, self.first_segment(), end), high), high)
+
+    def positions(self, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
+        """Positions of up to `limit` entries from `offset`, which is inside the bounds; at least one.
+
+        `RecordDamaged` where damage that was passed over has left a gap.
+        """
+        key = topic.base + queue
+        end, first = self.visible_end(), self.first_segment()
+        found = self._index.positions(key, offset, limit, first, end)
+        if not found:
+            behind = self._index.after(key, offset, first)
+            raise RecordDamaged(
+                f"offsets {offset} to {'the end' if behind is None else behind - 1} of queue {queue} of {topic.name!r} were lost "
+                f"to damage of the log; go on at {'the next put' if behind is None else f'offset {behind}'}",
+                next_offset=behind,
+            )
+        return found
+
+    # --- records ---
+
+    def record(self, position: int) -> StoredMessage:
+        """The record at a position of the log."""
+        buffer, at, end = self._log.span(position)
+        return decode(
+            buffer, at, end, position=position, check_crc=self._check_crc, max_body=self._max_body
+        )  # type: ignore[arg-type]  # span hands out maps and bytes
+
+    def entry(self, position: int, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        """The record at a position, which the index says is this offset of this queue."""
+        message = self.record(position)
+        if message.offset != offset or message.queue != queue or message.topic != topic.name:
+            raise IndexDamaged(
+                f"the index says that offset {offset} of queue {queue} of {topic.name!r} is at {position}, where there is offset "
+                f"{message.offset} of queue {message.queue} of {message.topic!r}; `kvmq rebuild` makes the index anew"
+            )
+        return message
+
+    def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        """See `Store.get`."""
+        key = topic.key(queue)
+        if type(offset) is not int:
+            raise CallerError(f"offset is {offset!r}; it must be a whole number")
+        low, high = self.bounds(key)
+        if not low <= offset < high:
+            held = f"it has {low} to {high - 1}" if high > low else "it has none"
+            raise OffsetNotFound(
+                f"queue {queue} of {topic.name!r} has no offset {offset}; {held}", low, high
+            )
+        return self.entry(self.positions(topic, queue, offset, 1)[0], topic, queue, offset)
+
+    def read_at(self, position: int) -> StoredMessage:
+        """See `Store.read_at`."""
+        self._check_open()
+        if type(position) is not int:
+            raise CallerError(f"position is {position!r}; it must be a whole number")
+        low, high = self._log.first, self.visible_end()
+        if not low <= position < high:
+            raise MessageNotFound(
+                f"no record begins at {position}; the log reaches from {low} to {high}"
+            )
+        try:
+            return self.record(position)
+        except RecordDamaged as e:
+            buffer, at, end = self._log.span(position)
+            if at + BLANK.size <= end:
+                _, magic = BLANK.unpack_from(buffer, at)  # type: ignore[arg-type]  # see record()
+                if magic == BLANK_MAGIC:
+                    raise MessageNotFound(
+                        f"at {position} is the blank record that ends a segment"
+                    ) from e
+                if magic not in (MAGIC_V1, MAGIC_V2):
+                    raise MessageNotFound(f"no record begins at {position}: {e}") from e
+            raise
+
+    # --- by id and key ---
+
+    def find(self, message_id: str) -> StoredMessage:
+        """See `Store.find`."""
+        self._check_open()
+        if not isinstance(message_id, str) or not message_id:
+            raise CallerError(f"message_id is {message_id!r}; it must be a text")
+        found = self._by_position_id(message_id)
+        if found is None:
+            raw = message_id.encode("utf-8", "surrogatepass")
+            for position in self._candidates(*key_hash_range(raw), None, None):
+                message = self._candidate(position)
+                if (
+                    message is not None
+                    and message.message_id == message_id
+                    and self._is_live(message.topic, position)
+                ):
+                    return message
+            raise MessageNotFound(f"no message has the id {message_id!r}")
+        return found
+
+    def _by_position_id(self, message_id: str) -> StoredMessage | None:
+        try:
+            _, position = parse_position_id(message_id)
+        except CallerError:
+            return None
+        if not self._log.first <= position < self.visible_end():
+            return None
+        try:
+            message = self.record(position)
+        except (RecordDamaged, SegmentDamaged):
+            return None
+        same = message.position_id == message_id.upper()
+        return message if same and self._is_live(message.topic, position) else None
+
+    def query(
+        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+    ) -> list[StoredMessage]:
+        """See `Store.query`."""
+        self._check_open()
+        if not isinstance(key, str) or not key:
+            raise CallerError(f"key is {key!r}; it must be a text")
+        if type(limit) is not int or limit < 1:
+            raise CallerError(f"limit is {limit!r}; it must be at least 1")
+        if begin is not None and end is not None and begin > end:
+            raise CallerError(
+                f"the time range {begin} to {end} is empty; begin must not be after end"
+            )
+        low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
+        found: list[StoredMessage] = []
+        for position in self._candidates(low, low, begin, end):
+            message = self._candidate(position)
+            if message is None or message.topic != topic.name or position < topic.since:
+                continue
+            if (begin is not None and message.stored_at < begin) or (
+                end is not None and message.stored_at > end
+            ):
+                continue
+            if key in message.keys or message.message_id == key:
+                found.append(message)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _candidate(self, position: int) -> StoredMessage | None:
+        try:
+            return self.record(position)
+        except (RecordDamaged, SegmentDamaged):
+            # A key's other messages are still worth having; get and verify report this one.
+            return None
+
+    def _candidates(self, low: int, high: int, begin: int | None, end: int | None) -> Iterator[int]:
+        """Positions of records that may have a key, newest first."""
+        visible = self.visible_end()
+        in_tails = self._index.find_in_tails(low, visible)
+        yield from in_tails
+        # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
+        seen = frozenset(in_tails)
+        newer: int | None = None
+        for number in reversed(self._log.segments.numbers):
+            if begin is not None and newer is not None and newer < begin:
+                return
+            oldest = self._segment_time(number) if begin is not None or end is not None else None
+            if end is None or oldest is None or oldest <= end:
+                yield from (
+                    p
+                    for p in self._index.find_in_segment(number, low, high, visible)
+                    if p not in seen
+                )
+            newer = oldest if oldest is not None else newer
+
+    def segment_newest(self, number: int) -> int | None:
+        """Store time of a sealed segment's last message: that of the first one behind it, or of the nearest that can be told."""
+        for later in self._log.segments.numbers:
+            if later > number:
+                found = self._segment_time(later)
+                if found is not None:
+                    return found
+        return self._segment_time(number)
+
+    def _segment_time(self, number: int) -> int | None:
+        """Store time of a segment's first record, if that can be told."""
+        position = number * self._log.segment_size
+        if position >= self._log.end:
+            return None
+        try:
+            buffer, at, _ = self._log.span(position)
+            if BLANK.unpack_from(buffer, at)[1] not in (MAGIC_V1, MAGIC_V2):  # type: ignore[arg-type]  # see record()
+                return None
+            return self._stored_at(position)
+        except (SegmentDamaged, RecordDamaged):
+            return None
+
+    # --- by time ---
+
+    def offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
+        """See `Store.offset_at`."""
+        key = topic.key(queue)
+        if type(time) is not int:
+            raise CallerError(f"time is {time!r}; it must be milliseconds since the epoch")
+        low, high = self.bounds(key)
+        if low == high:
+            return high
+        if not upper:
+            return self._first_from(topic, queue, time, low, high)
+        behind = self._first_from(topic, queue, time + 1, low, high)
+        return 0 if behind == low else behind - 1
+
+    def _first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
+        """The first offset stored at or after `time`, `high` if there is none."""
+        for place in self._index.queues.places(topic.base + queue, self.first_segment()):
+            # Places narrow it to one segment, so that no other one is touched.
+            if place.first < low or place.first >= high:
+                continue
+            if place.stored_at < time:
+                low = place.first
+            else:
+                high = place.first
+                break
+        while low < high:
+            middle = (low + high) // 2
+            if self._stored_at(self.positions(topic, queue, middle, 1)[0]) < time:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _stored_at(self, position: int) -> int:
+        buffer, at, end = self._log.span(position)
+        size: int = BLANK.unpack_from(buffer, at)[0]  # type: ignore[arg-type]  # see record()
+        if size > end - at:
+            raise RecordDamaged(
+                f"record at {position} is damaged: it says it has {size} bytes", position
+            )
+        return facts(buffer, at, size).stored_at  # type: ignore[arg-type]  # see record()
+
+    def _check_open(self) -> None:
+        if self._log.closed:
+            raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")

@@ -1,0 +1,174 @@
+"""Compression of bodies: the three codecs that RocketMQ's producers use, with a bound on what comes
+out.
+
+The idea: zlib streams, LZ4 frames and Zstandard frames, named by three bits of the system flags
+(RocketMQ: CompressionType, CompressorFactory). A few bytes can claim to be gigabytes, so every
+decompressor is asked for one byte more than the limit, and refused if it has it.
+
+Invariants: what `compress` makes, RocketMQ can read (its LZ4 reader knows no linked blocks);
+`decompress` gives the body or RecordDamaged, and holds at most about twice `limit`. Both may be
+called from any thread: Zstandard's objects, which may not be shared, are per thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, Literal, cast
+
+import lz4.frame
+import zstandard
+from zlib_ng import zlib_ng
+
+from kvstore.errors import ConfigError, RecordDamaged
+from kvstore.record.layout import DECOMPRESSED_MAX
+from kvstore.record.names import (
+    CODEC_LEGACY_ZLIB,
+    CODEC_LZ4,
+    CODEC_MASK,
+    CODEC_ZLIB,
+    CODEC_ZSTD,
+    COMPRESSED,
+)
+
+Codec = Literal["zlib", "lz4", "zstd"]
+
+# Typed as a variable in the binding's stubs.
+_ZLIB_ERROR: Final = cast(type[Exception], zlib_ng.error)
+_FLAGS: Final[dict[str, int]] = {
+    "zlib": COMPRESSED | CODEC_ZLIB,
+    "lz4": COMPRESSED | CODEC_LZ4,
+    "zstd": COMPRESSED | CODEC_ZSTD,
+}
+_DEFAULT_LEVELS: Final[dict[str, int]] = {"zlib": 5, "lz4": 0, "zstd": 3}
+"""zlib: RocketMQ's default; lz4 and zstd: their own."""
+
+
+class _PerThread(threading.local):
+    """Zstandard's objects of one thread: a compressor for each level used, one decompressor."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.decompressor: zstandard.ZstdDecompressor | None = None
+
+
+_per_thread: Final = _PerThread()
+
+
+def codec_flags(codec: str) -> int:
+    """The system-flag bits of a body compressed so, COMPRESSED included. Raises ConfigError."""
+    flags = _FLAGS.get(codec)
+    if flags is None:
+        raise _unknown(codec)
+    return flags
+
+
+def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None = None) -> bytes:
+    """`body` as a zlib stream, LZ4 frame or Zstandard frame.
+
+    `codec` is "zlib", "lz4" or "zstd", `level` the codec's own number (None: 5, 0 and 3). Raises
+    ConfigError if either is not one.
+    """
+    if codec not in _DEFAULT_LEVELS:
+        raise _unknown(codec)
+    if level is None:
+        level = _DEFAULT_LEVELS[codec]
+    elif type(level) is not int:
+        raise ConfigError(f"compression level {level!r} is not a whole number")
+    try:
+        if codec == "zlib":
+            return zlib_ng.compress(body, level)
+        if codec == "lz4":
+            # Linked blocks, the binding's default, are what RocketMQ's LZ4 reader refuses.
+            packed: bytes = lz4.frame.compress(body, compression_level=level, block_linked=False)
+            return packed
+        compressor = _per_thread.compressors.get(level)
+        if compressor is None:
+            compressor = zstandard.ZstdCompressor(level=level)
+            _per_thread.compressors[level] = compressor
+        return compressor.compress(body)
+    except (_ZLIB_ERROR, ValueError, OverflowError) as error:
+        raise ConfigError(f"compression level {level!r} of {codec}: {error}") from None
+
+
+def decompress(stored: bytes, system_flags: int, limit: int = DECOMPRESSED_MAX) -> bytes:
+    """The body that `stored` is the compressed form of, at most `limit` bytes long.
+
+    The codec is taken from `system_flags`. Bytes behind the end of a zlib stream are passed over,
+    as in Java. Raises RecordDamaged (without a position) if `stored` isn't whole, isn't of that
+    codec, or grows beyond `limit`.
+    """
+    codec = system_flags & CODEC_MASK
+    try:
+        if codec in (CODEC_ZLIB, CODEC_LEGACY_ZLIB):
+            return _zlib(stored, limit)
+        if codec == CODEC_LZ4:
+            return _lz4(stored, limit)
+        if codec == CODEC_ZSTD:
+            return _zstd(stored, limit)
+    except (_ZLIB_ERROR, zstandard.ZstdError, RuntimeError, EOFError) as error:
+        # The LZ4 binding raises RuntimeError for every fault of the data.
+        raise RecordDamaged(f"the body can't be decompressed: {error}") from None
+    raise RecordDamaged(f"the body's codec {codec >> 8} is not one of those known")
+
+
+def _zlib(stored: bytes, limit: int) -> bytes:
+    stream = zlib_ng.decompressobj()
+    body = stream.decompress(stored, limit + 1)
+    if len(body) > limit:
+        raise _too_large(limit)
+    if not stream.eof:
+        raise RecordDamaged("the body can't be decompressed: its zlib stream ends early")
+    return body
+
+
+def _lz4(stored: bytes, limit: int) -> bytes:
+    frame = lz4.frame.LZ4FrameDecompressor()
+    # The binding allocates what it may return at once, so it is asked for a likely size first.
+    step = _first_guess(stored, limit + 1)
+    parts: list[bytes] = [frame.decompress(stored, step)]
+    total = len(parts[0])
+    while not frame.eof and not frame.needs_input and total <= limit:
+        step = min(limit + 1 - total, 2 * step)
+        parts.append(frame.decompress(b"", step))
+        total += len(parts[-1])
+    if total > limit:
+        raise _too_large(limit)
+    if not frame.eof or frame.unused_data:
+        raise RecordDamaged("the body can't be decompressed: it is not one whole LZ4 frame")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _zstd(stored: bytes, limit: int) -> bytes:
+    decompressor = _per_thread.decompressor
+    if decompressor is None:
+        decompressor = _per_thread.decompressor = zstandard.ZstdDecompressor()
+    stated = zstandard.frame_content_size(stored)
+    if stated > limit:
+        raise _too_large(limit)
+    # RocketMQ's frames don't state what they hold. The binding then allocates what it may return,
+    # and says that a frame isn't whole in the same way as that it is larger, so it is asked again.
+    most = stated if stated >= 0 else limit + 1
+    room = stated if stated >= 0 else _first_guess(stored, most)
+    body: bytes | None = None
+    while body is None:
+        try:
+            body = decompressor.decompress(stored, room, allow_extra_data=False)
+        except zstandard.ZstdError:
+            if room >= most:
+                raise
+            room = min(most, 4 * room)
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+def _first_guess(stored: bytes, most: int) -> int:
+    return min(most, 4 * len(stored) + 4096)
+
+
+def _too_large(limit: int) -> RecordDamaged:
+    return RecordDamaged(f"the body grows beyond the limit of {limit} bytes when decompressed")
+
+
+def _unknown(codec: object) -> ConfigError:
+    return ConfigError(f"compression {codec!r} is not one of zlib, lz4, zstd")

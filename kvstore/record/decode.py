@@ -1,0 +1,144 @@
+"""Decode: the bytes of a record -> a `StoredMessage`.
+
+The idea: one `unpack_from` on the mapped segment for the whole head, then four slices. A record is
+trusted only after everything in it that can be checked was: its magic, its size against the bytes
+there are, the position it says it has, that the lengths inside add up to its size, and the CRC of
+its body. What went wrong is found out afterwards, by `kvstore.record.check`, so that a good record
+pays only for the comparisons. (RocketMQ: MessageDecoder.decode,
+CommitLog.checkMessageAndReturnSize.)
+
+Invariants: any bytes give a record or RecordDamaged, nothing else; a length field is compared with
+what is there before anything is read or allocated by it; the message keeps no reference to the
+buffer.
+"""
+
+from __future__ import annotations
+
+from struct import error as struct_error
+from typing import TYPE_CHECKING, Final
+
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.errors import RecordDamaged
+from kvstore.record.check import ScanStop, check_body_crc, check_record, measure, scan
+from kvstore.record.compression import decompress
+from kvstore.record.layout import (
+    BODY_AT,
+    CRC_MASK,
+    DECOMPRESSED_MAX,
+    HEAD_V4_V4,
+    HEADS,
+    HOSTS_V6,
+    MAGIC_V1,
+    PROPERTIES_SIZE,
+    PROPERTIES_SIZE_SIGNED,
+    SYSTEM_FLAGS_LOW_AT,
+    TOPIC_MAX,
+)
+from kvstore.record.names import COMPRESSED
+from kvstore.record.values import StoredMessage
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+__all__ = ["ScanStop", "check_record", "decode", "scan"]
+
+_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
+_unpack_v4 = HEAD_V4_V4.unpack_from
+_unpack_length = PROPERTIES_SIZE_SIGNED.unpack_from
+
+
+def decode(
+    buffer: Buffer,
+    at: int,
+    end: int,
+    position: int,
+    check_crc: bool = True,
+    raw_body: bool = False,
+    max_body: int = DECOMPRESSED_MAX,
+) -> StoredMessage:
+    """The record that begins at index `at` of `buffer` and ends at or before `end`.
+
+    `position` is where in the whole log it must say it is. `check_crc` False leaves out the body's
+    CRC, for bytes that were checked before. A compressed body is decompressed, to at most
+    `max_body` bytes, or left as stored with `raw_body`. Raises RecordDamaged, with the position and
+    what was expected and found; a blank record and unwritten zeros are no records either.
+    """
+    # The ordinary record (V1, IPv4, nothing compressed) in a mapped segment or `bytes`, without a
+    # further call. Whatever isn't one, or isn't right, is left to `_decode_any`.
+    try:
+        (
+            size, magic, body_crc, queue, flags, offset, stated, system_flags, born_at, born_host,
+            stored_at, store_host, reconsume_times, prepared, body_size,
+        ) = _unpack_v4(buffer, at)  # fmt: skip
+        body_at = at + BODY_AT
+        body_end = body_at + body_size
+        stop = at + size
+        if (
+            magic == MAGIC_V1
+            and stated == position
+            and body_end < stop <= end <= len(buffer)
+            and not system_flags & _NOT_ORDINARY
+            and at >= 0
+        ):
+            topic_at = body_end + 1
+            topic_size = buffer[body_end]
+            topic_end = topic_at + topic_size
+            properties_at = topic_end + 2
+            if (
+                topic_size <= TOPIC_MAX
+                and properties_at <= stop
+                # A signed length: above 32,767 it can't be what is left.
+                and _unpack_length(buffer, topic_end)[0] == stop - properties_at
+                and type(body := buffer[body_at:body_end]) is bytes
+                and (not check_crc or crc32(body) & CRC_MASK == body_crc)
+            ):
+                topic = buffer[topic_at:topic_end].decode()  # type: ignore[union-attr]
+                return StoredMessage(
+                    topic, queue, offset, position, size, body,
+                    buffer[properties_at:stop],  # type: ignore[arg-type]  # bytes, as the body is
+                    flags, system_flags, born_at, stored_at, born_host, store_host,
+                    reconsume_times, prepared, body_crc,
+                )  # fmt: skip
+    except (struct_error, UnicodeDecodeError):
+        pass  # too few bytes for a head, or a topic that isn't text: said below
+    return _decode_any(buffer, at, end, position, check_crc, raw_body, max_body)
+
+
+def _decode_any(
+    buffer: Buffer,
+    at: int,
+    end: int,
+    position: int,
+    check_crc: bool,
+    raw_body: bool,
+    max_body: int,
+) -> StoredMessage:
+    """As `decode`, for every kind of record; says what is wrong with one that is none."""
+    parts = measure(buffer, at, min(end, len(buffer)), position)
+    if check_crc:
+        check_body_crc(buffer, parts, position)
+    raw = bytes(buffer[at : at + parts.size])
+    head = HEADS[raw[SYSTEM_FLAGS_LOW_AT] & HOSTS_V6]
+    (
+        size, magic, body_crc, queue, flags, offset, position, system_flags, born_at, born_host,
+        stored_at, store_host, reconsume_times, prepared, body_size,
+    ) = head.unpack_from(raw)  # fmt: skip
+    body_end = head.size + body_size
+    body = raw[head.size : body_end]
+    version = 1 if magic == MAGIC_V1 else 2
+    # The topic stands between its length, of 1 or 2 bytes, and the properties' length.
+    topic_at = body_end + version
+    topic_end = parts.properties_at - at - PROPERTIES_SIZE.size
+    try:
+        topic = raw[topic_at:topic_end].decode()
+        # An empty body stays one, whatever the flags say, as in RocketMQ.
+        if system_flags & COMPRESSED and body and not raw_body:
+            body = decompress(body, system_flags, max_body)
+    except (RecordDamaged, UnicodeDecodeError) as error:
+        raise RecordDamaged(f"record at {position} is damaged: {error}", position) from None
+    return StoredMessage(
+        topic, queue, offset, position, size, body, raw[topic_end + PROPERTIES_SIZE.size :], flags,
+        system_flags, born_at, stored_at, born_host, store_host, reconsume_times, prepared,
+        body_crc, version,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Hashes: the Java ones that RocketMQ's files carry, and the 40-bit ones of the key index.
+
+The idea: RocketMQ filters by the Java hash of the tag and finds keys by the Java hash of
+`topic#key`, so those are rebuilt here to the bit. The key index of this store uses XXH3 instead:
+wide enough that collisions are rare, and made in C.
+
+Invariant: the same input gives the same number, on every machine and in every version: they are on
+disk.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from functools import lru_cache
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from kvstore.record.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+
+_LEVEL: Final = re.compile(r"\+?[0-9]{1,10}")
+_INT_SIGN: Final = 0x8000_0000
+_INT_MASK: Final = 0xFFFF_FFFF
+_LITTLE_ENDIAN: Final = sys.byteorder == "little"
+
+
+def java_hash(text: str) -> int:
+    """Java's `String.hashCode`: 31-polynomial over UTF-16 code units, as a signed 32-bit number."""
+    units: bytes | array[int]
+    if text.isascii():
+        units = text.encode()
+    else:
+        units = array("H")
+        units.frombytes(text.encode("utf-16-be", "surrogatepass"))
+        if _LITTLE_ENDIAN:
+            units.byteswap()
+    value = 0
+    for unit in units:
+        value = (31 * value + unit) & _INT_MASK
+    return value - ((value & _INT_SIGN) << 1)
+
+
+@lru_cache(maxsize=4096)
+def tag_hash(tag: str) -> int:
+    """The number a queue entry carries for a tag: its Java hash, 0 for no tag."""
+    return java_hash(tag)
+
+
+def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: int) -> int:
+    """The 8-byte tags code RocketMQ dispatches for a record (CommitLog.checkMessageAndReturnSize).
+
+    Usually `tag_hash`. For a record in SCHEDULE_TOPIC_XXXX with a delay level (the text of its
+    DELAY property) it is the time of delivery, in ms since the epoch: `stored_at` plus the level's
+    delay, with levels above the highest taken as the highest.
+    """
+    if delay_level is not None and topic == SCHEDULE_TOPIC:
+        # RocketMQ takes a record whose level is no number for a bad one; its tag is the better
+        # answer.
+        level = int(delay_level) if _LEVEL.fullmatch(delay_level) else 0
+        if level > 0:
+            level = min(level, len(DELAY_LEVELS_MS))
+            return stored_at + DELAY_LEVELS_MS[level - 1]
+    return tag_hash(tag) if tag else 0
+
+
+def topic_byte(topic: bytes) -> int:
+    """What a topic puts under the hashes of its keys: the low byte of XXH3-64 of its name."""
+    return xxh3_64_intdigest(topic) & 0xFF
+
+
+def key_hash(topic: bytes, key: bytes) -> int:
+    """The key index's 40-bit hash: the top 32 bits of XXH3-64 of the key, then the topic's byte.
+
+    So one key's hashes in all topics are neighbours (`key_hash_range`), and the same key in many topics
+    seldom meets.
+    """
+    return xxh3_64_intdigest(key) >> 32 << 8 | topic_byte(topic)
+
+
+def key_hash_range(key: bytes) -> tuple[int, int]:
+    """The lowest and highest hash of a key, whatever its topic."""
+    low = xxh3_64_intdigest(key) >> 32 << 8
+    return low, low | 0xFF
+
+
+def index_key_hash_java(topic: str, key: str) -> int:
+    """The hash in RocketMQ's index files: |Java hash of `topic#key`|, and 0 where that overflows.
+
+    (RocketMQ: IndexService.buildKey, IndexFile.indexKeyHashMethod.)
+    """
+    value = abs(java_hash(f"{topic}#{key}"))
+    return 0 if value == _INT_SIGN else value

@@ -1,0 +1,84 @@
+"""Validate: the names and numbers a caller gives, before anything is made of them.
+
+The idea: the limits are RocketMQ's (Validators, TopicValidator), because names end up in its
+records and, with its own stores, as folder names. Good names are remembered, so that the check
+costs next to nothing on the way of a put.
+
+Invariant: what passes fits every field it is written to.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from kvstore.errors import MessageIllegal, QueueNotFound
+from kvstore.record.layout import GROUP_MAX, RETRY_TOPIC_MAX, TOPIC_MAX
+from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
+
+_NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")
+_ALLOWED: Final = "the letters A-Z and a-z, digits, and % - _ |"
+
+
+def check_topic(name: str) -> bytes:
+    """The topic's bytes, as in a record.
+
+    Raises MessageIllegal if the name is empty, has a character that isn't allowed, or is longer
+    than 127 characters (255 for names that begin with %RETRY% or %DLQ%).
+    """
+    try:
+        return _topic_bytes(name)
+    except TypeError:
+        raise _not_text("topic", name) from None
+
+
+def check_group(name: str) -> bytes:
+    """The group's bytes; raises MessageIllegal as `check_topic` does, with a limit of 120
+    characters."""
+    try:
+        return _group_bytes(name)
+    except TypeError:
+        raise _not_text("group", name) from None
+
+
+def check_queue(queue: int, count: int) -> int:
+    """`queue`, if it is one of `count` queues (0 to `count` - 1).
+
+    Raises MessageIllegal if it isn't a number, QueueNotFound if there is no such queue.
+    """
+    if type(queue) is not int:
+        raise MessageIllegal(f"queue {queue!r} is not a number")
+    if not 0 <= queue < count:
+        raise QueueNotFound(f"there is no queue {queue}; there are queues 0 to {count - 1}")
+    return queue
+
+
+# Only good names get into the caches: a call that raises leaves nothing behind.
+@lru_cache(maxsize=8192)
+def _topic_bytes(name: str) -> bytes:
+    own_topic = isinstance(name, str) and name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return _name_bytes("topic", name, RETRY_TOPIC_MAX if own_topic else TOPIC_MAX)
+
+
+@lru_cache(maxsize=8192)
+def _group_bytes(name: str) -> bytes:
+    return _name_bytes("group", name, GROUP_MAX)
+
+
+def _name_bytes(what: str, name: str, limit: int) -> bytes:
+    if not isinstance(name, str):
+        raise _not_text(what, name)
+    if not name:
+        raise MessageIllegal(f"{what} name is empty")
+    if len(name) > limit:
+        raise MessageIllegal(
+            f"{what} {name[:300]!r} has {len(name)} characters, at most {limit} fit"
+        )
+    if not _NAME.fullmatch(name):
+        raise MessageIllegal(f"{what} {name!r} has characters other than {_ALLOWED}")
+    return name.encode("ascii")
+
+
+def _not_text(what: str, name: object) -> MessageIllegal:
+    return MessageIllegal(f"{what} {repr(name)[:80]} is not a str")

@@ -1,0 +1,78 @@
+"""Which raw segments may go, and letting them go.
+
+The idea: a segment is as old as its last message, which is as old as the first one behind it. Expired ones go at the set hour,
+or at any time above the first watermark; above the second the oldest goes, expired or not, until the disk is below it again. One
+segment at a time, with a pause between.
+
+Invariants: the active segment stays, and so does one that is not wholly checkpointed; a segment leaves the index before its file
+goes, so a minimum offset never points into nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvstore.config import StoreConfig
+
+
+class Aged(NamedTuple):
+    """A sealed segment and the store time of its last message, in ms; None if that can't be told."""
+
+    number: int
+    newest: int | None
+
+
+class Why(NamedTuple):
+    """The next segment to go, and the reason."""
+
+    number: int
+    reason: str
+
+
+def next_to_go(
+    sealed: list[Aged],
+    config: StoreConfig,
+    *,
+    now_ms: int,
+    hour: int,
+    disk_used: float,
+    total_bytes: int,
+) -> Why | None:
+    """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again after each."""
+    if not sealed:
+        return None
+    oldest = sealed[0]
+    clean_at, force_at, _ = config.watermarks
+    if disk_used >= force_at:
+        return Why(
+            oldest.number,
+            f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on",
+        )
+    limit = config.retention.max_bytes
+    if limit is not None and total_bytes > limit:
+        return Why(oldest.number, f"the segments take {total_bytes} bytes, the limit is {limit}")
+    hot_for = config.retention.hot_for
+    if hot_for is None or oldest.newest is None or now_ms - oldest.newest <= hot_for * 1000:
+        return None
+    if config.delete_when is None or hour == config.delete_when:
+        return Why(oldest.number, f"its messages are older than {hot_for:g} s")
+    if disk_used >= clean_at:
+        return Why(oldest.number, f"it is expired, and the disk is {disk_used:.0%} full")
+    return None
+
+
+def let_go(
+    look: Callable[[], Why | None],
+    drop: Callable[[Why], None],
+    pause: Callable[[float], bool],
+    interval: float,
+) -> int:
+    """Drop segments until none has to go, `interval` seconds apart; `pause` returns True to stop early."""
+    dropped = 0
+    while (why := look()) is not None:
+        if dropped and pause(interval):
+            break
+        drop(why)
+        dropped += 1
+    return dropped

@@ -1,0 +1,1 @@
+"""Apache RocketMQ's own files: consume queues, configuration, and the adoption of a whole store."""

@@ -1,0 +1,164 @@
+"""What a file is: by the folder it lies in and its name, else by what is in it.
+
+The idea: a file where RocketMQ (or kvmq) put it is what its place says, even when it is damaged.
+One that was copied elsewhere is looked into: a record or blank at its start, units of a consume
+queue that point forward, or, last, any good record at all.
+
+Invariants: only looks; of a file of any size no more than a window is in memory, and a file that is
+none of these is None, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import FormatError, RecordDamaged
+from kvstore.files import Files
+from kvstore.record.check import check_record
+from kvstore.record.layout import (
+    BLANK,
+    BLANK_MAGIC,
+    FIXED_V1,
+    MAGIC_AT,
+    MAGIC_V1,
+    MAGIC_V2,
+    POSITION,
+    POSITION_AT,
+)
+from kvstore.record.walk import magics
+from kvstore.rocketmq.indexfile import read_items
+from kvstore.rocketmq.layout import (
+    BATCH_CONSUMEQUEUE,
+    BATCH_UNIT,
+    CHECKPOINT,
+    CHECKPOINT_FILE,
+    COMMITLOG,
+    CONSUMEQUEUE,
+    INDEX,
+    INDEX_NAME,
+    QUEUE_UNIT,
+    SKIPPED_UNIT,
+    file_start,
+)
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+_UNITS_LOOKED_AT: Final = 64
+_RECORD_MAX: Final = 1 << 30
+"""Above this a size is no record's."""
+_KNOWN_MAGIC: Final = frozenset({MAGIC_V1, MAGIC_V2, BLANK_MAGIC})
+
+
+class FileKind(StrEnum):
+    """What `kvmq dump` can read."""
+
+    LOG = "log"
+    QUEUE = "queue"
+    BATCH_QUEUE = "batch-queue"
+    INDEX = "index"
+    CHECKPOINT = "checkpoint"
+
+
+def kind_of(path: Path, files: Files) -> FileKind | None:
+    """What a file is; None if it is nothing of RocketMQ's or kvmq's log."""
+    return _by_place(path, files) or _by_content(path, files)
+
+
+def base_of(buffer: Buffer, name: str) -> int | None:
+    """The log position of a file's first byte: by what its records say, else by its name.
+
+    None if neither says it. A name that the records contradict doesn't count: somebody renamed the
+    file.
+    """
+    by_name = file_start(name)
+    if by_name is not None and (_checks_out(buffer, 0, by_name) or not any(buffer[:FIXED_V1])):
+        return by_name
+    return next(_stated_bases(buffer), by_name)
+
+
+def _by_place(path: Path, files: Files) -> FileKind | None:
+    absolute = path.absolute()
+    parents = [parent.name for parent in absolute.parents[:3]] + [""] * 3
+    is_named = file_start(path.name) is not None
+    if is_named and parents[0] == COMMITLOG:
+        return FileKind.LOG
+    if is_named and parents[2] == CONSUMEQUEUE:
+        return FileKind.QUEUE
+    if is_named and parents[2] == BATCH_CONSUMEQUEUE:
+        return FileKind.BATCH_QUEUE
+    if INDEX_NAME.fullmatch(path.name) and parents[0] == INDEX:
+        return FileKind.INDEX
+    if path.name == CHECKPOINT_FILE and (files.size(path) or 0) >= CHECKPOINT.size:
+        return FileKind.CHECKPOINT
+    return None
+
+
+def _by_content(path: Path, files: Files) -> FileKind | None:
+    size = files.size(path)
+    if not size:
+        return None
+    head = files.read(path, 0, max(FIXED_V1, _UNITS_LOOKED_AT * BATCH_UNIT.size))
+    if len(head) >= BLANK.size and BLANK.unpack_from(head)[1] in _KNOWN_MAGIC:
+        return FileKind.LOG
+    if not any(head) and file_start(path.name) is not None:
+        return FileKind.LOG
+    if _is_queue(head, size, QUEUE_UNIT):
+        return FileKind.QUEUE
+    if _is_queue(head, size, BATCH_UNIT):
+        return FileKind.BATCH_QUEUE
+    if _is_index(path, files):
+        return FileKind.INDEX
+    mapped = files.map(path, writable=False)
+    try:
+        has_record = next(_stated_bases(mapped.buffer), None) is not None
+    finally:
+        mapped.close()
+    return FileKind.LOG if has_record else None
+
+
+def _is_queue(head: bytes, size: int, unit: Struct) -> bool:
+    """Whether the first units, as far as they are used, point forward into a log."""
+    if size % unit.size:
+        return False
+    before, used = -1, 0
+    whole = min(len(head) // unit.size, _UNITS_LOOKED_AT) * unit.size
+    for fields in unit.iter_unpack(head[:whole]):
+        position, record_size, tags_code = fields[:3]
+        if (position, record_size, tags_code) in (SKIPPED_UNIT, (0, 0, 0)):
+            continue
+        if position < before or not 0 < record_size < _RECORD_MAX:
+            return False
+        before, used = position + record_size, used + 1
+    return used > 0
+
+
+def _is_index(path: Path, files: Files) -> bool:
+    if INDEX_NAME.fullmatch(path.name) is None:
+        return False
+    try:
+        return next(read_items(path, files), None) is not None
+    except FormatError:
+        return False
+
+
+def _stated_bases(buffer: Buffer) -> Iterator[int]:
+    """Where the file would begin by what its records say, for each that then checks out."""
+    for magic_at in magics(buffer, MAGIC_AT, len(buffer)):
+        at = magic_at - MAGIC_AT
+        if at + FIXED_V1 <= len(buffer):
+            base = POSITION.unpack_from(buffer, at + POSITION_AT)[0] - at
+            if base >= 0 and _checks_out(buffer, at, base):
+                yield base
+
+
+def _checks_out(buffer: Buffer, at: int, base: int) -> bool:
+    """Whether a record is at index `at` of a buffer that begins at position `base`."""
+    try:
+        return check_record(buffer, at, len(buffer), base + at) > 0
+    except RecordDamaged:
+        return False

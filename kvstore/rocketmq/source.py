@@ -1,0 +1,144 @@
+"""A RocketMQ store as it lies on disk: is it one, which files has its log, what is configured.
+
+The idea: everything that can be wrong with a source is found here, before anything is made of it: a
+folder that is no store, a hole between two files, a file of another size, bytes that are no commit
+log. What is in the log is not looked at beyond that; `adopt` does it.
+
+Invariant: reading changes nothing in the source, not even a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from kvstore.errors import SegmentDamaged, StoreNotFound
+from kvstore.files import Files
+from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+from kvstore.record.walk import next_good
+from kvstore.rocketmq.configuration import read_configuration
+from kvstore.rocketmq.layout import (
+    ABORT_FILE,
+    COMMITLOG,
+    CONFIG,
+    INDEX,
+    ROCKSDB_CURRENT,
+    file_start,
+)
+from kvstore.rocketmq.values import ConfigKind, RocketMQSource, SourceGroup, SourceTopic
+
+__all__ = [
+    "ConfigKind",
+    "RocketMQSource",
+    "SourceGroup",
+    "SourceTopic",
+    "is_rocketmq_store",
+    "read_source",
+]
+
+_KNOWN_MAGIC: Final = frozenset({MAGIC_V1, MAGIC_V2, BLANK_MAGIC})
+
+
+def is_rocketmq_store(path: Path, files: Files) -> bool:
+    """Whether a folder has a commit log, and no index of kvmq's beside it."""
+    return bool(_log_files(path, files)) and not _is_kvmq_store(path, files)
+
+
+def read_source(path: Path, files: Files) -> RocketMQSource:
+    """What a RocketMQ store consists of; the broker must not be running.
+
+    Raises StoreNotFound if there is none at `path`, SegmentDamaged if the files of its log don't
+    fit together or are not a commit log, FormatError if its configuration is broken.
+    """
+    if _is_kvmq_store(path, files):
+        raise StoreNotFound(f"{path} is a store of kvmq already; open it as it is")
+    starts = _log_files(path, files)
+    if not starts:
+        raise StoreNotFound(
+            f"{path} is not a RocketMQ store: {path / COMMITLOG} has no files named by 20 digits; "
+            f"give the broker's storePathRootDir"
+        )
+    segments = [(start, path / COMMITLOG / name) for start, name in starts]
+    size = _common_size(segments, files)
+    _check_no_holes(segments, size)
+    _check_is_log(segments[0], files)
+    configuration = read_configuration(path / CONFIG, files)
+    return RocketMQSource(
+        path=path,
+        segment_size=size,
+        segments=segments,
+        topics=configuration.topics,
+        groups=configuration.groups,
+        offsets=configuration.offsets,
+        delay_offsets=configuration.delay_offsets,
+        config_kind=configuration.kind,
+        closed_cleanly=files.size(path / ABORT_FILE) is None,
+        notes=configuration.notes,
+    )
+
+
+def _is_kvmq_store(path: Path, files: Files) -> bool:
+    return files.size(path / INDEX / ROCKSDB_CURRENT) is not None
+
+
+def _log_files(path: Path, files: Files) -> list[tuple[int, str]]:
+    """First position and name of the log's files; other names are not RocketMQ's and left alone."""
+    try:
+        names = files.list_dir(path / COMMITLOG)
+    except NotADirectoryError:
+        return []
+    found = [(start, name) for name in names if (start := file_start(name)) is not None]
+    # The broker removes a last file that is empty: it was about to be made when it ended.
+    if found and files.size(path / COMMITLOG / found[-1][1]) == 0:
+        found.pop()
+    return found
+
+
+def _common_size(segments: list[tuple[int, Path]], files: Files) -> int:
+    sizes = [files.size(path) or 0 for _, path in segments]
+    ((common, _),) = Counter(sizes).most_common(1)
+    for size, (_, path) in zip(sizes, segments, strict=True):
+        if size != common or not size:
+            raise SegmentDamaged(
+                f"{path} has {size} bytes, others have {common}: all files of a commit log have "
+                f"the same size; restore it from a replica or a backup",
+                str(path),
+            )
+    return common
+
+
+def _check_no_holes(segments: list[tuple[int, Path]], size: int) -> None:
+    first, path = segments[0]
+    if first % size:
+        raise SegmentDamaged(
+            f"{path} begins at {first}, which is not a multiple of its size, {size}", str(path)
+        )
+    for number, (start, path) in enumerate(segments):
+        expected = first + number * size
+        if start != expected:
+            missing = path.with_name(f"{expected:020}")
+            raise SegmentDamaged(
+                f"{missing} is missing: {path.name} is next after {number} files of {size} bytes; "
+                f"restore it, or move the files before the hole away to do without them",
+                str(missing),
+            )
+
+
+def _check_is_log(segment: tuple[int, Path], files: Files) -> None:
+    """Refuse what was never a commit log; damage in one is another matter."""
+    base, path = segment
+    mapped = files.map(path, writable=False)
+    try:
+        head = mapped.buffer[: BLANK.size]
+        if len(head) == BLANK.size:
+            size, magic = BLANK.unpack(head)
+            if magic in _KNOWN_MAGIC or (size, magic) == (0, 0):
+                return
+        if next_good(mapped.buffer, base, 0, mapped.size) < 0:
+            raise SegmentDamaged(
+                f"{path} is not a commit log: it begins with {head.hex(' ')}, and holds no record",
+                str(path),
+            )
+    finally:
+        mapped.close()

@@ -1,0 +1,57 @@
+"""Figures about an open store: what `Store.stats` and `kvmq stats` show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvstore.config import StoreConfig
+from kvstore.index.index import Index
+from kvstore.log.commitlog import CommitLog
+from kvstore.meta.topics import Topics
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """Sizes are bytes, positions bytes of the log. `tail_*` are not checkpointed yet; `index_bytes` are SST files by family.
+
+    `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to 1.
+    """
+
+    path: str
+    topics: int
+    segments: int
+    segment_size: int
+    first_position: int
+    end_position: int
+    durable_position: int
+    checkpointed_position: int
+    log_bytes: int
+    tail_entries: int
+    tail_keys: int
+    syncs: int
+    index_bytes: dict[str, int]
+    disk_used: float
+
+
+def collect(
+    path: Path, log: CommitLog, index: Index, topics: Topics, config: StoreConfig
+) -> StoreStats:
+    """Look at everything once."""
+    tails = [t for t in index.tails if t is not None]
+    return StoreStats(
+        path=str(path),
+        topics=topics.count(),
+        segments=len(log.segments.numbers),
+        segment_size=log.segment_size,
+        first_position=log.first,
+        end_position=log.end,
+        durable_position=log.durable,
+        checkpointed_position=index.checkpoint.position,
+        log_bytes=log.end - log.first,
+        tail_entries=sum(len(t) for t in tails),
+        tail_keys=sum(len(t.key_hashes) for t in tails),
+        syncs=log.syncs,
+        index_bytes=index.families.file_bytes(),
+        disk_used=config.files.disk_used(path),
+    )

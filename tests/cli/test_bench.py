@@ -1,0 +1,77 @@
+"""`kvmq bench` and `python -m bench`: they run, and what they print can be read by a machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.figure import Figure, combine
+from kvstore.cli.measure import Load, messages
+from tests.cli.conftest import Kvmq
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench", *(str(word) for word in words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_quick_benchmark_measures_and_cleans_up(kvmq: Kvmq, tmp_path: Path) -> None:
+    ran = kvmq("bench", tmp_path, "--messages", 2_000, "--json")
+    assert ran.code == 0, ran.err
+    assert set(ran.json["per_second"]) == {
+        "put_batch(32)", "pull(32)", "get, random offset", "query, random key",
+    }  # fmt: skip
+    assert ran.json["queue_index_bytes_per_message"] > 0
+    assert list(tmp_path.iterdir()) == []
+    assert "put_batch(32)" in kvmq("bench", tmp_path, "--messages", 500).out
+
+
+def test_a_load_is_the_same_every_time_and_spread_over_all_queues() -> None:
+    load = Load(messages=1_000, body=10, topics=3, queues=2)
+    first = list(messages(load))
+    assert first == list(messages(load))
+    assert len({(m.topic, m.queue) for m in first}) == 6
+    assert {len(m.body) for m in first} == {10}
+
+
+def test_figures_of_several_runs_become_medians_beside_their_targets() -> None:
+    runs = [[Figure("f", value, "s", 3.0, "lower")] for value in (5.0, 1.0, 2.0)]
+    (result,) = combine("scenario", runs)
+    assert result.figure.value == 2.0
+    assert result.reached is True
+    assert result.runs == [5.0, 1.0, 2.0]
+    assert Figure("f", 2.0, "s", 3.0).reached is False
+    assert Figure("f", 2.0, "s").reached is None
+
+
+def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
+    listed = bench("--list")
+    assert listed.returncode == 0, listed.stderr
+    assert "index_many" in listed.stdout
+    assert bench("nonsense").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("put_batch", "put", "pull", "get", "query"),
+        ("put_sync", "sqlite"),
+        ("index_many", "index_few", "--topics", 20),
+        ("open_queues", "open_killed", "--topics", 20, "--queues", 5),
+    ],
+)
+def test_every_scenario_runs_small(words: tuple[object, ...], tmp_path: Path) -> None:
+    size = ("--messages", 3_200, "--runs", 1, "--json", "--out", tmp_path, "--dir", tmp_path)
+    done = bench(*words, *size)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {r["scenario"] for r in report["results"]} >= {w for w in words if str(w).isalpha()}
+    assert all(r["figure"]["value"] > 0 for r in report["results"])
+    (written,) = tmp_path.glob("*.json")
+    assert json.loads(written.read_text())["results"] == report["results"]

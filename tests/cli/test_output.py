@@ -1,0 +1,95 @@
+"""Tables, sizes, numbers, progress: how values look."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import msgspec
+import pytest
+
+from kvstore.cli import output
+from kvstore.cli.output import Output, printable, size_text
+from kvstore.cli.report import show_report
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_in_a_pipe_is_plain_aligned_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(False).table(("name", "count"), [("a", 1), ("long name", 1_000_000)], title="things")
+    assert capsys.readouterr().out.splitlines() == [
+        "things",
+        "name           count",
+        "a                  1",
+        "long name  1,000,000",
+    ]
+
+
+def test_a_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(False).table(("a", "b"), [])
+    assert capsys.readouterr().out == "a  b\n"
+
+
+def test_a_table_on_a_terminal_does_not_take_text_for_markup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    Output(False).table(("body",), [("[bold]x[/bold] \x1b[31m",)])
+    assert "[bold]x[/bold] \\x1b[31m" in terminal.getvalue()
+
+
+def test_control_characters_are_escaped_and_letters_are_not() -> None:
+    assert printable("a\x1b\n\u202eß漢 ") == "a\\x1b\\n\\u202eß漢 "
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 << 40, "5.0 TiB")]
+)
+def test_sizes_are_for_people(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_progress_shows_itself_late_and_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Output(False).progress() as report:
+        report("scanning", 1, 10)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr(output, "_PATIENCE", -1.0)
+    with Output(False).progress() as report:
+        report("scanning", 1, 10)
+        report("indexing", 5, 0)
+    assert "scanning" in terminal.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with Output(False).progress() as report:
+        report("scanning", 1, 10)
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]  # the StringIO above
+
+
+class Inner(msgspec.Struct):
+    bytes: int = 3 << 20
+    seconds: float = 0.25
+
+
+class Whole(msgspec.Struct):
+    count: int = 12_345
+    ready: bool = True
+    inner: Inner = msgspec.field(default_factory=Inner)
+    names: list[str] = msgspec.field(default_factory=lambda: ["a", "b"])
+    parts: list[Inner] = msgspec.field(default_factory=lambda: [Inner(1, 2.0)])
+    none: None = None
+
+
+def test_any_report_is_shown_by_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    show_report(Output(False), Whole())
+    shown = capsys.readouterr().out
+    for text in ("12,345", "yes", "inner.bytes", "3,145,728 (3.0 MiB)", "0.250", "a, b", "parts"):
+        assert text in shown
+    show_report(Output(True), Whole())
+    assert msgspec.json.decode(capsys.readouterr().out, type=Whole) == Whole()

@@ -1,0 +1,133 @@
+"""`kvmq put`: from the command line, from lines, from JSON lines."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Kvmq
+
+
+def test_a_body_on_the_command_line_is_put_with_all_that_is_said_about_it(
+    kvmq: Kvmq, folder: Path
+) -> None:
+    ran = kvmq(
+        "put", folder, "orders", "--body", "hello", "--tag", "paid", "--key", "a", "--key", "b",
+        "--property", "region=eu=1", "--queue", 3, "--json",
+    )  # fmt: skip
+    assert (ran.code, ran.err) == (0, "")
+    assert (ran.json["topic"], ran.json["queue"], ran.json["offset"]) == ("orders", 3, 0)
+    assert ran.json["status"] in ("written", "flushed")
+    found = kvmq("get", folder, "--id", ran.json["message_id"], "--json").json
+    assert found["body"] == "hello"
+    assert (found["tag"], found["keys"]) == ("paid", ["a", "b"])
+    assert found["properties"] == {"region": "eu=1"}
+
+
+def test_each_line_of_standard_input_is_a_message(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("put", folder, "orders", "--queue", 2, stdin="one\n\n three\r\nno newline")
+    assert ran.code == 0
+    assert ran.out.startswith("4 messages")
+    found = kvmq("pull", folder, "orders", "--queue", 2, "--json").json["messages"]
+    assert [m["body"] for m in found] == ["one", "", " three\r", "no newline"]
+
+
+def test_lines_come_from_a_file_and_each_is_answered_as_a_json_line(
+    kvmq: Kvmq, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"x\n" * 700)
+    ran = kvmq("put", folder, "orders", tmp_path / "in.txt", "--queue", 2, "--json")
+    assert [line["offset"] for line in ran.lines] == list(range(700))
+
+
+def test_json_lines_say_more_and_the_command_line_fills_in(kvmq: Kvmq, folder: Path) -> None:
+    kvmq("topic", "create", folder, "other")
+    encoded = base64.b64encode(b"\xff\xfe").decode()
+    lines = [
+        {"topic": "other", "queue": 1, "body": "a", "tag": "t", "keys": ["k", "l"]},
+        {"body": {"deep": [1]}, "properties": {"p": "q"}, "keys": "one"},
+        {"body_base64": encoded},
+    ]
+    text = "\n\n".join(map(json.dumps, lines))
+    ran = kvmq(
+        "put", folder, "orders", "--jsonl", "--tag", "default", "--queue", 2, "--json", stdin=text
+    )
+    assert ran.code == 0, ran.err
+    ids = [line["message_id"] for line in ran.lines]
+    first, second, third = (kvmq("get", folder, "--id", i, "--json").json for i in ids)
+    assert (first["topic"], first["queue"], first["tag"]) == ("other", 1, "t")
+    assert first["keys"] == ["k", "l"]
+    assert (second["topic"], second["queue"], second["tag"]) == ("orders", 2, "default")
+    assert (second["body"], second["keys"]) == ('{"deep":[1]}', ["one"])
+    assert second["properties"] == {"p": "q"}
+    assert third["body_base64"] == encoded
+
+
+def test_what_pull_prints_as_json_has_what_put_needs(kvmq: Kvmq, folder: Path) -> None:
+    fields = ("topic", "queue", "body", "body_base64", "tag", "keys", "properties")
+    before = kvmq("pull", folder, "orders", "--all", "--json").lines
+    text = "\n".join(json.dumps({k: m[k] for k in fields if k in m}) for m in before)
+    copy = folder.parent / "copy"
+    assert kvmq("put", copy, "orders", "--create", "--jsonl", stdin=text).code == 0
+    after = kvmq("pull", copy, "orders", "--all", "--json").lines
+    assert [[m.get(k) for k in fields] for m in after] == [
+        [m.get(k) for k in fields] for m in before
+    ]
+
+
+def test_a_line_at_fault_is_named_and_what_came_before_it_is_put(kvmq: Kvmq, folder: Path) -> None:
+    text = '{"body": "a"}\n{"body": "b"}\n{"boddy": "c"}\n{"body": "d"}\n'
+    ran = kvmq("put", folder, "orders", "--queue", 2, "--jsonl", "--json", stdin=text)
+    assert ran.code == 1
+    assert ran.error["error"] == "MessageIllegal"
+    assert "line 3" in ran.error["message"]
+    assert "boddy" in ran.error["message"]
+    assert "2 messages were put before that" in ran.error["message"]
+    assert len(ran.lines) == 2
+    assert len(kvmq("pull", folder, "orders", "--queue", 2, "--json").json["messages"]) == 2
+
+
+def test_json_lines_that_are_no_messages_are_refused(kvmq: Kvmq, folder: Path) -> None:
+    for text in ("[1]", "{", "3", '{"tag": "no body"}', '{"body": "a", "body_base64": "YQ=="}',
+                 '{"body_base64": "?"}', '{"body": "a", "keys": 3}', '{"body": "a", "topic": 3}',
+                 '{"body": "a", "queue": "x"}', '{"body": "a", "properties": []}'):  # fmt: skip
+        ran = kvmq("put", folder, "orders", "--jsonl", "--json", stdin=text)
+        assert (ran.code, ran.error["error"]) == (1, "MessageIllegal"), text
+
+
+def test_a_missing_topic_is_an_error_unless_it_is_to_be_created(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("put", folder, "new", "--body", "x", "--json")
+    assert (ran.code, ran.error["error"]) == (1, "TopicNotFound")
+    assert kvmq("put", folder, "new", "--body", "x", "--create").code == 0
+    assert kvmq("put", folder, "new", "--body", "x", "--create").code == 0
+
+
+def test_a_missing_store_is_an_error_unless_it_is_to_be_created(kvmq: Kvmq, tmp_path: Path) -> None:
+    ran = kvmq("put", tmp_path / "no", "t", "--body", "x", "--json")
+    assert (ran.code, ran.error["error"]) == (1, "StoreNotFound")
+    assert not (tmp_path / "no").exists()
+    assert kvmq("put", tmp_path / "no", "t", "--body", "x", "--create").code == 0
+
+
+def test_wrong_usage_is_exit_code_2(kvmq: Kvmq, folder: Path) -> None:
+    assert kvmq("put", folder).code == 2
+    assert kvmq("put", folder, "orders", "--body", "x", "--jsonl").code == 2
+    assert kvmq("put", folder, "orders", "--body", "x", "--property", "nonsense").code == 2
+    assert kvmq("put", folder, "orders", folder / "no such file").code == 2
+    assert kvmq("put", folder, "orders", "--queue", -1).code == 2
+
+
+def test_a_queue_that_is_not_there_is_an_error(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("put", folder, "orders", "--body", "x", "--queue", 4, "--json")
+    assert (ran.code, ran.error["error"]) == (1, "QueueNotFound")
+
+
+def test_settings_come_from_a_file(kvmq: Kvmq, tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text("segment_size = 131072\nauto_create_topics = true\n")
+    (tmp_path / "bad.toml").write_text("segment_sise = 131072\n")
+    put = ("put", tmp_path / "store", "t", "--body", "x", "--create", "--config")
+    assert kvmq(*put, tmp_path / "good.toml").code == 0
+    assert (tmp_path / "store" / "commitlog" / ("0" * 20)).stat().st_size == 131072
+    ran = kvmq(*put, tmp_path / "bad.toml", "--json")
+    assert (ran.code, ran.error["error"]) == (1, "ConfigError")

@@ -1,0 +1,59 @@
+"""`kvmq topic` and `kvmq offset`: what is known about messages, not the messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Kvmq
+
+
+def test_a_topic_is_created_in_a_new_store_listed_and_shown(kvmq: Kvmq, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    made = kvmq("topic", "create", store, "a", "--queues", 3, "--key-index", "unique", "--json")
+    assert made.code == 0, made.err
+    assert (made.json["name"], made.json["read_queues"], made.json["key_index"]) == (
+        "a", 3, "unique",
+    )  # fmt: skip
+    kvmq("topic", "create", store, "b", "--kind", "fifo")
+    listed = kvmq("topic", "list", store, "--json").json
+    assert [(t["name"], t["kind"]) for t in listed] == [("a", "normal"), ("b", "fifo")]
+    shown = kvmq("topic", "show", store, "a", "--json").json
+    assert [q["next_offset"] for q in shown["queues"]] == [0, 0, 0]
+    assert "fifo" in kvmq("topic", "list", store).out
+
+
+def test_show_counts_what_queues_hold(kvmq: Kvmq, folder: Path) -> None:
+    shown = kvmq("topic", "show", folder, "orders", "--json").json
+    assert [q["next_offset"] for q in shown["queues"]] == [40, 1, 0, 0]
+    assert "40" in kvmq("topic", "show", folder, "orders").out
+
+
+def test_alter_changes_and_delete_deletes(kvmq: Kvmq, folder: Path) -> None:
+    altered = kvmq("topic", "alter", folder, "orders", "--queues", 6, "--json").json
+    assert altered["write_queues"] == 6
+    assert kvmq("topic", "alter", folder, "orders").code == 2
+    assert kvmq("topic", "delete", folder, "orders", "--json").json == {"deleted": "orders"}
+    ran = kvmq("topic", "show", folder, "orders", "--json")
+    assert (ran.code, ran.error["error"]) == (1, "TopicNotFound")
+
+
+def test_mistakes_are_typed_errors(kvmq: Kvmq, folder: Path) -> None:
+    twice = kvmq("topic", "create", folder, "orders", "--json")
+    assert (twice.code, twice.error["error"]) == (1, "TopicExists")
+    odd = kvmq("topic", "create", folder, "a b", "--json")
+    assert (odd.code, odd.error["error"]) == (1, "MessageIllegal")
+    for verb in ("alter", "delete", "show"):
+        more = ("--queues", 2) if verb == "alter" else ()
+        ran = kvmq("topic", verb, folder, "none", *more, "--json")
+        assert (ran.code, ran.error["error"]) == (1, "TopicNotFound"), verb
+    assert kvmq("topic", "create", folder, "c", "--queues", 0).code == 2
+
+
+def test_a_group_s_offsets_are_committed_and_shown_with_their_lag(kvmq: Kvmq, folder: Path) -> None:
+    before = kvmq("offset", "show", folder, "billing", "orders", "--json").json
+    assert before[0] == {"queue": 0, "committed": None, "next_offset": 40, "lag": 40}
+    commit = ("offset", "commit", folder, "billing", "orders", "--queue", 0, "--offset", 30)
+    assert kvmq(*commit, "--json").json["offset"] == 30
+    after = kvmq("offset", "show", folder, "billing", "orders", "--json").json
+    assert after[0] == {"queue": 0, "committed": 30, "next_offset": 40, "lag": 10}
+    assert "30" in kvmq("offset", "show", folder, "billing", "orders").out

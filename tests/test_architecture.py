@@ -1,0 +1,529 @@
+"""What holds for the source as a whole: who imports whom, the seams, sizes, no stray addresses.
+
+The rules are read off the syntax tree, so an import inside a function or under TYPE_CHECKING
+counts like any other. Each rule is a plain function from modules to the places that break it; the
+last section feeds each of them a small module that does, so that a rule gone blind fails here.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+MODULE_LINES_MAX: Final = 500
+FUNCTION_LINES_MAX: Final = 80
+
+# From low to high: a part imports parts of lower layers, and of its own layer where no cycle
+# comes of it. A part is a folder or a module directly in kvstore/; one not named here is ENGINE.
+LAYERS: Final = (
+    ("errors", "message", "config", "files", "clock"),
+    ("record",),
+    ("log", "index"),
+    ("meta",),
+    ("consume", "timing"),
+    ("ENGINE", "rocketmq"),
+    ("store",),
+    ("cli", "__main__"),
+)
+LEVELS: Final = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+# Neighbours that know nothing of each other.
+STRANGERS: Final = frozenset({"log", "index"})
+# The package itself, kvstore/__init__.py.
+PUBLIC: Final = "__init__"
+
+CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
+RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
+RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors", "message"})
+TIERING_MAY_IMPORT: Final = (
+    "kvstore.record",
+    "kvstore.index.keys",
+    "kvstore.errors",
+    "kvstore.files",
+    "kvstore.clock",
+)
+# Where the store meets its archives, and the verbs that run the worker.
+MAY_IMPORT_TIERING: Final = frozenset({"store", "cli"})
+
+SEAMS: Final = frozenset({"kvstore.files", "kvstore.clock"})
+OF_OS: Final = ("open", "fdopen", "fsync", "fdatasync", "sync", "posix_fallocate", "truncate")
+OF_OS_TOO: Final = ("ftruncate", "rename", "replace", "remove", "unlink", "link")
+OF_TIME: Final = ("time", "monotonic", "perf_counter", "clock_gettime")
+OF_DATETIME: Final = ("datetime.now", "datetime.utcnow", "datetime.today", "date.today")
+PAST_THE_SEAMS: Final = frozenset(
+    {"open", "builtins.open", "io.open", "mmap.mmap", "time.sleep"}
+    | {f"os.{name}" for name in OF_OS + OF_OS_TOO}
+    | {f"time.{name}{unit}" for name in OF_TIME for unit in ("", "_ns")}
+    | {f"datetime.{name}" for name in OF_DATETIME}
+)
+# A class, so it may be named as a type; of the functions no use is harmless, called or not.
+TYPES: Final = frozenset({"mmap.mmap"})
+# The command puts the null device in the place of a pipe that broke.
+EXCEPTIONS: Final = frozenset({("cli", "os.open")})
+
+# Joined here, so that this file doesn't hold what it looks for.
+STRAY: Final = ("/wo" + "rk/", "pypi" + ".org", "files." + "pythonhosted", "Co-" + "Authored")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file, parsed. `name` is dotted; a package's is its folder's."""
+
+    name: str
+    is_package: bool
+    tree: ast.Module
+    line_count: int
+
+    @property
+    def part(self) -> str:
+        """The folder or module of its package it belongs to; PUBLIC for the package itself."""
+        return part_of(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """`module` names `target`, which is as deep a module as is known to exist."""
+
+    module: Module
+    target: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.module.name}:{self.line} imports {self.target}"
+
+
+# -- reading the source
+
+
+def read_modules(root: Path, package: str) -> list[Module]:
+    """Every module of `package` below `root`, sorted by path; none if it isn't there."""
+    return [
+        parse(path.read_text(encoding="utf-8"), path.relative_to(root))
+        for path in sorted((root / package).rglob("*.py"))
+    ]
+
+
+def parse(source: str, path: Path) -> Module:
+    parts = path.with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    name = ".".join(parts[:-1] if is_package else parts)
+    return Module(name, is_package, ast.parse(source, str(path)), len(source.splitlines()))
+
+
+def part_of(name: str) -> str:
+    return name.split(".")[1] if "." in name else PUBLIC
+
+
+def imports(modules: Iterable[Module], known: frozenset[str]) -> Iterator[Import]:
+    """Every import; `from p import n` is one of `p.n` if that is a known module, else of `p`."""
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield Import(module, alias.name, node.lineno)
+            elif isinstance(node, ast.ImportFrom):
+                base = absolute_base(module, node)
+                names = (f"{base}.{alias.name}" for alias in node.names)
+                for target in {name if name in known else base for name in names}:
+                    yield Import(module, target, node.lineno)
+
+
+def absolute_base(module: Module, node: ast.ImportFrom) -> str:
+    """The module after `from`, with leading dots resolved."""
+    if node.level == 0:
+        assert node.module is not None, "the grammar asks for a name where there are no dots"
+        return node.module
+    parts = module.name.split(".")
+    up = node.level - 1 if module.is_package else node.level
+    anchor = parts[: len(parts) - up]
+    return ".".join([*anchor, node.module] if node.module else anchor)
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def names_of(modules: Iterable[Module]) -> frozenset[str]:
+    return frozenset(module.name for module in modules)
+
+
+# -- the rules: each gives the places that break it
+
+
+def level_of(part: str) -> int:
+    return LEVELS.get(part, LEVELS["ENGINE"])
+
+
+def may_import(importer: str, imported: str) -> bool:
+    """Whether the part `importer` of kvstore may import the part `imported`."""
+    if importer == imported:
+        return True
+    if importer == PUBLIC:
+        return level_of(imported) < LEVELS["cli"]
+    if imported == PUBLIC:
+        return level_of(importer) == LEVELS["cli"]
+    if {importer, imported} == STRANGERS:
+        return False
+    return level_of(imported) <= level_of(importer)
+
+
+def upward_imports(kvstore: list[Module]) -> list[str]:
+    return [
+        str(found)
+        for found in imports(kvstore, names_of(kvstore))
+        if is_within(found.target, "kvstore")
+        and not may_import(found.module.part, part_of(found.target))
+    ]
+
+
+def import_cycles(kvstore: list[Module]) -> list[str]:
+    """Parts that reach themselves through others; the package itself is the door, and left out."""
+    edges: dict[str, set[str]] = {}
+    for found in imports(kvstore, names_of(kvstore)):
+        importer, imported = found.module.part, part_of(found.target)
+        if is_within(found.target, "kvstore") and PUBLIC not in (importer, imported):
+            edges.setdefault(importer, set()).add(imported)
+    return sorted(part for part in edges if part in reachable(edges, edges[part] - {part}, part))
+
+
+def reachable(edges: dict[str, set[str]], start: set[str], but: str) -> set[str]:
+    """What can be reached from `start`, going on from everything except `but`."""
+    seen: set[str] = set()
+    ahead = set(start)
+    while ahead:
+        part = ahead.pop()
+        seen.add(part)
+        if part != but:
+            ahead |= edges.get(part, set()) - seen
+    return seen
+
+
+def foreign_imports_of_record(kvstore: list[Module]) -> list[str]:
+    return [
+        str(found)
+        for found in imports(kvstore, names_of(kvstore))
+        if found.module.part == "record" and not record_may_import(found.target)
+    ]
+
+
+def record_may_import(target: str) -> bool:
+    if is_within(target, "kvstore"):
+        return part_of(target) in RECORD_MAY_IMPORT_OF_KVSTORE
+    return target.partition(".")[0] in RECORD_MAY_IMPORT
+
+
+def misplaced_imports_of_tiering(kvstore: list[Module]) -> list[str]:
+    return [
+        str(found)
+        for found in imports(kvstore, names_of(kvstore))
+        if is_within(found.target, "tiering") and found.module.part not in MAY_IMPORT_TIERING
+    ]
+
+
+def misplaced_imports_by_tiering(tiering: list[Module], kvstore: list[Module]) -> list[str]:
+    return [
+        str(found)
+        for found in imports(tiering, names_of([*kvstore, *tiering]))
+        if is_within(found.target, "kvstore")
+        and not any(is_within(found.target, allowed) for allowed in TIERING_MAY_IMPORT)
+    ]
+
+
+def ways_past_the_seams(modules: list[Module]) -> list[str]:
+    outside = [module for module in modules if module.name not in SEAMS]
+    uses = [
+        f"{module.name}:{line} uses {name}"
+        for module in outside
+        for name, line, is_called in outside_names(module.tree)
+        if name in PAST_THE_SEAMS
+        and (is_called or name not in TYPES)
+        and (module.part, name) not in EXCEPTIONS
+    ]
+    return uses + [str(i) for i in imports(outside, frozenset()) if is_within(i.target, "random")]
+
+
+def outside_names(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """Every use of what is imported or built in: its full name, the line, whether it is called."""
+    origins = {"open": "open"} | origins_of(tree)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            first, *rest = dotted(node)
+            if first in origins:
+                yield ".".join([origins[first], *rest]), node.lineno, id(node) in called
+
+
+def origins_of(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for, and "here" for what the module itself defines."""
+    origins = {
+        node.name: "here"
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                origins[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            for alias in node.names:
+                origins[alias.asname or alias.name] = f"{base}.{alias.name}"
+    return origins
+
+
+def dotted(node: ast.expr) -> list[str]:
+    """`a.b.c` as its names; of anything else, such as `f().b`, a first name nothing has."""
+    match node:
+        case ast.Name(id=name):
+            return [name]
+        case ast.Attribute(value=value, attr=name):
+            return [*dotted(value), name]
+        case _:
+            return [""]
+
+
+def without_docstring(modules: list[Module]) -> list[str]:
+    return [module.name for module in modules if not ast.get_docstring(module.tree)]
+
+
+def too_long(modules: list[Module]) -> list[str]:
+    long_modules = [
+        f"{module.name} has {module.line_count} lines"
+        for module in modules
+        if module.line_count > MODULE_LINES_MAX
+    ]
+    long_functions = [
+        f"{module.name}:{node.lineno} {node.name} has {lines} lines"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    return long_modules + long_functions
+
+
+def stray_strings(paths: Iterable[Path]) -> list[str]:
+    needles = [(text, text.encode()) for text in STRAY]
+    return [
+        f"{path} holds {text}"
+        for path in paths
+        if path.is_file() and (data := path.read_bytes())
+        for text, needle in needles
+        if needle in data
+    ]
+
+
+# -- the rules, held against the source
+
+
+@pytest.fixture(scope="module")
+def kvstore() -> list[Module]:
+    return read_modules(ROOT, "kvstore")
+
+
+@pytest.fixture(scope="module")
+def tiering() -> list[Module]:
+    """Empty while there is no tiering/."""
+    return read_modules(ROOT, "tiering")
+
+
+def test_the_source_is_where_these_tests_look(kvstore: list[Module]) -> None:
+    assert kvstore, "no module was found, so no rule below means anything"
+
+
+def test_imports_in_kvstore_point_down_the_layers(kvstore: list[Module]) -> None:
+    assert upward_imports(kvstore) == []
+
+
+def test_no_part_of_kvstore_imports_itself_through_others(kvstore: list[Module]) -> None:
+    assert import_cycles(kvstore) == []
+
+
+def test_record_stands_on_codecs_and_errors_alone(kvstore: list[Module]) -> None:
+    assert foreign_imports_of_record(kvstore) == []
+
+
+def test_kvstore_meets_tiering_in_the_store_and_the_command_only(kvstore: list[Module]) -> None:
+    assert misplaced_imports_of_tiering(kvstore) == []
+
+
+def test_tiering_imports_formats_and_seams_of_kvstore_only(
+    tiering: list[Module], kvstore: list[Module]
+) -> None:
+    assert misplaced_imports_by_tiering(tiering, kvstore) == []
+
+
+def test_files_and_time_are_reached_through_the_seams_only(kvstore: list[Module]) -> None:
+    assert ways_past_the_seams(kvstore) == []
+
+
+def test_every_module_says_what_it_is(kvstore: list[Module], tiering: list[Module]) -> None:
+    assert without_docstring(kvstore + tiering) == []
+
+
+def test_no_module_or_function_is_too_long_to_read(
+    kvstore: list[Module], tiering: list[Module]
+) -> None:
+    assert too_long(kvstore + tiering) == []
+
+
+def test_no_file_names_a_machine_an_index_or_a_co_author() -> None:
+    """Files not yet added count as well: they are about to be."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git and a checkout to know which files are the project's")
+    command = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    paths = [ROOT / name.decode() for name in listed.split(b"\0") if name]
+    assert stray_strings(paths) == []
+
+
+# -- the rules, held against source that breaks them
+
+
+def module(path: str, source: str) -> Module:
+    return parse(source, Path(path))
+
+
+STORE: Final = module("kvstore/store.py", "")
+WRITER: Final = module("kvstore/writer.py", "")
+KEYS: Final = module("kvstore/index/keys.py", "")
+INDEX: Final = module("kvstore/index/__init__.py", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("kvstore/errors.py", "import kvstore.record.layout"),
+        ("kvstore/log/flush.py", "from kvstore.index.keys import RUN"),
+        ("kvstore/log/flush.py", "from ..index import keys"),
+        ("kvstore/index/keys.py", "from kvstore.log import flush"),
+        ("kvstore/meta/topics.py", "def f():\n    from kvstore.consume import pop"),
+        ("kvstore/consume/pop.py", "from kvstore import store"),
+        ("kvstore/rocketmq/adopt.py", "from ..store import Store"),
+        ("kvstore/writer.py", "from . import store"),
+        ("kvstore/store.py", "from kvstore.cli import main"),
+        ("kvstore/store.py", "import kvstore"),
+        ("kvstore/store.py", "from kvstore import open"),
+        ("kvstore/__init__.py", "from .cli import main"),
+    ],
+)
+def test_an_import_up_the_layers_is_found(path: str, source: str) -> None:
+    assert len(upward_imports([module(path, source), STORE, KEYS, INDEX])) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("kvstore/files.py", "from kvstore.errors import DiskFull"),
+        ("kvstore/log/flush.py", "from kvstore.log import append"),
+        ("kvstore/consume/pop.py", "from ..index import keys"),
+        ("kvstore/rocketmq/adopt.py", "from kvstore import writer"),
+        ("kvstore/reader.py", "import kvstore.writer"),
+        ("kvstore/cli/demo.py", "import kvstore"),
+        ("kvstore/__init__.py", "from kvstore.store import Store"),
+        ("kvstore/writer.py", "import os, kvstores"),
+    ],
+)
+def test_an_import_down_the_layers_is_let_pass(path: str, source: str) -> None:
+    assert upward_imports([module(path, source), STORE, WRITER, KEYS, INDEX]) == []
+
+
+def test_a_cycle_between_neighbours_is_found() -> None:
+    pull = module("kvstore/consume/pull.py", "from kvstore.timing import delays")
+    delays = module("kvstore/timing/delays.py", "from kvstore.consume import pull")
+    assert import_cycles([pull, delays]) == ["consume", "timing"]
+    assert import_cycles([pull]) == []
+
+
+@pytest.mark.parametrize("source", ["import rocksdict", "from kvstore.files import Files"])
+def test_an_import_beyond_codecs_in_record_is_found(source: str) -> None:
+    allowed = "import struct, numpy as np\nfrom kvstore.errors import FormatError\n"
+    modules = [module("kvstore/record/layout.py", allowed + source)]
+    assert len(foreign_imports_of_record(modules)) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["import kvstore", "from kvstore.index import runs", "import kvstore.store"]
+)
+def test_an_import_of_the_engine_in_tiering_is_found(source: str) -> None:
+    allowed = "from kvstore.index import keys\nfrom kvstore.record.layout import HEADER\n"
+    modules = [module("tiering/worker.py", allowed + source)]
+    assert len(misplaced_imports_by_tiering(modules, [KEYS, INDEX, STORE])) == 1
+
+
+def test_an_import_of_tiering_below_the_store_is_found() -> None:
+    source = "import tiering.catalog"
+    assert len(misplaced_imports_of_tiering([module("kvstore/reader.py", source)])) == 1
+    assert misplaced_imports_of_tiering([module("kvstore/store.py", source)]) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('f')",
+        "from io import open\nopen('f')",
+        "import os\nos.fsync(3)",
+        "import os as o\no.fdatasync(3)",
+        "from os import fsync as f\nf(3)",
+        "import mmap\nmmap.mmap(3, 0)",
+        "import time\ntime.time()",
+        "from time import sleep\nsleep(1)",
+        "import time\nnow = time.monotonic",
+        "import datetime as d\nd.datetime.now()",
+        "from random import random\nrandom()",
+        "def f():\n    import random\n    return random.Random(1)",
+    ],
+)
+def test_a_way_past_the_seams_is_found(source: str) -> None:
+    assert len(ways_past_the_seams([module("kvstore/writer.py", source)])) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def open(path): ...\nopen('d')",
+        "from kvstore.store import open\nopen('d')",
+        "files.open('f')",
+        "import os\nos.path.join('a', 'b')",
+        "import time\ntime.strftime('%H')",
+        "clock.sleep(1)",
+        "from mmap import mmap\nBuffer = mmap | bytes",
+    ],
+)
+def test_what_only_looks_like_a_way_past_the_seams_is_let_pass(source: str) -> None:
+    assert ways_past_the_seams([module("kvstore/writer.py", source)]) == []
+
+
+def test_the_seams_themselves_may_do_what_they_are_for() -> None:
+    assert ways_past_the_seams([module("kvstore/files.py", "import os\nos.fsync(3)")]) == []
+
+
+def test_a_module_without_a_docstring_is_found() -> None:
+    assert without_docstring([module("kvstore/a.py", "x = 1")]) == ["kvstore.a"]
+
+
+def test_what_is_too_long_is_found() -> None:
+    body = "    pass\n"
+    longest = "def f():\n" + body * (FUNCTION_LINES_MAX - 1)
+    assert too_long([module("kvstore/a.py", longest)]) == []
+    assert len(too_long([module("kvstore/a.py", longest + body)])) == 1
+    assert too_long([module("kvstore/a.py", "\n" * MODULE_LINES_MAX)]) == []
+    assert len(too_long([module("kvstore/a.py", "\n" * (MODULE_LINES_MAX + 1))])) == 1
+
+
+@pytest.mark.parametrize("text", STRAY)
+def test_a_stray_string_is_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "clean").write_text("a work in progress")
+    (tmp_path / "stray").write_text(f"see {text} for more")
+    assert len(stray_strings(sorted(tmp_path.iterdir()))) == 1
