@@ -13,8 +13,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Final
 
 from kvstore.config import StoreConfig
 from kvstore.index.index import Index
@@ -22,14 +20,12 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
-from kvstore.record.batch import Draft, Host, Limits, UniqueIds, encode, positions_of, prepare
+from kvstore.record.batch import Host, encode
 from kvstore.record.hosts import pack_host
 from kvstore.record.layout import BLANK_SIZE
+from kvstore.record.prepare import Limits, Prepared, prepare
 from kvstore.record.property_crc import property_crc_suffix
-
-_size: Final = itemgetter(2)
-_tag_hash: Final = itemgetter(6)
-_hashes: Final = itemgetter(11)
+from kvstore.record.uniqueids import UniqueIds
 
 
 def store_host(config: StoreConfig) -> Host:
@@ -74,11 +70,10 @@ class Writer:
         log.check_writable()
         log.check_disk()
         now = self._clock.now_ms()
-        drafts = prepare(messages, self._topics.for_put, self._ids, now, self._limits)
-        if not drafts:
+        batch = prepare(messages, self._topics.for_put, self._ids, now, self._limits)
+        if not batch.sizes:
             return []
-        sizes = list(map(_size, drafts))
-        total = sum(sizes)
+        total = sum(batch.sizes)
         offsets: list[int] = []
         log.acquire()
         try:
@@ -88,18 +83,15 @@ class Writer:
                 now = self.last_stored
             self.last_stored = now
             if total <= log.room():
-                positions = self._append(drafts, sizes, offsets, now)
+                positions = self._append(batch, 0, len(batch.sizes), offsets, now)
             else:
-                positions = self._append_rolling(drafts, sizes, offsets, now)
+                positions = self._append_rolling(batch, offsets, now)
+            tail = self._index.tails.active
+            tail.add_keys(positions, batch.key_digests, batch.key_owners, batch.key_bytes)
             end = log.end
-            start = self._index.tails.active.start
         finally:
             log.lock.release()
-        if end - start >= self._tail_due:
-            self._wake.set()
-            if end - start >= self._tail_max:
-                # The housekeeper can't keep up: whoever puts does its work.
-                self._checkpoint_now()
+        self._look_after(end - tail.start)
         if self._sync:
             self._flusher.wait(end)
             status = PutStatus.FLUSHED
@@ -108,46 +100,43 @@ class Writer:
                 self._flusher.nudge()
             status = PutStatus.WRITTEN
         return [
-            PutResult(d[7], d[0].name, d[1], offset, position, d[2], status)
-            for d, offset, position in zip(drafts, offsets, positions, strict=True)
+            PutResult(message_id, topic.name, queue, offset, position, size, status)
+            for message_id, topic, queue, offset, position, size in zip(
+                batch.message_ids, batch.topics, batch.queues, offsets, positions, batch.sizes, strict=True
+            )
         ]
 
-    def _append(
-        self, drafts: Sequence[Draft], sizes: list[int], offsets: list[int], now: int
-    ) -> list[int]:
-        """Append drafts that fit the active segment; returns their positions."""
-        log, tail = self._log, self._index.tails.active
-        position = log.end
-        data = encode(
-            drafts,
-            position,
-            now,
-            self._host,
-            self._index.queue_tail,
-            tail.queues,
-            offsets,
-            self._suffix,
+    def _look_after(self, unindexed: int) -> None:
+        """See that the tail gets its checkpoint."""
+        if unindexed >= self._tail_due:
+            self._wake.set()
+            if unindexed >= self._tail_max:
+                # The housekeeper can't keep up: whoever puts does its work.
+                self._checkpoint_now()
+
+    def _append(self, batch: Prepared, first: int, stop: int, offsets: list[int], now: int) -> list[int]:
+        """Append messages that fit the active segment; returns their positions."""
+        log, index = self._log, self._index
+        tail = index.tails.active
+        data, positions = encode(
+            batch, first, stop, log.end, now, self._host, tail.queues, index.queue_tail, offsets, self._suffix
         )
-        positions = positions_of(sizes, position)
-        tail.add(positions, sizes, list(map(_tag_hash, drafts)), now)
-        tail.add_keys(positions, list(map(_hashes, drafts)))
-        log.append(data, len(drafts))
+        tail.add(positions, batch.sizes[first:stop], batch.tag_hashes[first:stop], now)
+        log.append(data, stop - first)
         return positions
 
-    def _append_rolling(
-        self, drafts: Sequence[Draft], sizes: list[int], offsets: list[int], now: int
-    ) -> list[int]:
-        """Append drafts over the ends of segments."""
+    def _append_rolling(self, batch: Prepared, offsets: list[int], now: int) -> list[int]:
+        """Append messages over the ends of segments."""
         log = self._log
-        pieces = list(self._pieces(sizes))
+        pieces = list(self._pieces(batch.sizes))
         for number in range(len(pieces)):
             log.segments.create(log.end // log.segment_size + number)
         positions: list[int] = []
-        for i, (a, b) in enumerate(pieces):
+        for i, (first, stop) in enumerate(pieces):
             if i:
                 log.roll()
-            if a < b:
-                positions += self._append(drafts[a:b], sizes[a:b], offsets, now)
+            if first < stop:
+                positions += self._append(batch, first, stop, offsets, now)
         return positions
 
     def _pieces(self, sizes: list[int]) -> list[tuple[int, int]]:

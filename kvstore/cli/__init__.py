@@ -76,6 +76,13 @@ class _Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl([(name, entry[1]) for name, entry in _VERBS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """See `click.Group`; a pipe that broke is told apart before click makes it exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as e:
+            raise click.exceptions.Exit(_pipe_closed()) from e
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         """Run a command line and leave the process (`SystemExit`) with its exit code."""
         words = list(sys.argv[1:] if args is None else args)
@@ -89,6 +96,12 @@ class _Verbs(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _pipe_closed() -> int:
+    # What is still buffered must not fail again when the interpreter flushes at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _PIPE_CLOSED
+
+
 def _failed(error: BaseException, as_json: bool) -> int:
     """Say what went wrong and return the exit code; what is nobody's fault but ours goes on up."""
     if isinstance(error, click.exceptions.Exit):
@@ -96,9 +109,7 @@ def _failed(error: BaseException, as_json: bool) -> int:
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return _INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        # What is still buffered must not fail again when the interpreter flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
+        return _pipe_closed()
     if isinstance(error, click.UsageError) and not as_json:
         error.show()
         return _USAGE

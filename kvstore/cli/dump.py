@@ -460,16 +460,15 @@ class _Show:
             self.out.line({"kind": "record", "file": str(path), **described})
             return
         self._heading(path)
-        self.out.text(
-            f"record at {described['position']}: {described['size']:,} bytes", fg="cyan", bold=True
-        )
+        title = f"record at {described['position']}: {described['size']:,} bytes"
+        lines = [click.style(title, fg="cyan", bold=True)]
         for label, value in record_rows(described):
             name = click.style(f"{printable(label):<20}", fg="bright_black")
-            click.echo(f"  {name}{printable(value)}")
-        for line in body_lines(described):
-            click.echo(f"    {printable(line)}")
+            lines.append(f"  {name}{printable(value)}")
+        lines += (f"    {printable(line)}" for line in body_lines(described))
         if described["body_truncated"]:
-            click.secho("    ... (more with --body)", fg="bright_black")
+            lines.append(click.style("    ... (more with --body)", fg="bright_black"))
+        click.echo("\n".join(lines))  # at once: each echo is a write
 
     def _heading(self, path: Path) -> None:
         if path != self._path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -40,7 +41,7 @@ def get(
         else:
             message = store.find(message_id or "")
     if raw:
-        write_raw(click.get_binary_stream("stdout"), message)
+        write_raw(sys.stdout.buffer, message)
     else:
         show_message(out, message)
 
@@ -55,6 +56,6 @@ def find(out: Output, folder: Path, message_id: str, raw: bool) -> None:
     with open_store(out, folder, read_only=True) as store:
         message = store.find(message_id)
     if raw:
-        write_raw(click.get_binary_stream("stdout"), message)
+        write_raw(sys.stdout.buffer, message)
     else:
         show_message(out, message)

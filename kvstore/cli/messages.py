@@ -24,7 +24,7 @@ _BODY_SHOWN: Final = 100
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """What a JSON line may say about a message to put; None is the same as silence, but for a body."""
+    """What a JSON line may say about a message to put; None says nothing, except as a body."""
 
     topic: str | None = None
     body: Any = msgspec.UNSET

@@ -43,7 +43,7 @@ def show(out: Output, folder: Path, group: str, topic: str) -> None:
 @_group_argument
 @topic_argument
 @click.option("--queue", type=click.IntRange(min=0), required=True)
-@click.option("--offset", "position", type=click.IntRange(min=0), required=True)
+@click.option("--offset", "up_to", type=click.IntRange(min=0), required=True)
 @output_option
 def commit(out: Output, folder: Path, group: str, topic: str, queue: int, up_to: int) -> None:
     """Say that GROUP has consumed a queue of TOPIC up to, not including, an offset."""

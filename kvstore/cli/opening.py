@@ -64,9 +64,9 @@ def read_config(file: Path | None) -> StoreConfig:
 
 def require_store(folder: Path) -> None:
     """Raise `StoreNotFound` unless a store is there."""
-    if not (folder / "commitlog").is_dir():
+    if not any((folder / part).is_dir() for part in ("commitlog", "index")):
         raise StoreNotFound(
-            f"there is no store in {folder} (no folder commitlog in it); "
+            f"there is no store in {folder}: it has neither commitlog nor index in it; "
             "`kvmq topic create` and `kvmq put --create` make one"
         )
 

@@ -7,6 +7,7 @@ number; what was put before it stays, and the error says how much that is.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,7 +77,7 @@ def put(
             result = store.put_batch([Message(topic=topic, body=body.encode(), **defaults)])[0]
             _show_one(out, result)
             return
-        lines = source or click.get_binary_stream("stdin")
+        lines = source or sys.stdin.buffer
         _put_lines(out, store, _messages(lines, topic, jsonl, defaults), batch)
 
 

@@ -122,7 +122,6 @@ def _show(out: Output, topics: list[TopicInfo]) -> None:
         out.document(topics[0])
         return
     rows = [
-        (t.name, t.id, t.read_queues, t.write_queues, str(t.kind), str(t.key_index or "store's"))
-        for t in topics
+        (t.name, t.id, t.read_queues, t.write_queues, str(t.kind), str(t.key_index)) for t in topics
     ]
     out.table(("topic", "id", "read queues", "write queues", "kind", "key index"), rows)

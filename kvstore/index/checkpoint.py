@@ -8,7 +8,6 @@ Invariant: pure: a tail goes in, rows come out; who writes them puts them in one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -24,90 +23,98 @@ I64 = NDArray[np.int64]
 _RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
 
 
-class Stretch(NamedTuple):
-    """A queue's entries of one tail in one segment: where a place may have to begin."""
-
-    queue: int
-    """The queue's key in memory, topic id << 32 | queue id."""
-    segment: int
-    first: int
-    stored_at: int
-
-
 class RunRows(NamedTuple):
-    """Rows of `runs`, what `places` may need, and the queues' next offsets."""
+    """Rows of `runs`; where each queue's entries of a segment begin (where a place may have to); next offsets.
 
-    rows: list[tuple[bytes, bytes]]
-    stretches: list[Stretch]
+    Queues are named by their keys in memory, topic id << 32 | queue id. The lists of a pair go together.
+    """
+
+    keys: list[bytes]
+    values: list[bytes]
+    stretches: list[tuple[int, int, int, int]]
+    """Queue, segment, first offset, first store time."""
     next_offsets: dict[int, int]
 
 
 def run_rows(tail: Tail, segment_size: int) -> RunRows:
     """The runs of a tail that gets no more entries."""
-    queues = sorted((key, t) for key, t in tail.queues.items() if t.positions)
-    if not queues:
-        return RunRows([], [], {})
-    lengths = np.fromiter((len(t.positions) for _, t in queues), np.int64, len(queues))
-    total = int(lengths.sum())
-    positions = np.fromiter(chain.from_iterable(t.positions for _, t in queues), np.int64, total)
-    rows = np.searchsorted(np.frombuffer(tail.positions, np.uint64).astype(np.int64), positions)
+    total = len(tail.positions)
+    if not total:
+        return RunRows([], [], [], {})
+    queue_keys = np.fromiter(tail.queues, np.uint64, len(tail.queues))
+    in_order = np.argsort(queue_keys)
+    queue_keys = queue_keys[in_order]
+    tails = list(tail.queues.values())
+    tails = [tails[i] for i in in_order.tolist()]
+    lists = [t.positions for t in tails]
+    lengths = np.array(list(map(len, lists)), dtype=np.int64)
+    firsts = np.array([t.first for t in tails], dtype=np.int64)
+    positions = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
+    next_offsets = dict(zip(queue_keys.tolist(), (firsts + lengths).tolist(), strict=True))
+    there = np.flatnonzero(lengths)  # a queue may be known to the tail without having an entry yet
+    queue_keys, lengths, firsts = queue_keys[there], lengths[there], firsts[there]
+
+    rows = np.searchsorted(np.frombuffer(tail.positions, np.uint64).view(np.int64), positions)
     starts = np.cumsum(lengths) - lengths
-    owner = np.repeat(np.arange(len(queues)), lengths)
-    segments = positions // segment_size
-    changes = np.flatnonzero(np.diff(segments)) + 1
-    begins = np.union1d(starts, changes) if len(changes) else starts
-    firsts = np.fromiter((t.first for _, t in queues), np.int64, len(queues))
-    offsets = firsts[owner] + np.arange(total) - starts[owner]
-    keys = np.fromiter((key for key, _ in queues), np.uint64, len(queues))
-    stored_at = np.frombuffer(tail.stored_at, np.uint64).astype(np.int64)[rows]
+    begins, segments = starts, np.full(len(starts), positions[0] // segment_size)
+    if tail.positions[0] // segment_size != tail.positions[-1] // segment_size:
+        of_entry = positions // segment_size
+        begins = np.union1d(starts, np.flatnonzero(np.diff(of_entry)) + 1)
+        segments = of_entry[begins]
     columns = Columns(
-        positions - segments * segment_size,
-        np.frombuffer(tail.sizes, np.uint32).astype(np.int64)[rows],
+        positions % segment_size,
+        np.frombuffer(tail.sizes, np.uint32)[rows].astype(np.int64),
         np.frombuffer(tail.tag_hashes, np.int64)[rows],
-        stored_at,
+        np.frombuffer(tail.stored_at, np.uint64)[rows].astype(np.int64),
     )
+    owner = np.searchsorted(starts, begins, side="right") - 1
+    offsets = firsts[owner] + begins - starts[owner]
     stretches = list(
-        map(
-            Stretch,
-            keys[owner[begins]].tolist(), segments[begins].tolist(), offsets[begins].tolist(), stored_at[begins].tolist(),
+        zip(
+            queue_keys[owner].tolist(), segments.tolist(), offsets.tolist(), columns.stored_at[begins].tolist(),
+            strict=True,
         )
     )  # fmt: skip
-    begins = split_long(begins, total)
-    return RunRows(
-        list(pack_rows(columns, begins, segments[begins], keys[owner[begins]], offsets[begins])),
-        stretches,
-        dict(zip(keys.tolist(), (firsts + lengths).tolist(), strict=True)),
-    )
+    split = split_long(begins, total)
+    if len(split) != len(begins):
+        owner = np.searchsorted(starts, split, side="right") - 1
+        segments = segments[np.searchsorted(begins, split, side="right") - 1]
+        offsets = firsts[owner] + split - starts[owner]
+    keys, values = pack_rows(columns, split, segments, queue_keys[owner], offsets)
+    return RunRows(keys, values, stretches, next_offsets)
 
 
 def pack_rows(
-    columns: Columns, starts: I64, segments: I64, keys: NDArray[np.uint64], firsts: I64
-) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of `runs` for columns cut at `starts`; the other arguments have one value a run."""
+    columns: Columns, starts: I64, segments: I64, queues: NDArray[np.uint64], firsts: I64
+) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values of `runs` for columns cut at `starts`; the other arguments have one value a run."""
     packed = pack_many(columns, starts)
     table = np.empty(len(starts), dtype=_RUN_KEY)
     table["segment"], table["first"] = segments, firsts
-    table["topic"], table["queue"] = keys >> np.uint64(32), keys & np.uint64(QUEUE_MASK)
-    raw = table.tobytes()
-    width = _RUN_KEY.itemsize
-    data = packed.data
-    for i, (a, b) in enumerate(zip(packed.starts, packed.ends, strict=True)):
-        yield raw[i * width : (i + 1) * width], data[a:b]
+    table["topic"], table["queue"] = queues >> np.uint64(32), queues & np.uint64(QUEUE_MASK)
+    raw, width, data = table.tobytes(), _RUN_KEY.itemsize, packed.data
+    keys = [raw[at : at + width] for at in range(0, len(raw), width)]
+    return keys, [data[a:b] for a, b in zip(packed.starts, packed.ends, strict=True)]
 
 
 def key_pairs(tail: Tail, segment_size: int) -> dict[int, tuple[I64, I64]]:
     """A tail's keys by segment, sorted: hashes, and positions in the segment."""
-    hashes = np.frombuffer(tail.key_hashes, np.uint64).astype(np.int64)
+    hashes = np.frombuffer(tail.key_digests, np.uint32).astype(np.int64) << 8
+    hashes |= np.frombuffer(tail.key_bytes, np.uint8)
     positions = np.frombuffer(tail.key_positions, np.uint64).astype(np.int64)
     found = {}
-    segments = positions // segment_size
-    for segment in np.unique(segments).tolist():
-        mine = segments == segment
-        found[segment] = sort_pairs(hashes[mine], positions[mine] - segment * segment_size)
+    if not len(positions):
+        return found
+    first, last = int(positions.min()) // segment_size, int(positions.max()) // segment_size
+    for segment in range(first, last + 1):
+        base = segment * segment_size
+        mine = slice(None) if first == last else (positions >= base) & (positions < base + segment_size)
+        if first == last or mine.any():  # type: ignore[union-attr]  # a mask, where it is not the whole
+            found[segment] = sort_pairs(hashes[mine], positions[mine] - base)
     return found
 
 
-def key_rows(segment: int, part: int, hashes: I64, positions: I64) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of `message_keys` for sorted pairs of one part."""
-    for first, value in pack_blocks(hashes, positions):
-        yield key_block_key(segment, part, first), value
+def key_rows(segment: int, part: int, hashes: I64, positions: I64) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values of `message_keys` for sorted pairs of one part."""
+    blocks = pack_blocks(hashes, positions)
+    return [key_block_key(segment, part, first) for first, _ in blocks], [value for _, value in blocks]

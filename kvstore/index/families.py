@@ -9,7 +9,7 @@ Invariants: values are written through a `Batch` only; a batch is written whole 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -48,10 +48,10 @@ class Batch:
         """Set a key."""
         self.raw.put(key, value, self._handles[family])
 
-    def put_many(self, family: str, rows: Iterator[tuple[bytes, bytes]]) -> None:
+    def put_many(self, family: str, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Set many keys of one family."""
         put, handle = self.raw.put, self._handles[family]
-        for key, value in rows:
+        for key, value in zip(keys, values, strict=True):
             put(key, value, handle)
 
     def delete(self, family: str, key: bytes) -> None:

@@ -169,27 +169,20 @@ class Index:
         with self._write_lock:
             frozen = self.tails.frozen
             batch = self.families.batch()
-            stretches = []
-            parts = {}
+            stretches: list[tuple[int, int, int, int]] = []
+            parts: dict[int, tuple[int, ...]] = {}
             next_offsets: dict[int, int] = {}
             if frozen is not None:
-                rows, stretches, next_offsets = run_rows(frozen, self.segment_size)
-                batch.put_many(RUNS, iter(rows))
+                keys, values, stretches, next_offsets = run_rows(frozen, self.segment_size)
+                batch.put_many(RUNS, keys, values)
                 for segment, (hashes, positions) in key_pairs(frozen, self.segment_size).items():
                     parts[segment] = self.keys.add(batch, segment, hashes, positions)
             placed: dict[int, int] = {}
-            segment_before: dict[int, int] = {}
             for queue, segment, first, stored_at in stretches:
-                known = placed.get(queue)
-                if known is None:
-                    known = segment_before[queue] = self.head(queue).segment
-                if known != segment:
-                    batch.put(
-                        PLACES,
-                        place_key(queue >> 32, queue & QUEUE_MASK, first),
-                        place_value(segment, stored_at),
-                    )
-                    placed[queue] = segment
+                last = placed.get(queue)
+                if (self.head(queue).segment if last is None else last) != segment:
+                    batch.put(PLACES, place_key(queue >> 32, queue & QUEUE_MASK, first), place_value(segment, stored_at))
+                placed[queue] = segment
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             if also is not None:
                 also(batch)
@@ -197,15 +190,12 @@ class Index:
             self.families.write(batch, sync=sync)
             # From here on the rows are found in RocksDB: first the notes about them, then the tail may go.
             self._changing()
-            self.queues.changed(list(placed))
+            self.queues.changed(placed)
             for segment, found in parts.items():
                 self.keys.written(segment, found)
             with self._heads_lock:
-                for queue, offset in next_offsets.items():
-                    last = placed.get(queue)
-                    if last is None:
-                        last = segment_before[queue]
-                    self._keep_head(queue, Head(offset, last))
+                for queue, segment in placed.items():
+                    self._keep_head(queue, Head(next_offsets[queue], segment))
             self.checkpoint = checkpoint
             self.tails = Tails(self.tails.active, None)
 
@@ -274,7 +264,7 @@ class Index:
         """Positions of records in the tails that may have a key, newest first."""
         found: set[int] = set()
         for tail in self.tails:
-            if tail is not None and len(tail.key_hashes):
+            if tail is not None and len(tail.key_digests):
                 found.update(tail.find_key(key_hash))
         return sorted((p for p in found if p < end), reverse=True)
 

@@ -29,12 +29,15 @@ _SIZE: Final = HEADER.size
 
 
 def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
-    """Pairs in the order blocks want: by hash, then by position; each pair once."""
-    order = np.lexsort((positions, hashes))
-    hashes, positions = hashes[order], positions[order]
-    fresh = np.ones(len(hashes), dtype=bool)
-    fresh[1:] = (np.diff(hashes) != 0) | (np.diff(positions) != 0)
-    return hashes[fresh], positions[fresh]
+    """Pairs in the order blocks want: by hash. Pairs of one hash come in the order they had."""
+    if len(hashes) < 1 << 24:
+        # One sort of one number (hash, then place in the input) is five times as fast as an argsort.
+        joint = hashes.astype(np.uint64) << np.uint64(24) | np.arange(len(hashes), dtype=np.uint64)
+        joint.sort()
+        order = (joint & np.uint64(0xFFFFFF)).astype(np.int64)
+        return (joint >> np.uint64(24)).astype(np.int64), positions[order]
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], positions[order]
 
 
 def pack_blocks(hashes: I64, positions: I64) -> list[tuple[int, bytes]]:
@@ -72,7 +75,7 @@ def _planes(column: I64, width: int) -> bytes:
 
 
 def find_in_block(first: int, value: bytes, low: int, high: int) -> list[int]:
-    """Positions of the pairs whose hash is `low` to `high`, both included, in order of hash, then position."""
+    """Positions of the pairs whose hash is `low` to `high`, both included, in no order, maybe repeated."""
     wide, far, count = _header(value)
     i = _bisect(value, wide, count, low - first)
     found = []

@@ -84,9 +84,7 @@ class MessageKeys:
                 if low == high:
                     break
                 it.next()
-        if len(parts) > 1 or low != high:
-            found = sorted(set(found))
-        return [base + p for p in found]
+        return [base + p for p in sorted(set(found))]
 
     def add(self, batch: Batch, segment: int, hashes: I64, positions: I64) -> tuple[int, ...]:
         """Put a new part of sorted pairs into a batch; returns the segment's parts once it is written.
@@ -104,7 +102,7 @@ class MessageKeys:
             parts = tuple(p for p in parts if p not in same)
             level += 1
         number = max((p + 1 for p in same), default=level << PART_LEVEL_SHIFT)
-        batch.put_many(MESSAGE_KEYS, key_rows(segment, number, hashes, positions))
+        batch.put_many(MESSAGE_KEYS, *key_rows(segment, number, hashes, positions))
         return (*parts, number)
 
     def seal(self, batch: Batch, segment: int) -> tuple[int, ...]:
@@ -114,7 +112,7 @@ class MessageKeys:
             return parts
         hashes, positions = self._merged(segment, parts, [])
         self._drop(batch, segment, parts)
-        batch.put_many(MESSAGE_KEYS, key_rows(segment, PART_SEALED, hashes, positions))
+        batch.put_many(MESSAGE_KEYS, *key_rows(segment, PART_SEALED, hashes, positions))
         return (PART_SEALED,)
 
     def written(self, segment: int, parts: tuple[int, ...]) -> None:

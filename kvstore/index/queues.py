@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -110,8 +111,8 @@ class Queues:
         with self._lock:
             self._version += 1
 
-    def changed(self, queues: list[int]) -> None:
-        """Take note that these queues have new places."""
+    def changed(self, queues: Iterable[int]) -> None:
+        """Take note that these queues may have new places."""
         with self._lock:
             for queue in queues:
                 self._places.pop(queue, None)

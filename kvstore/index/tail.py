@@ -26,8 +26,7 @@ class Tail:
     """See the module."""
 
     __slots__ = (
-        "_key_lock", "_keys", "_keys_known", "key_hashes", "key_positions", "positions", "queues",
-        "sizes", "start", "stored_at", "tag_hashes",
+        "_key_lock", "_keys", "_keys_known", "key_bytes", "key_digests", "key_positions", "positions", "queues", "sizes", "start", "stored_at", "tag_hashes",
     )  # fmt: skip
 
     def __init__(self, start: int) -> None:
@@ -38,7 +37,8 @@ class Tail:
         self.sizes = array("I")
         self.tag_hashes = array("q")
         self.stored_at = array("Q")
-        self.key_hashes = array("Q")
+        self.key_digests = array("I")
+        self.key_bytes = array("B")
         self.key_positions = array("Q")
         self._keys: dict[int, list[int]] = {}
         self._keys_known = 0
@@ -58,33 +58,28 @@ class Tail:
         self.positions.extend(positions)
         self.sizes.extend(sizes)
         self.tag_hashes.extend(tag_hashes)
-        self.stored_at.extend([stored_at] * len(sizes))
+        self.stored_at.extend(array("Q", (stored_at,)) * len(sizes))
 
-    def add_keys(self, positions: Sequence[int], hashes: Sequence[tuple[int, ...]]) -> None:
-        """Add the key hashes of records at these positions."""
-        self.key_hashes.extend(chain.from_iterable(hashes))
-        if len(set(map(len, hashes))) == 1:
-            # Every message with as many keys as the next: the usual case, and all in C.
-            self.key_positions.extend(
-                chain.from_iterable(zip(*repeat(positions, len(hashes[0])), strict=True))
-            )
+    def add_keys(
+        self, positions: Sequence[int], digests: Sequence[int], owners: Sequence[int] | None, hash_bytes: bytes
+    ) -> None:
+        """Add keys of records at `positions`: digests, whose they are (None: round robin), topics' hash bytes."""
+        if owners is None:
+            times = len(digests) // len(positions) if positions else 0
+            self.key_positions.extend(chain.from_iterable(repeat(positions, times)))
         else:
-            self.key_positions.extend(
-                chain.from_iterable(
-                    repeat(p, len(h)) for p, h in zip(positions, hashes, strict=True)
-                )
-            )
+            self.key_positions.extend([positions[i] for i in owners])
+        self.key_bytes.frombytes(hash_bytes)
+        self.key_digests.extend(digests)
 
     def find_key(self, key_hash: int) -> list[int]:
         """Positions of records with a key of this hash, whatever their topic, oldest first."""
         with self._key_lock:
-            known, end = self._keys_known, len(self.key_positions)
+            known, end = self._keys_known, len(self.key_digests)
             if known < end:
                 keys = self._keys
-                for h, p in zip(
-                    self.key_hashes[known:end], self.key_positions[known:end], strict=True
-                ):
-                    keys.setdefault(h >> 8, []).append(p)
+                for d, p in zip(self.key_digests[known:end], self.key_positions[known:end], strict=True):
+                    keys.setdefault(d, []).append(p)
                 self._keys_known = end
             return list(self._keys.get(key_hash >> 8, ()))
 

@@ -9,7 +9,6 @@ Invariants: a row is on the disk before a record can name its topic; ids only gr
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final, Literal
@@ -35,6 +34,7 @@ Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"
 
 QUEUES_MAX: Final = 1 << 16
 CACHED_MAX: Final = 1 << 18
+_turn_lock: Final = threading.Lock()
 _DROPPED: Final = b"dropped/"
 
 
@@ -90,11 +90,14 @@ class Topic:
         self.hash_byte = topic_byte(name)
         self.keys_unique = info.key_index != "off"
         self.keys_all = info.key_index == "all"
-        self._turn = itertools.count()
+        self._turn = 0
 
-    def spread(self) -> int:
-        """The queue for the next message that names none: round robin."""
-        return next(self._turn) % self.write_queues
+    def spread(self, count: int) -> int:
+        """The first of `count` turns for messages that name no queue."""
+        with _turn_lock:
+            first = self._turn
+            self._turn += count
+            return first
 
     def key(self, queue: int) -> int:
         """A queue's key in memory; `QueueNotFound` if the topic has no such queue."""

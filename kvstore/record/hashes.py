@@ -1,7 +1,7 @@
 """Hashes: the Java ones that RocketMQ's files carry, and the 40-bit ones of the key index.
 
 The idea: RocketMQ filters by the Java hash of the tag and finds keys by the Java hash of
-`topic#key`, so those are rebuilt here to the bit. The key index of this store uses XXH3 instead:
+`topic#key`, so those are rebuilt here to the bit. The key index of this store uses XXH32 instead:
 wide enough that collisions are rare, and made in C.
 
 Invariant: the same input gives the same number, on every machine and in every version: they are on
@@ -16,7 +16,7 @@ from array import array
 from functools import lru_cache
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh32_intdigest
 
 from kvstore.record.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 
@@ -66,22 +66,22 @@ def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: i
 
 
 def topic_byte(topic: bytes) -> int:
-    """What a topic puts under the hashes of its keys: the low byte of XXH3-64 of its name."""
-    return xxh3_64_intdigest(topic) & 0xFF
+    """What a topic puts under the hashes of its keys: the low byte of XXH32 of its name."""
+    return xxh32_intdigest(topic) & 0xFF
 
 
 def key_hash(topic: bytes, key: bytes) -> int:
-    """The key index's 40-bit hash: the top 32 bits of XXH3-64 of the key, then the topic's byte.
+    """The key index's 40-bit hash: XXH32 of the key, then the topic's byte.
 
-    So one key's hashes in all topics are neighbours (`key_hash_range`), and the same key in many topics
-    seldom meets.
+    So one key's hashes in all topics are neighbours (`key_hash_range`), and the same key in many
+    topics seldom meets.
     """
-    return xxh3_64_intdigest(key) >> 32 << 8 | topic_byte(topic)
+    return xxh32_intdigest(key) << 8 | topic_byte(topic)
 
 
 def key_hash_range(key: bytes) -> tuple[int, int]:
     """The lowest and highest hash of a key, whatever its topic."""
-    low = xxh3_64_intdigest(key) >> 32 << 8
+    low = xxh32_intdigest(key) << 8
     return low, low | 0xFF
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from functools import lru_cache
 from typing import Final
 
 from kvstore.errors import FormatError, MessageIllegal
@@ -25,7 +24,6 @@ HOST_V6_SIZE: Final = ADDRESS_V6_SIZE + PORT.size
 PORT_MAX: Final = 0xFFFF
 
 
-@lru_cache(maxsize=1024)
 def pack_host(address: str, port: int) -> bytes:
     """8 bytes for an IPv4, 20 for an IPv6 address (numeric, no names, no zone) with its port.
 

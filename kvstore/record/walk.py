@@ -40,6 +40,8 @@ _BATCH: Final = 1024
 _CHUNK: Final = 1 << 20
 """Bytes copied at a time to be searched: finding in `bytes` is many times faster than in a map."""
 
+_FIRST_CHUNK: Final = 4096
+"""What is copied first: most damage is one record, and the next good one is near."""
 _ZEROS: Final = bytes(_CHUNK)
 
 _MAGIC_SIZE: Final = 4
@@ -153,12 +155,15 @@ def _is_good(buffer: Buffer, base: int, at: int, end: int, property_crc: bool) -
 
 def magics(buffer: Buffer, start: int, end: int) -> Iterator[int]:
     """The indexes of all magic numbers, also of blank records, between `start` and `end`."""
-    for at in range(start, end, _CHUNK):
+    at, size = start, _FIRST_CHUNK
+    while at < end:
         # The next chunk's first bytes as well: a number may lie across.
-        chunk = bytes(buffer[at : min(end, at + _CHUNK + _MAGIC_SIZE - 1)])
+        chunk = bytes(buffer[at : min(end, at + size + _MAGIC_SIZE - 1)])
         if _V1 in chunk or _V2 in chunk or _BLANK in chunk:
             for match in _MAGIC.finditer(chunk):
                 yield at + match.start()
+        at += size
+        size = min(2 * size, _CHUNK)
 
 
 def _reason(buffer: Buffer, base: int, at: int, end: int, property_crc: bool) -> str:

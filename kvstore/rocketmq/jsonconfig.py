@@ -33,7 +33,6 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_BARE_VALUES: Final = re.compile(r"true|false|null|-?[0-9.eE+-]+")
 _OPENING: Final = frozenset("{[,")
 _CLOSING: Final = frozenset("}]")
 _MARKS: Final = frozenset(["", *"{}[]:,"])
@@ -93,11 +92,9 @@ def _append(parts: list[str], kind: str, token: str) -> None:
         return
     if kind == "single":
         token = msgspec.json.encode(_unquote(token)).decode()
-    elif kind == "bare" and not _BARE_VALUES.fullmatch(token):
-        token = msgspec.json.encode(token).decode()
     last = parts[-1] if parts else ""
-    if token == ":" and kind == "mark" and _BARE_VALUES.fullmatch(last):
-        parts[-1] = f'"{last}"'  # a name: {0:3}
+    if kind == "mark" and token == ":" and last not in _MARKS and last[-1] != '"':
+        parts[-1] = msgspec.json.encode(last).decode()  # a bare name: {0:3}
     elif kind == "mark" and token == "," and last in _OPENING:
         return  # a comma too many: [,1] or [1,,2]
     elif kind == "mark" and token in _CLOSING and last == ",":

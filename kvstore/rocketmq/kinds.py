@@ -131,9 +131,9 @@ def _is_queue(head: bytes, size: int, unit: Struct) -> bool:
         position, record_size, tags_code = fields[:3]
         if (position, record_size, tags_code) in (SKIPPED_UNIT, (0, 0, 0)):
             continue
-        if position < before or not 0 < record_size < _RECORD_MAX:
+        if position <= before or not 0 < record_size < _RECORD_MAX:
             return False
-        before, used = position + record_size, used + 1
+        before, used = position, used + 1
     return used > 0
 
 

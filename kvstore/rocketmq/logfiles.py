@@ -62,7 +62,7 @@ def read_log(paths: Sequence[Path], files: Files, start: int = 0) -> Iterator[St
         begin = file_start(path.name)
         if begin is None or not size or begin + size > start:
             for stretch in _read_among(path, size, usual, expected, files):
-                if stretch.found.position >= 0 and stretch.found.stop <= start:
+                if stretch.found.position >= 0 and stretch.found.stop <= start > 0:
                     continue
                 if stretch.found.kind is Kind.END:
                     ends.append(stretch)

@@ -66,10 +66,11 @@ def test_progress_shows_itself_late_and_on_a_terminal_only(
         report("scanning", 1, 10)
         report("indexing", 5, 0)
     assert "scanning" in terminal.getvalue()
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
     with Output(False).progress() as report:
         report("scanning", 1, 10)
-    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]  # the StringIO above
+    assert file.getvalue() == ""
 
 
 class Inner(msgspec.Struct):

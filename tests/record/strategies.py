@@ -18,9 +18,7 @@ I64: Final = st.integers(-(2**63), 2**63 - 1)
 POSITIONS: Final = st.integers(0, 2**63 - 1)
 
 PROPERTY_TEXT: Final = st.text(
-    st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)),
-    min_size=1,
-    max_size=20,
+    st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=20
 )
 PROPERTIES: Final = st.dictionaries(PROPERTY_TEXT, PROPERTY_TEXT, max_size=6)
 

@@ -24,27 +24,12 @@ HOST: Final = {0: pack_host("10.0.0.1", 1), 1: pack_host("::1", 1)}
 
 def record(position: int, body: bytes = b"body", v6: int = 0, version: int = 1) -> bytes:
     host = HOST[v6]
-    return encode_record(
-        StoredMessage(
-            "topic",
-            0,
-            0,
-            position,
-            0,
-            body,
-            b"K\x01v\x02",
-            0,
-            0x30 if v6 else 0,
-            0,
-            0,
-            host,
-            host,
-            0,
-            0,
-            crc32(body) & layout.CRC_MASK,
-            version,
-        )  # fmt: skip
-    )
+    crc = crc32(body) & layout.CRC_MASK
+    m = StoredMessage(
+        "topic", 0, 0, position, 0, body, b"K\x01v\x02", 0, 0x30 if v6 else 0, 0, 0, host, host,
+        0, 0, crc, version,
+    )  # fmt: skip
+    return encode_record(m)
 
 
 def log_of(bodies: list[bytes], v6: int = 0) -> bytes:
@@ -55,7 +40,11 @@ def log_of(bodies: list[bytes], v6: int = 0) -> bytes:
 
 
 def scan_all(
-    raw: bytes, at: int = 0, end: int | None = None, limit: int = 1000, property_crc: bool = False
+    raw: bytes | bytearray,
+    at: int = 0,
+    end: int | None = None,
+    limit: int = 1000,
+    property_crc: bool = False,
 ) -> tuple[list[tuple[int, int]], int, ScanStop]:
     positions, sizes = array("Q"), array("I")
     stop = len(raw) if end is None else end
@@ -124,6 +113,7 @@ def test_the_limit_reached_at_the_end_is_the_end() -> None:
         (b"\0\0\0\1", ScanStop.DAMAGED),
         (b"\0\0\0\1" + bytes(100), ScanStop.DAMAGED),
         (b"\xee" * 200, ScanStop.DAMAGED),
+        (bytes(4) + record(BASE + len(LOG))[4:], ScanStop.DAMAGED),
         (record(BASE), ScanStop.DAMAGED),
         (record(BASE + len(LOG))[:-1], ScanStop.DAMAGED),
         (record(BASE + len(LOG))[:90], ScanStop.DAMAGED),
@@ -131,6 +121,22 @@ def test_the_limit_reached_at_the_end_is_the_end() -> None:
 )
 def test_a_scan_says_what_it_stopped_at(tail: bytes, why: ScanStop) -> None:
     assert scan_all(LOG + tail) == (scan_all(LOG)[0], len(LOG), why)
+
+
+def test_a_scan_is_not_misled_by_hosts_of_another_size() -> None:
+    """The lengths of this record add up only if its flags are not believed."""
+    raw = bytearray(LOG + record(BASE + len(LOG), b""))
+    raw[len(LOG) + layout.SYSTEM_FLAGS_LOW_AT] = 0x30
+    assert scan_all(raw)[1:] == (len(LOG), ScanStop.DAMAGED)
+
+
+def test_a_scan_takes_no_v1_topic_above_127_bytes() -> None:
+    raw = bytearray(record(BASE, b"").replace(b"topic", b"t" * 127))
+    for size, expected in ((127, ScanStop.END), (128, ScanStop.DAMAGED)):
+        topic = bytes([size]) + b"t" * size
+        raw[layout.BODY_AT :] = topic + b"\0\4K\1v\2"
+        raw[: layout.SIZE.size] = layout.SIZE.pack(len(raw))
+        assert scan_all(raw)[2] is expected
 
 
 def test_a_scan_keeps_to_its_end_whatever_is_behind() -> None:

@@ -61,7 +61,18 @@ def test_the_id_of_a_grpc_client_is_understood() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "order-7", "0" * 31, "0" * 33, "0" * 36, "g" * 32, " " * 32, "00 " * 16, "٠" * 32, None],
+    [
+        "",
+        "order-7",
+        "0" * 31,
+        "0" * 33,
+        "0" * 36,
+        "g" * 32,
+        " " * 32,
+        "00 " * 16,
+        "\u0660" * 32,
+        None,
+    ],
 )
 def test_another_text_is_no_unique_id(text: Any) -> None:
     assert parse_unique_id(text) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -86,7 +87,7 @@ def _lines(files: tuple[str, ...], folder: Path) -> Lines:
         if name == "-":
             path = folder / "stdin.txt"
             with path.open("wb") as copy:
-                shutil.copyfileobj(click.get_binary_stream("stdin"), copy)
+                shutil.copyfileobj(sys.stdin.buffer, copy)
             paths.append(path)
         else:
             paths.append(Path(name))

@@ -60,9 +60,10 @@ def write_and_kill(folder: Path) -> tuple[Step, int]:
 
 def reopen(folder: Path, config: StoreConfig) -> tuple[Step, Store]:
     """Open the store the child left behind; recovery is part of the opening."""
-    step = Step("reopen", unit="")
+    step = Step("reopen", unit="records")
     with step.timed():
         store = kvstore.open(folder, config=config)
+    step.count = store.recovery.records
     return step, store
 
 
@@ -91,6 +92,6 @@ def check_survivors(store: Store, acknowledged: int, step: Step) -> int:
     dense = sorted(next_number) == list(range(found, found + QUEUES))
     step.expect(dense, f"a number is missing: the queues end before {sorted(next_number)}")
     step.shown = (
-        f"{found:,} of them there, in order, once ({found - acknowledged:,} were in flight)"
+        f"recovered; {found:,} there, in order, once: {found - acknowledged:,} were in flight"
     )
     return found

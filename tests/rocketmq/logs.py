@@ -1,0 +1,69 @@
+"""Small logs made by hand, for what no RocketMQ store happens to have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.record.encode import blank, encode_record
+from kvstore.record.layout import CRC_MASK
+from kvstore.record.values import StoredMessage
+
+SEGMENT: Final = 4096
+NOW: Final = 1_795_000_000_000
+
+
+def record(
+    position: int,
+    body: bytes = b"hello",
+    *,
+    topic: str = "T",
+    queue: int = 0,
+    offset: int = 0,
+    stored_at: int = NOW,
+    system_flags: int = 0,
+    properties: bytes = b"",
+) -> bytes:
+    """The bytes of a record for that position of a log."""
+    host = bytes((127, 0, 0, 1, 0, 0, 42, 159))
+    return encode_record(
+        StoredMessage(
+            topic=topic,
+            queue=queue,
+            offset=offset,
+            position=position,
+            size=0,
+            body=body,
+            raw_properties=properties,
+            flags=0,
+            system_flags=system_flags,
+            born_at=stored_at,
+            stored_at=stored_at,
+            raw_born_host=host,
+            raw_store_host=host,
+            reconsume_times=0,
+            prepared_position=0,
+            body_crc=crc32(body) & CRC_MASK,
+        )
+    )
+
+
+def segment(
+    base: int, bodies: list[bytes], *, full: bool = False, stored_at: int = NOW, size: int = SEGMENT
+) -> bytes:
+    """A file of a log: a record for each body, then a blank record if `full`, else zeros."""
+    data = b""
+    for offset, body in enumerate(bodies):
+        data += record(base + len(data), body, offset=offset, stored_at=stored_at)
+    left = size - len(data)
+    return data + (blank(left) + bytes(left))[:left] if full else data + bytes(left)
+
+
+def make_store(root: Path, segments: list[bytes], first: int = 0) -> Path:
+    """A store folder with these files as its log."""
+    (root / "commitlog").mkdir(parents=True)
+    for number, data in enumerate(segments):
+        (root / "commitlog" / f"{first + number * len(data):020}").write_bytes(data)
+    return root
