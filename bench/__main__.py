@@ -56,7 +56,8 @@ def bench(
     if out.json:
         out.document(report)
         return
-    out.table(("figure", "measured", "target", "", "runs"), [_row(result) for result in results])
+    out.table(("figure", "measured", "target", "", "runs"), [_row(result) for result in results],
+              right=("measured", "target"))  # fmt: skip
     out.text(f"written to {path}")
 
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from kvstore.config import StoreConfig
 from kvstore.index.index import Index
@@ -99,12 +100,11 @@ class Writer:
             if log.staging is not None and log.staging.full():
                 self._flusher.nudge()
             status = PutStatus.WRITTEN
-        return [
-            PutResult(message_id, topic.name, queue, offset, position, size, status)
-            for message_id, topic, queue, offset, position, size in zip(
-                batch.message_ids, batch.topics, batch.queues, offsets, positions, batch.sizes, strict=True
+        return list(
+            map(
+                PutResult, batch.message_ids, batch.names, batch.queues, offsets, positions, batch.sizes, repeat(status)
             )
-        ]
+        )  # fmt: skip
 
     def _look_after(self, unindexed: int) -> None:
         """See that the tail gets its checkpoint."""
@@ -114,12 +114,23 @@ class Writer:
                 # The housekeeper can't keep up: whoever puts does its work.
                 self._checkpoint_now()
 
-    def _append(self, batch: Prepared, first: int, stop: int, offsets: list[int], now: int) -> list[int]:
+    def _append(
+        self, batch: Prepared, first: int, stop: int, offsets: list[int], now: int
+    ) -> list[int]:
         """Append messages that fit the active segment; returns their positions."""
         log, index = self._log, self._index
         tail = index.tails.active
         data, positions = encode(
-            batch, first, stop, log.end, now, self._host, tail.queues, index.queue_tail, offsets, self._suffix
+            batch,
+            first,
+            stop,
+            log.end,
+            now,
+            self._host,
+            tail.queues,
+            index.queue_tail,
+            offsets,
+            self._suffix,
         )
         tail.add(positions, batch.sizes[first:stop], batch.tag_hashes[first:stop], now)
         log.append(data, stop - first)

@@ -263,7 +263,7 @@ def _follow(
     """Show the record that an entry points to, and where the two disagree."""
     from kvstore.rocketmq.logfiles import log_files, read_record
 
-    folder = commitlog or path.absolute().parents[3] / "commitlog"
+    folder = commitlog or (path.parent / "../../../commitlog").resolve()
     logs = log_files(folder, files)
     if not logs:
         if commitlog is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -31,6 +31,8 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 _PATIENCE: Final = 1.0
 """Seconds before a progress bar appears."""
+_VERDICTS: Final = {"ok": "green", "reached": "green", "wrong": "bold red", "short": "yellow"}
+"""Cells that say how something ended have a colour."""
 
 
 class Output:
@@ -56,22 +58,24 @@ class Output:
         columns: Sequence[str],
         rows: Sequence[Sequence[object]],
         title: str | None = None,
+        right: Collection[str] = (),
     ) -> None:
-        """Print rows for people. A column whose values are all numbers is aligned to the right."""
+        """Print rows for people; columns of numbers, and those named in `right`, end flush."""
         cells = [[_cell(value) for value in row] for row in rows]
-        right = [
-            bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(columns))
+        to_right = [
+            name in right or (bool(rows) and all(_is_number(row[i]) for row in rows))
+            for i, name in enumerate(columns)
         ]
         if sys.stdout.isatty():
-            _rich_table(columns, cells, right, title)
+            _rich_table(columns, cells, to_right, title)
             return
         if title:
             click.echo(title)
         widths = [max(len(c), *(len(row[i]) for row in cells), 0) for i, c in enumerate(columns)]
         for row in [list(columns), *cells]:
             padded = [
-                text.rjust(width) if to_right else text.ljust(width)
-                for text, width, to_right in zip(row, widths, right, strict=True)
+                text.rjust(width) if flush else text.ljust(width)
+                for text, width, flush in zip(row, widths, to_right, strict=True)
             ]
             click.echo("  ".join(padded).rstrip())
 
@@ -93,6 +97,7 @@ class _Bar:
         self._begin = self._clock.monotonic()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._what = ""
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._progress is None:
@@ -101,9 +106,13 @@ class _Bar:
                 return
             self._progress = _rich_progress()
             self._progress.start()
-        if self._task is None:
-            self._task = self._progress.add_task(what)
-        self._progress.update(self._task, description=what, completed=done, total=total or None)
+        if self._task is None or what != self._what:
+            # A task of its own for each thing that is done: a total can't be taken back.
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(what, total=None)
+            self._what = what
+        self._progress.update(self._task, completed=done, total=total or None)
 
     def stop(self) -> None:
         if self._progress is not None:
@@ -114,8 +123,8 @@ def _rich_progress() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        MofNCompleteColumn,
         Progress,
+        TaskProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
@@ -124,7 +133,8 @@ def _rich_progress() -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f}", style="green"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
@@ -133,18 +143,25 @@ def _rich_progress() -> Progress:
 
 
 def _rich_table(
-    columns: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], title: str | None
+    columns: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    to_right: Sequence[bool],
+    title: str | None,
 ) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", header_style="bold cyan")
-    for name, to_right in zip(columns, right, strict=True):
-        table.add_column(name, justify="right" if to_right else "left", overflow="fold")
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold cyan",
+        title=title, title_justify="left",
+    )  # fmt: skip
+    for name, flush in zip(columns, to_right, strict=True):
+        table.add_column(name, justify="right" if flush else "left", overflow="fold")
     for row in cells:
-        table.add_row(*(Text(text) for text in row))  # Text: a body's [brackets] are not markup
+        # Text: a body's [brackets] are not markup.
+        table.add_row(*(Text(text, style=_VERDICTS.get(text, "")) for text in row))
     Console(highlight=False).print(table)
 
 

@@ -108,13 +108,21 @@ def key_pairs(tail: Tail, segment_size: int) -> dict[int, tuple[I64, I64]]:
     first, last = int(positions.min()) // segment_size, int(positions.max()) // segment_size
     for segment in range(first, last + 1):
         base = segment * segment_size
-        mine = slice(None) if first == last else (positions >= base) & (positions < base + segment_size)
+        mine = (
+            slice(None)
+            if first == last
+            else (positions >= base) & (positions < base + segment_size)
+        )
         if first == last or mine.any():  # type: ignore[union-attr]  # a mask, where it is not the whole
             found[segment] = sort_pairs(hashes[mine], positions[mine] - base)
     return found
 
 
-def key_rows(segment: int, part: int, hashes: I64, positions: I64) -> tuple[list[bytes], list[bytes]]:
+def key_rows(
+    segment: int, part: int, hashes: I64, positions: I64
+) -> tuple[list[bytes], list[bytes]]:
     """Keys and values of `message_keys` for sorted pairs of one part."""
     blocks = pack_blocks(hashes, positions)
-    return [key_block_key(segment, part, first) for first, _ in blocks], [value for _, value in blocks]
+    return [key_block_key(segment, part, first) for first, _ in blocks], [
+        value for _, value in blocks
+    ]

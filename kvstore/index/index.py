@@ -181,7 +181,11 @@ class Index:
             for queue, segment, first, stored_at in stretches:
                 last = placed.get(queue)
                 if (self.head(queue).segment if last is None else last) != segment:
-                    batch.put(PLACES, place_key(queue >> 32, queue & QUEUE_MASK, first), place_value(segment, stored_at))
+                    batch.put(
+                        PLACES,
+                        place_key(queue >> 32, queue & QUEUE_MASK, first),
+                        place_value(segment, stored_at),
+                    )
                 placed[queue] = segment
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
             if also is not None:

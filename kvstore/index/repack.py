@@ -43,6 +43,6 @@ def repack(families: Families, batch: Batch, segment: int) -> bool:
     batch.delete_range(RUNS, low, high)
     offsets = firsts[owner] + begins - starts[owner]
     batch.put_many(
-        RUNS, pack_rows(columns, begins, np.full(len(begins), segment), queues[owner], offsets)
+        RUNS, *pack_rows(columns, begins, np.full(len(begins), segment), queues[owner], offsets)
     )
     return True

@@ -96,5 +96,10 @@ class Replay:
         if topic.keys_all:
             hashes.update(key_hash(name, k) for k in keys_of(properties))
         tail = self._index.tails.active
-        tail.add_keys((position,), [h >> 8 for h in hashes], [0] * len(hashes), bytes([h & 0xFF for h in hashes]))
+        tail.add_keys(
+            (position,),
+            [h >> 8 for h in hashes],
+            [0] * len(hashes),
+            bytes([h & 0xFF for h in hashes]),
+        )
         self.keys += len(hashes)

@@ -61,7 +61,11 @@ class Tail:
         self.stored_at.extend(array("Q", (stored_at,)) * len(sizes))
 
     def add_keys(
-        self, positions: Sequence[int], digests: Sequence[int], owners: Sequence[int] | None, hash_bytes: bytes
+        self,
+        positions: Sequence[int],
+        digests: Sequence[int],
+        owners: Sequence[int] | None,
+        hash_bytes: bytes,
     ) -> None:
         """Add keys of records at `positions`: digests, whose they are (None: round robin), topics' hash bytes."""
         if owners is None:
@@ -78,7 +82,9 @@ class Tail:
             known, end = self._keys_known, len(self.key_digests)
             if known < end:
                 keys = self._keys
-                for d, p in zip(self.key_digests[known:end], self.key_positions[known:end], strict=True):
+                for d, p in zip(
+                    self.key_digests[known:end], self.key_positions[known:end], strict=True
+                ):
                     keys.setdefault(d, []).append(p)
                 self._keys_known = end
             return list(self._keys.get(key_hash >> 8, ()))

@@ -24,6 +24,8 @@ from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
 
 _DISK_CHECK_SECONDS: Final = 1.0
+_TOUCH: Final = 1 << 20
+"""How far ahead of the end pages are mapped, at least."""
 
 
 class CommitLog:
@@ -45,6 +47,7 @@ class CommitLog:
         self.staging: Staging | None = None
         self.end = self.first
         self.durable = self.first
+        self._touched = 0
         self.prepare_wanted = threading.Event()
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
@@ -148,7 +151,13 @@ class CommitLog:
         end = self.end
         at = end % size
         if self.staging is None:
-            self.segments.map(end // size).buffer[at : at + len(data)] = data
+            segment = self.segments.map(end // size)
+            if end + len(data) > self._touched:
+                ahead = at - at % _TOUCH
+                stretch = (len(data) // _TOUCH + 2) * _TOUCH
+                segment.touch(ahead, stretch)
+                self._touched = end - at + ahead + stretch
+            segment.buffer[at : at + len(data)] = data
         else:
             self.staging.append(end, data, count)
         self.end = end + len(data)

@@ -15,6 +15,7 @@ from itertools import chain, repeat
 from operator import methodcaller
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
+from msgspec.structs import astuple
 from xxhash import xxh32_intdigest
 from zlib_ng.zlib_ng import crc32
 
@@ -38,13 +39,12 @@ from kvstore.record.values import Message
 _CACHED_MAX: Final = 4096
 _UNIQUE: Final = UNIQUE_ID + "\x01"
 _KEYS: Final = KEYS + "\x01"
-_values_of: Final = methodcaller("values")
+_items_of: Final = methodcaller("items")
 _BYTES: Final = {bytes}
 _INT: Final = {int}
 _LISTS: Final = {list, tuple}
 _FORBIDDEN: Final = "U+0001 and U+0002"
-PROPERTY_CRC_values_of: Final = methodcaller("values")
-_BYTES: Final = 20
+PROPERTY_CRC_BYTES: Final = 20
 
 
 class TopicFacts(Protocol):
@@ -83,18 +83,25 @@ class Limits(NamedTuple):
 class Prepared(NamedTuple):
     """A batch as columns, one value a message, but for the last three, which have one a key."""
 
-    topics: list[TopicFacts]
-    queues: list[int]
+    names: Sequence[str]
+    """The topics' names."""
+    queue_keys: list[int]
+    """Topic id << 32 | queue."""
+    magics: list[int]
+    wires: list[bytes]
+    queues: Sequence[int]
     sizes: list[int]
     crcs: list[int]
-    bodies: list[bytes]
+    bodies: Sequence[bytes]
     properties: list[bytes]
-    message_ids: list[str]
-    flags: list[int]
+    message_ids: Sequence[str]
+    flags: Sequence[int]
     system_flags: list[int]
-    born_at: list[int] | None
+    born_at: Sequence[int | None] | None
     """None: all were born when they are stored."""
     tag_hashes: list[int]
+    plain: bool
+    """No message has flags, and all have the same system flags."""
     key_digests: list[int]
     key_owners: list[int] | None
     """Which message a key is of; None: every message has the same number of keys, `key_digests` goes round over them."""
@@ -125,7 +132,9 @@ def prepare(
     `topic_of` raises.
     """
     if not messages:
-        return Prepared([], [], [], [], [], [], [], [], [], None, [], [], None, b"")
+        return Prepared(
+            [], [], [], [], [], [], [], [], [], [], [], [], None, [], True, [], None, b""
+        )
     try:
         return _prepare(messages, topic_of, ids, now_ms, limits)
     except _Wrong as e:
@@ -139,66 +148,83 @@ class _Wrong(Exception):
 
 
 def _prepare(
-    messages: Sequence[Message], topic_of: Callable[[str], TopicFacts], ids: UniqueIds, now_ms: int, limits: Limits
+    messages: Sequence[Message],
+    topic_of: Callable[[str], TopicFacts],
+    ids: UniqueIds,
+    now_ms: int,
+    limits: Limits,
 ) -> Prepared:
     count = len(messages)
-    names = [m.topic for m in messages]
+    # One call a message, and one for all, instead of ten attributes a message.
+    names, bodies, queues, tags, keys, properties, groups, flags, given, born = zip(
+        *map(astuple, messages), strict=True
+    )
     known = {name: topic_of(name) for name in dict.fromkeys(names)}
     topics = [known[name] for name in names]
-    bodies, system_flags = _bodies([m.body for m in messages], limits)
-    message_ids = _ids([m.message_id for m in messages], ids, now_ms)
-    keys = [m.keys for m in messages]
-    groups = [m.message_group for m in messages]
+    bodies, body_sizes, system_flags = _bodies(bodies, limits)
+    message_ids = _ids(given, ids, now_ms)
 
     # The texts are joined from columns too: what all messages have stands in it as the constants around it.
     columns: list[Iterable[str]] = [repeat(_UNIQUE), message_ids]
-    pairs = count
-    tokens, found, between = _key_columns(keys, columns)
-    pairs += found
-    tag_hashes, found, between = _tag_columns([m.tag for m in messages], columns, between, system_flags)
-    pairs += found
+    tokens, keyed, between = _key_columns(keys, columns)
+    tag_hashes, tagged, between = _tag_columns(tags, columns, between, system_flags)
     columns.append(repeat(between))
-    pairs += _property_columns([m.properties for m in messages], columns)
+    pairs = count + keyed + tagged + _property_columns(properties, columns)
     if groups.count(None) != count:
         pairs += _group_columns(groups, columns)
     raws = list(map(str.encode, map("".join, zip(*columns, strict=False))))
     joined = b"".join(raws)
+    # A separator inside a text makes one too many.
     if joined.count(b"\x01") != pairs or joined.count(b"\x02") != pairs:
         raise _Wrong
 
     lengths = list(map(len, raws))
     ending = PROPERTY_CRC_BYTES if limits.property_crc else 0
-    overheads = [t.overhead for t in topics]
-    sizes = [a + b + c + ending for a, b, c in zip(overheads, map(len, bodies), lengths, strict=True)]
+    sizes = [t.overhead + a + b for t, a, b in zip(topics, body_sizes, lengths, strict=True)]
+    if ending:
+        sizes = [size + ending for size in sizes]
     if max(lengths) + ending > limits.max_properties or max(sizes) > limits.max_record:
         raise _Wrong
-    flags, born_at = _numbers(messages, count)
-    queues = _queues([m.queue for m in messages], groups, topics, known)
+    plain = not any(flags)
+    if not plain and not (
+        set(map(type, flags)) == _INT and min(flags) >= 0 and max(flags) < 1 << 32
+    ):
+        raise _Wrong
+    queues = _queues(queues, groups, topics, known)
     digests, owners, key_bytes = _hash_columns(topics, known, message_ids, keys, tokens)
     return Prepared(
-        topics, queues, sizes, [crc32(b) & CRC_MASK for b in bodies], bodies, raws, message_ids, flags, system_flags,
-        born_at, tag_hashes, digests, owners, key_bytes,
+        names, [t.base + q for t, q in zip(topics, queues, strict=True)], [t.magic for t in topics],
+        [t.wire for t in topics], queues, sizes, [crc32(b) & CRC_MASK for b in bodies], bodies, raws, message_ids,
+        flags, system_flags, None if born.count(None) == count else born, tag_hashes,
+        plain and system_flags.count(system_flags[0]) == count, digests, owners, key_bytes,
     )  # fmt: skip
 
 
-def _bodies(bodies: list[Any], limits: Limits) -> tuple[list[bytes], list[int]]:
+def _bodies(bodies: Sequence[Any], limits: Limits) -> tuple[Sequence[bytes], list[int], list[int]]:
+    """The bodies as stored, their sizes, and what of the system flags follows from them."""
     if set(map(type, bodies)) != _BYTES:
         bodies = [_as_bytes(b) for b in bodies]
-    largest = max(map(len, bodies), default=0)
+    sizes = list(map(len, bodies))
+    largest = max(sizes)
     if largest > limits.max_body:
         raise _Wrong
     system_flags = [0] * len(bodies)
     above = limits.compress_above
     if above is not None and largest > above:
+        bodies = list(bodies)
         for i, body in enumerate(bodies):
             if len(body) > above:
                 packed = compress(body, limits.compression)
                 if len(packed) < len(body):
-                    bodies[i], system_flags[i] = packed, codec_flags(limits.compression)
-    return bodies, system_flags
+                    bodies[i], sizes[i], system_flags[i] = (
+                        packed,
+                        len(packed),
+                        codec_flags(limits.compression),
+                    )
+    return bodies, sizes, system_flags
 
 
-def _ids(given: list[str | None], ids: UniqueIds, now_ms: int) -> list[str]:
+def _ids(given: Sequence[str | None], ids: UniqueIds, now_ms: int) -> list[str]:
     missing = given.count(None)
     made = ids.take(now_ms, missing) if missing else []
     if missing == len(given):
@@ -210,12 +236,12 @@ def _ids(given: list[str | None], ids: UniqueIds, now_ms: int) -> list[str]:
     return found
 
 
-def _key_columns(keys: list[Any], columns: list[Iterable[str]]) -> tuple[list[str], int, str]:
+def _key_columns(keys: Sequence[Any], columns: list[Iterable[str]]) -> tuple[list[str], int, str]:
     """All keys one behind the other, how many messages have any, and the text that the next column begins with."""
     if not set(map(type, keys)) <= _LISTS:
         if any(isinstance(k, str) for k in keys):
             raise _Wrong
-        keys[:] = [tuple(k) for k in keys]
+        keys = [tuple(k) for k in keys]
     tokens = list(chain.from_iterable(keys))
     if not tokens:
         return tokens, 0, "\x02"
@@ -232,7 +258,7 @@ def _key_columns(keys: list[Any], columns: list[Iterable[str]]) -> tuple[list[st
 
 
 def _tag_columns(
-    tags: list[str | None], columns: list[Iterable[str]], between: str, system_flags: list[int]
+    tags: Sequence[str | None], columns: list[Iterable[str]], between: str, system_flags: list[int]
 ) -> tuple[list[int], int, str]:
     """The tags' hashes, how many messages have one, and the text that the next column begins with."""
     different = set(tags)
@@ -251,7 +277,9 @@ def _tag_columns(
         hashes = [t.hash for t in found]
         flagged = any([t.system_flags for t in facts.values()])
     if flagged:
-        system_flags[:] = [f | facts[tag].system_flags for f, tag in zip(system_flags, tags, strict=True)]
+        system_flags[:] = [
+            f | facts[tag].system_flags for f, tag in zip(system_flags, tags, strict=True)
+        ]
     return hashes, len(tags) - tags.count(None), between
 
 
@@ -262,16 +290,15 @@ def _tag(tag: str | None) -> _Tag:
         raise _Wrong
     if len(_tags) >= _CACHED_MAX:
         _tags.clear()
-    found = _tags[tag] = _Tag(f"{TAGS}\x01{tag}\x02", java_hash(tag), MULTI_TAG if "||" in tag else 0)
+    found = _tags[tag] = _Tag(
+        f"{TAGS}\x01{tag}\x02", java_hash(tag), MULTI_TAG if "||" in tag else 0
+    )
     return found
 
 
-def _property_columns(properties: list[Mapping[str, str]], columns: list[Iterable[str]]) -> int:
+def _property_columns(properties: Sequence[Mapping[str, str]], columns: list[Iterable[str]]) -> int:
     """How many properties of their own the messages have."""
-    names = list(chain.from_iterable(properties))
-    if not names:
-        return 0
-    for name in set(names) - _names:
+    for name in set(chain.from_iterable(properties)) - _names:
         if type(name) is not str or not name or name in RESERVED:
             raise _Wrong
         if name.startswith(TRANSIENT_PREFIX):
@@ -279,19 +306,22 @@ def _property_columns(properties: list[Mapping[str, str]], columns: list[Iterabl
         if len(_names) >= _CACHED_MAX:
             _names.clear()
         _names.add(name)
-    values = list(chain.from_iterable(map(_values_of, properties)))
-    if not all(values):
-        raise _Wrong
+    # Joining is also what finds a value that is no text.
+    texts = list(map("\x01".join, chain.from_iterable(map(_items_of, properties))))
+    if not texts:
+        return 0
+    if "\x01\x02" in "\x02".join([*texts, ""]):
+        raise _Wrong  # an empty value
     sizes = list(map(len, properties))
     if sizes.count(1) == len(sizes):
-        columns += [names, repeat("\x01"), values, repeat("\x02")]
+        columns += [texts, repeat("\x02")]
     else:
-        turn = iter(map("".join, zip(names, repeat("\x01"), values, repeat("\x02"), strict=False)))
-        columns.append(["".join([next(turn) for _ in range(n)]) for n in sizes])
-    return len(names)
+        turn = iter(texts)
+        columns.append(["".join([next(turn) + "\x02" for _ in range(n)]) for n in sizes])
+    return len(texts)
 
 
-def _group_columns(groups: list[str | None], columns: list[Iterable[str]]) -> int:
+def _group_columns(groups: Sequence[str | None], columns: list[Iterable[str]]) -> int:
     if not set(map(type, groups)) <= {str, type(None)} or "" in groups:
         raise _Wrong
     columns.append(["" if g is None else f"{MESSAGE_GROUP}\x01{g}\x02" for g in groups])
@@ -300,21 +330,18 @@ def _group_columns(groups: list[str | None], columns: list[Iterable[str]]) -> in
 
 def _lasting(properties: Mapping[str, str]) -> dict[str, str]:
     """Properties without the transient ones, which are never stored."""
-    return {k: v for k, v in properties.items() if type(k) is not str or not k.startswith(TRANSIENT_PREFIX)}
-
-
-def _numbers(messages: Sequence[Message], count: int) -> tuple[list[int], list[int] | None]:
-    flags = [m.flags for m in messages]
-    if any(flags) and not (set(map(type, flags)) == {int} and min(flags) >= 0 and max(flags) < 1 << 32):
-        raise _Wrong
-    born_at: list[Any] | None = [m.born_at for m in messages]
-    if born_at is not None and born_at.count(None) == count:
-        born_at = None
-    return flags, born_at
+    return {
+        k: v
+        for k, v in properties.items()
+        if type(k) is not str or not k.startswith(TRANSIENT_PREFIX)
+    }
 
 
 def _queues(
-    queues: list[int | None], groups: list[str | None], topics: list[TopicFacts], known: Mapping[str, TopicFacts]
+    queues: list[int | None],
+    groups: list[str | None],
+    topics: list[TopicFacts],
+    known: Mapping[str, TopicFacts],
 ) -> list[int]:
     missing = queues.count(None)
     if missing:
@@ -334,14 +361,19 @@ def _queues(
         raise _Wrong
     narrowest = min([t.write_queues for t in known.values()])
     if (min(queues) < 0 or max(queues) >= narrowest) and any(  # type: ignore[type-var]  # ints, seen above
-        not 0 <= q < t.write_queues for q, t in zip(queues, topics, strict=True)  # type: ignore[operator]  # likewise
+        not 0 <= q < t.write_queues
+        for q, t in zip(queues, topics, strict=True)  # type: ignore[operator]  # likewise
     ):
         raise _Wrong
     return queues  # type: ignore[return-value]  # ints, seen above
 
 
 def _hash_columns(
-    topics: list[TopicFacts], known: Mapping[str, TopicFacts], message_ids: list[str], keys: list[Any], tokens: list[str]
+    topics: list[TopicFacts],
+    known: Mapping[str, TopicFacts],
+    message_ids: list[str],
+    keys: list[Any],
+    tokens: list[str],
 ) -> tuple[list[int], list[int] | None, bytes]:
     """Digests of ids and keys, whose they are, and their topics' hash bytes."""
     count = len(topics)
@@ -399,12 +431,16 @@ def _look(m: Any, limits: Limits) -> None:
     try:
         keys, properties = list(m.keys), dict(m.properties)
     except (TypeError, ValueError) as e:
-        raise MessageIllegal(f"keys must be a list of texts, properties a mapping of texts: {e}") from e
+        raise MessageIllegal(
+            f"keys must be a list of texts, properties a mapping of texts: {e}"
+        ) from e
     for key in keys:
         _text("a key", key, blanks=False)
     for name, value in properties.items():
         if type(name) is not str or type(value) is not str or not name or not value:
-            raise MessageIllegal(f"property {name!r}: {value!r} must be two texts of at least one character")
+            raise MessageIllegal(
+                f"property {name!r}: {value!r} must be two texts of at least one character"
+            )
         if name in RESERVED:
             raise _reserved(name)
         _text("a property's name", name, blanks=True)
@@ -419,7 +455,9 @@ def _look_body(body: object, limits: Limits) -> None:
     try:
         size = memoryview(body).nbytes  # type: ignore[arg-type]  # TypeError if it is no buffer
     except TypeError:
-        raise MessageIllegal(f"the body is a {type(body).__name__}; it must be bytes-like") from None
+        raise MessageIllegal(
+            f"the body is a {type(body).__name__}; it must be bytes-like"
+        ) from None
     if size > limits.max_body:
         raise MessageTooLarge(
             f"the body has {size} bytes, the limit is {limits.max_body}; raise StoreConfig.max_body or split it",
@@ -445,11 +483,15 @@ def _text(what: str, text: object, *, blanks: bool, optional: bool = False) -> N
 
 def _look_numbers(m: Message) -> None:
     if type(m.flags) is not int or not 0 <= m.flags < 1 << 32:
-        raise MessageIllegal(f"flags is {m.flags!r}; it must be a whole number of 32 bits, 0 to {(1 << 32) - 1}")
+        raise MessageIllegal(
+            f"flags is {m.flags!r}; it must be a whole number of 32 bits, 0 to {(1 << 32) - 1}"
+        )
     if m.born_at is not None and (type(m.born_at) is not int or not 0 <= m.born_at < 1 << 63):
         raise MessageIllegal(f"born_at is {m.born_at!r}; it must be milliseconds since the epoch")
     if m.queue is not None and (type(m.queue) is not int or m.queue < 0):
-        raise MessageIllegal(f"queue is {m.queue!r}; it must be a queue of topic {m.topic!r}, 0 and up")
+        raise MessageIllegal(
+            f"queue is {m.queue!r}; it must be a queue of topic {m.topic!r}, 0 and up"
+        )
 
 
 def _look_size(m: Message, keys: list[str], properties: Mapping[str, str], limits: Limits) -> None:
@@ -462,7 +504,9 @@ def _look_size(m: Message, keys: list[str], properties: Mapping[str, str], limit
         size += PROPERTY_CRC_BYTES
     if size > limits.max_properties:
         raise PropertiesTooLarge(
-            f"the properties take {size} bytes, the limit is {limits.max_properties}", size, limits.max_properties
+            f"the properties take {size} bytes, the limit is {limits.max_properties}",
+            size,
+            limits.max_properties,
         )
     whole = size + memoryview(m.body).nbytes + len(m.topic.encode())
     if whole > limits.max_record - 200:

@@ -89,8 +89,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
         end = raw.find(VALUE_END_BYTE, start)
         if value := raw[start:] if end < 0 else raw[start:end]:
             return value
-        # The 0x02 that ends the pair before is the first byte of this match, so it is not lost.
-        before = at + 1
+        before = at
     if raw.startswith(head):
         start = len(head)
         end = raw.find(VALUE_END_BYTE, start)

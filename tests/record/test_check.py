@@ -117,6 +117,9 @@ def test_the_limit_reached_at_the_end_is_the_end() -> None:
         (record(BASE), ScanStop.DAMAGED),
         (record(BASE + len(LOG))[:-1], ScanStop.DAMAGED),
         (record(BASE + len(LOG))[:90], ScanStop.DAMAGED),
+        # A topic length, and a properties length, that lead beyond the record.
+        (record(BASE + len(LOG), b"").replace(b"\5topic", b"\x7ftopic"), ScanStop.DAMAGED),
+        (record(BASE + len(LOG)).replace(b"\0\4K", b"\0\5K"), ScanStop.DAMAGED),
     ],
 )
 def test_a_scan_says_what_it_stopped_at(tail: bytes, why: ScanStop) -> None:
@@ -135,6 +138,15 @@ def test_a_scan_takes_no_v1_topic_above_127_bytes() -> None:
     for size, expected in ((127, ScanStop.END), (128, ScanStop.DAMAGED)):
         topic = bytes([size]) + b"t" * size
         raw[layout.BODY_AT :] = topic + b"\0\4K\1v\2"
+        raw[: layout.SIZE.size] = layout.SIZE.pack(len(raw))
+        assert scan_all(raw)[2] is expected
+
+
+def test_a_scan_takes_no_properties_above_32767_bytes() -> None:
+    raw = bytearray(record(BASE))
+    at = len(raw) - 6
+    for size, expected in ((32_767, ScanStop.END), (32_768, ScanStop.DAMAGED)):
+        raw[at:] = layout.PROPERTIES_SIZE.pack(size) + bytes(size)
         raw[: layout.SIZE.size] = layout.SIZE.pack(len(raw))
         assert scan_all(raw)[2] is expected
 
@@ -233,6 +245,9 @@ def test_a_scan_can_hold_records_to_their_property_crc() -> None:
     raw += protected(BASE + len(raw), b"")
     assert scan_all(raw, property_crc=True)[1:] == (len(raw), ScanStop.END)
     assert scan_all(LOG, property_crc=True) == ([], 0, ScanStop.DAMAGED)
+    first = len(protected())
+    raw = raw[:first] + raw[first:].replace(b"topic", b"tapic")
+    assert scan_all(raw, property_crc=True)[1:] == (first, ScanStop.DAMAGED)
 
 
 def test_the_property_crc_finds_what_the_body_crc_does_not() -> None:

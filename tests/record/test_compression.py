@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -110,12 +111,39 @@ def test_an_unknown_codec_or_level_is_refused(codec: Any, level: Any) -> None:
             codec_flags(codec)
 
 
+def test_what_zstandard_does_not_let_threads_share_is_made_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def make(level: int) -> zstandard.ZstdCompressor:
+        made.append(threading.get_ident())
+        return zstandard.ZstdCompressor(level=level)
+
+    monkeypatch.setattr(
+        "kvstore.record.compression.zstandard", SimpleNamespace(ZstdCompressor=make)
+    )
+    both_run = threading.Barrier(2)
+
+    def work() -> None:
+        for _ in range(3):
+            compress(PLAIN, "zstd", 7)
+        both_run.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == len(set(made)) == 2
+
+
 def test_threads_do_not_get_into_each_others_way() -> None:
     right: list[bool] = []
 
     def work(seed: int) -> None:
-        plain = b"%d " % seed * 3000
-        for _ in range(100):
+        plain = b"%d " % seed * 30_000
+        for _ in range(20):
             right.extend(
                 decompress(compress(plain, codec), FLAGS[codec]) == plain for codec in CODECS
             )
@@ -125,4 +153,4 @@ def test_threads_do_not_get_into_each_others_way() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert right == [True] * 6 * 100 * len(CODECS)
+    assert right == [True] * 6 * 20 * len(CODECS)

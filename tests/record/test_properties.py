@@ -120,6 +120,18 @@ def test_a_name_inside_a_value_is_not_found() -> None:
     assert find_property(raw + b"KEYS\x01z\x02", b"KEYS") == b"z"
 
 
+@pytest.mark.parametrize("name", [b"a\x01b", b"a\x02b", b"b\x01c", b""])
+def test_what_can_not_be_a_name_is_not_found(name: bytes) -> None:
+    assert find_property(b"a\x01b\x01c\x02b\x01c\x01d\x02\x01e\x02", name) is None
+    assert find_property(b"x\x01a\x02b\x01c\x02a\x02b\x01c", name) is None
+
+
+def test_an_empty_value_does_not_hide_an_earlier_one() -> None:
+    for empties in range(4):
+        assert find_property(b"a\x01b\x02" + b"a\x01\x02" * empties, b"a") == b"b"
+    assert find_property(b"a\x01\x02" * 3, b"a") is None
+
+
 def test_the_names_with_a_meaning_are_reserved() -> None:
     assert {"KEYS", "TAGS", "UNIQ_KEY", "__SHARDINGKEY", "DELAY", "__CRC32#"} <= RESERVED
     assert all(type(name) is str and name for name in RESERVED)

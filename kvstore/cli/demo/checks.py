@@ -62,7 +62,7 @@ def pull_everything(
     store: Store, source: Source, loaded: Loaded, report: Report
 ) -> tuple[Step, Positions]:
     """Compare every queue with the source; also returns where some drawn keys are."""
-    step = Step("pull", f"every queue from its beginning: {source.same_order}, once")
+    step = Step("pull", f"every queue: {source.same_order}, in order, once")
     positions = _drawn_keys(loaded)
     cursors: dict[tuple[str, int], _Cursor] = {}
     for number, message in enumerate(source.messages()):
@@ -163,7 +163,7 @@ def _same(step: Step, put: Message, result: PutResult, found: StoredMessage) -> 
 
 def query_keys(store: Store, positions: Positions) -> Step:
     """Query the drawn keys: all messages that carry one, newest first."""
-    step = Step("query", f"{len(positions):,} keys: every message with that key, newest first")
+    step = Step("query", f"{len(positions):,} keys: all messages with it, newest first")
     for (topic, key), expected in positions.items():
         with step.timed():
             found = store.query(topic, key=key, limit=len(expected) + 1)

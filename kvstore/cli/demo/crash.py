@@ -54,7 +54,7 @@ def write_and_kill(folder: Path) -> tuple[Step, int]:
     step.seconds = clock.monotonic() - begin
     step.count = acknowledged
     step.expect(acknowledged > 0, f"the writer did not write: {complaint or 'no message'}")
-    step.shown = f"a child writing with flush=sync, {acknowledged:,} messages acknowledged"
+    step.shown = "while writing with flush=sync; so many were acknowledged"
     return step, acknowledged
 
 
@@ -91,7 +91,5 @@ def check_survivors(store: Store, acknowledged: int, step: Step) -> int:
     # Numbers 0 to found - 1 went to the queues in turn; what each would get next follows.
     dense = sorted(next_number) == list(range(found, found + QUEUES))
     step.expect(dense, f"a number is missing: the queues end before {sorted(next_number)}")
-    step.shown = (
-        f"recovered; {found:,} there, in order, once: {found - acknowledged:,} were in flight"
-    )
+    step.shown = f"{found:,} are there, in order, once; {found - acknowledged:,} were in flight"
     return found

@@ -35,13 +35,19 @@ def show_demo(out: Output, report: DemoReport) -> None:
             | {"problems": [f"{s.name}: {p}" for s in report.steps for p in s.problems]}
         )
         return
+    out.text("")
     out.table(
         ("step", "what was shown", "count", "seconds", "rate", ""),
         [_row(step) for step in report.steps],
+        right=("count", "seconds", "rate"),
     )
     if report.space is not None:
         out.text("")
-        out.table(("on disk", "bytes a message", "total", ""), space_rows(report.space))
+        out.table(
+            ("on disk", "bytes a message", "total", ""),
+            space_rows(report.space),
+            right=("bytes a message", "total"),
+        )
     out.text("")
     _verdict(out, report)
 
@@ -54,7 +60,7 @@ def _row(step: Step) -> Sequence[object]:
         f"{step.count:,}" if step.count else "",
         f"{step.seconds:.2f}" if step.seconds >= 0.01 else f"{step.seconds:.3f}",
         rate,
-        "ok" if not step.faults else f"{step.faults:,} wrong",
+        "ok" if not step.faults else "wrong",
     )
 
 

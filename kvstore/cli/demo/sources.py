@@ -107,7 +107,7 @@ def _python_lines(path: Path, topic: str, queue: int, key: str) -> Iterator[Mess
 class Lines:
     """The lines of files: JSON objects where a line is one, else plain text."""
 
-    same_order = "the lines, in order"
+    same_order = "the lines given"
 
     def __init__(self, files: Sequence[Path], title: str | None = None) -> None:
         self._files = files
