@@ -1,7 +1,7 @@
 """kvmq: an embeddable message store with a RocketMQ-compatible commit log and its index in RocksDB.
 
-Everything public is here. `open` opens or creates a store; `rebuild` makes a store's index anew; `import_rocketmq` adopts a store
-that Apache RocketMQ wrote.
+Everything public is here. `open` opens or creates a store; `rebuild` makes a store's index anew;
+`import_rocketmq` adopts a store that Apache RocketMQ wrote.
 
     import kvstore
 
@@ -45,6 +45,7 @@ from kvstore.errors import (
     TopicExists,
     TopicNotFound,
 )
+from kvstore.importing import ImportReport, import_rocketmq
 from kvstore.message import (
     Bounds,
     Message,
@@ -65,7 +66,7 @@ from kvstore.verify import Problem, VerifyReport
 __version__ = "0.1.0"
 
 
-def open(  # noqa: A001 -- the name the API gives it, as in gzip.open and shelve.open
+def open(
     path: str | Path,
     config: StoreConfig | None = None,
     *,
@@ -74,9 +75,10 @@ def open(  # noqa: A001 -- the name the API gives it, as in gzip.open and shelve
 ) -> Store:
     """Open the store in a folder; create it if there is none, adopt it if RocketMQ wrote it.
 
-    `config` holds for this opening; what is fixed in an existing store (segment size) comes from the store. `progress` is called
-    with (what, done, total) while a long recovery runs. Raises `StoreLocked` (with the holder's pid), `StoreNotFound`,
-    `FormatTooNew`, `IndexDamaged`, and `LogDamaged` if damage is to fail the opening.
+    `config` holds for this opening; what is fixed in an existing store (segment size) comes from
+    the store. `progress` is called with (what, done, total) while a long recovery runs. Raises
+    `StoreLocked` (with the holder's pid), `StoreNotFound`, `FormatTooNew`, `IndexDamaged`, and
+    `LogDamaged` if damage is to fail the opening.
 
     >>> import kvstore
     >>> with kvstore.open("data") as store:  # doctest: +SKIP
@@ -86,10 +88,55 @@ def open(  # noqa: A001 -- the name the API gives it, as in gzip.open and shelve
 
 
 __all__ = [
-    "Bounds", "CallerError", "ConfigError", "Damaged", "DiskFull", "FlushFailed", "FormatError", "FormatTooNew", "GroupExists",
-    "GroupInfo", "GroupNotFound", "IndexDamaged", "LogDamaged", "Message", "MessageIllegal", "MessageNotFound", "MessageTooLarge",
-    "OffsetNotFound", "Problem", "Progress", "PropertiesTooLarge", "PullResult", "PullStatus", "PutRefused", "PutResult",
-    "PutStatus", "QueueNotFound", "RebuildReport", "RecordDamaged", "RecoveryReport", "Retention", "SegmentDamaged", "Store",
-    "StoreBusy", "StoreClosed", "StoreConfig", "StoreError", "StoreLocked", "StoreNotFound", "StoreReadOnly", "StoreStats",
-    "StoredMessage", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "VerifyReport", "open", "rebuild",
-]  # fmt: skip
+    "Bounds",
+    "CallerError",
+    "ConfigError",
+    "Damaged",
+    "DiskFull",
+    "FlushFailed",
+    "FormatError",
+    "FormatTooNew",
+    "GroupExists",
+    "GroupInfo",
+    "GroupNotFound",
+    "ImportReport",
+    "IndexDamaged",
+    "LogDamaged",
+    "Message",
+    "MessageIllegal",
+    "MessageNotFound",
+    "MessageTooLarge",
+    "OffsetNotFound",
+    "Problem",
+    "Progress",
+    "PropertiesTooLarge",
+    "PullResult",
+    "PullStatus",
+    "PutRefused",
+    "PutResult",
+    "PutStatus",
+    "QueueNotFound",
+    "RebuildReport",
+    "RecordDamaged",
+    "RecoveryReport",
+    "Retention",
+    "SegmentDamaged",
+    "Store",
+    "StoreBusy",
+    "StoreClosed",
+    "StoreConfig",
+    "StoreError",
+    "StoreLocked",
+    "StoreNotFound",
+    "StoreReadOnly",
+    "StoreStats",
+    "StoredMessage",
+    "TopicConfig",
+    "TopicExists",
+    "TopicInfo",
+    "TopicNotFound",
+    "VerifyReport",
+    "import_rocketmq",
+    "open",
+    "rebuild",
+]

@@ -1,9 +1,8 @@
 """The only way to touch the time.
 
-The idea: everything that asks the time, or waits, does so through a `Clock`, so that tests can bend it.
-`now_ms` is the wall clock in milliseconds since the epoch (what records carry), `monotonic` is in seconds and
-never goes back (what waits and intervals use).
-"""
+The idea: everything that asks the time, or waits, does so through a `Clock`, so that tests can bend
+it. `now_ms` is the wall clock in milliseconds since the epoch (what records carry), `monotonic` is
+in seconds and never goes back (what waits and intervals use)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """The settings of a store, each with its unit and default; nothing else reads settings.
 
-The idea: one frozen Struct, checked once when it is made, loadable from TOML. What is fixed when a store
-is created (`segment_size`) is taken from the store when it exists.
-"""
+The idea: one frozen Struct, checked once when it is made, loadable from TOML. What is fixed when a
+store is created (`segment_size`) is taken from the store when it exists."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -27,9 +26,8 @@ SEGMENT_SIZE_MAX = 4 << 30
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long messages are kept. Durations are in seconds; None means no limit of that kind.
 
-    `hot_for`: as raw segments; `warm_for`, `cold_for`: as archives, after that; `max_bytes`: total size of
-    the raw segments, the oldest go first.
-    """
+    `hot_for`: as raw segments; `warm_for`, `cold_for`: as archives, after that; `max_bytes`: total
+    size of the raw segments, the oldest go first."""
 
     hot_for: float | None = None
     warm_for: float | None = None
@@ -40,30 +38,31 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of a store. Sizes are bytes, durations seconds.
 
-    Log: `segment_size` (64 KiB to 4 GiB; fixed when the store is created). `flush` "async" returns at once and
-    syncs every `flush_interval` seconds when at least `flush_dirty_bytes` are dirty, and everything every
-    `flush_thorough_interval`; "sync" waits for the disk. `visibility` "written" shows a message as soon as it
-    is written, "flushed" only when it is on disk. `write_mode` "mapped" writes into the mapped file; "staged"
-    collects in one of two memory buffers that are swapped at `stage_bytes`, `stage_count` messages or
-    `stage_interval`. `busy_timeout`: how long a put waits for the write lock before `StoreBusy`.
+    Log: `segment_size` (64 KiB to 4 GiB; fixed when the store is created). `flush` "async" returns
+    at once and syncs every `flush_interval` seconds when at least `flush_dirty_bytes` are dirty,
+    and everything every `flush_thorough_interval`; "sync" waits for the disk. `visibility`
+    "written" shows a message as soon as it is written, "flushed" only when it is on disk.
+    `write_mode` "mapped" writes into the mapped file; "staged" collects in one of two memory
+    buffers that are swapped at `stage_bytes`, `stage_count` messages or `stage_interval`.
+    `busy_timeout`: how long a put waits for the write lock before `StoreBusy`.
 
-    Messages: `max_body` and `max_properties` limit a message (RocketMQ's 4 MiB and 32,767). Bodies above
-    `compress_above` bytes (None: never) are compressed with `compression`. `check_crc` checks bodies when read;
-    `property_crc` writes a CRC over the whole record into it, `check_property_crc` has recovery demand it.
-    `host`, `port` are what records carry as store and born host.
+    Messages: `max_body` and `max_properties` limit a message (RocketMQ's 4 MiB and 32,767). Bodies
+    above `compress_above` bytes (None: never) are compressed with `compression`. `check_crc` checks
+    bodies when read; `property_crc` writes a CRC over the whole record into it,
+    `check_property_crc` has recovery demand it. `host`, `port` are what records carry as store and
+    born host.
 
-    Index: `checkpoint_bytes` of log, or `checkpoint_interval`, are between two checkpoints. `key_index` is the
-    default of topics: all KEYS tokens and the unique id, the unique id only, or nothing.
-    `auto_create_topics` makes a missing topic at a put, with `default_queues` queues.
+    Index: `checkpoint_bytes` of log, or `checkpoint_interval`, are between two checkpoints.
+    `key_index` is the default of topics: all KEYS tokens and the unique id, the unique id only, or
+    nothing. `auto_create_topics` makes a missing topic at a put, with `default_queues` queues.
 
-    Retention of raw segments: `retention`, at hour `delete_when` (0-23; None: any hour), checked every
-    `retention_interval`, `delete_interval` between two deletions, `secure_erase` overwrites first. `watermarks`
-    are shares of the disk in use at which expired segments are deleted regardless of the hour, the oldest are
-    deleted though not expired, and puts are refused.
+    Retention of raw segments: `retention`, at hour `delete_when` (0-23; None: any hour), checked
+    every `retention_interval`, `delete_interval` between two deletions, `secure_erase` overwrites
+    first. `watermarks` are shares of the disk in use at which expired segments are deleted
+    regardless of the hour, the oldest are deleted though not expired, and puts are refused.
 
-    `on_corruption`: damage below the durable end is reported and passed over ("report") or fails the
-    opening ("fail"). `clock`, `files`: the seams, for tests.
-    """
+    `on_corruption`: damage below the durable end is reported and passed over ("report") or fails
+    the opening ("fail"). `clock`, `files`: the seams, for tests."""
 
     segment_size: int = 1 << 30
     flush: Literal["async", "sync"] = "async"
@@ -107,8 +106,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_toml(cls, text: str) -> StoreConfig:
         """Read settings from TOML, the names being this class's.
 
-        Raises `ConfigError` for text that is not TOML, and for a name or a value that is not a setting's.
-        """
+        Raises `ConfigError` for text that is not TOML, and for a name or a value that is not a
+        setting's."""
         try:
             found: Mapping[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as e:
@@ -122,36 +121,83 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"the settings are not a StoreConfig: {e}") from e
 
 
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "flush": ("async", "sync"),
+    "visibility": ("written", "flushed"),
+    "write_mode": ("mapped", "staged"),
+    "compression": ("zlib", "lz4", "zstd"),
+    "key_index": ("all", "unique", "off"),
+    "on_corruption": ("report", "fail"),
+}
+_DURATIONS: Final = (
+    "flush_interval",
+    "flush_thorough_interval",
+    "stage_interval",
+    "busy_timeout",
+    "checkpoint_interval",
+    "retention_interval",
+)
+_COUNTS: Final = ("stage_bytes", "stage_count", "max_body", "checkpoint_bytes", "default_queues")
+
+
 def _check(c: StoreConfig) -> None:
-    if not SEGMENT_SIZE_MIN <= c.segment_size <= SEGMENT_SIZE_MAX:
-        raise ConfigError(
-            f"segment_size is {c.segment_size}; it must be {SEGMENT_SIZE_MIN} to {SEGMENT_SIZE_MAX} bytes"
+    for name, choices in _CHOICES.items():
+        if getattr(c, name) not in choices:
+            raise ConfigError(
+                f"{name} is {getattr(c, name)!r}; it must be one of {', '.join(choices)}"
+            )
+    for name in _DURATIONS:
+        _number(name, getattr(c, name), (int, float), "more than 0 seconds", lambda v: v > 0)
+    for name in _COUNTS:
+        _number(name, getattr(c, name), (int,), "a whole number, at least 1", lambda v: v >= 1)
+    _number("flush_dirty_bytes", c.flush_dirty_bytes, (int,), "0 bytes or more", lambda v: v >= 0)
+    _number(
+        "delete_interval", c.delete_interval, (int, float), "0 seconds or more", lambda v: v >= 0
+    )
+    _number(
+        "max_properties", c.max_properties, (int,), "0 to 32767 bytes", lambda v: 0 <= v <= 32767
+    )
+    _number("port", c.port, (int,), "0 to 65535", lambda v: 0 <= v <= 65535)
+    if c.compress_above is not None:
+        _number(
+            "compress_above",
+            c.compress_above,
+            (int,),
+            "None, or 0 bytes and more",
+            lambda v: v >= 0,
         )
-    if c.segment_size % 4096:
-        raise ConfigError(f"segment_size is {c.segment_size}; it must be a multiple of 4096 bytes")
-    for name in (
-        "flush_interval", "flush_thorough_interval", "stage_interval", "busy_timeout",
-        "checkpoint_interval", "retention_interval",
-    ):  # fmt: skip
-        if not getattr(c, name) > 0:
-            raise ConfigError(f"{name} is {getattr(c, name)}; it must be more than 0 seconds")
-    for name in ("stage_bytes", "stage_count", "max_body", "checkpoint_bytes", "default_queues"):
-        if getattr(c, name) < 1:
-            raise ConfigError(f"{name} is {getattr(c, name)}; it must be at least 1")
-    if not 0 <= c.max_properties <= 32767:
-        raise ConfigError(
-            f"max_properties is {c.max_properties}; a record holds 0 to 32767 bytes of them"
+    if c.delete_when is not None:
+        _number(
+            "delete_when",
+            c.delete_when,
+            (int,),
+            "None, or an hour, 0 to 23",
+            lambda v: 0 <= v <= 23,
         )
-    if c.compress_above is not None and c.compress_above < 0:
+    _check_segment_size(c.segment_size)
+    _check_watermarks(c.watermarks)
+
+
+def _number(
+    name: str, value: object, kinds: tuple[type, ...], wanted: str, is_right: Callable[[Any], bool]
+) -> None:
+    if type(value) not in kinds or not is_right(value):
+        raise ConfigError(f"{name} is {value!r}; it must be {wanted}")
+
+
+def _check_segment_size(size: object) -> None:
+    if type(size) is not int or not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX or size % 4096:
         raise ConfigError(
-            f"compress_above is {c.compress_above}; it must be None or 0 and more bytes"
+            f"segment_size is {size!r}; it must be a multiple of 4096, {SEGMENT_SIZE_MIN} to "
+            f"{SEGMENT_SIZE_MAX} bytes"
         )
-    if c.delete_when is not None and not 0 <= c.delete_when <= 23:
-        raise ConfigError(f"delete_when is {c.delete_when}; it must be None or an hour, 0 to 23")
-    clean, force, refuse = c.watermarks
-    if not 0 < clean <= force <= refuse <= 1:
+
+
+def _check_watermarks(watermarks: object) -> None:
+    shares = watermarks if isinstance(watermarks, (tuple, list)) else ()
+    numbers = [s for s in shares if type(s) in (int, float)]
+    if len(numbers) != 3 or not 0 < numbers[0] <= numbers[1] <= numbers[2] <= 1:
         raise ConfigError(
-            f"watermarks are {c.watermarks}; they must rise, from above 0 to 1 at most"
+            f"watermarks are {watermarks!r}; they must be three shares that rise, from above 0 to "
+            "1 at most"
         )
-    if not 0 <= c.port <= 65535:
-        raise ConfigError(f"port is {c.port}; it must be 0 to 65535")

@@ -26,7 +26,9 @@ class StoreClosed(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """A write was asked of a store that was opened read-only, or that went read-only after a failed sync."""
+    """A write was asked of a store that was opened read-only, or that went read-only after a failed
+    sync.
+    """
 
 
 class StoreLocked(StoreError):
@@ -45,7 +47,9 @@ class StoreNotFound(CallerError):
 
 
 class FormatTooNew(StoreError):
-    """The store was written by a newer version of kvmq; `found` and `supported` are format versions."""
+    """The store was written by a newer version of kvmq; `found` and `supported` are format
+    versions.
+    """
 
     def __init__(self, message: str, found: int, supported: int) -> None:
         super().__init__(message)
@@ -90,7 +94,8 @@ class PropertiesTooLarge(MessageTooLarge):
 
 
 class FlushFailed(StoreError):
-    """The disk refused to take written data. The store is read-only from here on: close and open it again.
+    """The disk refused to take written data. The store is read-only from here on: close and open it
+    again.
 
     After a failed sync the kernel may have dropped the dirty pages, so trying again proves nothing.
     """
@@ -153,7 +158,9 @@ class RecordDamaged(Damaged):
 
 
 class SegmentDamaged(Damaged):
-    """A segment file is missing, of the wrong size, unreadable or not a commit log; `path` names it."""
+    """A segment file is missing, of the wrong size, unreadable or not a commit log; `path` names
+    it.
+    """
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -161,7 +168,9 @@ class SegmentDamaged(Damaged):
 
 
 class IndexDamaged(Damaged):
-    """RocksDB is missing, can't be opened, or contradicts the log. `kvmq rebuild DIR` makes it anew."""
+    """RocksDB is missing, can't be opened, or contradicts the log. `kvmq rebuild DIR` makes it
+    anew.
+    """
 
 
 class LogDamaged(Damaged):

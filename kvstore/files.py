@@ -1,13 +1,13 @@
 """The only way to touch a file, or a file's durability.
 
-The idea: everything the log does to the file system goes through a `Files`, every byte of a segment through
-the `MappedFile` it hands out. Tests put a twin in its place that records, fails or forgets. RocksDB has its
-own files and does not pass here.
+The idea: everything the log does to the file system goes through a `Files`, every byte of a segment
+through the `MappedFile` it hands out. Tests put a twin in its place that records, fails or forgets.
+RocksDB has its own files and does not pass here.
 
-Invariants: a mapped file has its full size and all its blocks before the first store into the map, so
-that no store can end the process (a store into a hole of a full disk is a SIGBUS); a file that was created or
-renamed is on disk under that name when the call returns (file and folder are synced).
-"""
+Invariants: a mapped file has its full size and all its blocks before the first store into the map,
+so that no store can end the process (a store into a hole of a full disk is a SIGBUS); a file that
+was created or renamed is on disk under that name when the call returns (file and folder are
+synced)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ LOCK_MARK = "kvmq"
 """What our lock files begin with: it tells a folder of ours from one that RocketMQ wrote."""
 
 
+SegmentBuffer = mmap.mmap
+"""What a segment is read from and written to by index; a slice is a copy, as `bytes`."""
+
+
 class MappedFile(Protocol):
     """One segment file, all of it in memory's address space."""
 
     path: Path
     size: int
-    buffer: mmap.mmap
+    buffer: SegmentBuffer
     """Reading and (if opened so) writing by position; a slice is a copy, as `bytes`."""
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -43,11 +47,15 @@ class MappedFile(Protocol):
         ...
 
     def touch(self, offset: int, size: int) -> None:
-        """Have the pages of a stretch mapped, so that the first stores into them don't fault one by one."""
+        """Have the pages of a stretch mapped, so that the first stores into them don't fault one by
+        one.
+        """
         ...
 
     def zero_from(self, offset: int) -> int:
-        """Make everything from `offset` on zero, and put that on the disk; returns how many bytes were not."""
+        """Make everything from `offset` on zero, and put that on the disk; returns how many bytes
+        were not.
+        """
         ...
 
     def sync(self) -> None:
@@ -61,6 +69,10 @@ class MappedFile(Protocol):
 
 class FolderLock(Protocol):
     """A held folder."""
+
+    def mark(self) -> None:
+        """Say in the lock file, for good, that the folder is a kvmq store."""
+        ...
 
     def release(self) -> None:
         """Let others have it."""
@@ -83,7 +95,9 @@ class Files(Protocol):
         ...
 
     def create(self, path: Path, size: int) -> None:
-        """Make a file of `size` zero bytes with all its blocks; `DiskFull` if they are not to be had."""
+        """Make a file of `size` zero bytes with all its blocks; `DiskFull` if they are not to be
+        had.
+        """
         ...
 
     def map(self, path: Path, *, writable: bool) -> MappedFile:
@@ -127,7 +141,9 @@ class Files(Protocol):
         ...
 
     def lock(self, path: Path) -> FolderLock:
-        """Take the lock file for this process alone; `StoreLocked` with the holder's pid if it is held."""
+        """Take the lock file for this process alone; `StoreLocked` with the holder's pid if it is
+        held.
+        """
         ...
 
 
@@ -170,7 +186,8 @@ class LocalFiles:
                 part.unlink()
             if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise DiskFull(
-                    f"no room for a segment of {size} bytes at {path}: {e.strerror}; free disk space or lower segment_size"
+                    f"no room for a segment of {size} bytes at {path}: {e.strerror}; free disk "
+                    "space or lower segment_size"
                 ) from e
             raise
         self.rename(part, path)
@@ -210,7 +227,9 @@ class LocalFiles:
         try:
             shutil.copyfile(source, part)
             with part.open("rb+") as f:
-                os.posix_fallocate(f.fileno(), 0, max(1, os.fstat(f.fileno()).st_size))
+                size = os.fstat(f.fileno()).st_size
+                if size:
+                    os.posix_fallocate(f.fileno(), 0, size)
                 os.fsync(f.fileno())
         except OSError as e:
             with contextlib.suppress(OSError):
@@ -279,7 +298,8 @@ class LocalMappedFile:
                     f"{path} is empty; a segment has its full size from the start", str(path)
                 )
             if writable:
-                # A file that came as a copy may have holes; a store into one on a full disk is a SIGBUS.
+                # A file that came as a copy may have holes; a store into one on a full disk is a
+                # SIGBUS.
                 os.posix_fallocate(self._fd, 0, self.size)
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self.buffer = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, prot)
@@ -303,17 +323,20 @@ class LocalMappedFile:
             view = view[done:]
 
     def touch(self, offset: int, size: int) -> None:
-        """See `MappedFile.touch`: a page costs 1.7 us so, against 5.6 us when each store faults by itself.
+        """See `MappedFile.touch`: a page costs 1.7 us so, against 5.6 us when each store faults by
+        itself.
 
-        Populating for reading, not for writing: nothing gets dirty that would be synced before it holds anything.
-        """
+        Populating for reading, not for writing: nothing gets dirty that would be synced before it
+        holds anything."""
         with contextlib.suppress(
             OSError, ValueError
         ):  # a kernel before 5.14 can't; then each store faults
             self.buffer.madvise(_MADV_POPULATE_READ, offset, min(size, self.size - offset))
 
     def zero_from(self, offset: int) -> int:
-        """See `MappedFile.zero_from`: looks only where the file has data, not at a GiB of allocated nothing."""
+        """See `MappedFile.zero_from`: looks only where the file has data, not at a GiB of allocated
+        nothing.
+        """
         changed = 0
         for start, end in self._data_ranges(offset):
             for at in range(start, end, _CHUNK):
@@ -339,7 +362,9 @@ class LocalMappedFile:
             yield start, offset
 
     def sync(self) -> None:
-        """See `MappedFile.sync`: fdatasync takes pages dirtied through the map with it, and frees the GIL."""
+        """See `MappedFile.sync`: fdatasync takes pages dirtied through the map with it, and frees
+        the GIL.
+        """
         os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -355,7 +380,8 @@ class LocalLock:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # flock keeps out other Stores, of this process too; lockf is what a JVM's FileLock sees.
+            # flock keeps out other Stores, of this process too; lockf is what a JVM's FileLock
+            # sees.
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -363,16 +389,30 @@ class LocalLock:
             os.close(self._fd)
             who = f"process {pid}" if pid else "another process"
             raise StoreLocked(
-                f"{path.parent} is held open by {who}; close it there, or open it here with read_only=True",
+                f"{path.parent} is held open by {who}; close it there, or open it here with "
+                "read_only=True",
                 pid,
             ) from e
+        self._word = (
+            LOCK_MARK
+            if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
+            else "opened-by"
+        )
+        self._write()
+
+    def mark(self) -> None:
+        """See `FolderLock.mark`."""
+        self._word = LOCK_MARK
+        self._write()
+
+    def _write(self) -> None:
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{LOCK_MARK} {os.getpid()}\n".encode(), 0)
+        os.pwrite(self._fd, f"{self._word} {os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """See `FolderLock.release`."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, len(LOCK_MARK))
+            os.ftruncate(self._fd, len(self._word))
             os.close(self._fd)
             self._fd = -1
 

@@ -1,10 +1,11 @@
 """The housekeeper: one thread for what has to be done while nobody asks for it.
 
-The idea: it wakes when the log says that something is due (the next segment, a checkpoint) and at an interval, and does one job after
-the other. Everything it does can be done by a call as well; a store works without it, only less promptly.
+The idea: it wakes when the log says that something is due (the next segment, a checkpoint) and at
+an interval, and does one job after the other. Everything it does can be done by a call as well; a
+store works without it, only less promptly.
 
-Invariant: a job that fails is told and tried again later; it never ends the thread, and never the process.
-"""
+Invariant: a job that fails is told and tried again later; it never ends the thread, and never the
+process."""
 
 from __future__ import annotations
 
@@ -56,13 +57,11 @@ class Housekeeper:
             self._clock.wait(self._wake, _INTERVAL)
             self._wake.clear()
             for job in self.jobs:
-                if self._stopping:
-                    return
                 self._do(job)
 
     def _do(self, job: Job) -> None:
         try:
-            if job.due():
+            if not self._stopping and job.due():
                 job.run()
                 job.failure = None
         except (StoreError, OSError) as e:

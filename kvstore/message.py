@@ -1,8 +1,7 @@
 """The values of the public API: what goes in and what comes out.
 
-The idea: plain values without behaviour. `Message` and `StoredMessage` live with the codec that turns
-them into bytes (`kvstore.record.values`); the results of calls are here.
-"""
+The idea: plain values without behaviour. `Message` and `StoredMessage` live with the codec that
+turns them into bytes (`kvstore.record.values`); the results of calls are here."""
 
 from __future__ import annotations
 
@@ -34,7 +33,9 @@ class PutStatus(StrEnum):
 
 
 class PutResult(msgspec.Struct, gc=False):
-    """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its queue."""
+    """Where a message went: `position` and `size` are bytes in the log, `offset` its place in its
+    queue.
+    """
 
     message_id: str
     topic: str
@@ -57,7 +58,9 @@ class PullStatus(StrEnum):
 
 
 class PullResult(msgspec.Struct, gc=False):
-    """What a pull returned, and the offset to pull next; offsets are the queue's bounds at that moment."""
+    """What a pull returned, and the offset to pull next; offsets are the queue's bounds at that
+    moment.
+    """
 
     messages: list[StoredMessage]
     next_offset: int

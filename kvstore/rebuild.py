@@ -1,10 +1,11 @@
 """Rebuild: drop what the index derives from the log and make it anew.
 
-The idea: with the derived families empty and the checkpoint at the log's beginning, opening is rebuilding: recovery replays the
-whole log, in checkpoints. So it is resumable for nothing: a rebuild that was cut short goes on at the next opening.
+The idea: with the derived families empty and the checkpoint at the log's beginning, opening is
+rebuilding: recovery replays the whole log, in checkpoints. So it is resumable for nothing: a
+rebuild that was cut short goes on at the next opening.
 
-Invariant: topics, groups and offsets stay, unless RocksDB itself can't be opened: then its folder is set aside, never deleted.
-"""
+Invariant: topics, groups and offsets stay, unless RocksDB itself can't be opened: then its folder
+is set aside, never deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from kvstore.store import Store
 
 
 class RebuildReport(msgspec.Struct):
-    """What was done: `set_aside` is where an index that could not be opened is now; the rest as in `RecoveryReport`."""
+    """What was done: `set_aside` is where an index that could not be opened is now; the rest as in
+    `RecoveryReport`.
+    """
 
     recovery: RecoveryReport
     set_aside: str | None
@@ -46,7 +49,8 @@ def rebuild(
         lock.release()
     if set_aside is not None or found is opening.Found.OURS_WITHOUT_INDEX:
         given = msgspec.structs.replace(given, segment_size=_segment_size(folder, given))
-        # Without an index the folder is to be taken for a log that somebody wrote, so that opening adopts it.
+        # Without an index the folder is to be taken for a log that somebody wrote, so that opening
+        # adopts it.
         given.files.write_whole(folder / opening.LOCK, b"")
     with Store(folder, given, progress=progress) as store:
         return RebuildReport(store.recovery, set_aside)

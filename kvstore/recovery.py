@@ -1,11 +1,12 @@
 """Opening a log that may have been left in the middle of anything.
 
-The idea: go on from the checkpoint: check every record behind it, index it, find the end; cut what is torn behind the durable
-end, report what is damaged below it. Then the disk is made to agree, and a checkpoint says so.
+The idea: go on from the checkpoint: check every record behind it, index it, find the end; cut what
+is torn behind the durable end, report what is damaged below it. Then the disk is made to agree, and
+a checkpoint says so.
 
-Invariants: never silent: what was cut or passed over is in the report and in the program's log; opening fails for damage only if
-that was asked for; a second crash in the middle of recovery changes nothing about the outcome.
-"""
+Invariants: never silent: what was cut or passed over is in the report and in the program's log;
+opening fails for damage only if that was asked for; a second crash in the middle of recovery
+changes nothing about the outcome."""
 
 from __future__ import annotations
 
@@ -62,10 +63,13 @@ def recover(
     scan = LogScan(log.segments, start, checkpoint.durable, property_crc=config.check_property_crc)
     writable = log.writable
 
+    saved = start
+
     def save(position: int) -> None:
         if not writable:
             raise IndexDamaged(
-                f"{log.folder.parent} must be opened for writing once: its log has gaps that are not indexed"
+                f"{log.folder.parent} must be opened for writing once: its log has gaps that are "
+                "not indexed"
             )
         nonlocal saved
         log.sync_segments(saved, position)
@@ -81,7 +85,6 @@ def recover(
             )
         )
 
-    saved = start
     replay = Replay(index, topics.for_replay, save)
     replay.last_stored = checkpoint.stored_at
     total = max(0, len(log.segments.numbers) * log.segment_size - (start - log.first))
@@ -100,7 +103,8 @@ def recover(
     if report.damage and config.on_corruption == "fail":
         d = report.damage[0]
         raise LogDamaged(
-            f"the log of {log.folder.parent} is damaged in {len(report.damage)} places, first from {d.position} to {d.end}: "
+            f"the log of {log.folder.parent} is damaged in {len(report.damage)} places, first from "
+            f"{d.position} to {d.end}: "
             f'{d.reason}; open with on_corruption="report" to pass over it'
         )
     if writable:
@@ -116,7 +120,9 @@ def recover(
 
 
 def _mend_segments(log: CommitLog) -> list[str]:
-    """Say what is wrong with segment files; a short one gets its size back, so that what it holds can be read."""
+    """Say what is wrong with segment files; a short one gets its size back, so that what it holds
+    can be read.
+    """
     segments = log.segments
     told = [f"{log.folder / name} is not a segment and is left alone" for name in segments.foreign]
     for number, problem in sorted(segments.problems.items()):
@@ -143,19 +149,16 @@ def _missing(log: CommitLog, start: int, checkpoint: Checkpoint) -> list[Damage]
     found = []
     if numbers:
         there = set(numbers)
-        for number in range(numbers[0], numbers[-1]):
-            if number not in there and (number + 1) * size <= start:
-                found.append(
-                    Damage(
-                        number * size,
-                        (number + 1) * size,
-                        f"{log.segments.path(number)} is not there",
-                    )
-                )
+        found += [
+            Damage(n * size, (n + 1) * size, f"{log.segments.path(n)} is not there")
+            for n in range(numbers[0], numbers[-1])
+            if n not in there and (n + 1) * size <= start
+        ]
     end = (numbers[-1] + 1) * size if numbers else 0
     known = max(checkpoint.position, checkpoint.durable)
     if known > end:
-        # The index knows of more log than there is; positions must not be given twice, so the log goes on behind.
+        # The index knows of more log than there is; positions must not be given twice, so the log
+        # goes on behind.
         found.append(
             Damage(
                 end,

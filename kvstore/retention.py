@@ -1,12 +1,12 @@
 """Which raw segments may go, and letting them go.
 
-The idea: a segment is as old as its last message, which is as old as the first one behind it. Expired ones go at the set hour,
-or at any time above the first watermark; above the second the oldest goes, expired or not, until the disk is below it again. One
-segment at a time, with a pause between.
+The idea: a segment is as old as its last message, which is as old as the first one behind it.
+Expired ones go at the set hour, or at any time above the first watermark; above the second the
+oldest goes, expired or not, until the disk is below it again. One segment at a time, with a pause
+between.
 
-Invariants: the active segment stays, and so does one that is not wholly checkpointed; a segment leaves the index before its file
-goes, so a minimum offset never points into nothing.
-"""
+Invariants: the active segment stays, and so does one that is not wholly checkpointed; a segment
+leaves the index before its file goes, so a minimum offset never points into nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def next_to_go(
     disk_used: float,
     total_bytes: int,
 ) -> Why | None:
-    """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again after each."""
+    """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again
+    after each.
+    """
     if not sealed:
         return None
     oldest = sealed[0]
@@ -68,7 +70,9 @@ def let_go(
     pause: Callable[[float], bool],
     interval: float,
 ) -> int:
-    """Drop segments until none has to go, `interval` seconds apart; `pause` returns True to stop early."""
+    """Drop segments until none has to go, `interval` seconds apart; `pause` returns True to stop
+    early.
+    """
     dropped = 0
     while (why := look()) is not None:
         if dropped and pause(interval):

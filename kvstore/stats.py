@@ -13,10 +13,11 @@ from kvstore.meta.topics import Topics
 
 
 class StoreStats(msgspec.Struct, frozen=True):
-    """Sizes are bytes, positions bytes of the log. `tail_*` are not checkpointed yet; `index_bytes` are SST files by family.
+    """Sizes are bytes, positions bytes of the log. `tail_*` are not checkpointed yet; `index_bytes`
+    are SST files by family.
 
-    `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to 1.
-    """
+    `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to
+    1."""
 
     path: str
     topics: int

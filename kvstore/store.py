@@ -1,27 +1,29 @@
 """The store: opens, wires and closes its parts, and hands each call to the part that does it.
 
-The idea: writing is `writer`, reading `reader` and `consume.pull`, what is known of topics, groups and offsets `meta`, what happens
-by itself `housekeeper`. Here is only who talks to whom, and in which order they begin and end.
+The idea: writing is `writer`, reading `reader` and `consume.pull`, what is known of topics, groups
+and offsets `meta`, what happens by itself `housekeeper`. Here is only who talks to whom, and in
+which order they begin and end.
 
-Invariants: a store that is open holds its folder's lock (unless read-only); after `close` every call raises `StoreClosed`; `close`
-leaves a checkpoint at the end of the log, so that the next opening has nothing to do.
-"""
+Invariants: a store that is open holds its folder's lock (unless read-only); after `close` every
+call raises `StoreClosed`; `close` leaves a checkpoint at the end of the log, so that the next
+opening has nothing to do."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kvstore import opening
+from kvstore.adoption import Adoption, in_place
 from kvstore.config import KeyIndex, Retention, StoreConfig
 from kvstore.consume.filters import compile_filter
 from kvstore.consume.pull import pull
+from kvstore.consume.reader import Reader
 from kvstore.errors import StoreClosed, StoreError
 from kvstore.housekeeper import Housekeeper, Job
-from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
@@ -29,12 +31,17 @@ from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessag
 from kvstore.meta.groups import GroupConfig, GroupInfo, Groups
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo, Topics
-from kvstore.reader import Reader
-from kvstore.recovery import Progress, RecoveryReport, recover
+from kvstore.recovery import Progress, recover
 from kvstore.retention import Aged, Why, let_go, next_to_go
 from kvstore.stats import StoreStats, collect
 from kvstore.verify import VerifyReport, verify
 from kvstore.writer import Writer, store_host
+
+
+def _copying(progress: Progress | None) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress("reading the log", done, total)
 
 
 class Store:
@@ -47,6 +54,7 @@ class Store:
         *,
         read_only: bool = False,
         progress: Progress | None = None,
+        adopt: Adoption | None = None,
     ) -> None:
         self.path = Path(path)
         given = config if config is not None else StoreConfig()
@@ -57,25 +65,45 @@ class Store:
         found = opening.look(self.path, given)
         self._lock = None if read_only else opening.take(self.path, given)
         try:
-            self._open(given, found, read_only, progress)
+            self._open(given, found, read_only, progress, adopt)
+            if self._lock is not None:
+                self._lock.mark()
         except BaseException:
             if self._lock is not None:
                 self._lock.release()
             raise
 
     def _open(
-        self, given: StoreConfig, found: opening.Found, read_only: bool, progress: Progress | None
+        self,
+        given: StoreConfig,
+        found: opening.Found,
+        read_only: bool,
+        progress: Progress | None,
+        adopt: Adoption | None,
     ) -> None:
-        self._index, self.config = opening.open_index(self.path, given, found, read_only=read_only)
+        if not read_only and found is opening.Found.OURS and opening.is_unfounded(self.path, given):
+            found = opening.LOG_OR_NOTHING[opening.has_log(self.path, given)]
+        if not read_only and found is opening.Found.LOG_ONLY and adopt is None:
+            adopt = in_place(self.path, given.files, _copying(progress))
+        if not read_only and found in (opening.Found.LOG_ONLY, opening.Found.NOTHING):
+            self._index, self.config = opening.found_index(self.path, given, adopt)
+        else:
+            self._index, self.config = opening.open_index(
+                self.path, given, found, read_only=read_only
+            )
         config = self.config
         try:
             self._log = CommitLog(self.path / opening.COMMITLOG, config, writable=not read_only)
             host = store_host(config)
             self._topics = Topics(
-                self._index.families, default_key_index=config.key_index, default_queues=config.default_queues,
-                auto_create=config.auto_create_topics, host_extra=host.extra, log_end=lambda: self._log.end,
+                self._index.families,
+                default_key_index=config.key_index,
+                default_queues=config.default_queues,
+                auto_create=config.auto_create_topics,
+                host_extra=host.extra,
+                log_end=lambda: self._log.end,
                 read_only=read_only,
-            )  # fmt: skip
+            )
             self._groups = Groups(self._index.families)
             self._offsets = Offsets(self._index.families)
             self._drop_orphans()
@@ -92,9 +120,16 @@ class Store:
         self._wake = self._log.prepare_wanted
         self._flusher = Flusher(self._log, config, on_durable=lambda: None)
         self._writer = Writer(
-            self._log, self._index, self._flusher, self._topics, config,
-            last_stored=last_stored, checkpoint_now=self.checkpoint, wake=self._wake, host=host,
-        )  # fmt: skip
+            self._log,
+            self._index,
+            self._flusher,
+            self._topics,
+            config,
+            last_stored=last_stored,
+            checkpoint_now=self.checkpoint,
+            wake=self._wake,
+            host=host,
+        )
         now = config.clock.monotonic()
         self._checkpoint_at = now + config.checkpoint_interval
         self._retention_at = now + config.retention_interval
@@ -125,7 +160,8 @@ class Store:
         message_id: str | None = None,
         born_at: int | None = None,
     ) -> PutResult:
-        """Put one message; see `put_batch`, of which this is a batch of one, and `Message` for the fields.
+        """Put one message; see `put_batch`, of which this is a batch of one, and `Message` for the
+        fields.
 
         >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
         0
@@ -147,9 +183,9 @@ class Store:
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """Put messages, in order; an error writes none of them (a crash may leave a leading part).
 
-        Returns when they are written, or with `flush="sync"` when they are on the disk. Raises `TopicNotFound`,
-        `MessageIllegal` and its kinds, `StoreBusy`, `DiskFull`, `FlushFailed`, `StoreReadOnly`, `StoreClosed`.
-        """
+        Returns when they are written, or with `flush="sync"` when they are on the disk. Raises
+        `TopicNotFound`, `MessageIllegal` and its kinds, `StoreBusy`, `DiskFull`, `FlushFailed`,
+        `StoreReadOnly`, `StoreClosed`."""
         return self._writer_or_fail().put_batch(messages)
 
     def _writer_or_fail(self) -> Writer:
@@ -162,7 +198,9 @@ class Store:
     # --- reading ---
 
     def get(self, topic: str, queue: int, offset: int) -> StoredMessage:
-        """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none there."""
+        """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none
+        there.
+        """
         return self._reader.get(self._topics.get(topic), queue, offset)
 
     def pull(
@@ -175,11 +213,12 @@ class Store:
         max_bytes: int | None = None,
         filter: str | None = None,
     ) -> PullResult:
-        """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an offset on.
+        """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an
+        offset on.
 
-        `filter` is a tag expression such as `"paid || shipped"`. `next_offset` is where to go on, also when nothing was found:
-        below the queue's bounds its first offset, behind them its next one.
-        """
+        `filter` is a tag expression such as `"paid || shipped"`. `next_offset` is where to go on,
+        also when nothing was found: below the queue's bounds its first offset, behind them its next
+        one."""
         return pull(
             self._reader,
             self._topics.get(topic),
@@ -198,11 +237,15 @@ class Store:
         end: int | None = None,
         limit: int = 64,
     ) -> list[StoredMessage]:
-        """Messages of a topic with a key (or unique id), newest first; `begin` and `end` bound the store time, ms, both included."""
+        """Messages of a topic with a key (or unique id), newest first; `begin` and `end` bound the
+        store time, ms, both included.
+        """
         return self._reader.query(self._topics.get(topic), key, begin, end, limit)
 
     def read_at(self, position: int) -> StoredMessage:
-        """The message whose record begins at a position of the log; `MessageNotFound`, `RecordDamaged`."""
+        """The message whose record begins at a position of the log; `MessageNotFound`,
+        `RecordDamaged`.
+        """
         return self._reader.read_at(position)
 
     def find(self, message_id: str) -> StoredMessage:
@@ -210,7 +253,8 @@ class Store:
         return self._reader.find(message_id)
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
-        """The first offset stored at or after a time (ms since the epoch); the next offset if there is none.
+        """The first offset stored at or after a time (ms since the epoch); the next offset if there
+        is none.
 
         With `upper` the last offset stored at or before it; 0 if there is none.
         """
@@ -223,14 +267,24 @@ class Store:
     # --- topics, groups, offsets ---
 
     def create_topic(
-        self, name: str, queues: int = 4, *, kind: Kind = "normal", key_index: KeyIndex | None = None,
-        retention: Retention | None = None, attributes: Mapping[str, str] | None = None,
-    ) -> TopicInfo:  # fmt: skip
+        self,
+        name: str,
+        queues: int = 4,
+        *,
+        kind: Kind = "normal",
+        key_index: KeyIndex | None = None,
+        retention: Retention | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicInfo:
         """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one."""
         config = TopicConfig(
-            name=name, queues=queues, kind=kind, key_index=key_index, retention=retention or Retention(),
+            name=name,
+            queues=queues,
+            kind=kind,
+            key_index=key_index,
+            retention=retention or Retention(),
             attributes=dict(attributes or {}),
-        )  # fmt: skip
+        )
         return self.create_topics([config])[0]
 
     def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
@@ -249,15 +303,23 @@ class Store:
         return self._topics.get(name).info
 
     def alter_topic(
-        self, name: str, *, queues: int | None = None, key_index: KeyIndex | None = None, retention: Retention | None = None,
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        key_index: KeyIndex | None = None,
+        retention: Retention | None = None,
         attributes: Mapping[str, str] | None = None,
-    ) -> TopicInfo:  # fmt: skip
+    ) -> TopicInfo:
         """Change a topic; what is not given stays. Queues that are taken away stay readable."""
         self._log.check_writable()
         return self._topics.alter(
-            name, queues=queues, key_index=key_index, retention=retention,
+            name,
+            queues=queues,
+            key_index=key_index,
+            retention=retention,
             attributes=dict(attributes) if attributes is not None else None,
-        )  # fmt: skip
+        )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic: its index goes at once, its records with their segments."""
@@ -320,7 +382,9 @@ class Store:
         self._flusher.wait(self._log.end)
 
     def checkpoint(self) -> None:
-        """Put the index tail into RocksDB; flushes the log first. Cheap when there is nothing to do."""
+        """Put the index tail into RocksDB; flushes the log first. Cheap when there is nothing to
+        do.
+        """
         self._log.check_writable()
         self._checkpoint()
 
@@ -378,10 +442,13 @@ class Store:
         sealed = [n for n in numbers if n < last]
         aged = [Aged(n, self._reader.segment_newest(n)) for n in sealed[:1]]
         return next_to_go(
-            aged, config,
-            now_ms=config.clock.now_ms(), hour=config.clock.local_hour(),
-            disk_used=config.files.disk_used(log.folder), total_bytes=len(numbers) * log.segment_size,
-        )  # fmt: skip
+            aged,
+            config,
+            now_ms=config.clock.now_ms(),
+            hour=config.clock.local_hour(),
+            disk_used=config.files.disk_used(log.folder),
+            total_bytes=len(numbers) * log.segment_size,
+        )
 
     def _let_go(self, why: Why) -> None:
         size = self._log.segment_size
@@ -403,7 +470,9 @@ class Store:
         return collect(self.path, self._log, self._index, self._topics, self.config)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
-        """Check every record's CRC and hold the index against the log; problems are listed, not raised."""
+        """Check every record's CRC and hold the index against the log; problems are listed, not
+        raised.
+        """
         self._check_open()
         if self._log.writable:
             self.checkpoint()
@@ -441,7 +510,8 @@ class Store:
             self._checkpoint(clean=True)
             self._index.tidy()
         except StoreError:
-            # The next opening recovers what could not be finished here; only a failed sync has to be told.
+            # The next opening recovers what could not be finished here; only a failed sync has to
+            # be told.
             if self._log.failure is not None:
                 raise
 

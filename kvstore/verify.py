@@ -1,7 +1,8 @@
 """Verify: every record against its CRC, and the index against the log.
 
-The idea: a segment at a time. Its records are walked, past damage; what the index should say of them is worked out as columns and
-held against what it says: every entry at its place with size, tag and time, every key's hash, a place for every queue.
+The idea: a segment at a time. Its records are walked, past damage; what the index should say of
+them is worked out as columns and held against what it says: every entry at its place with size, tag
+and time, every key's hash, a place for every queue.
 
 Invariant: changes nothing; what is wrong is listed with where it is, the rest is still looked at.
 """
@@ -12,13 +13,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.consume.reader import Reader
 from kvstore.errors import FormatError, SegmentDamaged
 from kvstore.index.index import Index
 from kvstore.index.keys import PLACES, QUEUE_MASK, RUNS, place_key, read_run_key, segment_range
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import Topics
-from kvstore.reader import Reader
 from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
 from kvstore.record.hashes import key_hash, tags_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
@@ -41,7 +42,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct):
-    """What was looked at, and what was wrong with it (the first 1,000 problems; `problems_found` counts all)."""
+    """What was looked at, and what was wrong with it (the first 1,000 problems; `problems_found`
+    counts all).
+    """
 
     records: int = 0
     bytes: int = 0
@@ -188,7 +191,8 @@ def _check_entries(
             says = (queue, offset, size, code, stored_at)
             should = left.pop(base + position, None)
             if should != says:
-                what = f"entry says {says[1:]}, the log {should[1:] if should else 'has no such record'}"
+                has = should[1:] if should else "no such record"
+                what = f"entry says {says[1:]}, the log has {has}"
                 report.add(Problem("index", what, base + position, topic, run.queue, offset))
     for position, (queue, offset, *_) in left.items():
         message = "record has no entry in the index"

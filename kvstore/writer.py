@@ -1,11 +1,12 @@
-"""Putting messages: from the caller's values to the log and the index tail, under one lock, in one pass.
+"""Putting messages: from the caller's values to the log and the index tail, under one lock, in one
+pass.
 
-The idea: everything that doesn't depend on place is prepared before the lock (`record.batch.prepare`); under it the batch
-gets offsets and positions, is copied into the log and noted in the tail; durability is waited for behind it.
+The idea: everything that doesn't depend on place is prepared before the lock
+(`record.batch.prepare`); under it the batch gets offsets and positions, is copied into the log and
+noted in the tail; durability is waited for behind it.
 
-Invariants: a batch that is refused wrote nothing: segments it needs are made before its first byte; store times never fall;
-what is in the tail is in the log.
-"""
+Invariants: a batch that is refused wrote nothing: segments it needs are made before its first byte;
+store times never fall; what is in the tail is in the log."""
 
 from __future__ import annotations
 
@@ -38,9 +39,18 @@ class Writer:
     """See the module."""
 
     def __init__(
-        self, log: CommitLog, index: Index, flusher: Flusher, topics: Topics, config: StoreConfig, *,
-        last_stored: int, checkpoint_now: Callable[[], object], wake: threading.Event, host: Host,
-    ) -> None:  # fmt: skip
+        self,
+        log: CommitLog,
+        index: Index,
+        flusher: Flusher,
+        topics: Topics,
+        config: StoreConfig,
+        *,
+        last_stored: int,
+        checkpoint_now: Callable[[], object],
+        wake: threading.Event,
+        host: Host,
+    ) -> None:
         self._log = log
         self._index = index
         self._flusher = flusher
@@ -80,8 +90,7 @@ class Writer:
         try:
             if log.staging is not None:
                 log.staging.check_room(total)
-            if now < self.last_stored:
-                now = self.last_stored
+            now = max(now, self.last_stored)
             self.last_stored = now
             if total <= log.room():
                 positions = self._append(batch, 0, len(batch.sizes), offsets, now)
@@ -102,9 +111,16 @@ class Writer:
             status = PutStatus.WRITTEN
         return list(
             map(
-                PutResult, batch.message_ids, batch.names, batch.queues, offsets, positions, batch.sizes, repeat(status)
+                PutResult,
+                batch.message_ids,
+                batch.names,
+                batch.queues,
+                offsets,
+                positions,
+                batch.sizes,
+                repeat(status),
             )
-        )  # fmt: skip
+        )
 
     def _look_after(self, unindexed: int) -> None:
         """See that the tail gets its checkpoint."""

@@ -1,8 +1,7 @@
 """Filters: which messages of a queue a reader wants.
 
-The idea: a tag expression is tags joined by `||`; `*`, or none at all, lets everything through. The tag itself is compared,
-never its hash alone.
-"""
+The idea: a tag expression is tags joined by `||`; `*`, or none at all, lets everything through. The
+tag itself is compared, never its hash alone."""
 
 from __future__ import annotations
 
@@ -17,7 +16,9 @@ Filter = Callable[[StoredMessage], bool]
 
 @lru_cache(maxsize=1024)
 def compile_tags(expression: str) -> Filter | None:
-    """A tag expression as a test; None if it lets everything through. `CallerError` if it has an empty tag."""
+    """A tag expression as a test; None if it lets everything through. `CallerError` if it has an
+    empty tag.
+    """
     if expression.strip() == "*":
         return None
     tags = frozenset(part.strip() for part in expression.split("||"))

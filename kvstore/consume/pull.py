@@ -1,22 +1,22 @@
 """Pull: messages of one queue from an offset on, with the field's statuses.
 
-The idea: bounds first, then positions from the index in one go, then records from their segments. A filter is
-asked after the record is decoded; what it refuses is passed over and counts towards `SCAN_MAX`, so that a
-pull ends even when nothing matches.
+The idea: bounds first, then positions from the index in one go, then records from their segments. A
+filter is asked after the record is decoded; what it refuses is passed over and counts towards
+`SCAN_MAX`, so that a pull ends even when nothing matches.
 
-Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset` never jumps over a message that
-the caller did not get to see or the filter to judge; damage is an error with the offset behind it, never a silent gap.
-"""
+Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset`
+never jumps over a message that the caller did not get to see or the filter to judge; damage is an
+error with the offset behind it, never a silent gap."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from kvstore.consume.filters import Filter
+from kvstore.consume.reader import Reader
 from kvstore.errors import CallerError, RecordDamaged
 from kvstore.message import PullResult, PullStatus, StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.reader import Reader
 
 SCAN_MAX: Final = 800
 """Messages a filtered pull looks at (RocketMQ's limit)."""
@@ -80,7 +80,8 @@ def _take(
     except RecordDamaged as e:
         if not messages:
             raise RecordDamaged(
-                f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset {offset + 1}",
+                f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset "
+                f"{offset + 1}",
                 e.position,
                 offset + 1,
             ) from e

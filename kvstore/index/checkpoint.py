@@ -102,7 +102,7 @@ def key_pairs(tail: Tail, segment_size: int) -> dict[int, tuple[I64, I64]]:
     hashes = np.frombuffer(tail.key_digests, np.uint32).astype(np.int64) << 8
     hashes |= np.frombuffer(tail.key_bytes, np.uint8)
     positions = np.frombuffer(tail.key_positions, np.uint64).astype(np.int64)
-    found = {}
+    found: dict[int, tuple[I64, I64]] = {}
     if not len(positions):
         return found
     first, last = int(positions.min()) // segment_size, int(positions.max()) // segment_size

@@ -1,7 +1,7 @@
 """The one RocksDB: opening it, its column families, its batches.
 
-The idea: a thin layer over rocksdict in raw mode (bytes in, bytes out) that gives each family its options and
-turns whatever RocksDB says into a typed error. Batches are atomic over all families.
+The idea: a thin layer over rocksdict in raw mode (bytes in, bytes out) that gives each family its
+options and turns whatever RocksDB says into a typed error. Batches are atomic over all families.
 
 Invariants: values are written through a `Batch` only; a batch is written whole or not at all.
 """
@@ -31,7 +31,9 @@ from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 _CACHE_BYTES: Final = 64 << 20
 _WAL_MAX: Final = 256 << 20
 _LARGE: Final = {RUNS: 64 << 20, MESSAGE_KEYS: 64 << 20, PLACES: 16 << 20}
-"""Write buffers: large enough that a segment's runs are mostly repacked before the small ones reach a file."""
+"""Write buffers: large enough that a segment's runs are mostly repacked before the small ones reach
+a file.
+"""
 _SMALL: Final = 8 << 20
 _BLOCK: Final = 16 << 10
 _ZSTD_LEVEL: Final = 3
@@ -83,7 +85,8 @@ class Families:
             self._families = {name: self._db.get_column_family(name) for name in families}
         except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
             raise IndexDamaged(
-                f"the index in {path} can't be opened: {e}; if it is damaged, `kvmq rebuild {path.parent}` makes it anew "
+                f"the index in {path} can't be opened: {e}; if it is damaged, `kvmq rebuild "
+                f"{path.parent}` makes it anew "
                 "from the log"
             ) from e
         self._sync = WriteOptions()

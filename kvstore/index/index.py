@@ -1,12 +1,11 @@
 """The index: tail, checkpoint and lookups together; what the store asks about entries and keys.
 
-The idea: readers look in the tail, then in the tail that is being checkpointed, then in RocksDB, in that order and
-from one look at `tails`: what leaves the middle one is in RocksDB before it goes. Next offsets of used queues are
-kept, so a put to a known queue never asks RocksDB.
+The idea: readers look in the tail, then in the tail that is being checkpointed, then in RocksDB, in
+that order and from one look at `tails`: what leaves the middle one is in RocksDB before it goes.
+Next offsets of used queues are kept, so a put to a known queue never asks RocksDB.
 
-Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is durable to there;
-nothing here reads the log.
-"""
+Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is
+durable to there; nothing here reads the log."""
 
 from __future__ import annotations
 
@@ -86,7 +85,8 @@ class Index:
         version = U32.unpack(found)[0]
         if version > FORMAT_VERSION:
             raise FormatTooNew(
-                f"{self.families.path} has format {version}, this version of kvmq reads up to {FORMAT_VERSION}; "
+                f"{self.families.path} has format {version}, this version of kvmq reads up to "
+                f"{FORMAT_VERSION}; "
                 "use a newer kvmq",
                 version,
                 FORMAT_VERSION,
@@ -110,7 +110,9 @@ class Index:
         return self.checkpoint
 
     def topics_fresh_from(self, topic: int) -> None:
-        """Say that topics from this id on have no entries in RocksDB: their queues begin at 0 without a look."""
+        """Say that topics from this id on have no entries in RocksDB: their queues begin at 0
+        without a look.
+        """
         self._fresh_from = min(self._fresh_from, topic)
 
     # --- the tail; under the log's lock ---
@@ -136,7 +138,8 @@ class Index:
             version = self._version
             found = self.queues.head(queue)
             with self._heads_lock:
-                # What was read while a checkpoint was being written may be old: use it, but don't keep it.
+                # What was read while a checkpoint was being written may be old: use it, but don't
+                # keep it.
                 if version == self._version:
                     self._keep_head(queue, found)
         return found
@@ -149,7 +152,9 @@ class Index:
         self._heads[queue] = head
 
     def freeze(self, position: int) -> Tail | None:
-        """Take the active tail away for a checkpoint at `position`; None if one is under way or there is nothing."""
+        """Take the active tail away for a checkpoint at `position`; None if one is under way or
+        there is nothing.
+        """
         if self.tails.frozen is not None:
             return None
         frozen = self.tails.active
@@ -192,7 +197,8 @@ class Index:
                 also(batch)
             self._changing()
             self.families.write(batch, sync=sync)
-            # From here on the rows are found in RocksDB: first the notes about them, then the tail may go.
+            # From here on the rows are found in RocksDB: first the notes about them, then the tail
+            # may go.
             self._changing()
             self.queues.changed(placed)
             for segment, found in parts.items():
@@ -237,7 +243,9 @@ class Index:
     def positions(
         self, queue: int, offset: int, limit: int, first_segment: int, end: int
     ) -> list[int]:
-        """Log positions of up to `limit` entries from `offset` on; fewer where the queue, or a gap, ends them."""
+        """Log positions of up to `limit` entries from `offset` on; fewer where the queue, or a gap,
+        ends them.
+        """
         out: list[int] = []
         tails = _queue_tails(self.tails, queue)
         below = tails[0].first if tails else OFFSET_MAX
@@ -296,7 +304,9 @@ class Index:
             self._sealed += 1
 
     def tidy(self) -> None:
-        """Leave little behind at a close: repack the active segment's runs if they are many, empty RocksDB's own log."""
+        """Leave little behind at a close: repack the active segment's runs if they are many, empty
+        RocksDB's own log.
+        """
         with self._write_lock:
             batch = self.families.batch()
             if repack(self.families, batch, self.checkpoint.position // self.segment_size):
@@ -304,7 +314,9 @@ class Index:
             self.families.flush()
 
     def retire(self, segment: int, log_start: int) -> int:
-        """Take a segment out of the index, and say that the log begins at `log_start`; returns its queues' number."""
+        """Take a segment out of the index, and say that the log begins at `log_start`; returns its
+        queues' number.
+        """
         with self._write_lock:
             batch = self.families.batch()
             queues = retire(self.families, batch, segment)

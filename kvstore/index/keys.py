@@ -1,10 +1,11 @@
 """Every key and small value layout of the RocksDB families; nobody else packs a key.
 
-The idea: keys are big-endian, so that byte order is the order wanted. `runs` and `message_keys` begin with
-the segment: new keys sort behind old ones, and a segment's whole index is one key range. See docs/keys.md.
+The idea: keys are big-endian, so that byte order is the order wanted. `runs` and `message_keys`
+begin with the segment: new keys sort behind old ones, and a segment's whole index is one key range.
+See docs/keys.md.
 
-Invariant: these layouts are on disk; a change is a new `FORMAT_VERSION` and a change of docs/keys.md.
-"""
+Invariant: these layouts are on disk; a change is a new `FORMAT_VERSION` and a change of
+docs/keys.md."""
 
 from __future__ import annotations
 
@@ -27,8 +28,19 @@ TRANSACTIONS: Final = "transactions"
 ARCHIVES: Final = "archives"
 
 FAMILIES: Final = (
-    META, TOPICS, GROUPS, RUNS, PLACES, MESSAGE_KEYS, OFFSETS, OFFSET_HISTORY, LOCKS, TIMERS, TRANSACTIONS, ARCHIVES,
-)  # fmt: skip
+    META,
+    TOPICS,
+    GROUPS,
+    RUNS,
+    PLACES,
+    MESSAGE_KEYS,
+    OFFSETS,
+    OFFSET_HISTORY,
+    LOCKS,
+    TIMERS,
+    TRANSACTIONS,
+    ARCHIVES,
+)
 DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS)
 """What `rebuild` drops and makes again from the log."""
 
@@ -56,13 +68,17 @@ _CHECKPOINT: Final = Struct(
 )  # position, durable end, epoch, last store time, closed cleanly
 
 NOWHERE: Final = 0xFFFFFFFF
-"""The segment of a place that holds nothing: it only keeps a queue's next offset once all its messages are gone."""
+"""The segment of a place that holds nothing: it only keeps a queue's next offset once all its
+messages are gone.
+"""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 QUEUE_MASK: Final = 0xFFFFFFFF
 
 PART_LEVEL_SHIFT: Final = 12
-"""Message-key parts are numbered level << 12 | sequence; merging parts of one level makes one of the next."""
+"""Message-key parts are numbered level << 12 | sequence; merging parts of one level makes one of
+the next.
+"""
 PART_SEALED: Final = 0xFFFF
 """The one part of a sealed segment."""
 
@@ -91,7 +107,9 @@ class Place(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint says: the index covers the log below `position`; the disk had it to `durable`."""
+    """What a checkpoint says: the index covers the log below `position`; the disk had it to
+    `durable`.
+    """
 
     position: int
     durable: int

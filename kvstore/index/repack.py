@@ -1,7 +1,8 @@
-"""Repacking a segment's runs: many small ones become one run per queue (of up to `RUN_MAX` entries).
+"""Repacking a segment's runs: many small ones become one run per queue (of up to `RUN_MAX`
+entries).
 
-The idea: checkpoints write a run per queue and checkpoint; read together again they are sorted by queue and offset, so
-the whole segment is one decode, one cut, one encode, and one batch.
+The idea: checkpoints write a run per queue and checkpoint; read together again they are sorted by
+queue and offset, so the whole segment is one decode, one cut, one encode, and one batch.
 
 Invariant: what the runs say doesn't change, so readers that keep a decoded run keep a true one.
 """

@@ -1,10 +1,11 @@
 """Replay: records that recovery or rebuild found, put into the index tail.
 
-The idea: what a put adds to the tail while it writes, this adds from the log afterwards. Ordinary queues go on where the
-index ends; a gap in a queue's offsets (damage was passed over) begins a new stretch, which needs a tail of its own.
+The idea: what a put adds to the tail while it writes, this adds from the log afterwards. Ordinary
+queues go on where the index ends; a gap in a queue's offsets (damage was passed over) begins a new
+stretch, which needs a tail of its own.
 
-Invariants: an entry's offset is the one written in the record; an offset that the index has already is not added again.
-"""
+Invariants: an entry's offset is the one written in the record; an offset that the index has already
+is not added again."""
 
 from __future__ import annotations
 
@@ -53,13 +54,12 @@ class Replay:
         """Add checked records, in log order."""
         for position, size in zip(positions, sizes, strict=True):
             found = facts(buffer, position - base, size)
-            if found.stored_at > self.last_stored:
-                self.last_stored = found.stored_at
+            self.last_stored = max(self.last_stored, found.stored_at)
             topic = self._topic_of(found.topic, found.queue, position)
             if topic is None or position < topic.since:
                 continue
             kind = found.system_flags & TRANSACTION_MASK
-            if kind != PREPARED and kind != ROLLBACK:
+            if kind not in (PREPARED, ROLLBACK):
                 self._add_entry(topic, found.queue, found.offset, position, size, found.properties)
             if kind != ROLLBACK and topic.keys_unique:
                 self._add_keys(topic, found.topic, position, found.properties)

@@ -1,11 +1,11 @@
 """Retiring: taking everything the index knows of a segment out of it, as key ranges.
 
-The idea: `runs` and `message_keys` begin with the segment, so they go as one range each. Of `places`, each queue of the
-segment loses its row; the last one a queue has becomes one that holds nothing and keeps the next offset, so that offsets are
-never given twice.
+The idea: `runs` and `message_keys` begin with the segment, so they go as one range each. Of
+`places`, each queue of the segment loses its row; the last one a queue has becomes one that holds
+nothing and keeps the next offset, so that offsets are never given twice.
 
-Invariant: whoever calls writes the batch before the segment's file goes; a crash between the two leaves an orphan file.
-"""
+Invariant: whoever calls writes the batch before the segment's file goes; a crash between the two
+leaves an orphan file."""
 
 from __future__ import annotations
 

@@ -1,27 +1,30 @@
 """The commit log: one endless run of records, appended under one lock.
 
-The idea: positions only grow. An append copies whole records into the active segment (or the staging buffer) and
-then moves `end`; where the rest of a segment is too small a blank record closes it. The next segment is made
-before it is needed. What is on the disk is `durable`, moved by the flusher alone.
+The idea: positions only grow. An append copies whole records into the active segment (or the
+staging buffer) and then moves `end`; where the rest of a segment is too small a blank record closes
+it. The next segment is made before it is needed. What is on the disk is `durable`, moved by the
+flusher alone.
 
-Invariants: first <= durable <= end; everything below `end` is whole records and blanks; bytes behind `end` in the active
-segment are zero; after a failed sync nothing is appended any more.
-"""
+Invariants: first <= durable <= end; everything below `end` is whole records and blanks; bytes
+behind `end` in the active segment are zero; after a failed sync nothing is appended any more."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import Clock
 from kvstore.config import StoreConfig
-from kvstore.errors import DiskFull, FlushFailed, StoreBusy, StoreClosed, StoreError, StoreReadOnly
+from kvstore.errors import DiskFull, FlushFailed, StoreBusy, StoreClosed, StoreReadOnly
 from kvstore.files import Files
 from kvstore.log.segments import Segments
 from kvstore.log.staging import Staging
 from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
 
 _DISK_CHECK_SECONDS: Final = 1.0
 _TOUCH: Final = 1 << 20
@@ -65,17 +68,23 @@ class CommitLog:
             return
         number = end // self.segment_size
         self.segments.create(number)
+        self.segments.own(number)
         self.segments.remap(number)
         self.segments.map(number)
         if self._config.write_mode == "staged":
             c = self._config
             self.staging = Staging(
-                self.segments, self.clock, end,
-                bytes_max=c.stage_bytes, count_max=c.stage_count, interval=c.stage_interval,
-            )  # fmt: skip
+                self.segments,
+                self.clock,
+                end,
+                bytes_max=c.stage_bytes,
+                count_max=c.stage_count,
+                interval=c.stage_interval,
+            )
 
     def cut(self, end: int) -> int:
-        """Make `end` the end of the log: zero the rest of its segment, remove the segments behind; before `start`.
+        """Make `end` the end of the log: zero the rest of its segment, remove the segments behind;
+        before `start`.
 
         Returns how many bytes that were not zero are gone.
         """
@@ -84,13 +93,17 @@ class CommitLog:
         for later in [n for n in self.segments.numbers if n > number]:
             gone += self._remove_empty_or_torn(later)
         if number in self.segments.numbers and number not in self.segments.problems:
+            self.segments.own(number)
             self.segments.remap(number)
             gone += self.segments.map(number).zero_from(at)
         return gone
 
     def _remove_empty_or_torn(self, number: int) -> int:
         gone = 0
-        if number not in self.segments.problems:
+        if (
+            number not in self.segments.problems
+            and self.files.links(self.segments.path(number)) == 1
+        ):
             self.segments.remap(number)
             gone = self.segments.map(number).zero_from(0)
         self.segments.remove(number)
@@ -111,7 +124,8 @@ class CommitLog:
         self.check_writable()
         if not self.lock.acquire(timeout=self._config.busy_timeout):
             raise StoreBusy(
-                f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or put larger batches"
+                f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or "
+                "put larger batches"
             )
         if self.closed or self.failure is not None:
             self.lock.release()
@@ -123,7 +137,8 @@ class CommitLog:
             raise StoreClosed(f"{self.folder.parent} was closed; open it again")
         if not self.writable:
             raise StoreReadOnly(
-                f"{self.folder.parent} was opened read-only; open it without read_only=True to write"
+                f"{self.folder.parent} was opened read-only; open it without read_only=True to "
+                "write"
             )
         if self.failure is not None:
             raise FlushFailed(*self.failure.args) from self.failure
@@ -137,7 +152,8 @@ class CommitLog:
         used = self.files.disk_used(self.folder)
         if used >= limit:
             raise DiskFull(
-                f"the disk of {self.folder} is {used:.1%} full, puts stop at {limit:.0%}; free space or raise watermarks"
+                f"the disk of {self.folder} is {used:.1%} full, puts stop at {limit:.0%}; free "
+                "space or raise watermarks"
             )
         self._disk_checked = now
 
@@ -190,7 +206,7 @@ class CommitLog:
 
     # --- reading; without `lock` ---
 
-    def span(self, position: int) -> tuple[object, int, int]:
+    def span(self, position: int) -> tuple[Buffer, int, int]:
         """The buffer that holds `position`, the index in it, and the index behind its last byte."""
         staging = self.staging
         if staging is not None and position >= staging.written:
@@ -203,7 +219,9 @@ class CommitLog:
     # --- to the disk ---
 
     def sync_to_end(self) -> int:
-        """Put everything appended so far on the disk; returns the position reached. Raises `FlushFailed`."""
+        """Put everything appended so far on the disk; returns the position reached. Raises
+        `FlushFailed`.
+        """
         with self._sync_lock:
             return self._sync()
 
@@ -242,8 +260,10 @@ class CommitLog:
 
     def _failed(self, why: OSError) -> FlushFailed:
         self.failure = FlushFailed(
-            f"the disk refused to take written data of {self.folder}: {why}; nothing is written any more, "
-            f"everything below position {self.durable} is safe; mend the disk and open the store again"
+            f"the disk refused to take written data of {self.folder}: {why}; nothing is written "
+            "any more, "
+            f"everything below position {self.durable} is safe; mend the disk and open the store "
+            "again"
         )
         return self.failure
 

@@ -1,12 +1,11 @@
 """The flusher: one thread that puts the log on the disk, for everybody who waits for it.
 
-The idea: group commit. A put that needs the disk says up to which position and waits; the flusher syncs what has
-been appended by then, once, and wakes all whom that serves. Without waiters it syncs at an interval, when
-enough is dirty, and everything at the thorough interval.
+The idea: group commit. A put that needs the disk says up to which position and waits; the flusher
+syncs what has been appended by then, once, and wakes all whom that serves. Without waiters it syncs
+at an interval, when enough is dirty, and everything at the thorough interval.
 
-Invariants: `durable` is moved by a sync that succeeded, never otherwise; after one that failed every waiter gets
-`FlushFailed`, and so does everyone who comes later.
-"""
+Invariants: `durable` is moved by a sync that succeeded, never otherwise; after one that failed
+every waiter gets `FlushFailed`, and so does everyone who comes later."""
 
 from __future__ import annotations
 
@@ -36,20 +35,22 @@ class Flusher:
         self._thread.start()
 
     def wait(self, position: int) -> None:
-        """Return when the log below `position` is on the disk; raise `FlushFailed` if it can't get there."""
+        """Return when the log below `position` is on the disk; raise `FlushFailed` if it can't get
+        there.
+        """
         log = self._log
         if log.durable >= position:
             return
         with self._changed:
-            if position > self._wanted:
-                self._wanted = position
+            self._wanted = max(self._wanted, position)
             self._wake.set()
             while log.durable < position:
                 if log.failure is not None:
                     raise FlushFailed(*log.failure.args) from log.failure
                 if self._stopping:
                     raise StoreClosed(
-                        "the store was closed while a put waited for the disk; it may or may not be there"
+                        "the store was closed while a put waited for the disk; it may or may not "
+                        "be there"
                     )
                 self._changed.wait()
 

@@ -1,23 +1,24 @@
 """Recovery's reading half: from a known position to the end of the log, past what is damaged.
 
-The idea: records are checked in batches and handed on to be indexed. Where one is bad, the durable end decides: below
-it the disk had the record whole, so this is corruption, which is noted and passed over to the next good record; at or
-above it this is the torn tail of a crash, and the log ends here.
+The idea: records are checked in batches and handed on to be indexed. Where one is bad, the durable
+end decides: below it the disk had the record whole, so this is corruption, which is noted and
+passed over to the next good record; at or above it this is the torn tail of a crash, and the log
+ends here.
 
-Invariants: nothing is changed here, the caller cuts; every byte from start to end is a record handed on, a blank,
-or a `Damage` in the report; damage below the durable end never ends the log.
+Invariants: nothing is changed here, the caller cuts; every byte from start to end is a record
+handed on, a blank, or a `Damage` in the report; damage below the durable end never ends the log.
 """
 
 from __future__ import annotations
 
-import mmap
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
 
 from kvstore.errors import RecordDamaged, SegmentDamaged
+from kvstore.files import SegmentBuffer
 from kvstore.log.segments import Segments
 from kvstore.record.check import ScanStop, check_record, scan
 from kvstore.record.walk import next_good
@@ -34,9 +35,11 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Chunk(NamedTuple):
-    """Good records, one behind the other but for gaps between them: `buffer` index = position - `base`."""
+    """Good records, one behind the other but for gaps between them: `buffer` index = position -
+    `base`.
+    """
 
-    buffer: mmap.mmap
+    buffer: SegmentBuffer
     base: int
     positions: array[int]
     sizes: array[int]
@@ -78,13 +81,20 @@ class LogScan:
             if not more:
                 return
 
-    def _segment(self, buffer: mmap.mmap, base: int, stop: int) -> Iterator[Chunk]:
+    def _segment(self, buffer: SegmentBuffer, base: int, stop: int) -> Generator[Chunk, None, bool]:
         """One segment; its generator's value says whether the log goes on behind it."""
         while True:
             positions, sizes = array("Q"), array("I")
             at, why = scan(
-                buffer, self.end - base, stop - base, base, positions, sizes, limit=_BATCH, property_crc=self._property_crc
-            )  # fmt: skip
+                buffer,
+                self.end - base,
+                stop - base,
+                base,
+                positions,
+                sizes,
+                limit=_BATCH,
+                property_crc=self._property_crc,
+            )
             self.end = base + at
             self.records += len(positions)
             if positions:
@@ -102,7 +112,7 @@ class LogScan:
             if self.end >= base + self._size:
                 return True
 
-    def _pass_over(self, buffer: mmap.mmap, base: int, stop: int, why: ScanStop) -> bool:
+    def _pass_over(self, buffer: SegmentBuffer, base: int, stop: int, why: ScanStop) -> bool:
         """Get over what is no record; False if the log ends here."""
         reason = (
             "zeros where records should be"
@@ -117,14 +127,13 @@ class LogScan:
             buffer, base, self.end - base + 1, stop - base, property_crc=self._property_crc
         )
         until = base + at if at >= 0 else base + self._size
-        if until > self._durable:
-            # What is wrong reaches over the durable end: corruption below it, a torn tail above.
-            until = self._durable
+        # What is wrong may reach over the durable end: corruption below it, a torn tail above.
+        until = min(until, self._durable)
         self.damage.append(Damage(self.end, until, reason))
         self.end = until
         return True
 
-    def _reason(self, buffer: mmap.mmap, base: int, stop: int) -> str:
+    def _reason(self, buffer: SegmentBuffer, base: int, stop: int) -> str:
         try:
             check_record(
                 buffer, self.end - base, stop - base, self.end, property_crc=self._property_crc

@@ -1,22 +1,20 @@
 """The folder of segment files: which there are, their maps, making and removing them.
 
-The idea: a segment is a file of fixed size named by its first position in 20 digits; its number is position //
-segment size. Maps are opened when first read and the least recently opened sealed ones are let go, so a store of a
-thousand segments opens as fast as one of two.
+The idea: a segment is a file of fixed size named by its first position in 20 digits; its number is
+position // segment size. Maps are opened when first read and the least recently opened sealed ones
+are let go, so a store of a thousand segments opens as fast as one of two.
 
-Invariants: a mapped segment has its full size; a file that can't be one (foreign name, wrong size, unreadable) is kept
-out and reported, never guessed at and never touched.
-"""
+Invariants: a mapped segment has its full size; a file that can't be one (foreign name, wrong size,
+unreadable) is kept out and reported, never guessed at and never touched."""
 
 from __future__ import annotations
 
-import mmap
 import threading
 from pathlib import Path
 from typing import Final
 
 from kvstore.errors import SegmentDamaged
-from kvstore.files import Files, MappedFile
+from kvstore.files import Files, MappedFile, SegmentBuffer
 
 NAME_DIGITS: Final = 20
 MAPS_MAX: Final = 256
@@ -43,7 +41,9 @@ class Segments:
         self._maps: dict[int, MappedFile] = {}
         self._lock = threading.Lock()
         self.writable_from = 1 << 62
-        """Segments below this number are mapped for reading only; recovery lowers it to the active one."""
+        """Segments below this number are mapped for reading only; recovery lowers it to the active
+        one.
+        """
         self.numbers: list[int] = []
         """The segments there are, rising; changed only by replacing the list."""
         self._scan()
@@ -83,7 +83,7 @@ class Segments:
         found = self._maps.get(number)
         return found if found is not None else self._open(number)
 
-    def buffer(self, number: int) -> mmap.mmap:
+    def buffer(self, number: int) -> SegmentBuffer:
         """The bytes of a segment; see `map`."""
         return self.map(number).buffer
 
@@ -137,8 +137,19 @@ class Segments:
             self.files.rename(path.with_name(path.name + ".new-full"), path)
             self.problems.pop(number, None)
 
+    def own(self, number: int) -> None:
+        """Make sure that nobody else has this segment's bytes (a hard link), before they are
+        written to.
+        """
+        path = self.path(number)
+        if self.files.links(path) > 1:
+            self.remap(number)
+            self.files.copy(path, path)
+
     def remove(self, number: int, *, erase: bool = False) -> None:
-        """Remove a segment's file; with `erase`, overwrite it first unless another folder shares its bytes."""
+        """Remove a segment's file; with `erase`, overwrite it first unless another folder shares
+        its bytes.
+        """
         path = self.path(number)
         with self._lock:
             found = self._maps.pop(number, None)

@@ -1,13 +1,15 @@
-"""Staged writing: records wait in one of two memory buffers while the other is written to the segment.
+"""Staged writing: records wait in one of two memory buffers while the other is written to the
+segment.
 
-The idea: on disks on which stores into a map stall, a put should touch memory only. Appends go to the active buffer;
-when it reaches its limit of bytes, messages or age, the buffers swap, and a writer thread puts the full one into its
-segments with large writes. Readers are served from the buffers, as immutable chunks.
+The idea: on disks on which stores into a map stall, a put should touch memory only. Appends go to
+the active buffer; when it reaches its limit of bytes, messages or age, the buffers swap, and a
+writer thread puts the full one into its segments with large writes. Readers are served from the
+buffers, as immutable chunks.
 
-Invariants: a position is found in exactly one of: the file (below `written`), the buffer under way, the active buffer;
-chunks of one buffer are contiguous except where a segment ends; at most two buffers exist, so an append behind a disk
-that stalls fails with `StoreBusy` instead of filling the memory.
-"""
+Invariants: a position is found in exactly one of: the file (below `written`), the buffer under way,
+the active buffer; chunks of one buffer are contiguous except where a segment ends; at most two
+buffers exist, so an append behind a disk that stalls fails with `StoreBusy` instead of filling the
+memory."""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ class Staging:
             self._bytes_max, size
         ):
             raise StoreBusy(
-                f"both write buffers are full ({self._active.bytes} bytes wait for the disk); try again, or raise stage_bytes"
+                f"both write buffers are full ({self._active.bytes} bytes wait for the disk); try "
+                "again, or raise stage_bytes"
             )
 
     def append(self, position: int, data: bytes, count: int) -> None:
@@ -97,11 +100,15 @@ class Staging:
         )
 
     def full(self) -> bool:
-        """Whether the active buffer has reached its limit of bytes or messages; cheap, asked at every put."""
+        """Whether the active buffer has reached its limit of bytes or messages; cheap, asked at
+        every put.
+        """
         return self._active.bytes >= self._bytes_max or self._active.count >= self._count_max
 
     def drain(self, log_lock: threading.Lock, log_end: Callable[[], int]) -> int:
-        """Write everything appended so far into the files; returns the position up to which they have it."""
+        """Write everything appended so far into the files; returns the position up to which they
+        have it.
+        """
         with self._write_lock:
             with log_lock:
                 full = self._active

@@ -17,7 +17,9 @@ from kvstore.record.validate import check_group
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group is made with. `max_attempts`: deliveries of a message before it is a dead letter."""
+    """What a group is made with. `max_attempts`: deliveries of a message before it is a dead
+    letter.
+    """
 
     name: str
     max_attempts: int = 16
@@ -89,9 +91,12 @@ class Groups:
                     raise GroupExists(f"group {config.name!r} exists already")
                 names.add(config.name)
                 info = GroupInfo(
-                    name=config.name, id=self._next_id + len(made), max_attempts=config.max_attempts,
-                    ordered=config.ordered, attributes=dict(config.attributes),
-                )  # fmt: skip
+                    name=config.name,
+                    id=self._next_id + len(made),
+                    max_attempts=config.max_attempts,
+                    ordered=config.ordered,
+                    attributes=dict(config.attributes),
+                )
                 made.append(info)
                 batch.put(GROUPS, info.name.encode(), msgspec.msgpack.encode(info))
             batch.put(META, NEXT_GROUP_ID, U32.pack(self._next_id + len(made)))

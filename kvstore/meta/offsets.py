@@ -1,8 +1,8 @@
 """Committed offsets: how far each group is in each queue.
 
-The idea: one small row per group and queue, written when it changes. RocksDB may be ahead of the log after a power cut
-(an offset was committed, the message it stands behind was lost), so an offset is clamped to the queue's end
-the first time it is used after opening.
+The idea: one small row per group and queue, written when it changes. RocksDB may be ahead of the
+log after a power cut (an offset was committed, the message it stands behind was lost), so an offset
+is clamped to the queue's end the first time it is used after opening.
 
 Invariant: what `get` returns is never above the queue's next offset.
 """

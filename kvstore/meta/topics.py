@@ -1,8 +1,9 @@
 """Topics as rows of the `topics` family, and what putting and reading needs of each, in memory.
 
-The idea: a row is read the first time its topic is used and kept; changing one topic writes one row. A topic's id is
-given once and never again, so whatever is keyed by it can't be taken for another topic's. `since` is the log position
-at which the topic was made: records of an earlier topic of that name stay out when the index is built again.
+The idea: a row is read the first time its topic is used and kept; changing one topic writes one
+row. A topic's id is given once and never again, so whatever is keyed by it can't be taken for
+another topic's. `since` is the log position at which the topic was made: records of an earlier
+topic of that name stay out when the index is built again.
 
 Invariants: a row is on the disk before a record can name its topic; ids only grow.
 """
@@ -39,7 +40,8 @@ _DROPPED: Final = b"dropped/"
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic is made with. `queues` are both read and written; `key_index` None takes the store's default.
+    """What a topic is made with. `queues` are both read and written; `key_index` None takes the
+    store's default.
 
     `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
     """
@@ -70,9 +72,21 @@ class Topic:
     """A topic in use: what `record.batch` and `index.replay` ask for, worked out once."""
 
     __slots__ = (
-        "_turn", "base", "hash_byte", "id", "info", "keys_all", "keys_unique", "magic", "name", "overhead",
-        "read_queues", "since", "wire", "write_queues",
-    )  # fmt: skip
+        "_turn",
+        "base",
+        "hash_byte",
+        "id",
+        "info",
+        "keys_all",
+        "keys_unique",
+        "magic",
+        "name",
+        "overhead",
+        "read_queues",
+        "since",
+        "wire",
+        "write_queues",
+    )
 
     def __init__(self, info: TopicInfo, host_extra: int) -> None:
         name = info.name.encode()
@@ -112,9 +126,16 @@ class Topics:
     """See the module."""
 
     def __init__(
-        self, families: Families, *, default_key_index: KeyIndex, default_queues: int, auto_create: bool,
-        host_extra: int, log_end: Callable[[], int], read_only: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        families: Families,
+        *,
+        default_key_index: KeyIndex,
+        default_queues: int,
+        auto_create: bool,
+        host_extra: int,
+        log_end: Callable[[], int],
+        read_only: bool = False,
+    ) -> None:
         self._families = families
         self._default_key_index: KeyIndex = default_key_index
         self._default_queues = default_queues
@@ -134,7 +155,8 @@ class Topics:
         found = self._cache.get(name) or self._read(name)
         if found is None:
             raise TopicNotFound(
-                f"there is no topic {name!r}; create it with create_topic, or open with auto_create_topics=True"
+                f"there is no topic {name!r}; create it with create_topic, or open with "
+                "auto_create_topics=True"
             )
         return found
 
@@ -175,7 +197,9 @@ class Topics:
     def create(
         self, configs: Iterable[TopicConfig], *, since: int | None = None
     ) -> list[TopicInfo]:
-        """Make topics, all or none, durably. `since` is where their records begin: the log's end, or 0 at an import."""
+        """Make topics, all or none, durably. `since` is where their records begin: the log's end,
+        or 0 at an import.
+        """
         made: list[TopicInfo] = []
         names: set[str] = set()
         with self._lock:
@@ -205,15 +229,30 @@ class Topics:
             raise CallerError(f"key_index is {key_index!r}; it must be 'all', 'unique' or 'off'")
         if config.kind not in ("normal", "fifo", "delay", "transaction", "compacted", "priority"):
             raise CallerError(
-                f"kind is {config.kind!r}; it must be one of normal, fifo, delay, transaction, compacted, priority"
+                f"kind is {config.kind!r}; it must be one of normal, fifo, delay, transaction, "
+                "compacted, priority"
             )
         return TopicInfo(
-            name=config.name, id=number, read_queues=config.queues, write_queues=config.queues, kind=config.kind,
-            key_index=key_index, retention=config.retention, since=since, attributes=dict(config.attributes),
-        )  # fmt: skip
+            name=config.name,
+            id=number,
+            read_queues=config.queues,
+            write_queues=config.queues,
+            kind=config.kind,
+            key_index=key_index,
+            retention=config.retention,
+            since=since,
+            attributes=dict(config.attributes),
+        )
 
-    def alter(self, name: str, *, queues: int | None, key_index: KeyIndex | None, retention: Retention | None,
-              attributes: dict[str, str] | None) -> TopicInfo:  # fmt: skip
+    def alter(
+        self,
+        name: str,
+        *,
+        queues: int | None,
+        key_index: KeyIndex | None,
+        retention: Retention | None,
+        attributes: dict[str, str] | None,
+    ) -> TopicInfo:
         """Change a topic; what is None stays. Fewer queues are written at once and stay readable."""
         with self._lock:
             old = self.get(name).info
@@ -237,7 +276,9 @@ class Topics:
             return new
 
     def delete(self, name: str) -> TopicInfo:
-        """Remove a topic's row; its records stay out of the index from now on, and go with their segments."""
+        """Remove a topic's row; its records stay out of the index from now on, and go with their
+        segments.
+        """
         with self._lock:
             info = self.get(name).info
             batch = self._families.batch()
@@ -277,7 +318,8 @@ class Topics:
     # --- replay ---
 
     def for_replay(self, raw: bytes, queue: int, position: int) -> Topic | None:
-        """The topic of a record in the log; made if its row is missing, with as many queues as it shows.
+        """The topic of a record in the log; made if its row is missing, with as many queues as it
+        shows.
 
         None if the record belongs to a topic that was deleted after it.
         """
@@ -289,9 +331,16 @@ class Topics:
                 return None
             with self._lock:
                 info = TopicInfo(
-                    name=name, id=self.next_id, read_queues=queue + 1, write_queues=queue + 1, kind="normal",
-                    key_index=self._default_key_index, retention=Retention(), since=0, attributes={},
-                )  # fmt: skip
+                    name=name,
+                    id=self.next_id,
+                    read_queues=queue + 1,
+                    write_queues=queue + 1,
+                    kind="normal",
+                    key_index=self._default_key_index,
+                    retention=Retention(),
+                    since=0,
+                    attributes={},
+                )
                 self._write([info], self.next_id + 1)
                 self.next_id += 1
                 found = self._keep(info)

@@ -1,9 +1,10 @@
 """Facts: what the index needs to know of a record, read without decoding the rest.
 
-The idea: recovery and rebuild index records by the hundred thousand; they need place, queue, tag and keys, not bodies.
+The idea: recovery and rebuild index records by the hundred thousand; they need place, queue, tag
+and keys, not bodies.
 
-Invariant: the record was checked before (`kvstore.record.check`); nothing here looks at sums or sizes again.
-"""
+Invariant: the record was checked before (`kvstore.record.check`); nothing here looks at sums or
+sizes again."""
 
 from __future__ import annotations
 

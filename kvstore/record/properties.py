@@ -11,6 +11,7 @@ never raises, whatever the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from kvstore.errors import MessageIllegal, PropertiesTooLarge
@@ -78,23 +79,30 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 
     Agrees with `decode_properties`: the last non-empty value of that name wins. `name` is UTF-8.
     """
-    if not name or NAME_END_BYTE in name or VALUE_END_BYTE in name:
+    needle = _needle(name)
+    if needle is None:
         return None
     # A name begins at 0 or after 0x02: what looks like one elsewhere is part of a value.
-    head = name + NAME_END_BYTE
-    needle = VALUE_END_BYTE + head
-    before = len(raw)
-    while (at := raw.rfind(needle, 0, before)) >= 0:
+    at = raw.rfind(needle)
+    while at >= 0:
         start = at + len(needle)
         end = raw.find(VALUE_END_BYTE, start)
-        if value := raw[start:] if end < 0 else raw[start:end]:
-            return value
-        before = at
-    if raw.startswith(head):
-        start = len(head)
+        if end != start and start != len(raw):
+            return raw[start:] if end < 0 else raw[start:end]
+        at = raw.rfind(needle, 0, at)
+    if raw.startswith(needle[1:]):
+        start = len(needle) - 1
         end = raw.find(VALUE_END_BYTE, start)
         return (raw[start:] if end < 0 else raw[start:end]) or None
     return None
+
+
+@lru_cache(maxsize=256)
+def _needle(name: bytes) -> bytes | None:
+    """What stands before a value, the field's first excepted; None if `name` can't be a name."""
+    if not name or NAME_END_BYTE in name or VALUE_END_BYTE in name:
+        return None
+    return VALUE_END_BYTE + name + NAME_END_BYTE
 
 
 def _explain(properties: Mapping[str, str]) -> MessageIllegal:

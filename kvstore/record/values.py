@@ -1,8 +1,8 @@
 """The two shapes of a message: as it is put, and as the log holds it.
 
-The idea: plain typed values. They are msgspec Structs with `gc=False` (none can be part of a cycle),
-which makes them cheap to create by the hundred thousand. What a reader seldom asks for (properties,
-hosts, ids) is decoded when asked.
+The idea: plain typed values. They are msgspec Structs with `gc=False` (none can be part of a
+cycle), which makes them cheap to create by the hundred thousand. What a reader seldom asks for
+(properties, hosts, ids) is decoded when asked.
 
 Invariant: a `StoredMessage` is complete; reading a field never touches the disk.
 """
@@ -25,12 +25,11 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 class Message(msgspec.Struct, gc=False):
     """One message to put.
 
-    `topic` and `body` (any bytes-like object, 0 bytes to the store's limit) are required. `queue` None
-    lets the store spread messages over the topic's write queues, or keep one `message_group` together.
-    `tag` is one word for filters, `keys` are what `query` finds, `properties` are text pairs.
-    `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one. `born_at` is in
-    milliseconds since the epoch; None means now.
-    """
+    `topic` and `body` (any bytes-like object, 0 bytes to the store's limit) are required. `queue`
+    None lets the store spread messages over the topic's write queues, or keep one `message_group`
+    together. `tag` is one word for filters, `keys` are what `query` finds, `properties` are text
+    pairs. `flags` is a 32-bit number of the caller's own. `message_id` None makes a unique one.
+    `born_at` is in milliseconds since the epoch; None means now."""
 
     topic: str
     body: bytes | bytearray | memoryview
@@ -44,14 +43,13 @@ class Message(msgspec.Struct, gc=False):
     born_at: int | None = None
 
 
-class StoredMessage(msgspec.Struct, gc=False, eq=True):
+class StoredMessage(msgspec.Struct, gc=False, eq=False):
     """A message as the log holds it.
 
-    `body` is as it was put (decompressed). `position` and `size` are bytes in the log, `offset` the place
-    in the queue; times are milliseconds since the epoch. `properties` are all the record's properties,
-    the system's own (KEYS, TAGS, UNIQ_KEY ...) included; `user_properties` are only the caller's.
-    Hosts are `(address, port)`.
-    """
+    `body` is as it was put (decompressed). `position` and `size` are bytes in the log, `offset` the
+    place in the queue; times are milliseconds since the epoch. `properties` are all the record's
+    properties, the system's own (KEYS, TAGS, UNIQ_KEY ...) included; `user_properties` are only the
+    caller's. Hosts are `(address, port)`."""
 
     topic: str
     queue: int
@@ -71,6 +69,15 @@ class StoredMessage(msgspec.Struct, gc=False, eq=True):
     body_crc: int
     version: int = 1
     _properties: dict[str, str] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every field of the record, whether or not the properties were looked at."""
+        if not isinstance(other, StoredMessage):
+            return NotImplemented
+        return _record_of(self) == _record_of(other)
+
+    def __hash__(self) -> int:
+        return hash((self.position, self.topic, self.queue, self.offset))
 
     @property
     def properties(self) -> dict[str, str]:
@@ -93,7 +100,7 @@ class StoredMessage(msgspec.Struct, gc=False, eq=True):
     @property
     def keys(self) -> list[str]:
         """The keys, in order."""
-        return self.properties.get(KEYS, "").split()
+        return [k for k in self.properties.get(KEYS, "").split(" ") if k]
 
     @property
     def message_id(self) -> str:
@@ -107,7 +114,9 @@ class StoredMessage(msgspec.Struct, gc=False, eq=True):
 
     @property
     def position_id(self) -> str:
-        """RocketMQ's offset message id: store host and position in upper-case hex, 32 or 56 characters."""
+        """RocketMQ's offset message id: store host and position in upper-case hex, 32 or 56
+        characters.
+        """
         return (self.raw_store_host + self.position.to_bytes(8, "big")).hex().upper()
 
     @property
@@ -119,3 +128,9 @@ class StoredMessage(msgspec.Struct, gc=False, eq=True):
     def store_host(self) -> tuple[str, int]:
         """Address and port of the store that wrote the record."""
         return unpack_host(self.raw_store_host)
+
+
+def _record_of(message: StoredMessage) -> tuple[object, ...]:
+    return tuple(
+        getattr(message, name) for name in message.__struct_fields__ if name != "_properties"
+    )

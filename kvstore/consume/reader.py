@@ -1,10 +1,10 @@
 """Reading: from offsets, keys, times, ids and positions to messages.
 
-The idea: the index says where, the log has what. Every record read through the index is held against it (topic, queue,
-offset), so an index that lies is found out at the first read.
+The idea: the index says where, the log has what. Every record read through the index is held
+against it (topic, queue, offset), so an index that lies is found out at the first read.
 
-Invariants: nothing above the visible end is ever returned; a key is compared with the record's own, never by hash alone.
-"""
+Invariants: nothing above the visible end is ever returned; a key is compared with the record's own,
+never by hash alone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Reader:
         return Bounds(min(self._index.min_offset(key, self.first_segment(), end), high), high)
 
     def positions(self, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
-        """Positions of up to `limit` entries from `offset`, which is inside the bounds; at least one.
+        """Positions of up to `limit` entries from `offset`, which is inside the bounds; at least
+        one.
 
         `RecordDamaged` where damage that was passed over has left a gap.
         """
@@ -78,8 +79,10 @@ class Reader:
         if not found:
             behind = self._index.after(key, offset, first)
             raise RecordDamaged(
-                f"offsets {offset} to {'the end' if behind is None else behind - 1} of queue {queue} of {topic.name!r} were lost "
-                f"to damage of the log; go on at {'the next put' if behind is None else f'offset {behind}'}",
+                f"offsets {offset} to {'the end' if behind is None else behind - 1} of queue "
+                f"{queue} of {topic.name!r} were lost "
+                f"to damage of the log; go on at "
+                f"{'the next put' if behind is None else f'offset {behind}'}",
                 next_offset=behind,
             )
         return found
@@ -91,15 +94,17 @@ class Reader:
         buffer, at, end = self._log.span(position)
         return decode(
             buffer, at, end, position=position, check_crc=self._check_crc, max_body=self._max_body
-        )  # type: ignore[arg-type]  # span hands out maps and bytes
+        )
 
     def entry(self, position: int, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """The record at a position, which the index says is this offset of this queue."""
         message = self.record(position)
         if message.offset != offset or message.queue != queue or message.topic != topic.name:
             raise IndexDamaged(
-                f"the index says that offset {offset} of queue {queue} of {topic.name!r} is at {position}, where there is offset "
-                f"{message.offset} of queue {message.queue} of {message.topic!r}; `kvmq rebuild` makes the index anew"
+                f"the index says that offset {offset} of queue {queue} of {topic.name!r} is at "
+                f"{position}, where there is offset "
+                f"{message.offset} of queue {message.queue} of {message.topic!r}; `kvmq rebuild` "
+                "makes the index anew"
             )
         return message
 
@@ -131,7 +136,7 @@ class Reader:
         except RecordDamaged as e:
             buffer, at, end = self._log.span(position)
             if at + BLANK.size <= end:
-                _, magic = BLANK.unpack_from(buffer, at)  # type: ignore[arg-type]  # see record()
+                _, magic = BLANK.unpack_from(buffer, at)
                 if magic == BLANK_MAGIC:
                     raise MessageNotFound(
                         f"at {position} is the blank record that ends a segment"
@@ -232,7 +237,9 @@ class Reader:
             newer = oldest if oldest is not None else newer
 
     def segment_newest(self, number: int) -> int | None:
-        """Store time of a sealed segment's last message: that of the first one behind it, or of the nearest that can be told."""
+        """Store time of a sealed segment's last message: that of the first one behind it, or of the
+        nearest that can be told.
+        """
         for later in self._log.segments.numbers:
             if later > number:
                 found = self._segment_time(later)
@@ -247,7 +254,7 @@ class Reader:
             return None
         try:
             buffer, at, _ = self._log.span(position)
-            if BLANK.unpack_from(buffer, at)[1] not in (MAGIC_V1, MAGIC_V2):  # type: ignore[arg-type]  # see record()
+            if BLANK.unpack_from(buffer, at)[1] not in (MAGIC_V1, MAGIC_V2):
                 return None
             return self._stored_at(position)
         except (SegmentDamaged, RecordDamaged):
@@ -289,12 +296,12 @@ class Reader:
 
     def _stored_at(self, position: int) -> int:
         buffer, at, end = self._log.span(position)
-        size: int = BLANK.unpack_from(buffer, at)[0]  # type: ignore[arg-type]  # see record()
+        size: int = BLANK.unpack_from(buffer, at)[0]
         if size > end - at:
             raise RecordDamaged(
                 f"record at {position} is damaged: it says it has {size} bytes", position
             )
-        return facts(buffer, at, size).stored_at  # type: ignore[arg-type]  # see record()
+        return facts(buffer, at, size).stored_at
 
     def _check_open(self) -> None:
         if self._log.closed:
