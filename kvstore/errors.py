@@ -77,7 +77,7 @@ class DiskFull(PutRefused):
 
 
 class MessageIllegal(PutRefused, CallerError):
-    """A field of the message is missing, of the wrong type, out of range or has illegal characters."""
+    """A field of the message is missing, of the wrong type, out of range or illegal."""
 
 
 class MessageTooLarge(MessageIllegal):

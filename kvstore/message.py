@@ -26,6 +26,8 @@ __all__ = [
 class PutStatus(StrEnum):
     """How safe a message was when the put returned."""
 
+    STAGED = "staged"
+    """In this process's memory (`write_mode="staged"`): its end loses it until the buffer is written."""
     WRITTEN = "written"
     """In the log's mapped pages: survives the end of this process, not a power cut."""
     FLUSHED = "flushed"

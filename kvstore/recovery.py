@@ -143,7 +143,7 @@ def _mend_segments(log: CommitLog) -> list[str]:
 
 
 def _missing(log: CommitLog, start: int, checkpoint: Checkpoint) -> list[Damage]:
-    """Stretches whose segments should be there and are not, but for those that the scan comes by."""
+    """Stretches whose segments are not there, but for those that the scan comes by."""
     numbers = log.segments.numbers
     size = log.segment_size
     found = []

@@ -17,7 +17,7 @@ from kvstore.config import StoreConfig
 
 
 class Aged(NamedTuple):
-    """A sealed segment and the store time of its last message, in ms; None if that can't be told."""
+    """A sealed segment and its last message's store time, ms; None if that can't be told."""
 
     number: int
     newest: int | None

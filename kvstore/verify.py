@@ -1,13 +1,15 @@
 """Verify: every record against its CRC, and the index against the log.
 
 The idea: a segment at a time. Its records are walked, past damage; what the index should say of
-them is worked out as columns and held against what it says: every entry at its place with size, tag
-and time, every key's hash, a place for every queue.
+them is noted in columns and held against the columns of what it says: every entry with its queue,
+offset, size, tag and time, every key's hash, a place for every queue.
 
 Invariant: changes nothing; what is wrong is listed with where it is, the rest is still looked at.
 """
 
 from __future__ import annotations
+
+from array import array
 
 import msgspec
 import numpy as np
@@ -16,7 +18,15 @@ from numpy.typing import NDArray
 from kvstore.consume.reader import Reader
 from kvstore.errors import FormatError, SegmentDamaged
 from kvstore.index.index import Index
-from kvstore.index.keys import PLACES, QUEUE_MASK, RUNS, place_key, read_run_key, segment_range
+from kvstore.index.keys import (
+    PLACES,
+    QUEUE_MASK,
+    RUNS,
+    RunKey,
+    place_key,
+    read_run_key,
+    segment_range,
+)
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import Topics
@@ -28,6 +38,8 @@ from kvstore.recovery import Progress
 
 I64 = NDArray[np.int64]
 _PROBLEMS_MAX = 1000
+_FIELDS = 6
+"""What is compared of an entry: position, queue, offset, size, tag hash, store time."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -62,164 +74,168 @@ class VerifyReport(msgspec.Struct):
             self.problems.append(problem)
 
 
-class _Expected:
-    """What the index should say of one segment."""
-
-    def __init__(self) -> None:
-        self.entries: dict[int, tuple[int, int, int, int, int]] = {}
-        """By position: queue key, offset, size, tag hash, store time."""
-        self.keys: list[tuple[int, int]] = []
-
-
 def verify(
     log: CommitLog, index: Index, topics: Topics, reader: Reader, progress: Progress | None
 ) -> VerifyReport:
     """See `Store.verify`."""
-    clock_start = log.clock.monotonic()
+    began = log.clock.monotonic()
     report = VerifyReport()
     end = reader.visible_end()
-    names: dict[int, str] = {t.id: t.name for t in topics.all()}
+    names = {t.id: t.name for t in topics.all()}
     for number in range(log.first // log.segment_size, -(-end // log.segment_size)):
-        expected = _Expected()
-        try:
-            _walk_segment(log, topics, number, end, expected, report)
-        except SegmentDamaged as e:
-            report.add(Problem("segment", str(e), number * log.segment_size))
-            continue
-        covered = index.checkpoint.position
-        _check_entries(index, names, number, log.segment_size, covered, expected, report)
-        _check_keys(index, number, log.segment_size, covered, expected, report)
+        _Segment(log, index, topics, names, report, number, end).verify()
         report.segments += 1
         if progress is not None:
-            progress(
-                "verifying", min((number + 1) * log.segment_size, end) - log.first, end - log.first
-            )
-    report.seconds = log.clock.monotonic() - clock_start
+            done = min((number + 1) * log.segment_size, end) - log.first
+            progress("verifying", done, end - log.first)
+    report.seconds = log.clock.monotonic() - began
     return report
 
 
-def _walk_segment(
-    log: CommitLog, topics: Topics, number: int, end: int, expected: _Expected, report: VerifyReport
-) -> None:
-    base = number * log.segment_size
-    log.drain_for_reading()
-    buffer = log.segments.buffer(number)
-    stop = min(log.segment_size, len(buffer), end - base)
-    if len(buffer) < log.segment_size:
-        report.add(Problem("segment", f"{log.segments.path(number)} has {len(buffer)} bytes", base))
-    for found in walk(buffer, base, 0, stop):
-        if found.kind is Kind.RECORD:
-            report.records += 1
-            report.bytes += found.size
-            _expect(
-                topics,
-                facts(buffer, found.position - base, found.size),
-                found.position,
-                found.size,
-                expected,
-            )
-        elif found.kind is Kind.DAMAGE:
-            report.add(
-                Problem("record", f"{found.size} bytes are damaged: {found.reason}", found.position)
-            )
-        elif found.kind is Kind.END:
-            report.add(
-                Problem(
-                    "record", f"{found.size} bytes are zero where records should be", found.position
-                )
-            )
+class _Segment:
+    """One segment's records, and what the index should say of them."""
 
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        topics: Topics,
+        names: dict[int, str],
+        report: VerifyReport,
+        number: int,
+        end: int,
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._topics = topics
+        self._names = names
+        self._report = report
+        self._number = number
+        self._base = number * log.segment_size
+        self._end = end
+        self._covered = index.checkpoint.position
+        self._entries = array("q")
+        self._key_hashes = array("q")
+        self._key_positions = array("q")
 
-def _expect(topics: Topics, f: Facts, position: int, size: int, expected: _Expected) -> None:
-    name = f.topic.decode("utf-8", "replace")
-    if not topics.is_live(name, position):
-        return
-    topic = topics.get(name)
-    kind = f.system_flags & TRANSACTION_MASK
-    if kind not in (PREPARED, ROLLBACK):
-        level = delay_level_of(f.properties) if name == SCHEDULE_TOPIC else None
-        code = tags_code(name, tag_of(f.properties), level, f.stored_at)
-        expected.entries[position] = topic.base + f.queue, f.offset, size, code, f.stored_at
-    if kind != ROLLBACK and topic.keys_unique:
-        unique = unique_id_of(f.properties)
-        found = [unique] if unique else []
-        if topic.keys_all:
-            found += keys_of(f.properties)
-        expected.keys += [(key_hash(f.topic, k), position) for k in found]
-
-
-def _check_entries(
-    index: Index,
-    names: dict[int, str],
-    number: int,
-    segment_size: int,
-    covered: int,
-    expected: _Expected,
-    report: VerifyReport,
-) -> None:
-    base = number * segment_size
-    low, high = segment_range(number, number + 1)
-    left = {p: e for p, e in expected.entries.items() if p < covered}
-    placed: set[int] = set()
-    for key, value in index.families.rows(RUNS, low, high):
-        run = read_run_key(key)
-        topic = names.get(run.topic)
-        if topic is None:
-            continue
-        queue = run.topic << 32 | run.queue
+    def verify(self) -> None:
+        """Look at the records, then at the index."""
         try:
-            columns = unpack(value)
+            self._walk()
+        except SegmentDamaged as e:
+            self._report.add(Problem("segment", str(e), self._base))
+            return
+        self._compare_entries()
+        self._compare_keys()
+
+    def _walk(self) -> None:
+        report, base = self._report, self._base
+        self._log.drain_for_reading()
+        buffer = self._log.segments.buffer(self._number)
+        size = self._log.segment_size
+        if len(buffer) < size:
+            path = self._log.segments.path(self._number)
+            report.add(Problem("segment", f"{path} has {len(buffer)} bytes, not {size}", base))
+        for found in walk(buffer, base, 0, min(size, self._end - base)):
+            if found.kind is Kind.RECORD:
+                report.records += 1
+                report.bytes += found.size
+                f = facts(buffer, found.position - base, found.size)
+                if found.position < self._covered:
+                    self._expect(f, found.position, found.size)
+            elif found.kind is Kind.DAMAGE:
+                what = f"{found.size} bytes are damaged: {found.reason}"
+                report.add(Problem("record", what, found.position))
+            elif found.kind is Kind.END:
+                what = f"{found.size} bytes are zero where records should be"
+                report.add(Problem("record", what, found.position))
+
+    def _expect(self, f: Facts, position: int, size: int) -> None:
+        name = f.topic.decode("utf-8", "replace")
+        if not self._topics.is_live(name, position):
+            return
+        topic = self._topics.get(name)
+        kind = f.system_flags & TRANSACTION_MASK
+        if kind not in (PREPARED, ROLLBACK):
+            level = delay_level_of(f.properties) if name == SCHEDULE_TOPIC else None
+            code = tags_code(name, tag_of(f.properties), level, f.stored_at)
+            row = (position, topic.base + f.queue, f.offset, size, code, f.stored_at)
+            self._entries.extend(row)
+        if kind != ROLLBACK and topic.keys_unique:
+            unique = unique_id_of(f.properties)
+            found = [unique] if unique else []
+            if topic.keys_all:
+                found += keys_of(f.properties)
+            self._key_hashes.extend([key_hash(f.topic, k) for k in found])
+            self._key_positions.extend([position] * len(found))
+
+    def _compare_entries(self) -> None:
+        should = np.frombuffer(self._entries, np.int64).reshape(-1, _FIELDS)
+        says = self._index_entries()
+        self._report.entries += len(says)
+        says = says[np.argsort(says[:, 0], kind="stable")]
+        if len(says) == len(should) and (says == should).all():
+            return
+        rows = {row[0]: tuple(row) for row in should.tolist()}
+        for row in says.tolist():
+            wanted = rows.pop(row[0], None)
+            if wanted != tuple(row):
+                has = "no such record" if wanted is None else str(wanted[1:])
+                self._tell(f"entry says {tuple(row[1:])}, the log has {has}", row)
+        for wanted in rows.values():
+            self._tell("record has no entry in the index", wanted)
+
+    def _tell(self, what: str, row: tuple[int, ...] | list[int]) -> None:
+        position, queue, offset = row[:3]
+        name = self._names.get(queue >> 32, "")
+        self._report.add(Problem("index", what, position, name, queue & QUEUE_MASK, offset))
+
+    def _index_entries(self) -> I64:
+        """What the runs say, as rows of `_FIELDS`."""
+        low, high = segment_range(self._number, self._number + 1)
+        found = [np.zeros((0, _FIELDS), dtype=np.int64)]
+        before: RunKey | None = None
+        for key, value in self._index.families.rows(RUNS, low, high):
+            run = read_run_key(key)
+            if run.topic not in self._names:
+                continue
+            if before is None or (before.topic, before.queue) != (run.topic, run.queue):
+                self._check_place(run)
+            before = run
+            try:
+                columns = unpack(value)
+            except FormatError as e:
+                row = (-1, run.topic << 32 | run.queue, run.first)
+                self._tell(f"run can't be read: {e}", row)
+                continue
+            rows = np.empty((len(columns.positions), _FIELDS), dtype=np.int64)
+            rows[:, 0] = columns.positions + self._base
+            rows[:, 1] = run.topic << 32 | run.queue
+            rows[:, 2] = np.arange(run.first, run.first + len(rows))
+            rows[:, 3], rows[:, 4] = columns.sizes, columns.tag_hashes
+            rows[:, 5] = columns.stored_at
+            found.append(rows)
+        return np.concatenate(found)
+
+    def _check_place(self, run: RunKey) -> None:
+        key = place_key(run.topic, run.queue, run.first)
+        if self._index.families.get(PLACES, key) is None:
+            row = (-1, run.topic << 32 | run.queue, run.first)
+            self._tell("the queue's first run in a segment has no place", row)
+
+    def _compare_keys(self) -> None:
+        wanted = np.frombuffer(self._key_hashes, np.int64)
+        positions = np.frombuffer(self._key_positions, np.int64)
+        self._report.keys += len(wanted)
+        try:
+            hashes, there = self._index.keys.pairs(self._number)
         except FormatError as e:
-            report.add(Problem("index", f"run can't be read: {e}", -1, topic, run.queue, run.first))
-            continue
-        if queue not in placed:
-            placed.add(queue)
-            if index.families.get(PLACES, place_key(run.topic, run.queue, run.first)) is None:
-                report.add(
-                    Problem(
-                        "index",
-                        "the queue's first run in a segment has no place",
-                        -1,
-                        topic,
-                        run.queue,
-                        run.first,
-                    )
-                )
-        rows = zip(*(c.tolist() for c in columns), strict=True)
-        for offset, (position, size, code, stored_at) in enumerate(rows, run.first):
-            report.entries += 1
-            says = (queue, offset, size, code, stored_at)
-            should = left.pop(base + position, None)
-            if should != says:
-                has = should[1:] if should else "no such record"
-                what = f"entry says {says[1:]}, the log has {has}"
-                report.add(Problem("index", what, base + position, topic, run.queue, offset))
-    for position, (queue, offset, *_) in left.items():
-        message = "record has no entry in the index"
-        report.add(
-            Problem(
-                "index", message, position, names.get(queue >> 32, "?"), queue & QUEUE_MASK, offset
-            )
-        )
-
-
-def _check_keys(
-    index: Index,
-    number: int,
-    segment_size: int,
-    covered: int,
-    expected: _Expected,
-    report: VerifyReport,
-) -> None:
-    base = number * segment_size
-    wanted = [(h, p - base) for h, p in expected.keys if p < covered]
-    report.keys += len(wanted)
-    try:
-        hashes, positions = index.keys.pairs(number)
-    except FormatError as e:
-        report.add(Problem("index", f"keys of segment {number} can't be read: {e}", base))
-        return
-    there = set(zip(hashes.tolist(), positions.tolist(), strict=True))
-    for h, p in wanted:
-        if (h, p) not in there:
-            report.add(Problem("index", "a key of the record is not in the index", base + p))
+            what = f"keys of segment {self._number} can't be read: {e}"
+            self._report.add(Problem("index", what, self._base))
+            return
+        # A pair as one number: 40 bits of hash do not fit beside 32 of position, 31 and 32 do.
+        mixed = (hashes & 0x7FFFFFFF) << 32 | there
+        missing = ~np.isin((wanted & 0x7FFFFFFF) << 32 | positions - self._base, mixed)
+        for position in positions[missing].tolist():
+            what = "a key of the record is not in the index"
+            self._report.add(Problem("index", what, position))

@@ -108,7 +108,7 @@ class Writer:
         else:
             if log.staging is not None and log.staging.full():
                 self._flusher.nudge()
-            status = PutStatus.WRITTEN
+            status = PutStatus.WRITTEN if log.staging is None else PutStatus.STAGED
         return list(
             map(
                 PutResult,

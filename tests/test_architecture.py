@@ -26,13 +26,15 @@ FUNCTION_LINES_MAX: Final = 80
 # From low to high: a part imports parts of lower layers, and of its own layer where no cycle
 # comes of it. A part is a folder or a module directly in kvstore/; one not named here is ENGINE.
 LAYERS: Final = (
-    ("errors", "message", "config", "files", "clock"),
+    ("errors", "config", "files", "clock"),
     ("record",),
+    ("message",),
     ("log", "index"),
     ("meta",),
     ("consume", "timing"),
     ("ENGINE", "rocketmq"),
     ("store",),
+    ("importing", "rebuild"),
     ("cli", "__main__"),
 )
 LEVELS: Final = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -43,7 +45,7 @@ PUBLIC: Final = "__init__"
 
 CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
-RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors", "message"})
+RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
 TIERING_MAY_IMPORT: Final = (
     "kvstore.record",
     "kvstore.index.keys",

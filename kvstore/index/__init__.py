@@ -1,1 +1,1 @@
-"""What is known about messages, in RocksDB: key layouts, packed runs, queues, message keys, checkpoint."""
+"""What is known about messages, in RocksDB: keys, runs, queues, checkpoint."""

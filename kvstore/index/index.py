@@ -35,6 +35,7 @@ from kvstore.index.keys import (
     Checkpoint,
     checkpoint_value,
     place_key,
+    read_place,
     place_value,
     read_checkpoint,
 )
@@ -155,7 +156,7 @@ class Index:
         """Take the active tail away for a checkpoint at `position`; None if one is under way or
         there is nothing.
         """
-        if self.tails.frozen is not None:
+        if self.tails.frozen is not None or position == self.tails.active.start:
             return None
         frozen = self.tails.active
         self.tails = Tails(Tail(position), frozen)
@@ -281,13 +282,13 @@ class Index:
         return sorted((p for p in found if p < end), reverse=True)
 
     def find_in_segment(self, segment: int, low: int, high: int, end: int) -> list[int]:
-        """Positions of records of a segment with a checkpointed key hash in a range, newest first."""
+        """Positions of a segment's records with a checkpointed key hash in a range, newest first."""
         return [p for p in reversed(self.keys.find(segment, low, high)) if p < end]
 
     # --- upkeep ---
 
     def seal_due(self) -> bool:
-        """Whether there is a sealed, wholly checkpointed segment whose index was not repacked yet."""
+        """Whether a sealed, wholly checkpointed segment has its index not yet repacked."""
         return self._sealed < self.checkpoint.position // self.segment_size
 
     def seal_next(self) -> None:
@@ -350,6 +351,10 @@ class Index:
         batch = self.families.batch()
         for name in DERIVED:
             batch.delete_range(name, b"", b"\xff" * 32)
+        # The log can't tell the next offset of a queue whose messages are all gone: those rows stay.
+        for key, value in self.families.rows(PLACES, b""):
+            if read_place(key, value)[2].segment == NOWHERE:
+                batch.put(PLACES, key, value)
         batch.delete(META, SEALED)
         batch.put(META, CHECKPOINT, checkpoint_value(back))
         self.families.write(batch, sync=True)

@@ -25,7 +25,7 @@ from kvstore.index.runs import count_of
 
 
 def retire(families: Families, batch: Batch, segment: int) -> int:
-    """Put the removal of a segment's index into a batch; returns how many queues had entries in it."""
+    """Put the removal of a segment's index into a batch; returns how many queues it had."""
     low, high = segment_range(segment, segment + 1)
     ends: dict[tuple[int, int], tuple[int, int]] = {}
     for key, value in families.rows(RUNS, low, high):

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.clock import Clock
 from kvstore.config import StoreConfig
-from kvstore.errors import DiskFull, FlushFailed, StoreBusy, StoreClosed, StoreReadOnly
+from kvstore.errors import (
+    DiskFull,
+    FlushFailed,
+    SegmentDamaged,
+    StoreBusy,
+    StoreClosed,
+    StoreReadOnly,
+)
 from kvstore.files import Files
 from kvstore.log.segments import Segments
 from kvstore.log.staging import Staging
@@ -110,7 +117,7 @@ class CommitLog:
         return gone
 
     def sync_segments(self, first: int, end: int) -> None:
-        """Put the segments of a stretch of the log on the disk; for recovery, which has no flusher."""
+        """Put a stretch of the log on the disk; for recovery, which has no flusher."""
         for number in range(
             first // self.segment_size, (max(end, first + 1) - 1) // self.segment_size + 1
         ):
@@ -236,7 +243,7 @@ class CommitLog:
             try:
                 if self.staging is not None:
                     self.staging.drain(self.lock, lambda: self.end)
-            except OSError as e:
+            except (OSError, SegmentDamaged) as e:
                 raise self._failed(e) from e
 
     def _sync(self) -> int:
@@ -254,11 +261,12 @@ class CommitLog:
                     self.segments.sync(number)
                     self.syncs += 1
                 self.durable = end
-        except OSError as e:
+                self.segments.writable_from = max(self.segments.writable_from, end // size)
+        except (OSError, SegmentDamaged) as e:
             raise self._failed(e) from e
         return end
 
-    def _failed(self, why: OSError) -> FlushFailed:
+    def _failed(self, why: Exception) -> FlushFailed:
         self.failure = FlushFailed(
             f"the disk refused to take written data of {self.folder}: {why}; nothing is written "
             "any more, "

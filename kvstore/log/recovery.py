@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 
 
 class LogScan:
-    """One pass over the log; `end`, `damage` and `torn` are complete when the chunks are used up."""
+    """One pass over the log; `end`, `damage`, `torn` are complete when the chunks are used up."""
 
     def __init__(
         self, segments: Segments, start: int, durable: int, *, property_crc: bool = False
@@ -72,8 +72,9 @@ class LogScan:
             try:
                 buffer = self._segments.buffer(number)
             except SegmentDamaged as e:
-                if not self._goes_on(stop, str(e)):
-                    return
+                # Positions are never given twice: a file that can't be used is passed over whole.
+                self.damage.append(Damage(self.end, stop, str(e)))
+                self.end = stop
                 continue
             if len(buffer) < self._size:
                 stop = number * self._size + len(buffer)
@@ -141,11 +142,3 @@ class LogScan:
         except RecordDamaged as e:
             return str(e)
         return "not a record"
-
-    def _goes_on(self, stop: int, reason: str) -> bool:
-        if self.end >= self._durable:
-            self.torn = Damage(self.end, stop, reason)
-            return False
-        self.damage.append(Damage(self.end, min(stop, self._durable), reason))
-        self.end = min(stop, self._durable)
-        return True

@@ -17,6 +17,9 @@ from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, MappedFile, SegmentBuffer
 
 NAME_DIGITS: Final = 20
+_NEW: Final = ".new"
+_WHOLE: Final = ".whole"
+_COPIED: Final = 8 << 20
 MAPS_MAX: Final = 256
 """Mapped sealed segments: each holds a descriptor, of which a process has 1,024 by default."""
 
@@ -51,8 +54,8 @@ class Segments:
     def _scan(self) -> None:
         numbers = []
         for name in self.files.list_dir(self.folder):
-            if name.endswith(".new"):
-                # An allocation or copy that a crash cut short; nothing was ever written to it.
+            if name.endswith((_NEW, _WHOLE)):
+                # An allocation or copy that a crash cut short; it never was part of the log.
                 if self._writable:
                     self.files.remove(self.folder / name)
             elif len(name) != NAME_DIGITS or not name.isdigit() or int(name) % self.size:
@@ -104,8 +107,10 @@ class Segments:
             writable = self._writable and number >= self.writable_from
             found = self.files.map(path, writable=writable)
             if len(self._maps) >= MAPS_MAX:
-                oldest = next(n for n in self._maps if n != self.numbers[-1])
-                self._maps.pop(oldest).close()
+                # Never one that the flusher may be syncing: closing takes its descriptor away.
+                oldest = next((n for n in self._maps if n < self.writable_from), None)
+                if oldest is not None:
+                    self._maps.pop(oldest).close()
             self._maps[number] = found
             return found
 
@@ -127,14 +132,17 @@ class Segments:
     def extend(self, number: int) -> None:
         """Give a segment that is too short its full size, with zeros; what it holds stays."""
         path = self.path(number)
+        whole = path.with_name(path.name + _WHOLE)
         with self._lock:
-            data = self.files.read(path)
-            self.files.create(path.with_name(path.name + ".new-full"), self.size)
-            target = self.files.map(path.with_name(path.name + ".new-full"), writable=True)
-            target.write(0, data)
+            self.files.create(whole, self.size)
+            target = self.files.map(whole, writable=True)
+            at = 0
+            while data := self.files.read(path, at, _COPIED):
+                target.write(at, data)
+                at += len(data)
             target.sync()
             target.close()
-            self.files.rename(path.with_name(path.name + ".new-full"), path)
+            self.files.rename(whole, path)
             self.problems.pop(number, None)
 
     def own(self, number: int) -> None:

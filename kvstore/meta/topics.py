@@ -253,7 +253,7 @@ class Topics:
         retention: Retention | None,
         attributes: dict[str, str] | None,
     ) -> TopicInfo:
-        """Change a topic; what is None stays. Fewer queues are written at once and stay readable."""
+        """Change a topic; what is None stays. Queues taken away stay readable."""
         with self._lock:
             old = self.get(name).info
             if queues is not None:

@@ -1,1 +1,1 @@
-"""Bytes <-> messages: the record formats of RocketMQ's commit log, as pure functions without I/O or state."""
+"""Bytes <-> messages: RocketMQ's record formats as functions without I/O or state."""

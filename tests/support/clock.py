@@ -1,0 +1,56 @@
+"""A clock that a test sets: nothing waits, time passes when the test says so."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+_HOUR_MS: Final = 3_600_000
+_LOOK: Final = 0.002
+"""Real seconds between two looks of somebody who waits for virtual time."""
+
+
+class VirtualClock:
+    """See `kvstore.clock.Clock`. `slept` lists the sleeps that were asked for; each moved the time."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._lock = threading.Lock()
+        self._wall = now_ms
+        self._elapsed = 0.0
+        self.slept: list[float] = []
+
+    def now_ms(self) -> int:
+        return self._wall
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    def local_hour(self) -> int:
+        return self._wall // _HOUR_MS % 24
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.advance(seconds)
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Until the event is set, or the test has let that much time pass."""
+        until = self._elapsed + seconds
+        while not event.wait(_LOOK):
+            if self._elapsed >= until:
+                return False
+        return True
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, on both clocks."""
+        with self._lock:
+            self._wall += round(seconds * 1000)
+            self._elapsed += seconds
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forward or back, as an operator does."""
+        with self._lock:
+            self._wall += round(seconds * 1000)
+
+    def set_hour(self, hour: int) -> None:
+        """Let time pass until the local hour is `hour`."""
+        self.advance((hour - self.local_hour()) % 24 * 3600)
