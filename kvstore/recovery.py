@@ -86,7 +86,8 @@ def recover(
         )
 
     replay = Replay(index, topics.for_replay, save)
-    replay.last_stored = checkpoint.stored_at
+    # From the beginning the log tells its times itself; what it held before that is gone.
+    replay.last_stored = checkpoint.stored_at if start > log.first else 0
     total = max(0, len(log.segments.numbers) * log.segment_size - (start - log.first))
     for chunk in scan.chunks():
         replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
@@ -116,7 +117,7 @@ def recover(
     if writable and (report.records or not checkpoint.clean or report.end != checkpoint.position):
         save(report.end)
     report.seconds = clock.monotonic() - began
-    return report, replay.last_stored
+    return report, max(checkpoint.stored_at, replay.last_stored)
 
 
 def _mend_segments(log: CommitLog) -> list[str]:

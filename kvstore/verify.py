@@ -82,8 +82,11 @@ def verify(
     report = VerifyReport()
     end = reader.visible_end()
     names = {t.id: t.name for t in topics.all()}
+    newest = 0
     for number in range(log.first // log.segment_size, -(-end // log.segment_size)):
-        _Segment(log, index, topics, names, report, number, end).verify()
+        segment = _Segment(log, index, topics, names, report, number, end, newest)
+        segment.verify()
+        newest = segment.newest
         report.segments += 1
         if progress is not None:
             done = min((number + 1) * log.segment_size, end) - log.first
@@ -104,7 +107,10 @@ class _Segment:
         report: VerifyReport,
         number: int,
         end: int,
+        newest: int,
     ) -> None:
+        self.newest = newest
+        """The newest store time so far: what the index has where a clock was stepped back."""
         self._log = log
         self._index = index
         self._topics = topics
@@ -152,6 +158,7 @@ class _Segment:
 
     def _expect(self, f: Facts, position: int, size: int) -> None:
         name = f.topic.decode("utf-8", "replace")
+        self.newest = max(self.newest, f.stored_at)
         if not self._topics.is_live(name, position):
             return
         topic = self._topics.get(name)
@@ -159,7 +166,7 @@ class _Segment:
         if kind not in (PREPARED, ROLLBACK):
             level = delay_level_of(f.properties) if name == SCHEDULE_TOPIC else None
             code = tags_code(name, tag_of(f.properties), level, f.stored_at)
-            row = (position, topic.base + f.queue, f.offset, size, code, f.stored_at)
+            row = (position, topic.base + f.queue, f.offset, size, code, self.newest)
             self._entries.extend(row)
         if kind != ROLLBACK and topic.keys_unique:
             unique = unique_id_of(f.properties)

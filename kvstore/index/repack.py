@@ -2,7 +2,8 @@
 entries).
 
 The idea: checkpoints write a run per queue and checkpoint; read together again they are sorted by
-queue and offset, so a stretch of queues is one decode, one cut, one encode, and the whole segment one batch.
+queue and offset, so a stretch of queues is one decode, one cut, one encode; the whole segment is
+one batch.
 
 Invariant: what the runs say doesn't change, so readers that keep a decoded run keep a true one.
 """
@@ -46,7 +47,7 @@ def repack(families: Families, batch: Batch, segment: int) -> bool:
 def _stretches(
     rows: Iterator[tuple[bytes, bytes]],
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Rows in order, in lists of about `STRETCH` entries, cut between queues where that is possible."""
+    """Rows in lists of about `STRETCH` entries, cut between queues where that is possible."""
     found: list[tuple[bytes, bytes]] = []
     entries = 0
     for key, value in rows:

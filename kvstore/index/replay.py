@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore.index.index import Index
-from kvstore.record.facts import delay_level_of, facts, keys_of, tag_of, unique_id_of
+from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
 from kvstore.record.hashes import key_hash, tags_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
@@ -49,6 +49,9 @@ class Replay:
         self.repeated = 0
         """Records whose offset the index had already."""
         self.last_stored = 0
+        """The newest store time so far: an entry's is never below it, so that times rise in a run even
+        where a clock was stepped back while another program wrote the log.
+        """
 
     def add(self, buffer: Buffer, base: int, positions: array[int], sizes: array[int]) -> None:
         """Add checked records, in log order."""
@@ -60,20 +63,18 @@ class Replay:
                 continue
             kind = found.system_flags & TRANSACTION_MASK
             if kind not in (PREPARED, ROLLBACK):
-                self._add_entry(topic, found.queue, found.offset, position, size, found.properties)
+                self._add_entry(topic, found, position, size)
             if kind != ROLLBACK and topic.keys_unique:
                 self._add_keys(topic, found.topic, position, found.properties)
 
     def _add_entry(
         self,
         topic: ReplayTopic,
-        queue: int,
-        offset: int,
+        f: Facts,
         position: int,
         size: int,
-        properties: bytes,
     ) -> None:
-        key = topic.base + queue
+        key, offset = topic.base + f.queue, f.offset
         tail = self._index.tails.active.queues.get(key) or self._index.queue_tail(key)
         if offset != tail.next:
             if offset < tail.next:
@@ -86,8 +87,8 @@ class Replay:
         tail.next += 1
         tail.positions.append(position)
         self.entries += 1
-        level = delay_level_of(properties) if topic.name == SCHEDULE_TOPIC else None
-        code = tags_code(topic.name, tag_of(properties), level, self.last_stored)
+        level = delay_level_of(f.properties) if topic.name == SCHEDULE_TOPIC else None
+        code = tags_code(topic.name, tag_of(f.properties), level, f.stored_at)
         self._index.tails.active.add((position,), (size,), (code,), self.last_stored)
 
     def _add_keys(self, topic: ReplayTopic, name: bytes, position: int, properties: bytes) -> None:

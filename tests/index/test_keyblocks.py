@@ -1,0 +1,114 @@
+"""Key blocks: sorted pairs come back, are found by hash and by range; bytes that are no block give `FormatError`."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kvstore.errors import FormatError
+from kvstore.index.keyblocks import BLOCK, HEADER, find_in_block, pack_blocks, sort_pairs, unpack_block
+
+Pair = tuple[int, int]
+HASHES = st.one_of(st.integers(0, 5), st.integers(0, (1 << 40) - 1))
+PAIRS = st.lists(st.tuples(HASHES, st.integers(0, (1 << 32) - 1)), min_size=1, max_size=600)
+
+
+def blocks_of(pairs: list[Pair]) -> list[tuple[int, bytes]]:
+    columns = (np.array(c, dtype=np.int64) for c in zip(*pairs, strict=True))
+    return pack_blocks(*sort_pairs(*columns))
+
+
+def all_pairs(blocks: list[tuple[int, bytes]]) -> list[Pair]:
+    found: list[Pair] = []
+    for first, value in blocks:
+        hashes, positions = unpack_block(first, value)
+        found += zip(hashes.tolist(), positions.tolist(), strict=True)
+    return found
+
+
+@given(PAIRS)
+@example([(0, 0)])
+@example([(5, 0)] * 300)
+@example([((1 << 40) - 1, (1 << 32) - 1), (0, 0)])
+def test_pairs_come_back_sorted_by_hash(pairs: list[Pair]) -> None:
+    """Pairs of one hash come in the order they had, so that positions rise."""
+    assert all_pairs(blocks_of(pairs)) == sorted(pairs, key=lambda p: p[0])
+
+
+@given(PAIRS, HASHES, st.integers(0, 1 << 33))
+def test_a_range_of_hashes_is_found_in_every_block(pairs: list[Pair], low: int, width: int) -> None:
+    high = low + width
+    found: list[int] = []
+    for first, value in blocks_of(pairs):
+        found += find_in_block(first, value, low, high)
+    assert sorted(found) == sorted(p for h, p in pairs if low <= h <= high)
+
+
+@given(PAIRS)
+def test_one_hash_is_in_one_block(pairs: list[Pair]) -> None:
+    blocks = blocks_of(pairs)
+    seen: set[int] = set()
+    for first, value in blocks:
+        hashes = set(unpack_block(first, value)[0].tolist())
+        assert min(hashes) == first
+        assert not hashes & seen
+        seen |= hashes
+
+
+@pytest.mark.parametrize("count", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 5000])
+@pytest.mark.parametrize("before", [0, 1, BLOCK - 1, BLOCK])
+def test_more_equal_hashes_than_a_block_takes_stay_in_one(count: int, before: int) -> None:
+    pairs = [(i, i) for i in range(before)]
+    pairs += [(1 << 39, 7 * i) for i in range(count)] + [((1 << 39) + 1 + i, 3) for i in range(300)]
+    blocks = blocks_of(pairs)
+    holders = [b for b in blocks if find_in_block(*b, 1 << 39, 1 << 39)]
+    assert len(holders) == 1
+    assert sorted(find_in_block(*holders[0], 1 << 39, 1 << 39)) == [7 * i for i in range(count)]
+    assert all_pairs(blocks) == pairs
+
+
+def test_a_key_of_many_costs_seven_bytes_at_most() -> None:
+    pairs = [((i * 2654435761 << 8) & ((1 << 40) - 1), i * 135) for i in range(20_000)]
+    size = sum(len(value) + 14 for _, value in blocks_of(pairs))
+    assert size / len(pairs) < 9
+
+
+GARBAGE = st.one_of(
+    st.binary(max_size=60),
+    st.builds(
+        lambda widths, count, rest: HEADER.pack(widths, count) + rest,
+        st.integers(0, 255), st.integers(0, 5), st.binary(max_size=60),
+    ),
+)  # fmt: skip
+
+
+@given(GARBAGE, st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+@settings(max_examples=300)
+def test_bytes_that_are_no_block_give_a_format_error_only(value: bytes, low: int, high: int) -> None:
+    if len(value) == HEADER.size:
+        return  # no bytes for pairs: see the test below
+    for read in (lambda: unpack_block(3, value), lambda: find_in_block(3, value, low, high)):
+        try:
+            read()
+        except FormatError:
+            continue
+
+
+@pytest.mark.parametrize("count", [1 << 20, (1 << 32) - 1])
+def test_a_block_of_five_bytes_does_not_allocate_by_its_count(count: int) -> None:
+    """No unbounded allocation from a length field: with both widths 0, no byte stands against the count."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            unpack_block(0, HEADER.pack(0, count))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_pairs_that_are_all_zero_still_come_back() -> None:
+    assert all_pairs(blocks_of([(9, 0)] * 3)) == [(9, 0)] * 3

@@ -1,0 +1,127 @@
+"""Checkpoints: the tail goes into RocksDB whole, every time, and not before the log is on the disk."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvstore import Store, StoreConfig
+from tests.store.conftest import Opens
+from tests.store.stores import SEGMENT, batch, bodies
+
+
+def test_a_checkpoint_empties_the_tail_and_covers_the_log(store: Store) -> None:
+    store.put_batch(batch("t", 5, keys=["k"]))
+    before = store.stats()
+    assert (before.tail_entries, before.tail_keys, before.checkpointed_position) == (5, 10, 0)
+    store.checkpoint()
+    after = store.stats()
+    assert (after.tail_entries, after.tail_keys) == (0, 0)
+    assert after.checkpointed_position == after.durable_position == after.end_position
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_checkpoint_after_ones_with_nothing_to_do_still_does_its_work(
+    store: Store, times: int
+) -> None:
+    store.put_batch(batch("t", 5))
+    for _ in range(times):
+        store.checkpoint()
+    store.put_batch(batch("t", 5))
+    store.checkpoint()
+    stats = store.stats()
+    assert stats.tail_entries == 0
+    assert stats.checkpointed_position == stats.end_position
+
+
+def test_verifying_and_sealing_an_idle_store_do_not_stop_checkpoints(store: Store) -> None:
+    for _ in range(3):
+        store.verify()
+        store.seal()
+        store.delete_topic(store.create_topic("x").name)
+    store.put_batch(batch("t", 5))
+    store.checkpoint()
+    assert store.stats().tail_entries == 0
+
+
+def test_a_checkpoint_of_a_new_store_twice_does_not_stop_checkpoints(opens: Opens) -> None:
+    store = opens()
+    store.checkpoint()
+    store.checkpoint()
+    store.create_topic("t")
+    store.put_batch(batch("t", 5))
+    store.checkpoint()
+    assert store.stats().tail_entries == 0
+
+
+def test_the_tail_stays_small_by_itself(opens: Opens) -> None:
+    """Between two checkpoints are `checkpoint_bytes` of log, twice that at the most."""
+    store = opens(StoreConfig(segment_size=SEGMENT, checkpoint_bytes=10_000))
+    store.create_topic("t")
+    for _ in range(50):
+        store.put_batch(batch("t", 20))
+        stats = store.stats()
+        assert stats.end_position - stats.checkpointed_position < 20_000 + 20 * 200
+
+
+def test_a_clean_close_leaves_nothing_to_recover(opens: Opens) -> None:
+    store = opens()
+    store.create_topic("t")
+    store.checkpoint()
+    store.checkpoint()
+    store.put_batch(batch("t", 5))
+    store.close()
+    again = opens()
+    assert (again.recovery.records, again.recovery.clean) == (0, True)
+    assert bodies(again, "t", 0) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_keys_are_found_while_a_checkpoint_merges_their_parts(store: Store, where: str) -> None:
+    """Asked right before and right behind the WriteBatch, from another thread as readers are."""
+    found: list[list[bytes]] = []
+    families = store._index.families
+    write = families.write
+
+    def ask() -> None:
+        thread = threading.Thread(
+            target=lambda: found.append([m.body for m in store.query("t", "k")])
+        )
+        thread.start()
+        thread.join()
+
+    def watched(b: object, *, sync: bool = False) -> None:
+        if where == "before":
+            ask()
+        write(b, sync=sync)  # type: ignore[arg-type]  # handed on
+        if where == "after":
+            ask()
+
+    families.write = watched  # type: ignore[method-assign]  # to look between two steps
+    for i in range(20):
+        store.put("t", str(i).encode(), queue=0, keys=["k"])
+        store.checkpoint()
+        assert found[-1] == [str(j).encode() for j in range(i, -1, -1)], f"at checkpoint {i}"
+    store.seal()
+    assert all(len(bodies) == 20 for bodies in found[20:])
+
+
+def test_entries_are_read_while_a_checkpoint_or_a_repack_is_written(store: Store) -> None:
+    found: list[list[bytes]] = []
+    families = store._index.families
+    write = families.write
+
+    def watched(b: object, *, sync: bool = False) -> None:
+        found.append(bodies(store, "t", 0))
+        write(b, sync=sync)  # type: ignore[arg-type]  # handed on
+        found.append(bodies(store, "t", 0))
+
+    families.write = watched  # type: ignore[method-assign]  # to look between two steps
+    for i in range(12):
+        store.put("t", str(i).encode(), queue=0)
+        store.checkpoint()
+        expected = [str(j).encode() for j in range(i + 1)]
+        assert found[-2:] == [expected, expected]
+    store.seal()
+    assert found[-1] == found[-2] == [str(j).encode() for j in range(12)]
