@@ -28,6 +28,8 @@ from kvstore.cli.output import Output, output_option
 )
 @click.option("--topics", type=click.IntRange(min=1))
 @click.option("--queues", type=click.IntRange(min=1), help="Of each topic.")
+@click.option("--tags", type=click.IntRange(1, 8), default=8, show_default=True,
+              help="Different tags, where the index's size is measured.")  # fmt: skip
 @click.option("--dir", "place", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Where stores are made; default the temporary folder.")  # fmt: skip
 @click.option("--out", "folder", type=click.Path(file_okay=False, path_type=Path),
@@ -35,14 +37,15 @@ from kvstore.cli.output import Output, output_option
 @output_option
 def bench(
     out: Output, names: tuple[str, ...], listing: bool, runs: int, size: int | None,
-    messages: int | None, topics: int | None, queues: int | None, place: Path | None, folder: Path,
+    messages: int | None, topics: int | None, queues: int | None, tags: int, place: Path | None,
+    folder: Path,
 ) -> None:  # fmt: skip
     """Run the benchmarks NAMES (default: all) and show what was measured beside its target."""
     chosen = _choose(names)
     if listing:
         out.table(("name", "what"), [(scenario.name, scenario.help) for scenario in chosen])
         return
-    options = Options(size=size, messages=messages, topics=topics, queues=queues)
+    options = Options(size=size, messages=messages, topics=topics, queues=queues, tags=tags)
     results: list[Result] = []
     for some in run_all(chosen, options, runs, place):
         results += some

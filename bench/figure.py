@@ -16,6 +16,8 @@ class Options(msgspec.Struct, frozen=True):
     messages: int | None = None
     topics: int | None = None
     queues: int | None = None
+    tags: int = 8
+    """How many different tags the messages have in turn."""
 
 
 class Figure(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kvstore
 from bench.figure import Figure, Options
 from bench.memory import Peak
 from kvstore.cli.measure import Load, load_store
@@ -39,9 +40,13 @@ def _run(folder: Path, options: Options, load: Load, target: float) -> list[Figu
         body=load.body if options.size is None else options.size,
         topics=options.topics or load.topics,
         queues=options.queues or load.queues,
+        tags=options.tags,
     )
     with Peak() as peak:
         timed = load_store(folder / "store", load)
+    with kvstore.open(folder / "store", read_only=True) as store:
+        left = store.recovery.records
+    assert left == 0, f"{left:,} records were not indexed by the close: the sizes would say nothing"
     sizes = index_sizes(folder / "store")
     families = ", ".join(
         f"{name} {size:,}" for name, size in sorted(sizes.families.items()) if size

@@ -338,7 +338,8 @@ class LocalMappedFile:
         nothing.
         """
         changed = 0
-        for start, end in self._data_ranges(offset):
+        # All ranges first: what is read ahead behind one would count as data when the next is asked for.
+        for start, end in list(self._data_ranges(offset)):
             for at in range(start, end, _CHUNK):
                 chunk = os.pread(self._fd, min(_CHUNK, end - at), at)
                 left = len(chunk) - chunk.count(0)

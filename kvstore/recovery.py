@@ -100,7 +100,7 @@ def recover(
     report.repeated = replay.repeated
     report.damage += scan.damage
     report.torn = scan.torn
-    _tell(log, report)
+    _tell_damage(log, report)
     if report.damage and config.on_corruption == "fail":
         d = report.damage[0]
         raise LogDamaged(
@@ -110,11 +110,18 @@ def recover(
         )
     if writable:
         log.segments.writable_from = report.end // log.segment_size
-        if not checkpoint.clean or scan.end != checkpoint.position:
-            report.cut_bytes = log.cut(report.end)
+        # Also after a clean close: a power cut may have left a later record without the ones before it.
+        report.cut_bytes = log.cut(report.end)
+        if report.cut_bytes and report.torn is None:
+            reason = f"{report.cut_bytes} bytes behind the end of the log"
+            report.torn = Damage(report.end, report.end, reason)
         log.sync_segments(saved, report.end)
+    if report.torn is not None:
+        _log.warning(
+            "%s: torn tail cut at %d: %s", log.folder.parent, report.end, report.torn.reason
+        )
     log.start(report.end)
-    if writable and (report.records or not checkpoint.clean or report.end != checkpoint.position):
+    if writable:
         save(report.end)
     report.seconds = clock.monotonic() - began
     return report, max(checkpoint.stored_at, replay.last_stored)
@@ -170,11 +177,9 @@ def _missing(log: CommitLog, start: int, checkpoint: Checkpoint) -> list[Damage]
     return found
 
 
-def _tell(log: CommitLog, report: RecoveryReport) -> None:
+def _tell_damage(log: CommitLog, report: RecoveryReport) -> None:
     where = log.folder.parent
     for problem in report.problems:
         _log.warning("%s: %s", where, problem)
     for d in report.damage:
         _log.error("%s: the log is damaged from %d to %d: %s", where, d.position, d.end, d.reason)
-    if report.torn is not None:
-        _log.warning("%s: torn tail cut at %d: %s", where, report.torn.position, report.torn.reason)

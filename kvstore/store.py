@@ -389,21 +389,25 @@ class Store:
         self._checkpoint()
 
     def _checkpoint(self, *, clean: bool = False) -> None:
-        log, index = self._log, self._index
         with self._checkpoint_lock:
-            if index.tails.frozen is None:
-                with log.lock:
-                    index.freeze(log.end)
-                    self._last_stored = self._writer.last_stored
-            position = index.tails.active.start
-            log.sync_to_end()
-            before = index.checkpoint
-            if position != before.position or clean != before.clean:
-                index.write_checkpoint(
-                    Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
-                    sync=clean,
-                )
+            if self._index.tails.frozen is not None:
+                # One that failed is done again first; what came behind it is a tail of its own.
+                self._write_frozen(clean=False)
+            with self._log.lock:
+                self._index.freeze(self._log.end)
+                self._last_stored = self._writer.last_stored
+            self._write_frozen(clean=clean)
             self._checkpoint_at = self.config.clock.monotonic() + self.config.checkpoint_interval
+
+    def _write_frozen(self, *, clean: bool) -> None:
+        log, index = self._log, self._index
+        position, before = index.tails.active.start, index.checkpoint
+        log.sync_to_end()
+        if position != before.position or clean != before.clean:
+            index.write_checkpoint(
+                Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
+                sync=clean,
+            )
 
     def _checkpoint_due(self) -> bool:
         behind = self._log.end - self._index.tails.active.start

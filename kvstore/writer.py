@@ -22,10 +22,11 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
-from kvstore.record.batch import Host, encode
+from kvstore.index.keys import QUEUE_MASK
+from kvstore.record.batch import Host, encode, encode_one, part
 from kvstore.record.hosts import pack_host
 from kvstore.record.layout import BLANK_SIZE
-from kvstore.record.prepare import Limits, Prepared, prepare
+from kvstore.record.prepare import Lanes, Limits, One, Prepared, prepare, prepare_one
 from kvstore.record.property_crc import property_crc_suffix
 from kvstore.record.uniqueids import UniqueIds
 
@@ -61,6 +62,8 @@ class Writer:
         self._wake = wake
         self._tail_due = config.checkpoint_bytes
         self._host = host
+        self._lanes = Lanes(topics.for_put, index.note_topic)
+        topics.changed = self._lanes.clear
         self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
         self._limits = Limits(
             max_body=config.max_body,
@@ -81,34 +84,39 @@ class Writer:
         log.check_writable()
         log.check_disk()
         now = self._clock.now_ms()
-        batch = prepare(messages, self._topics.for_put, self._ids, now, self._limits)
+        if len(messages) == 1 and type(messages[0]) is Message:
+            one = prepare_one(messages[0], self._lanes, self._ids, now, self._limits)
+            if one is not None:
+                return [self._put_one(messages[0], one, now)]
+        batch = prepare(messages, self._lanes, self._ids, now, self._limits)
         if not batch.sizes:
             return []
         total = sum(batch.sizes)
-        offsets: list[int] = []
+        index = self._index
         log.acquire()
         try:
             if log.staging is not None:
                 log.staging.check_room(total)
             now = max(now, self.last_stored)
             self.last_stored = now
-            if total <= log.room():
-                positions = self._append(batch, 0, len(batch.sizes), offsets, now)
-            else:
-                positions = self._append_rolling(batch, offsets, now)
-            tail = self._index.tails.active
-            tail.add_keys(positions, batch.key_digests, batch.key_owners, batch.key_bytes)
+            fits = total <= log.room()
+            if not fits:
+                pieces = self._make_room(batch.sizes)
+            try:
+                offsets = index.take_offsets(batch.queue_keys)
+                if fits:
+                    positions = self._append(batch, offsets, now)
+                else:
+                    positions = self._append_rolling(batch, pieces, offsets, now)
+            except BaseException:
+                index.give_back()
+                raise
+            tail = index.tails.active
+            tail.add_keys(batch.queue_keys, positions, batch.key_digests, batch.key_owners)
             end = log.end
         finally:
             log.lock.release()
-        self._look_after(end - tail.start)
-        if self._sync:
-            self._flusher.wait(end)
-            status = PutStatus.FLUSHED
-        else:
-            if log.staging is not None and log.staging.full():
-                self._flusher.nudge()
-            status = PutStatus.WRITTEN if log.staging is None else PutStatus.STAGED
+        status = self._settle(end, end - tail.start)
         return list(
             map(
                 PutResult,
@@ -122,6 +130,48 @@ class Writer:
             )
         )
 
+    def _put_one(self, message: Message, one: One, now: int) -> PutResult:
+        """Put a single, ordinary message: the same steps without columns, in a quarter of the time."""
+        log, index, size, key = self._log, self._index, one.size, one.lane.key
+        log.acquire()
+        try:
+            if log.staging is not None:
+                log.staging.check_room(size)
+            now = max(now, self.last_stored)
+            self.last_stored = now
+            if size > log.room():
+                log.segments.create(log.end // log.segment_size + 1)
+                log.roll()
+            position = log.end
+            offset = index.take_offset(key)
+            try:
+                log.append(encode_one(one, offset, position, now, self._host), 1)
+            except BaseException:
+                index.give_back()
+                raise
+            tail = index.tails.active
+            tail.add_one(key, offset, position, size, one.tag_hash, now, one.key_digests)
+            end = log.end
+        finally:
+            log.lock.release()
+        status = self._settle(end, end - tail.start)
+        queue = key & QUEUE_MASK
+        return PutResult(one.message_id, message.topic, queue, offset, position, size, status)
+
+    def _settle(self, end: int, unindexed: int) -> PutStatus:
+        """What follows a put, outside the lock: see to the checkpoint, wait for the disk."""
+        if unindexed >= self._tail_due:
+            self._look_after(unindexed)
+        if self._sync:
+            self._flusher.wait(end)
+            return PutStatus.FLUSHED
+        staging = self._log.staging
+        if staging is None:
+            return PutStatus.WRITTEN
+        if staging.full():
+            self._flusher.nudge()
+        return PutStatus.STAGED
+
     def _look_after(self, unindexed: int) -> None:
         """See that the tail gets its checkpoint."""
         if unindexed >= self._tail_due:
@@ -130,40 +180,34 @@ class Writer:
                 # The housekeeper can't keep up: whoever puts does its work.
                 self._checkpoint_now()
 
-    def _append(
-        self, batch: Prepared, first: int, stop: int, offsets: list[int], now: int
-    ) -> list[int]:
+    def _append(self, batch: Prepared, offsets: list[int], now: int) -> list[int]:
         """Append messages that fit the active segment; returns their positions."""
-        log, index = self._log, self._index
-        tail = index.tails.active
-        data, positions = encode(
-            batch,
-            first,
-            stop,
-            log.end,
-            now,
-            self._host,
-            tail.queues,
-            index.queue_tail,
-            offsets,
-            self._suffix,
+        log = self._log
+        data, positions = encode(batch, log.end, now, self._host, offsets, self._suffix)
+        log.append(data, len(positions))
+        self._index.tails.active.add(
+            batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now
         )
-        tail.add(positions, batch.sizes[first:stop], batch.tag_hashes[first:stop], now)
-        log.append(data, stop - first)
         return positions
 
-    def _append_rolling(self, batch: Prepared, offsets: list[int], now: int) -> list[int]:
-        """Append messages over the ends of segments."""
+    def _make_room(self, sizes: list[int]) -> list[tuple[int, int]]:
+        """Make the segments that a batch needs; returns which messages go into which."""
         log = self._log
-        pieces = list(self._pieces(batch.sizes))
+        pieces = self._pieces(sizes)
         for number in range(len(pieces)):
             log.segments.create(log.end // log.segment_size + number)
+        return pieces
+
+    def _append_rolling(
+        self, batch: Prepared, pieces: list[tuple[int, int]], offsets: list[int], now: int
+    ) -> list[int]:
+        """Append messages over the ends of segments."""
         positions: list[int] = []
         for i, (first, stop) in enumerate(pieces):
             if i:
-                log.roll()
+                self._log.roll()
             if first < stop:
-                positions += self._append(batch, first, stop, offsets, now)
+                positions += self._append(part(batch, first, stop), offsets[first:stop], now)
         return positions
 
     def _pieces(self, sizes: list[int]) -> list[tuple[int, int]]:

@@ -38,6 +38,8 @@ class Load(msgspec.Struct, frozen=True):
     queues: int = 8
     batch: int = 32
     seed: int = 1
+    tags: int = 8
+    """How many different tags, 1 to 8, the messages have in turn."""
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -85,7 +87,7 @@ def messages(load: Load) -> Iterator[Message]:
             topic=names[place // load.queues],
             body=body,
             queue=place % load.queues,
-            tag=_TAGS[number % 8],
+            tag=_TAGS[number % load.tags],
             keys=(key_of(number),),
             properties={"region": "eu"},
         )

@@ -69,10 +69,13 @@ def _take(
     positions = reader.positions(topic, queue, offset, limit)
     messages: list[StoredMessage] = []
     left = max_bytes if max_bytes is not None else 1 << 62
-    read = reader.entry
+    found = reader.entries(positions, topic, queue, offset)
     try:
-        for position in positions:
-            message = read(position, topic, queue, offset + len(messages))
+        if max_bytes is None:
+            # `extend` keeps what came before an error, as the loop does.
+            messages.extend(found)
+            return messages
+        for message in found:
             left -= message.size
             if left < 0 and messages:
                 break

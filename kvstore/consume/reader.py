@@ -9,6 +9,7 @@ never by hash alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from kvstore.config import StoreConfig
 from kvstore.errors import (
@@ -107,6 +108,27 @@ class Reader:
                 "makes the index anew"
             )
         return message
+
+    def entries(
+        self, positions: list[int], topic: Topic, queue: int, offset: int
+    ) -> Iterator[StoredMessage]:
+        """`entry` for consecutive offsets; a segment is looked up once for all that stand in it."""
+        name, check_crc, max_body = topic.name, self._check_crc, self._max_body
+        log = self._log
+        base = stop = -1
+        buffer: Any = b""
+        end = 0
+        for position in positions:
+            if not base <= position < stop:
+                buffer, at, end = log.span(position)
+                base = position - at
+                # What is staged may move to its segment between two looks: its buffer is not kept.
+                stop = base + end if log.staging is None else -1
+            message = decode(buffer, position - base, end, position, check_crc, False, max_body)
+            if message.offset != offset or message.queue != queue or message.topic != name:
+                message = self.entry(position, topic, queue, offset)
+            yield message
+            offset += 1
 
     def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """See `Store.get`."""

@@ -1,14 +1,13 @@
 """What a checkpoint writes: an index tail as rows of `runs`, `places` and `message_keys`.
 
-The idea: everything at once, in numpy. Queues are put behind each other in key order, their positions lead to the
-other columns (rows of the tail rise with position), runs end where the queue or the segment changes.
+The idea: everything at once, in numpy: rows are sorted by queue, runs end where the queue or the
+segment changes.
 
 Invariant: pure: a tail goes in, rows come out; who writes them puts them in one batch with the new checkpoint.
 """
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,49 +37,49 @@ class RunRows(NamedTuple):
 
 def run_rows(tail: Tail, segment_size: int) -> RunRows:
     """The runs of a tail that gets no more entries."""
-    total = len(tail.positions)
+    total = len(tail)
     if not total:
         return RunRows([], [], [], {})
-    queue_keys = np.fromiter(tail.queues, np.uint64, len(tail.queues))
-    in_order = np.argsort(queue_keys)
-    queue_keys = queue_keys[in_order]
-    tails = list(tail.queues.values())
-    tails = [tails[i] for i in in_order.tolist()]
-    lists = [t.positions for t in tails]
-    lengths = np.array(list(map(len, lists)), dtype=np.int64)
-    firsts = np.array([t.first for t in tails], dtype=np.int64)
-    positions = np.array(list(chain.from_iterable(lists)), dtype=np.int64)
-    next_offsets = dict(zip(queue_keys.tolist(), (firsts + lengths).tolist(), strict=True))
-    there = np.flatnonzero(lengths)  # a queue may be known to the tail without having an entry yet
-    queue_keys, lengths, firsts = queue_keys[there], lengths[there], firsts[there]
-
-    rows = np.searchsorted(np.frombuffer(tail.positions, np.uint64).view(np.int64), positions)
-    starts = np.cumsum(lengths) - lengths
-    begins, segments = starts, np.full(len(starts), positions[0] // segment_size)
-    if tail.positions[0] // segment_size != tail.positions[-1] // segment_size:
+    queue_keys = np.frombuffer(tail.queue_keys, np.uint64)
+    # Rows are in log order: sorted by queue, stably, each queue's are in the order of its offsets.
+    order = np.argsort(queue_keys, kind="stable")
+    queue_keys = queue_keys[order]
+    positions = np.frombuffer(tail.positions, np.int64)[order]
+    border = np.ones(total, dtype=bool)
+    np.not_equal(queue_keys[1:], queue_keys[:-1], out=border[1:])
+    base = 0
+    if tail.positions[0] // segment_size == tail.positions[-1] // segment_size:
+        first_segment = tail.positions[0] // segment_size
+        base = first_segment * segment_size
+        begins = np.flatnonzero(border)
+        segments = np.full(len(begins), first_segment, dtype=np.int64)
+        relative = positions - base
+    else:
         of_entry = positions // segment_size
-        begins = np.union1d(starts, np.flatnonzero(np.diff(of_entry)) + 1)
+        border[1:] |= of_entry[1:] != of_entry[:-1]
+        begins = np.flatnonzero(border)
         segments = of_entry[begins]
+        relative = positions - of_entry * segment_size
     columns = Columns(
-        positions % segment_size,
-        np.frombuffer(tail.sizes, np.uint32)[rows].astype(np.int64),
-        np.frombuffer(tail.tag_hashes, np.int64)[rows],
-        np.frombuffer(tail.stored_at, np.uint64)[rows].astype(np.int64),
+        relative,
+        np.frombuffer(tail.sizes, np.uint32)[order].astype(np.int64),
+        np.frombuffer(tail.tag_hashes, np.int64)[order],
+        np.frombuffer(tail.stored_at, np.int64)[order],
     )
-    owner = np.searchsorted(starts, begins, side="right") - 1
-    offsets = firsts[owner] + begins - starts[owner]
+    offsets = np.frombuffer(tail.offsets, np.int64)[order]
+    queues = queue_keys[begins].tolist()
+    lasts = np.append(begins[1:], total) - 1
+    next_offsets = dict(zip(queues, (offsets[lasts] + 1).tolist(), strict=True))
     stretches = list(
         zip(
-            queue_keys[owner].tolist(), segments.tolist(), offsets.tolist(), columns.stored_at[begins].tolist(),
+            queues, segments.tolist(), offsets[begins].tolist(), columns.stored_at[begins].tolist(),
             strict=True,
         )
     )  # fmt: skip
     split = split_long(begins, total)
     if len(split) != len(begins):
-        owner = np.searchsorted(starts, split, side="right") - 1
         segments = segments[np.searchsorted(begins, split, side="right") - 1]
-        offsets = firsts[owner] + split - starts[owner]
-    keys, values = pack_rows(columns, split, segments, queue_keys[owner], offsets)
+    keys, values = pack_rows(columns, split, segments, queue_keys[split], offsets[split])
     return RunRows(keys, values, stretches, next_offsets)
 
 
@@ -97,11 +96,15 @@ def pack_rows(
     return keys, [data[a:b] for a, b in zip(packed.starts, packed.ends, strict=True)]
 
 
-def key_pairs(tail: Tail, segment_size: int) -> dict[int, tuple[I64, I64]]:
-    """A tail's keys by segment, sorted: hashes, and positions in the segment."""
+def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tuple[I64, I64]]:
+    """A tail's keys by segment, sorted: hashes, and positions in the segment.
+
+    `topic_bytes[topic id]` is what the topic puts under its keys' hashes.
+    """
     hashes = np.frombuffer(tail.key_digests, np.uint32).astype(np.int64) << 8
-    hashes |= np.frombuffer(tail.key_bytes, np.uint8)
-    positions = np.frombuffer(tail.key_positions, np.uint64).astype(np.int64)
+    topics = np.frombuffer(tail.key_queues, np.int64) >> 32
+    hashes |= np.frombuffer(topic_bytes, np.uint8)[topics]
+    positions = np.frombuffer(tail.key_positions, np.int64)
     found: dict[int, tuple[I64, I64]] = {}
     if not len(positions):
         return found

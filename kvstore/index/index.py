@@ -10,7 +10,8 @@ durable to there; nothing here reads the log."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -56,6 +57,18 @@ class Tails(NamedTuple):
     frozen: Tail | None
 
 
+class _Counters(dict[int, "count[int]"]):
+    """Queue -> the counter of its next offset."""
+
+    def __init__(self, end: Callable[[int], int]) -> None:
+        super().__init__()
+        self._end = end
+
+    def __missing__(self, queue: int) -> count[int]:
+        found = self[queue] = count(self._end(queue))
+        return found
+
+
 class Index:
     """See the module."""
 
@@ -66,6 +79,8 @@ class Index:
         self.keys = MessageKeys(self.families, segment_size)
         self.tails = Tails(Tail(0), None)
         self._heads: dict[int, Head] = {}
+        self._counters = _Counters(self.end)
+        self._topic_bytes = bytearray()
         self._fresh_from = 1 << 32
         self._write_lock = threading.Lock()
         self._heads_lock = threading.Lock()
@@ -102,7 +117,7 @@ class Index:
     def load(self) -> Checkpoint:
         """Read the last checkpoint and begin the tail there."""
         value = self.families.get(META, CHECKPOINT)
-        self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=True)
+        self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
         self.tails = Tails(Tail(self.checkpoint.position), None)
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
@@ -118,16 +133,25 @@ class Index:
 
     # --- the tail; under the log's lock ---
 
-    def queue_tail(self, queue: int) -> QueueTail:
-        """Begin a queue in the active tail."""
-        tail = self.tails.active
-        found = tail.queues[queue] = QueueTail(self._end(queue))
-        return found
+    def take_offsets(self, queues: Iterable[int]) -> list[int]:
+        """The next offset of each of these queues, in turn; it is the caller's from then on."""
+        # No bytecode runs a message: a queue's counter is a `count`, found and moved by `map`.
+        return list(map(next, map(self._counters.__getitem__, queues)))
 
-    def _end(self, queue: int) -> int:
-        frozen = self.tails.frozen
-        if frozen is not None and queue in frozen.queues:
-            return frozen.queues[queue].next
+    def take_offset(self, queue: int) -> int:
+        """`take_offsets` for one."""
+        return next(self._counters[queue])
+
+    def give_back(self) -> None:
+        """Say that offsets were taken and not used: what is next is looked up again."""
+        self._counters.clear()
+
+    def end(self, queue: int) -> int:
+        """A queue's next offset, entries that nobody may see yet included."""
+        for tail in self.tails:
+            found = tail.queue(queue) if tail is not None else None
+            if found is not None:
+                return found.next
         return self.head(queue).next_offset
 
     def head(self, queue: int) -> Head:
@@ -160,7 +184,16 @@ class Index:
             return None
         frozen = self.tails.active
         self.tails = Tails(Tail(position), frozen)
+        if len(self._counters) > HEADS_KEPT:
+            self._counters.clear()
         return frozen
+
+    def note_topic(self, topic: int, hash_byte: int) -> None:
+        """Say what a topic puts under the hashes of its keys; before the first of them."""
+        with self._heads_lock:
+            if topic >= len(self._topic_bytes):
+                self._topic_bytes += bytes(max(topic + 1, 2 * topic) - len(self._topic_bytes))
+            self._topic_bytes[topic] = hash_byte
 
     # --- checkpoint ---
 
@@ -181,7 +214,9 @@ class Index:
             if frozen is not None:
                 keys, values, stretches, next_offsets = run_rows(frozen, self.segment_size)
                 batch.put_many(RUNS, keys, values)
-                for segment, (hashes, positions) in key_pairs(frozen, self.segment_size).items():
+                topic_bytes = bytes(self._topic_bytes)
+                pairs = key_pairs(frozen, self.segment_size, topic_bytes)
+                for segment, (hashes, positions) in pairs.items():
                     parts[segment] = self.keys.add(batch, segment, hashes, positions)
             placed: dict[int, int] = {}
             for queue, segment, first, stored_at in stretches:
@@ -197,6 +232,8 @@ class Index:
             if also is not None:
                 also(batch)
             self._changing()
+            for segment, found in parts.items():
+                self.keys.coming(segment, found)
             self.families.write(batch, sync=sync)
             # From here on the rows are found in RocksDB: first the notes about them, then the tail
             # may go.
@@ -300,6 +337,7 @@ class Index:
             repack(self.families, batch, self._sealed)
             parts = self.keys.seal(batch, self._sealed)
             batch.put(META, SEALED, U32.pack(self._sealed + 1))
+            self.keys.coming(self._sealed, parts)
             self.families.write(batch)
             self.keys.written(self._sealed, parts)
             self._sealed += 1
@@ -366,6 +404,5 @@ class Index:
 
 def _queue_tails(tails: Tails, queue: int) -> list[QueueTail]:
     """A queue's tails, oldest first."""
-    return [
-        t.queues[queue] for t in (tails.frozen, tails.active) if t is not None and queue in t.queues
-    ]
+    found = [t.queue(queue) for t in (tails.frozen, tails.active) if t is not None]
+    return [t for t in found if t is not None]

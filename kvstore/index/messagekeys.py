@@ -64,10 +64,11 @@ class MessageKeys:
     def find(self, segment: int, low: int, high: int) -> list[int]:
         """Log positions of records of a segment with a key hash from `low` to `high`, oldest first."""
         found: list[int] = []
-        parts = self.parts(segment)
-        if not parts:
-            return found
+        before = self.parts(segment)
         it = self._families.iter(MESSAGE_KEYS)
+        # The iterator sees one moment; the parts of that moment are among those noted before it
+        # and behind it, whatever is merged meanwhile.
+        parts = set(before).union(self.parts(segment))
         base = segment * self._segment_size
         for part in parts:
             it.seek_for_prev(key_block_key(segment, part, low))
@@ -114,6 +115,13 @@ class MessageKeys:
         self._drop(batch, segment, parts)
         batch.put_many(MESSAGE_KEYS, *key_rows(segment, PART_SEALED, hashes, positions))
         return (PART_SEALED,)
+
+    def coming(self, segment: int, parts: tuple[int, ...]) -> None:
+        """Take note that a batch of `add` or `seal` is about to be written: till then both the parts
+        it removes and those it adds are looked for.
+        """
+        with self._lock:
+            self._parts[segment] = tuple({*self._parts.get(segment, ()), *parts})
 
     def written(self, segment: int, parts: tuple[int, ...]) -> None:
         """Take note that a batch of `add` or `seal` was written."""

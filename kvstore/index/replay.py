@@ -11,15 +11,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from xxhash import xxh32_intdigest
 
 from kvstore.index.index import Index
-from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
-from kvstore.record.hashes import key_hash, tags_code
+from kvstore.record.facts import delay_level_of, facts, names_of
+from kvstore.record.hashes import tags_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
+
+
+_CODES_KEPT: Final = 4096
 
 
 class ReplayTopic(Protocol):
@@ -28,6 +33,7 @@ class ReplayTopic(Protocol):
     name: str
     base: int
     since: int
+    hash_byte: int
     keys_all: bool
     keys_unique: bool
 
@@ -52,55 +58,79 @@ class Replay:
         """The newest store time so far: an entry's is never below it, so that times rise in a run even
         where a clock was stepped back while another program wrote the log.
         """
+        self._known: dict[tuple[bytes, int], ReplayTopic] = {}
+        self._codes: dict[bytes, int] = {b"": 0}
+        self._following: dict[int, int] = {}
+        """The next offset of each queue that has entries since the last checkpoint."""
+        self._rows: list[int] = []
+        self._keys: list[int] = []
 
     def add(self, buffer: Buffer, base: int, positions: array[int], sizes: array[int]) -> None:
         """Add checked records, in log order."""
+        known = self._known
         for position, size in zip(positions, sizes, strict=True):
-            found = facts(buffer, position - base, size)
-            self.last_stored = max(self.last_stored, found.stored_at)
-            topic = self._topic_of(found.topic, found.queue, position)
-            if topic is None or position < topic.since:
+            raw, queue, offset, flags, stored_at, properties = facts(buffer, position - base, size)
+            if stored_at > self.last_stored:  # noqa: PLR1730 -- a call less a record
+                self.last_stored = stored_at
+            topic = known.get((raw, queue))
+            if topic is None:
+                topic = self._topic_of(raw, queue, position)
+                if topic is None:
+                    continue
+                self._index.note_topic(topic.base >> 32, topic.hash_byte)
+                known[raw, queue] = topic
+            if position < topic.since:
                 continue
-            kind = found.system_flags & TRANSACTION_MASK
+            unique, keys, tag = names_of(properties)
+            kind = flags & TRANSACTION_MASK
             if kind not in (PREPARED, ROLLBACK):
-                self._add_entry(topic, found, position, size)
+                code = self._code(topic, tag, stored_at, properties)
+                self._add_entry(topic.base + queue, offset, position, size, code)
             if kind != ROLLBACK and topic.keys_unique:
-                self._add_keys(topic, found.topic, position, found.properties)
+                self._add_keys(topic, queue, position, unique, keys)
+        self._hand_over()
 
-    def _add_entry(
-        self,
-        topic: ReplayTopic,
-        f: Facts,
-        position: int,
-        size: int,
-    ) -> None:
-        key, offset = topic.base + f.queue, f.offset
-        tail = self._index.tails.active.queues.get(key) or self._index.queue_tail(key)
-        if offset != tail.next:
-            if offset < tail.next:
+    def _code(self, topic: ReplayTopic, tag: bytes, stored_at: int, properties: bytes) -> int:
+        if topic.name == SCHEDULE_TOPIC:
+            level = delay_level_of(properties)
+            return tags_code(topic.name, tag.decode("utf-8", "replace"), level, stored_at)
+        code = self._codes.get(tag)
+        if code is None:
+            code = tags_code(topic.name, tag.decode("utf-8", "replace"), None, stored_at)
+            if len(self._codes) < _CODES_KEPT:
+                self._codes[tag] = code
+        return code
+
+    def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> None:
+        following = self._following.get(key)
+        if following is None:
+            following = self._index.end(key)
+        if offset != following:
+            if offset < following:
                 self.repeated += 1
                 return
-            if tail.positions:
+            if key in self._following:
+                self._hand_over()
                 self._on_gap(position)
-                tail = self._index.queue_tail(key)
-            tail.first = tail.next = offset
-        tail.next += 1
-        tail.positions.append(position)
+                self._following.clear()
+        self._following[key] = offset + 1
         self.entries += 1
-        level = delay_level_of(f.properties) if topic.name == SCHEDULE_TOPIC else None
-        code = tags_code(topic.name, tag_of(f.properties), level, f.stored_at)
-        self._index.tails.active.add((position,), (size,), (code,), self.last_stored)
+        self._rows += (key, offset, position, size, code, self.last_stored)
 
-    def _add_keys(self, topic: ReplayTopic, name: bytes, position: int, properties: bytes) -> None:
-        unique = unique_id_of(properties)
-        hashes = {key_hash(name, unique)} if unique else set()
+    def _add_keys(
+        self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]
+    ) -> None:
+        digests = {xxh32_intdigest(unique)} if unique else set()
         if topic.keys_all:
-            hashes.update(key_hash(name, k) for k in keys_of(properties))
+            digests.update(map(xxh32_intdigest, keys))
+        for digest in digests:
+            self._keys += (topic.base + queue, position, digest)
+        self.keys += len(digests)
+
+    def _hand_over(self) -> None:
+        """Put what was collected into the tail."""
         tail = self._index.tails.active
-        tail.add_keys(
-            (position,),
-            [h >> 8 for h in hashes],
-            [0] * len(hashes),
-            bytes([h & 0xFF for h in hashes]),
-        )
-        self.keys += len(hashes)
+        rows, keys = self._rows, self._keys
+        tail.add(rows[0::6], rows[1::6], rows[2::6], rows[3::6], rows[4::6], rows[5::6])
+        tail.add_keys(keys[0::3], keys[1::3], keys[2::3], list(range(len(keys) // 3)))
+        self._rows, self._keys = [], []

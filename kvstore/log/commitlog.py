@@ -128,8 +128,8 @@ class CommitLog:
 
     def acquire(self) -> None:
         """Take the lock for a put, or fail fast with the reason for which there can be none."""
-        self.check_writable()
-        if not self.lock.acquire(timeout=self._config.busy_timeout):
+        # Free, as nearly always: without the clock that a wait needs.
+        if not self.lock.acquire(blocking=False) and not self._wait():
             raise StoreBusy(
                 f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or "
                 "put larger batches"
@@ -137,6 +137,10 @@ class CommitLog:
         if self.closed or self.failure is not None:
             self.lock.release()
             self.check_writable()
+
+    def _wait(self) -> bool:
+        self.check_writable()
+        return self.lock.acquire(timeout=self._config.busy_timeout)
 
     def check_writable(self) -> None:
         """Raise the reason why nothing can be written, if there is one."""

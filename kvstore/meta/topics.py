@@ -144,6 +144,8 @@ class Topics:
         self._log_end = log_end
         self._read_only = read_only
         self._cache: dict[str, Topic] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a topic was altered or deleted: what was worked out from it is old."""
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
@@ -273,6 +275,7 @@ class Topics:
             self._write([new], self.next_id)
             self._cache.pop(name, None)
             self._keep(new)
+            self.changed()
             return new
 
     def delete(self, name: str) -> TopicInfo:
@@ -286,6 +289,7 @@ class Topics:
             batch.put(META, _DROPPED + name.encode(), U64.pack(self._log_end()))
             self._families.write(batch, sync=True)
             self._cache.pop(name, None)
+            self.changed()
             return info
 
     def is_live(self, name: str, position: int) -> bool:

@@ -10,11 +10,14 @@ Invariant: `encode` can't fail on a prepared batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from struct import Struct
 from typing import Final
 
-from kvstore.record.prepare import PROPERTY_CRC_BYTES, Prepared
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.record.layout import CRC_MASK
+from kvstore.record.prepare import One, Prepared
 
 _LENGTHS: Final = [i.to_bytes(2, "big") for i in range(1 << 15)]
 _TIME: Final = Struct(">Q")
@@ -37,6 +40,17 @@ class Host:
         self.pack = (_HEADER_V6 if v6 else _HEADER_V4).pack
         self.pack_plain = (_PLAIN_V6 if v6 else _PLAIN_V4).pack
         self.extra = 24 if v6 else 0
+        self._kept = ((-1, -1), b"")
+
+    def same(self, flags: int, stored_at: int) -> bytes:
+        """System flags and `middle` of records born when they are stored; kept for a millisecond's
+        other puts.
+        """
+        at, kept = self._kept
+        if at != (flags, stored_at):
+            kept = flags.to_bytes(4, "big") + self.middle(stored_at, stored_at)
+            self._kept = (flags, stored_at), kept
+        return kept
 
     def middle(self, born_at: int, stored_at: int) -> bytes:
         """From born time to prepared position: reconsume times and prepared position are 0 in what is put."""
@@ -45,60 +59,58 @@ class Host:
         )
 
 
-class QueueTail:
-    """One queue's entries in the index tail: `positions[i]` is where offset `first + i` stands."""
-
-    __slots__ = ("first", "next", "positions")
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.next = first
-        self.positions: list[int] = []
-
-
 def encode(
     batch: Prepared,
-    first: int,
-    end: int,
     position: int,
     stored_at: int,
     host: Host,
-    queues: dict[int, QueueTail],
-    queue_tail: Callable[[int], QueueTail],
     offsets: list[int],
     suffix: Callable[[bytes], bytes] | None = None,
 ) -> tuple[bytes, list[int]]:
-    """Make the records of messages `first` to `end` - 1, the first at `position`; returns them and their positions.
+    """Make the records of a batch, the first at `position`; returns them and their positions.
 
-    Gives each its offset, which goes into `offsets`, and adds its position to its queue's tail (found in `queues`, made by
-    `queue_tail`). `suffix` makes the property CRC of a record without it. The caller holds the log's lock and makes sure
-    that the records fit the segment.
+    `offsets` are the messages' offsets. `suffix` makes the property CRC of a record without
+    it. The caller holds the log's lock and makes sure that the records fit the segment.
     """
-    if end - first != len(batch.sizes):
-        batch = Prepared(*[c[first:end] if isinstance(c, (list, tuple)) else c for c in batch])
+    count = len(batch.sizes)
     positions = list(accumulate(batch.sizes, initial=position))
     positions.pop()
-    find, note = queues.get, offsets.append
-    for key, at in zip(batch.queue_keys, positions, strict=False):
-        tail = find(key) or queue_tail(key)
-        offset = tail.next
-        tail.next = offset + 1
-        tail.positions.append(at)
-        note(offset)
-    raws = batch.properties
-    lengths = map(len, raws) if suffix is None else [len(raw) + PROPERTY_CRC_BYTES for raw in raws]
-    parts = zip(
-        _headers(batch, offsets[len(offsets) - len(positions) :], positions, stored_at, host),
-        batch.bodies,
-        batch.wires,
-        map(_LENGTHS.__getitem__, lengths),
-        raws,
-        strict=False,
-    )
+    # Slices with a step put a column in its place by one call: 60 ns a message less than zip.
+    parts: list[bytes] = [b""] * (5 * count)
+    parts[0::5] = _headers(batch, offsets, positions, stored_at, host)
+    parts[1::5] = batch.bodies
+    parts[2::5] = batch.wires
+    parts[3::5] = map(_LENGTHS.__getitem__, batch.properties_sizes)
+    parts[4::5] = batch.properties
     if suffix is None:
-        return b"".join(chain.from_iterable(parts)), positions
-    records = map(b"".join, parts)
+        return b"".join(parts), positions
+    records = [b"".join(parts[at : at + 5]) for at in range(0, 5 * count, 5)]
     return b"".join([record + suffix(record) for record in records]), positions
+
+
+def encode_one(
+    one: One, offset: int, position: int, stored_at: int, host: Host
+) -> bytes:
+    """Make the record of a single message."""
+    lane, body, raw = one.lane, one.body, one.properties
+    flags = one.system_flags | host.system_flags
+    return b"".join(
+        (
+            host.pack_plain(
+                one.size, lane.magic, crc32(body) & CRC_MASK, lane.key & 0xFFFFFFFF, offset,
+                position, host.same(flags, stored_at), len(body),
+            ),
+            body,
+            lane.wire,
+            _LENGTHS[len(raw)],
+            raw,
+        )
+    )  # fmt: skip
+
+
+def part(batch: Prepared, first: int, end: int) -> Prepared:
+    """Messages `first` to `end` - 1 of a batch; the columns of keys stay whole."""
+    return Prepared(*[c[first:end] if isinstance(c, (list, tuple)) else c for c in batch])
 
 
 def _headers(
@@ -108,16 +120,16 @@ def _headers(
     born_at = batch.born_at
     if batch.plain and born_at is None:
         flags = batch.system_flags[0] | host.system_flags
-        same = flags.to_bytes(4, "big") + host.middle(stored_at, stored_at)
+        same = host.same(flags, stored_at)
         return map(
-            host.pack_plain, batch.sizes, batch.magics, batch.crcs, batch.queues, offsets, positions, repeat(same),
-            map(len, batch.bodies),
+            host.pack_plain, batch.sizes, batch.magics, batch.crcs, batch.queues, offsets,
+            positions, repeat(same), batch.body_sizes,
         )  # fmt: skip
     if born_at is None:
         middles: Iterable[bytes] = repeat(host.middle(stored_at, stored_at))
     else:
         middles = [host.middle(stored_at if b is None else b, stored_at) for b in born_at]
     return map(
-        host.pack, batch.sizes, batch.magics, batch.crcs, batch.queues, batch.flags, offsets, positions,
-        [f | host.system_flags for f in batch.system_flags], middles, map(len, batch.bodies),
+        host.pack, batch.sizes, batch.magics, batch.crcs, batch.queues, batch.flags, offsets,
+        positions, [f | host.system_flags for f in batch.system_flags], middles, batch.body_sizes,
     )  # fmt: skip

@@ -8,6 +8,7 @@ sizes again."""
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,6 +35,13 @@ _KEYS: Final = KEYS.encode()
 _TAGS: Final = TAGS.encode()
 _UNIQUE: Final = UNIQUE_ID.encode()
 _DELAY: Final = DELAY_LEVEL.encode()
+_KEYS_NAMED: Final = _KEYS + b"\x01"
+_TAGS_NAMED: Final = _TAGS + b"\x01"
+_UNIQUE_NAMED: Final = _UNIQUE + b"\x01"
+_OURS: Final = re.compile(
+    rb"%b([^\x02]+)\x02(?:%b([^\x02]+)\x02)?(?:%b([^\x02]+)\x02)?"
+    % (_UNIQUE_NAMED, _KEYS_NAMED, _TAGS_NAMED)
+)
 
 
 class Facts(NamedTuple):
@@ -93,3 +101,20 @@ def keys_of(properties: bytes) -> list[bytes]:
     """The keys, in order."""
     found = find_property(properties, _KEYS)
     return [k for k in found.split(b" ") if k] if found else []
+
+
+def names_of(properties: bytes) -> tuple[bytes, list[bytes], bytes]:
+    """Unique id (empty: none), keys and tag (empty: none), found together where they stand as a put
+    of ours writes them: at the front, and nowhere else.
+    """
+    found = _OURS.match(properties)
+    if found is not None:
+        rest = found.end()
+        if (
+            properties.find(_KEYS_NAMED, rest) < 0
+            and properties.find(_TAGS_NAMED, rest) < 0
+            and properties.find(_UNIQUE_NAMED, rest) < 0
+        ):
+            unique, keys, tag = found.groups(b"")
+            return unique, [k for k in keys.split(b" ") if k], tag
+    return unique_id_of(properties) or b"", keys_of(properties), find_property(properties, _TAGS) or b""

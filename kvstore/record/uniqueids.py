@@ -28,6 +28,7 @@ class UniqueIds:
         self._used = 0
         self._month_start = 0
         self._month_end = 0
+        self._stem = ""
 
     def take(self, now_ms: int, count: int) -> list[str]:
         """`count` new ids."""
@@ -40,6 +41,18 @@ class UniqueIds:
             if end > 1 << 16:
                 ids += [stem + c for c in _HEX4[: end & 0xFFFF]]
         return ids
+
+    def one(self, now_ms: int) -> str:
+        """One new id."""
+        with self._lock:
+            if now_ms == self._now and self._used < 1 << 16:
+                # As `_take`, in the millisecond of the last call: its stem is still good.
+                first = self._counter
+                self._used += 1
+                self._counter = (first + 1) & 0xFFFF
+                return self._stem + _HEX4[first]
+        stem, first = self._take(now_ms, 1)
+        return stem + _HEX4[first]
 
     def _take(self, now_ms: int, count: int) -> tuple[str, int]:
         with self._lock:
@@ -54,4 +67,5 @@ class UniqueIds:
                 self._month_start = month_start_ms(self._now)
                 # The next look is at the latest when the shortest month would be over, and then every time.
                 self._month_end = self._month_start + _MONTH_MIN_MS
-            return f"{self._prefix}{(self._now - self._month_start) & 0xFFFFFFFF:08X}", first
+            self._stem = f"{self._prefix}{(self._now - self._month_start) & 0xFFFFFFFF:08X}"
+            return self._stem, first

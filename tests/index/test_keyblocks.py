@@ -10,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from kvstore.index.keyblocks import BLOCK, HEADER, find_in_block, pack_blocks, sort_pairs, unpack_block
+from kvstore.index.keyblocks import (
+    BLOCK,
+    HEADER,
+    find_in_block,
+    pack_blocks,
+    sort_pairs,
+    unpack_block,
+)
 
 Pair = tuple[int, int]
 HASHES = st.one_of(st.integers(0, 5), st.integers(0, (1 << 40) - 1))
@@ -81,14 +88,18 @@ GARBAGE = st.one_of(
     st.binary(max_size=60),
     st.builds(
         lambda widths, count, rest: HEADER.pack(widths, count) + rest,
-        st.integers(0, 255), st.integers(0, 5), st.binary(max_size=60),
+        st.integers(0, 255),
+        st.integers(0, 5),
+        st.binary(max_size=60),
     ),
-)  # fmt: skip
+)
 
 
 @given(GARBAGE, st.integers(0, 1 << 40), st.integers(0, 1 << 40))
 @settings(max_examples=300)
-def test_bytes_that_are_no_block_give_a_format_error_only(value: bytes, low: int, high: int) -> None:
+def test_bytes_that_are_no_block_give_a_format_error_only(
+    value: bytes, low: int, high: int
+) -> None:
     if len(value) == HEADER.size:
         return  # no bytes for pairs: see the test below
     for read in (lambda: unpack_block(3, value), lambda: find_in_block(3, value, low, high)):

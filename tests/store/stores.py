@@ -1,4 +1,4 @@
-"""What the tests of the store share: settings, a clock to set, and a reader of segment files of its own.
+"""What the tests of the store share: settings, and a reader of segment files of its own.
 
 The reader is written from the layout in docs, with `struct` alone, so that it can't share a mistake with `kvstore.record`.
 """
@@ -6,7 +6,6 @@ The reader is written from the layout in docs, with `struct` alone, so that it c
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,29 +17,7 @@ from kvstore import Message, Store, StoreConfig
 SEGMENT: Final = 64 << 10
 SMALL: Final = StoreConfig(segment_size=SEGMENT)
 START_MS: Final = 1_700_000_000_000
-
-
-class SetClock:
-    """A clock that stands still unless it is set; waits take a real hundredth of a second."""
-
-    def __init__(self, now_ms: int = START_MS) -> None:
-        self.now = now_ms
-        self.seconds = 0.0
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        return event.wait(0.01)
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-
-    def local_hour(self) -> int:
-        return 4
+"""Where the virtual clock begins."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +91,16 @@ def read_record(data: bytes, at: int) -> Raw:
     assert i + length - at == size
     assert crc == zlib.crc32(body) & 0x7FFFFFFF
     return Raw(
-        *numbers, born_host, stored_at, store_host, reconsume_times, prepared, body, topic, properties
-    )  # fmt: skip
+        *numbers,
+        born_host,
+        stored_at,
+        store_host,
+        reconsume_times,
+        prepared,
+        body,
+        topic,
+        properties,
+    )
 
 
 def read_log(store: Store) -> Iterator[Raw | Blank]:

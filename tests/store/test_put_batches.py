@@ -43,8 +43,10 @@ def test_results_come_in_the_batchs_order_with_dense_offsets_and_positions(store
         assert (found.position, found.size) == (result.position, result.size)
         assert found.message_id == result.message_id
         assert (found.tag, found.keys, found.flags) == (
-            message.tag, list(message.keys), message.flags,
-        )  # fmt: skip
+            message.tag,
+            list(message.keys),
+            message.flags,
+        )
     assert store.stats().end_position == at
     assert [m.body for m in store.query("t", "k")] == [b"e", b"a"]
     assert store.find("mine").body == b"dddd"
@@ -89,9 +91,14 @@ def test_one_bad_message_writes_none_and_takes_no_offset(
 
 def test_the_first_of_several_bad_messages_is_named(store: Store) -> None:
     with pytest.raises(MessageIllegal, match="message 1 of 4"):
-        store.put_batch([
-            Message("t", b""), Message("t", b"", tag=""), Message("t", b"", flags=-1), Message("t", b"", queue=-1),
-        ])  # fmt: skip
+        store.put_batch(
+            [
+                Message("t", b""),
+                Message("t", b"", tag=""),
+                Message("t", b"", flags=-1),
+                Message("t", b"", queue=-1),
+            ]
+        )
 
 
 def test_a_stored_message_is_no_message_to_put(store: Store) -> None:

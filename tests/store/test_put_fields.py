@@ -217,8 +217,18 @@ def test_properties_that_can_not_be_stored_are_refused(store: Store, properties:
 
 @pytest.mark.parametrize(
     "name",
-    ["KEYS", "TAGS", "UNIQ_KEY", "__SHARDINGKEY", "WAIT", "DELAY", "PGROUP", "__CRC32#", "REAL_TOPIC"],
-)  # fmt: skip
+    [
+        "KEYS",
+        "TAGS",
+        "UNIQ_KEY",
+        "__SHARDINGKEY",
+        "WAIT",
+        "DELAY",
+        "PGROUP",
+        "__CRC32#",
+        "REAL_TOPIC",
+    ],
+)
 def test_a_reserved_property_is_refused(store: Store, name: str) -> None:
     is_refused(store, MessageIllegal, Message("t", b"x", properties={name: "v"}))
     is_refused(store, MessageIllegal, Message("t", b"x", properties={"fine": "v", name: "v"}))
@@ -236,9 +246,7 @@ def test_transient_properties_are_never_stored(store: Store) -> None:
 
 @pytest.mark.parametrize("text", ["ä", "日本語", "😀", "a b", "a=b;c", "\t", "\x00", "\x03", "||"])
 def test_unicode_and_odd_characters_come_back_as_they_were_put(store: Store, text: str) -> None:
-    store.put(
-        "t", b"x", queue=0, tag=text, properties={text: text}, message_group=text, born_at=7
-    )
+    store.put("t", b"x", queue=0, tag=text, properties={text: text}, message_group=text, born_at=7)
     found = store.get("t", 0, 0)
     assert (found.tag, found.message_group) == (text, text)
     assert found.user_properties == {text: text}
@@ -246,7 +254,8 @@ def test_unicode_and_odd_characters_come_back_as_they_were_put(store: Store, tex
 
 
 @pytest.mark.parametrize(
-    "key", ["ä", "日本語", "😀", "a=b;c", "\t", "a\tb", "a\nb", "\u3000", "a\u00a0b", "\x00", "\x1f"]
+    "key",
+    ["ä", "日本語", "😀", "a=b;c", "\t", "a\tb", "a\nb", "\u3000", "a\u00a0b", "\x00", "\x1f"],
 )
 def test_a_key_of_any_characters_but_the_separators_is_found(store: Store, key: str) -> None:
     store.put("t", b"x", queue=0, keys=["first", key, "last"])

@@ -16,7 +16,6 @@ from tests.store.stores import (
     START_MS,
     Blank,
     Raw,
-    SetClock,
     blanks,
     fill_segment,
     read_log,
@@ -24,16 +23,27 @@ from tests.store.stores import (
     records,
     segment_path,
 )
+from tests.support.clock import VirtualClock
 
 
 def test_a_record_is_rocketmqs_layout_byte_for_byte(opens: Opens) -> None:
-    store = opens(StoreConfig(segment_size=SEGMENT, clock=SetClock(), host="10.1.2.3", port=10912))
+    store = opens(
+        StoreConfig(segment_size=SEGMENT, clock=VirtualClock(), host="10.1.2.3", port=10912)
+    )
     store.create_topic("orders", queues=5)
     store.put("orders", b"first", queue=3)
     result = store.put(
-        "orders", b"body", queue=3, tag="paid", keys=["a", "b"], properties={"region": "eu"},
-        message_group="g", flags=0x80000001, message_id="ID", born_at=12345,
-    )  # fmt: skip
+        "orders",
+        b"body",
+        queue=3,
+        tag="paid",
+        keys=["a", "b"],
+        properties={"region": "eu"},
+        message_group="g",
+        flags=0x80000001,
+        message_id="ID",
+        born_at=12345,
+    )
     properties = (
         b"UNIQ_KEY\x01ID\x02KEYS\x01a b\x02TAGS\x01paid\x02region\x01eu\x02__SHARDINGKEY\x01g\x02"
     )
@@ -43,18 +53,32 @@ def test_a_record_is_rocketmqs_layout_byte_for_byte(opens: Opens) -> None:
     host = bytes([10, 1, 2, 3]) + (10912).to_bytes(4, "big")
     expected = (
         struct.pack(
-            ">IIIIIQQIQ", len(data), 0xDAA320A7, zlib.crc32(b"body") & 0x7FFFFFFF, 3, 0x80000001,
-            1, result.position, 0, 12345,
+            ">IIIIIQQIQ",
+            len(data),
+            0xDAA320A7,
+            zlib.crc32(b"body") & 0x7FFFFFFF,
+            3,
+            0x80000001,
+            1,
+            result.position,
+            0,
+            12345,
         )
-        + host + struct.pack(">Q", START_MS) + host + struct.pack(">iQI", 0, 0, 4) + b"body"
-        + b"\x06orders" + len(properties).to_bytes(2, "big") + found.properties
-    )  # fmt: skip
+        + host
+        + struct.pack(">Q", START_MS)
+        + host
+        + struct.pack(">iQI", 0, 0, 4)
+        + b"body"
+        + b"\x06orders"
+        + len(properties).to_bytes(2, "big")
+        + found.properties
+    )
     assert data == expected
     assert len(data) == 91 + 4 + 6 + len(properties)
 
 
 def test_plain_records_and_flagged_ones_have_the_same_layout(opens: Opens) -> None:
-    store = opens(StoreConfig(segment_size=SEGMENT, clock=SetClock()))
+    store = opens(StoreConfig(segment_size=SEGMENT, clock=VirtualClock()))
     store.create_topic("t")
     store.put_batch([Message("t", b"a", queue=2), Message("t", b"b", queue=2)])
     store.put_batch([Message("t", b"c", queue=2), Message("t", b"d", queue=2, flags=9)])
@@ -77,13 +101,19 @@ def test_topics_above_127_bytes_are_written_as_v2(opens: Opens, name: str) -> No
     store.create_topics([])
     store.create_topic(name, queues=1)
     store.create_topic("t", queues=1)
-    messages = [Message(name, b"a", queue=0), Message("t", b"b", queue=0), Message(name, b"c", queue=0)]  # fmt: skip
+    messages = [
+        Message(name, b"a", queue=0),
+        Message("t", b"b", queue=0),
+        Message(name, b"c", queue=0),
+    ]
     sizes = [r.size for r in store.put_batch(messages)]
     found = records(store)
     second = len(name) > 127
     assert [r.magic for r in found] == [
-        0xDAA320AB if second else 0xDAA320A7, 0xDAA320A7, 0xDAA320AB if second else 0xDAA320A7,
-    ]  # fmt: skip
+        0xDAA320AB if second else 0xDAA320A7,
+        0xDAA320A7,
+        0xDAA320AB if second else 0xDAA320A7,
+    ]
     assert sizes[0] == (92 if second else 91) + 1 + len(name) + len(found[0].properties)
     assert found[0].topic == name.encode()
     assert [m.body for m in store.pull(name, 0, 0).messages] == [b"a", b"c"]
@@ -162,9 +192,7 @@ def test_what_is_left_of_a_segment_becomes_a_blank_record(opens: Opens, leave: i
 
 
 @pytest.mark.parametrize("mode", ["mapped", "staged"])
-def test_a_record_that_leaves_exactly_8_bytes_stays_in_its_segment(
-    opens: Opens, mode: str
-) -> None:
+def test_a_record_that_leaves_exactly_8_bytes_stays_in_its_segment(opens: Opens, mode: str) -> None:
     store = opens(StoreConfig(segment_size=SEGMENT, write_mode=mode))  # type: ignore[arg-type]  # one of the two
     store.create_topic("t")
     size = store.put("t", b"", queue=0).size

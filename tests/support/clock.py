@@ -11,7 +11,7 @@ _LOOK: Final = 0.002
 
 
 class VirtualClock:
-    """See `kvstore.clock.Clock`. `slept` lists the sleeps that were asked for; each moved the time."""
+    """See `kvstore.clock.Clock`. `slept` lists the sleeps asked for; each moved the time."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._lock = threading.Lock()

@@ -22,7 +22,7 @@ def read_queue(store: Store, topic: str, queue: int) -> list[StoredMessage]:
 
 
 def read_around(store: Store, topic: str, queue: int) -> tuple[list[StoredMessage], list[Damaged]]:
-    """All messages of a queue that can be read, going on behind damage as the errors say, and these errors."""
+    """All messages of a queue that can be read, going on behind damage as its errors say; these."""
     found: list[StoredMessage] = []
     errors: list[Damaged] = []
     offset = store.bounds(topic, queue).min_offset
@@ -31,15 +31,16 @@ def read_around(store: Store, topic: str, queue: int) -> tuple[list[StoredMessag
             pulled = store.pull(topic, queue, offset, limit=100)
         except RecordDamaged as e:
             errors.append(e)
-            if e.next_offset is None:
+            following = e.next_offset
+        else:
+            if pulled.status is not PullStatus.FOUND:
                 return found, errors
-            assert e.next_offset > offset
-            offset = e.next_offset
-            continue
-        if pulled.status is not PullStatus.FOUND:
+            found += pulled.messages
+            following = pulled.next_offset
+        if following is None:
             return found, errors
-        found += pulled.messages
-        offset = pulled.next_offset
+        assert following > offset
+        offset = following
 
 
 def queues(store: Store) -> Iterator[Queue]:
@@ -61,7 +62,7 @@ def bodies(store: Store) -> dict[Queue, list[bytes]]:
 
 
 def assert_whole(store: Store) -> dict[Queue, list[StoredMessage]]:
-    """Offsets are dense, every way to a message leads to it, nothing is wrong; returns all messages."""
+    """Offsets are dense, in log and time order, and nothing is wrong; returns all messages."""
     found = read_all(store)
     for (topic, queue), messages in found.items():
         low, high = store.bounds(topic, queue)

@@ -1,10 +1,12 @@
 """A file system that a test watches, breaks, and cuts the power of.
 
-The idea: `WatchedFiles` does what `LocalFiles` does, writes down every effect before it happens, and asks the test
-whether it shall happen. Of every segment it keeps the last synced image, so that `power_cut` can write a folder as a
-disk might hold it: each page dirtied since the last sync is there or not, as the test chooses.
+The idea: `WatchedFiles` does what `LocalFiles` does, notes every effect before it happens, and
+asks the test whether it shall happen. Of every segment it keeps the last synced image, so that
+`power_cut` can write a folder as a disk might hold it: each page dirtied since the last sync is
+there or not, as the test chooses.
 
-What is not modelled: a sync that reaches the disk in part, and RocksDB's own files, which are copied as they are.
+What is not modelled: a sync that reaches the disk in part, and RocksDB's own files, which are
+copied as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def every(pages: list[Page]) -> Collection[Page]:
 
 
 class WatchedFiles(LocalFiles):
-    """See the module. `effects` is what happened, in order; `used` is what `disk_used` says, if it is set."""
+    """See the module. `effects` is what happened, in order; `used`, if set, is the disk's share."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
@@ -91,7 +93,7 @@ class WatchedFiles(LocalFiles):
     def power_cut(
         self, store: Path, target: Path, keep: Choose = none, *, index: Path | None = None
     ) -> Path:
-        """Write what a disk may hold of `store` after a power cut now; `index` is another copy of its index."""
+        """Write what a disk may hold of `store` after a power cut, maybe with another `index`."""
         copy_folder(store / "index" if index is None else index, target / "index")
         with self._lock:
             dirty = self.dirty()
@@ -183,7 +185,7 @@ class WatchedFiles(LocalFiles):
 
 
 class WatchedMap(LocalMappedFile):
-    """A map whose syncs are noted. They don't wait for the real disk: what is lost is up to the test."""
+    """A map whose syncs are noted; they don't wait for the disk: what is lost is up to the test."""
 
     def __init__(self, files: WatchedFiles, path: Path, *, writable: bool) -> None:
         super().__init__(path, writable=writable)
@@ -240,7 +242,7 @@ def _differing(data: bytes, image: bytes) -> list[int]:
 
 
 def copy_folder(source: Path, target: Path) -> Path:
-    """Copy a folder that a process has open: RocksDB may remove a file between the look and the copy."""
+    """Copy a folder that is in use: RocksDB may remove a file between the look and the copy."""
     for _ in range(20):
         try:
             return Path(shutil.copytree(source, target))

@@ -24,7 +24,7 @@ def settings(**changed: Any) -> StoreConfig:
 
 
 def body(number: int, size: int = 200) -> bytes:
-    """A body that says its number and fills its size with bytes that no other one has at its place."""
+    """A body of `size` bytes that says its number, all over."""
     head = b"message %d " % number
     return (head * (size // len(head) + 1))[:size]
 

@@ -120,6 +120,8 @@ class _Run:
         opened = Step("open", "a store with everything indexed", unit="")
         with opened.timed():
             store = kvstore.open(self._folder, config=_CONFIG)
+        left = store.recovery.records
+        opened.expect(left == 0, f"{left:,} records had not been indexed by the close")
         self.steps.append(opened)
         with store:
             self._read_back(store)

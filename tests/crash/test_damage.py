@@ -1,0 +1,321 @@
+"""Damage of the log below its durable end: reported with its place, passed over, never silent.
+
+Nor is it ever fatal, unless that is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import (
+    IndexDamaged,
+    LogDamaged,
+    PutResult,
+    RecordDamaged,
+    SegmentDamaged,
+)
+from tests.support.contents import bodies, read_around
+from tests.support.stores import (
+    SEGMENT,
+    SMALL,
+    body,
+    flip,
+    opened,
+    overwrite,
+    put,
+    segment,
+    settings,
+)
+
+COUNT = 600
+"""Messages in the stores here: about three and a half segments."""
+
+
+@pytest.fixture
+def placed(tmp_path: Path) -> list[PutResult]:
+    """A cleanly closed store in `tmp_path/"a"`: where each message of queue 0 is."""
+    with opened(tmp_path / "a") as store:
+        found = put(store, 0, COUNT)
+        put(store, 5000, 20, queue=1)
+        assert found[-1].position // SEGMENT == 3
+    return found
+
+
+def fingerprint(path: Path) -> dict[str, str]:
+    """What the log's folder holds."""
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() if p.is_file() else "folder"
+        for p in (path / "commitlog").iterdir()
+    }
+
+
+def in_segment(placed: list[PutResult], number: int) -> list[int]:
+    """The offsets whose records are in a segment."""
+    return [r.offset for r in placed if r.position // SEGMENT == number]
+
+
+def assert_passed_over(path: Path, placed: list[PutResult], lost: set[int]) -> None:
+    """The store opens, says what is damaged, gives all but the lost messages, takes more."""
+    with opened(path) as store:
+        told = store.verify().problems
+        assert told or not lost
+        assert all(p.position >= 0 for p in told)
+        found, errors = read_around(store, "t", 0)
+        assert {m.offset for m in found} == set(range(COUNT)) - lost
+        assert all(m.body == body(m.offset) for m in found)
+        assert bool(errors) == bool(lost)
+        for offset in sorted(lost)[:3]:
+            with pytest.raises(RecordDamaged) as raised:
+                store.get("t", 0, offset)
+            assert raised.value.position == placed[offset].position
+        assert len(read_around(store, "t", 1)[0]) == 20
+        assert put(store, COUNT, 3)[0].offset == COUNT
+    with opened(path) as store:
+        assert {m.offset for m in read_around(store, "t", 0)[0]} == set(range(COUNT + 3)) - lost
+
+
+def damage_body(path: Path, placed: list[PutResult], offset: int) -> None:
+    flip(path, placed[offset].position + 100)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_flipped_bit_costs_the_one_message(
+    tmp_path: Path, placed: list[PutResult], number: int
+) -> None:
+    offset = in_segment(placed, number)[10]
+    damage_body(tmp_path / "a", placed, offset)
+    assert_passed_over(tmp_path / "a", placed, {offset})
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_zeroed_page_costs_the_messages_in_it(
+    tmp_path: Path, placed: list[PutResult], number: int
+) -> None:
+    at = number * SEGMENT + 8192
+    overwrite(tmp_path / "a", at, bytes(4096))
+    lost = {r.offset for r in placed if r.position < at + 4096 and r.position + r.size > at}
+    assert_passed_over(tmp_path / "a", placed, lost)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, SEGMENT - 4096])
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_truncated_segment_costs_the_messages_that_were_cut_off(
+    tmp_path: Path, placed: list[PutResult], number: int, size: int
+) -> None:
+    os.truncate(segment(tmp_path / "a", number), size)
+    stop = number * SEGMENT + size
+    # Where only properties were cut off, no sum says so: the body's CRC is all a record has.
+    lost = {
+        r.offset for r in placed if r.position // SEGMENT == number and r.position + 91 + 200 > stop
+    }
+    assert_passed_over(tmp_path / "a", placed, lost)
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "something").write_bytes(b"x")
+
+
+def too_long(path: Path) -> None:
+    os.truncate(path, SEGMENT + 4096)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("harm", [missing, folder, too_long, pipe])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_a_segment_that_cannot_be_used_costs_its_messages(
+    tmp_path: Path, placed: list[PutResult], number: int, harm: Callable[[Path], None]
+) -> None:
+    harm(segment(tmp_path / "a", number))
+    lost = set(in_segment(placed, number))
+    if number == 0 and harm is missing:
+        # The log begins later, as after retention, but nobody let go of the segment: that is told.
+        with opened(tmp_path / "a") as store:
+            assert [d.position for d in store.recovery.damage] == [0]
+    else:
+        assert_passed_over(tmp_path / "a", placed, lost)
+
+
+def test_what_a_missing_segment_held_is_named_with_its_place(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    segment(tmp_path / "a", 1).unlink()
+    with opened(tmp_path / "a") as store:
+        assert [(d.position, d.end) for d in store.recovery.damage] == [(SEGMENT, 2 * SEGMENT)]
+        assert [p.position for p in store.verify().problems] == [SEGMENT]
+        with pytest.raises(SegmentDamaged):
+            store.read_at(placed[in_segment(placed, 1)[3]].position)
+
+
+@pytest.mark.parametrize("harm", [folder, too_long, pipe])
+def test_something_else_in_the_place_of_the_next_segment_is_reported_and_got_around(
+    tmp_path: Path, placed: list[PutResult], harm: Callable[[Path], None]
+) -> None:
+    shutil.copy(segment(tmp_path / "a", 0), segment(tmp_path / "a", 4))
+    harm(segment(tmp_path / "a", 4))
+    with opened(tmp_path / "a") as store:
+        put(store, COUNT, 300)
+        assert len(bodies(store)[("t", 0)]) == COUNT + 300
+    with opened(tmp_path / "a") as store:
+        assert len(bodies(store)[("t", 0)]) == COUNT + 300
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        "0000000000000006553",
+        "000000000000000065537",
+        "00000000000000000001",
+        "-0000000000000065536",
+        "0" * 19 + "\u00b2",
+        "\u0663" * 20,
+        f"{SEGMENT << 40:020d}",
+        ".hidden",
+    ],
+)
+def test_a_foreign_file_is_reported_and_left_alone(
+    tmp_path: Path, placed: list[PutResult], name: str
+) -> None:
+    stranger = tmp_path / "a" / "commitlog" / name
+    stranger.write_bytes(b"not yours")
+    with opened(tmp_path / "a") as store:
+        assert any(name in p for p in store.recovery.problems)
+        assert len(bodies(store)[("t", 0)]) == COUNT
+        put(store, COUNT, 300)
+    assert stranger.read_bytes() == b"not yours"
+
+
+def crashed(path: Path, target: Path) -> Path:
+    """The store with an index that knows the durable end, but has to be made anew from the log."""
+    from kvstore import opening
+
+    shutil.copytree(path, target)
+    index, _ = opening.open_index(target, SMALL, opening.look(target, SMALL), read_only=False)
+    index.load()
+    index.drop_derived()
+    index.close()
+    return target
+
+
+HARMS: list[tuple[str, Callable[[Path, list[PutResult]], None]]] = [
+    ("bit", lambda p, placed: damage_body(p, placed, 50)),
+    ("page", lambda p, _: overwrite(p, SEGMENT + 8192, bytes(4096))),
+    ("truncated", lambda p, _: os.truncate(segment(p, 1), 5000)),
+    ("missing", lambda p, _: segment(p, 1).unlink()),
+]
+
+
+@pytest.mark.parametrize("harm", [h for _, h in HARMS], ids=[name for name, _ in HARMS])
+def test_damage_fails_the_opening_if_asked_to_and_leaves_everything_as_it_was(
+    tmp_path: Path, placed: list[PutResult], harm: Callable[[Path, list[PutResult]], None]
+) -> None:
+    path = crashed(tmp_path / "a", tmp_path / "b")
+    harm(path, placed)
+    before = fingerprint(path)
+    strict = settings(on_corruption="fail", checkpoint_bytes=20_000)
+    for _ in range(3):
+        with pytest.raises(LogDamaged):
+            kvstore.open(path, config=strict).close()
+        assert fingerprint(path) == before
+    with opened(path) as store:
+        assert store.recovery.damage
+        assert len(read_around(store, "t", 0)[0]) > COUNT // 2
+
+
+@pytest.mark.parametrize("harm", [h for _, h in HARMS], ids=[name for name, _ in HARMS])
+def test_damage_met_in_recovery_is_reported_with_its_place_and_logged(
+    tmp_path: Path,
+    placed: list[PutResult],
+    harm: Callable[[Path, list[PutResult]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = crashed(tmp_path / "a", tmp_path / "b")
+    harm(path, placed)
+    with caplog.at_level(logging.WARNING, logger="kvmq"), opened(path) as store:
+        assert len(store.recovery.damage) == 1
+        d = store.recovery.damage[0]
+        lost = {r.offset for r in placed if r.position < d.end and r.position + r.size > d.position}
+        assert str(d.position) in caplog.text
+        found, _ = read_around(store, "t", 0)
+        assert {m.offset for m in found} == set(range(COUNT)) - lost
+        assert store.bounds("t", 0) == (0, COUNT)
+        assert put(store, COUNT, 1)[0].offset == COUNT
+        assert store.query("t", f"k-{COUNT - 1}")[0].body == body(COUNT - 1)
+
+
+FIELDS = {
+    "size": 0, "magic": 4, "body CRC": 8, "queue id": 12, "flag": 16, "queue offset": 20,
+    "position": 28, "system flags": 36, "born time": 40, "store time": 56, "prepared": 76,
+    "body length": 84, "body": 88, "topic length": 288, "topic": 289, "properties length": 290,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_record_with_a_flipped_field_costs_no_other_message_when_the_index_is_made_anew(
+    tmp_path: Path, placed: list[PutResult], field: str
+) -> None:
+    """The body's CRC covers none of these fields: they must not be believed against the rest."""
+    path = crashed(tmp_path / "a", tmp_path / "b")
+    victim = 50
+    flip(path, placed[victim].position + FIELDS[field], bit=6)
+    with opened(path) as store:
+        found, _ = read_around(store, "t", 0)
+        assert {m.offset for m in found} >= set(range(COUNT)) - {victim}
+        assert [m.body for m in found if m.offset != victim] == [
+            body(n) for n in range(COUNT) if n != victim
+        ]
+        assert put(store, COUNT, 1)[0].offset == COUNT
+        assert len(store.topics()) == 1, "a topic was made of a flipped bit"
+        assert store.topic("t").read_queues <= 1 << 16
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_indexed_record_with_a_flipped_field_is_never_given_out_as_another(
+    tmp_path: Path, placed: list[PutResult], field: str
+) -> None:
+    victim = 50
+    flip(tmp_path / "a", placed[victim].position + FIELDS[field], bit=6)
+    with opened(tmp_path / "a") as store:
+        try:
+            m = store.get("t", 0, victim)
+            assert (m.offset, m.queue, m.topic, m.body) == (victim, 0, "t", body(victim))
+        except RecordDamaged as e:
+            told = e.position
+        except IndexDamaged as e:
+            pytest.fail(f"the record is damaged, not the index: {e}")
+        else:
+            told = placed[victim].position
+        assert told == placed[victim].position
+        found, _ = read_around(store, "t", 0)
+        assert {m.offset for m in found} >= set(range(COUNT)) - {victim}
+
+
+def test_a_reader_beside_damage_sees_the_same(tmp_path: Path, placed: list[PutResult]) -> None:
+    os.truncate(segment(tmp_path / "a", 1), 5000)
+    before = fingerprint(tmp_path / "a")
+    with kvstore.open(tmp_path / "a", config=SMALL, read_only=True) as store:
+        found, errors = read_around(store, "t", 0)
+        lost = {r.offset for r in placed if r.position // SEGMENT == 1}
+        assert errors
+        assert {m.offset for m in found} >= set(range(COUNT)) - lost
+        assert store.verify().problems
+    assert fingerprint(tmp_path / "a") == before

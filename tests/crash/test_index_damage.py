@@ -1,0 +1,359 @@
+"""An index that is missing, damaged, foreign or too new: typed errors, and `rebuild` mends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import FormatTooNew, IndexDamaged, Store, StoreConfig, StoreError
+from kvstore.index.families import Families
+from kvstore.index.keys import FORMAT, META, U32, read_place, read_run_key
+from kvstore.index.runs import unpack
+from tests.support.contents import assert_found_by_key, assert_whole, bodies, read_all
+from tests.support.files import copy_folder
+from tests.support.stores import SEGMENT, SMALL, body, killed, message, opened, put, settings
+
+COUNT = 600
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A closed store with two topics, 600 messages in one queue and some in others."""
+    with opened(tmp_path / "a", settings(checkpoint_bytes=30_000)) as store:
+        store.create_topic("u", queues=8)
+        fill(store)
+        store.commit_offset("g", "t", 0, 77)
+    return tmp_path / "a"
+
+
+def fill(store: Store) -> None:
+    put(store, 0, COUNT)
+    for n in range(100):
+        store.put_batch([message(n, 50 + n, topic="u", queue=n % 8)])
+
+
+def assert_mended(path: Path, *, offsets: bool = True, config: StoreConfig = SMALL) -> None:
+    with opened(path, config) as store:
+        found = assert_whole(store)
+        assert [m.body for m in found[("t", 0)]] == [body(n) for n in range(COUNT)]
+        assert sum(len(found[("u", q)]) for q in range(8)) == 100
+        assert_found_by_key(store, found[("t", 0)][::60] + found[("u", 3)])
+        assert put(store, COUNT, 1)[0].offset == COUNT
+        if offsets:
+            assert store.committed_offset("g", "t", 0) == 77
+
+
+def no_index(index: Path) -> None:
+    shutil.rmtree(index)
+
+
+def no_current(index: Path) -> None:
+    (index / "CURRENT").unlink()
+
+
+def empty_current(index: Path) -> None:
+    (index / "CURRENT").write_bytes(b"")
+
+
+def garbage_current(index: Path) -> None:
+    (index / "CURRENT").write_bytes(b"\xff\x00garbage")
+
+
+def garbage_manifest(index: Path) -> None:
+    next(index.glob("MANIFEST-*")).write_bytes(b"garbage" * 1000)
+
+
+def cut_manifest(index: Path) -> None:
+    os.truncate(next(index.glob("MANIFEST-*")), 100)
+
+
+def no_table(index: Path) -> None:
+    max(index.glob("*.sst"), key=lambda p: p.stat().st_size).unlink()
+
+
+def cut_table(index: Path) -> None:
+    os.truncate(max(index.glob("*.sst"), key=lambda p: p.stat().st_size), 100)
+
+
+HARMS: list[Callable[[Path], None]] = [
+    no_index, no_current, empty_current, garbage_current, garbage_manifest, cut_manifest,
+    no_table, cut_table,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_an_index_that_cannot_be_opened_is_a_typed_error_and_rebuild_mends_it(
+    path: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(path / "index")
+    for _ in range(2):
+        with pytest.raises(IndexDamaged, match="rebuild"):
+            kvstore.open(path).close()
+    with pytest.raises(StoreError):
+        kvstore.open(path, read_only=True).close()
+    kvstore.rebuild(path)
+    assert_mended(path, offsets=False)
+
+
+@pytest.mark.parametrize("harm", [no_index, no_current, garbage_manifest])
+def test_an_index_with_an_unwritten_tail_that_cannot_be_opened_is_mended_as_well(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    """RocksDB's own log holds rows of the old index; they must not come back into the new one."""
+    with opened(tmp_path / "a", settings(checkpoint_bytes=30_000)) as store:
+        store.create_topic("u", queues=8)
+        fill(store)
+        path = killed(store, tmp_path / "b")
+    harm(path / "index")
+    with pytest.raises(IndexDamaged):
+        kvstore.open(path).close()
+    kvstore.rebuild(path)
+    assert_mended(path, offsets=False)
+
+
+def tables(index: Path) -> list[Path]:
+    return sorted(index.glob("*.sst"))
+
+
+def test_a_damaged_block_of_the_index_is_never_taken_for_an_empty_queue(
+    tmp_path: Path, path: Path
+) -> None:
+    """What a damaged table held may not be readable, but nothing else may be said of it."""
+    for number in range(len(tables(path / "index"))):
+        copy = copy_folder(path, tmp_path / f"copy{number}")
+        table = tables(copy / "index")[number]
+        data = bytearray(table.read_bytes())
+        data[20] ^= 0x10  # in the first data block
+        table.write_bytes(data)
+        try:
+            with opened(copy) as store:
+                assert store.bounds("t", 0) == (0, COUNT)
+                assert store.get("t", 0, 0).body == body(0)
+                assert [m.body for m in store.query("t", "k-5")] == [body(5)]
+                assert store.committed_offset("g", "t", 0) == 77
+                assert put(store, COUNT, 1)[0].offset == COUNT
+        except IndexDamaged:
+            pass
+        kvstore.rebuild(copy)
+        with opened(copy) as store:
+            assert bodies(store)[("t", 0)][:COUNT] == [body(n) for n in range(COUNT)]
+
+
+def set_format(path: Path, version: int) -> None:
+    families = Families(path / "index", read_only=False, create=False)
+    batch = families.batch()
+    batch.put(META, FORMAT, U32.pack(version))
+    families.write(batch, sync=True)
+    families.close()
+
+
+def test_a_store_of_a_newer_format_is_refused_and_not_touched(path: Path) -> None:
+    set_format(path, 99)
+    names = sorted(p.name for p in path.iterdir())
+    for work in (
+        lambda: kvstore.open(path),
+        lambda: kvstore.open(path, read_only=True),
+        lambda: kvstore.rebuild(path),
+    ):
+        with pytest.raises(FormatTooNew) as raised:
+            work()
+        assert (raised.value.found, raised.value.supported) == (99, 1)
+    assert sorted(p.name for p in path.iterdir()) == names
+    set_format(path, 1)
+    assert_mended(path)
+
+
+def test_a_newer_format_with_families_of_its_own_is_too_new_and_not_damaged(path: Path) -> None:
+    from rocksdict import Options, Rdict
+
+    set_format(path, 99)
+    names = Rdict.list_cf(str(path / "index"), Options(raw_mode=True))
+    families = {n: Options(raw_mode=True) for n in names}
+    db = Rdict(str(path / "index"), Options(raw_mode=True), families)
+    db.create_column_family("of_the_future", Options(raw_mode=True))
+    db.close()
+    for work in (lambda: kvstore.open(path), lambda: kvstore.rebuild(path)):
+        with pytest.raises(FormatTooNew):
+            work()
+    assert not list(path.glob("index.damaged*"))
+
+
+def test_the_index_of_another_store_gives_no_wrong_message_and_rebuild_mends_it(
+    tmp_path: Path, path: Path
+) -> None:
+    with opened(tmp_path / "other") as store:
+        for n in range(300):
+            store.put_batch([message(10_000 + n, 333, queue=n % 2)])
+        store.create_topic("u", queues=8)
+        put(store, 0, 10, topic="u")
+    shutil.rmtree(path / "index")
+    shutil.copytree(tmp_path / "other" / "index", path / "index")
+    try:
+        with opened(path) as store:
+            for offset in range(0, 150, 7):
+                try:
+                    m = store.get("t", 0, offset)
+                    assert (m.topic, m.queue, m.offset) == ("t", 0, offset)
+                    assert m.body == body(offset)
+                except StoreError:
+                    pass
+            assert store.verify().problems
+    except StoreError:
+        pass
+    kvstore.rebuild(path)
+    assert_mended(path, offsets=False)
+
+
+Row = tuple[int, ...]
+
+
+def content(path: Path) -> dict[str, list[Row]]:
+    """What the index says, whatever runs and parts say it."""
+    with opened(path) as store:
+        index = store._index
+        found: dict[str, list[Row]] = {"entries": [], "places": [], "keys": []}
+        for key, value in index.families.rows("runs", b""):
+            run = read_run_key(key)
+            columns = zip(*(c.tolist() for c in unpack(value)), strict=True)
+            found["entries"] += [
+                (run.segment, run.topic, run.queue, offset, *entry)
+                for offset, entry in enumerate(columns, run.first)
+            ]
+        for key, value in index.families.rows("places", b""):
+            topic, queue, place = read_place(key, value)
+            found["places"].append((topic, queue, *place))
+        for number in range(store.stats().end_position // SEGMENT + 1):
+            hashes, positions = index.keys.pairs(number)
+            pairs = zip(hashes.tolist(), positions.tolist(), strict=True)
+            found["keys"] += [(number, *pair) for pair in pairs]
+        return found
+
+
+def test_rebuild_makes_the_same_index_again(path: Path) -> None:
+    with opened(path) as store:
+        before = read_all(store)
+    had = content(path)
+    report = kvstore.rebuild(path)
+    assert report.set_aside is None
+    assert report.recovery.records == COUNT + 100
+    with opened(path) as store:
+        assert read_all(store) == before
+    assert content(path) == had
+    assert len(had["entries"]) == COUNT + 100
+    assert_mended(path)
+
+
+def test_rebuild_keeps_the_next_offset_of_a_queue_whose_messages_are_all_gone(
+    tmp_path: Path,
+) -> None:
+    retention = kvstore.Retention(max_bytes=2 * SEGMENT)
+    with opened(tmp_path / "a", settings(retention=retention)) as store:
+        put(store, 0, 7, queue=1)
+        put(store, 0, COUNT)
+        store.checkpoint()
+        assert store.apply_retention() >= 1
+        assert store.bounds("t", 1) == (7, 7)
+    kvstore.rebuild(tmp_path / "a")
+    with opened(tmp_path / "a") as store:
+        assert store.bounds("t", 1) == (7, 7)
+        assert put(store, 7, 1, queue=1)[0].offset == 7
+        low, high = store.bounds("t", 0)
+        assert 0 < low < high == COUNT
+
+
+def test_an_index_set_aside_loses_no_offset_of_a_queue_that_still_holds_messages(
+    tmp_path: Path,
+) -> None:
+    retention = kvstore.Retention(max_bytes=2 * SEGMENT)
+    with opened(tmp_path / "a", settings(retention=retention)) as store:
+        put(store, 0, COUNT)
+        store.checkpoint()
+        assert store.apply_retention() >= 1
+        bounds = store.bounds("t", 0)
+    garbage_manifest(tmp_path / "a" / "index")
+    report = kvstore.rebuild(tmp_path / "a")
+    assert report.set_aside is not None
+    with opened(tmp_path / "a") as store:
+        assert store.bounds("t", 0) == bounds
+        assert assert_whole(store)
+
+
+class KillingFiles(kvstore.files.LocalFiles):
+    """Ends the process before the `nth` change of the disk."""
+
+    def __init__(self, nth: int) -> None:
+        self._left = nth
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def create(self, path: Path, size: int) -> None:
+        self._count()
+        super().create(path, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        self._count()
+        super().write_whole(path, data)
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        super().remove(path)
+
+    def map(self, path: Path, *, writable: bool) -> kvstore.files.MappedFile:
+        self._count()
+        return super().map(path, writable=writable)
+
+    def lock(self, path: Path) -> kvstore.files.FolderLock:
+        self._count()
+        return super().lock(path)
+
+    def make_dir(self, path: Path) -> None:
+        self._count()
+        super().make_dir(path)
+
+
+def rebuild_until(path: Path, nth: int) -> None:
+    kvstore.rebuild(path, StoreConfig(checkpoint_bytes=30_000, files=KillingFiles(nth)))
+
+
+@pytest.mark.parametrize("harm", [None, garbage_manifest, no_index])
+def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
+    tmp_path: Path, path: Path, harm: Callable[[Path], None] | None
+) -> None:
+    """By opening with the default settings, or by another rebuild."""
+    if harm is not None:
+        harm(path / "index")
+    spawn = multiprocessing.get_context("spawn")
+    codes = []
+    for nth in range(1, 30):
+        copy = copy_folder(path, tmp_path / f"killed{nth}")
+        child = spawn.Process(target=rebuild_until, args=(copy, nth))
+        child.start()
+        child.join(60)
+        codes.append(child.exitcode)
+        if nth % 2:
+            kvstore.rebuild(copy)
+        else:
+            try:
+                kvstore.open(copy).close()
+            except IndexDamaged:
+                kvstore.rebuild(copy)
+        with opened(copy) as store:
+            assert store.stats().segment_size == SEGMENT, nth
+        assert_mended(copy, offsets=harm is None)
+        if child.exitcode == 0:
+            break
+    assert -signal.SIGKILL in codes

@@ -1,0 +1,293 @@
+"""Which segments go, when, and what is left of their queues."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import DiskFull, OffsetNotFound, Retention, Store, StoreConfig
+from tests.support.clock import VirtualClock
+from tests.support.contents import assert_whole, bodies
+from tests.support.files import Effect, WatchedFiles, every
+from tests.support.stores import SEGMENT, opened, put, segment, settings
+
+
+def bent(clock: VirtualClock, files: WatchedFiles | None = None, **changed: Any) -> StoreConfig:
+    """Settings with a virtual clock, of which the housekeeper makes no use by itself."""
+    changed.setdefault("retention_interval", 1e9)
+    changed.setdefault("checkpoint_interval", 1e9)
+    return settings(clock=clock, files=files or WatchedFiles(), **changed)
+
+
+def numbers(store: Store) -> list[int]:
+    """The segments there are."""
+    names = sorted(p.name for p in (store.path / "commitlog").iterdir())
+    return [int(name) // SEGMENT for name in names if name.isdigit()]  # one may be in the making
+
+
+def test_an_expired_segment_goes_and_the_minimum_offset_with_it(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with opened(tmp_path / "a", bent(clock, retention=Retention(hot_for=100))) as store:
+        first = put(store, 0, 300)
+        clock.advance(60)
+        put(store, 300, 100)
+        store.checkpoint()
+        assert store.apply_retention() == 0
+        clock.advance(41)
+        assert store.apply_retention() == 1
+        low, high = store.bounds("t", 0)
+        assert low == next(r.offset for r in first if r.position >= SEGMENT)
+        assert high == 400
+        with pytest.raises(OffsetNotFound) as raised:
+            store.get("t", 0, low - 1)
+        assert (raised.value.min_offset, raised.value.max_offset) == (low, high)
+        assert store.pull("t", 0, 0).next_offset == low
+        assert store.pull("t", 0, low).messages[0].offset == low
+        assert store.query("t", "k-0") == []
+        assert min(numbers(store)) == 1
+        assert_whole(store)
+    with opened(tmp_path / "a", bent(clock)) as store:
+        assert store.bounds("t", 0) == (low, high)
+        assert_whole(store)
+
+
+def test_a_segment_is_as_old_as_its_last_message_also_when_none_came_since(tmp_path: Path) -> None:
+    """Sealed by hand: there is no first message behind it to take the age from."""
+    clock = VirtualClock()
+    with opened(tmp_path / "a", bent(clock, retention=Retention(hot_for=100))) as store:
+        put(store, 0, 1)
+        clock.advance(90)
+        put(store, 1, 1)
+        store.seal()
+        clock.advance(20)
+        assert store.apply_retention() == 0, "its last message is 20 s old, 100 s are promised"
+        clock.advance(81)
+        assert store.apply_retention() == 1
+        assert store.bounds("t", 0) == (2, 2)
+
+
+def test_segments_above_the_total_size_go_oldest_first(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    config = bent(clock, retention=Retention(max_bytes=3 * SEGMENT), delete_interval=0.25)
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 1000)
+        store.checkpoint()
+        had = numbers(store)
+        gone = store.apply_retention()
+        assert gone == len(had) - 3
+        assert numbers(store) == had[gone:]
+        assert clock.slept == [0.25] * (gone - 1)
+        assert_whole(store)
+
+
+def test_expired_segments_go_at_the_set_hour_only(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    clock.set_hour(12)
+    config = bent(clock, retention=Retention(hot_for=3600), delete_when=4)
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 300)
+        clock.advance(7200)
+        put(store, 300, 1)
+        store.checkpoint()
+        assert store.apply_retention() == 0
+        clock.set_hour(4)
+        assert store.apply_retention() == 1
+
+
+@pytest.mark.parametrize(
+    ("used", "expired", "goes"),
+    [
+        (0.70, True, 0),
+        (0.76, True, 1),
+        (0.76, False, 0),
+        (0.84, False, 0),
+        (0.86, False, 1),
+        (0.95, False, 1),
+    ],
+)
+def test_a_full_disk_overrides_the_hour_and_then_the_age(
+    tmp_path: Path, used: float, expired: bool, goes: int
+) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    clock.set_hour(12)
+    config = bent(clock, files, retention=Retention(hot_for=3600), delete_when=4)
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 300)
+        clock.advance(7200 if expired else 10)
+        put(store, 300, 1)
+        store.checkpoint()
+        files.used = used
+
+        def relieved(effect: Effect) -> None:
+            if effect.kind == "remove":
+                files.used = 0.5
+
+        files.before = relieved
+        assert store.apply_retention() == goes
+
+
+def test_puts_are_refused_above_the_last_watermark_and_taken_below_it(tmp_path: Path) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files)) as store:
+        put(store, 0, 10)
+        files.used = 0.89
+        clock.advance(2)
+        put(store, 10, 1)
+        files.used = 0.90
+        clock.advance(2)
+        for _ in range(2):
+            with pytest.raises(DiskFull, match="90"):
+                put(store, 11, 1)
+        assert len(bodies(store)[("t", 0)]) == 11
+        files.used = 0.5
+        put(store, 11, 1)
+        assert len(assert_whole(store)[("t", 0)]) == 12
+
+
+def test_the_active_segment_and_what_is_not_checkpointed_stay(tmp_path: Path) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files, checkpoint_bytes=1 << 30)) as store:
+        put(store, 0, 500)
+        files.used = 0.86
+        assert store.apply_retention() == 0
+        store.checkpoint()
+        gone = store.apply_retention()
+        assert gone == store.stats().end_position // SEGMENT
+        assert store.bounds("t", 0).next_offset == 500
+        assert_whole(store)
+
+
+def test_a_queue_without_messages_goes_on_at_its_next_offset(tmp_path: Path) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files)) as store:
+        put(store, 0, 7, queue=1)
+        put(store, 0, 500)
+        store.checkpoint()
+        files.used = 0.86
+        assert store.apply_retention() >= 1
+        files.used = 0.1
+        assert store.bounds("t", 1) == (7, 7)
+        assert store.pull("t", 1, 0).next_offset == 7
+    with opened(tmp_path / "a", bent(clock)) as store:
+        assert store.bounds("t", 1) == (7, 7)
+        assert put(store, 7, 3, queue=1)[0].offset == 7
+        assert store.bounds("t", 1) == (7, 10)
+        store.checkpoint()
+        assert store.bounds("t", 1) == (7, 10)
+    with opened(tmp_path / "a", bent(clock)) as store:
+        assert store.bounds("t", 1) == (7, 10)
+        assert [m.offset for m in assert_whole(store)[("t", 1)]] == [7, 8, 9]
+
+
+def test_messages_put_while_their_queue_is_emptied_follow_on(tmp_path: Path) -> None:
+    """The queue has newer messages in the tail when its only checkpointed ones go."""
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files)) as store:
+        put(store, 0, 7, queue=1)
+        put(store, 0, 500)
+        store.checkpoint()
+        put(store, 7, 2, queue=1)
+        files.used = 0.86
+        assert store.apply_retention() >= 1
+        assert store.bounds("t", 1) == (7, 9)
+        store.checkpoint()
+        assert store.bounds("t", 1) == (7, 9)
+        cut = files.power_cut(store.path, tmp_path / "b", every)
+    with opened(cut) as store:
+        assert store.bounds("t", 1) == (7, 9)
+        assert_whole(store)
+
+
+def test_a_crash_between_index_and_file_leaves_an_orphan_that_the_next_opening_removes(
+    tmp_path: Path,
+) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    cuts: list[Path] = []
+    with opened(tmp_path / "a", bent(clock, files)) as store:
+        put(store, 0, 500)
+        store.checkpoint()
+        files.used = 0.86
+
+        def cut(effect: Effect) -> None:
+            if effect.kind == "remove":
+                cuts.append(files.power_cut(store.path, tmp_path / f"cut{len(cuts)}"))
+
+        files.before = cut
+        store.apply_retention()
+        files.before = lambda _: None
+    assert cuts
+    for n, path in enumerate(cuts):
+        assert segment(path, n).exists()
+        with opened(path) as store:
+            assert not segment(path, n).exists()
+            assert store.bounds("t", 0).min_offset > 0
+            assert store.bounds("t", 0).next_offset == 500
+            assert_whole(store)
+
+
+def test_a_folder_in_the_place_of_a_segment_stops_neither_retention_nor_the_next_opening(
+    tmp_path: Path,
+) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files)) as store:
+        put(store, 0, 500)
+    segment(tmp_path / "a", 0).unlink()
+    segment(tmp_path / "a", 0).mkdir()
+    with opened(tmp_path / "a", bent(clock, files)) as store:
+        files.used = 0.86
+        assert store.apply_retention() >= 2
+        files.used = 0.1
+        assert store.bounds("t", 0).min_offset > 0
+    with opened(tmp_path / "a") as store:
+        assert store.bounds("t", 0).next_offset == 500
+        put(store, 500, 1)
+
+
+def test_secure_erase_overwrites_a_segment_before_it_goes(tmp_path: Path) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files, secure_erase=True)) as store:
+        put(store, 0, 500)
+        store.checkpoint()
+        files.used = 0.86
+        seen: dict[str, bytes] = {}
+
+        def look(effect: Effect) -> None:
+            if effect.kind == "remove":
+                seen[effect.path.name] = effect.path.read_bytes()
+
+        files.before = look
+        assert store.apply_retention() == len(seen) >= 2
+        assert all(data == bytes(SEGMENT) for data in seen.values())
+
+
+def test_secure_erase_leaves_bytes_that_another_folder_shares(tmp_path: Path) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with opened(tmp_path / "a", bent(clock, files, secure_erase=True)) as store:
+        put(store, 0, 500)
+        store.checkpoint()
+        os.link(segment(store.path, 0), tmp_path / "theirs")
+        had = (tmp_path / "theirs").read_bytes()
+        files.used = 0.86
+        assert store.apply_retention() >= 2
+        assert not segment(store.path, 0).exists()
+        assert (tmp_path / "theirs").read_bytes() == had
+        assert segment(store.path, 1) not in [e.path for e in files.effects if e.kind == "map"][-1:]
+
+
+def test_retention_happens_by_itself(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    config = bent(clock, retention=Retention(max_bytes=2 * SEGMENT), retention_interval=5.0)
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 700)
+        store.checkpoint()
+        for _ in range(500):
+            if len(numbers(store)) == 2:
+                break
+            clock.advance(1.0)
+            kvstore.clock.SystemClock().sleep(0.01)
+        assert len(numbers(store)) == 2
+        assert_whole(store)

@@ -1,0 +1,307 @@
+"""The documents say what the code does: their examples decode, their tables and links hold."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvstore import StoreConfig, errors
+from kvstore.index.keyblocks import find_in_block, pack_blocks, sort_pairs, unpack_block
+from kvstore.index.keys import (
+    FAMILIES,
+    FORMAT_VERSION,
+    NOWHERE,
+    Checkpoint,
+    Place,
+    RunKey,
+    checkpoint_value,
+    key_block_key,
+    place_key,
+    place_value,
+    read_checkpoint,
+    read_key_block_key,
+    read_place,
+    read_run_key,
+    run_key,
+)
+from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, position_at, unpack
+from kvstore.record.hashes import key_hash, key_hash_range
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+DOCS: Final = ROOT / "docs"
+PAGES: Final = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+
+SEGMENT: Final = 7
+STORED_AT: Final = 1767323045680
+KEYS: Final = [("refunds", "o-17", 70000), ("orders", "o-17", 4096), ("orders", "o-18", 4321)]
+ENTRIES: Final = [
+    (4096, 125, 97, 1767323045680),
+    (4321, 125, 97, 1767323045682),
+    (70000, 180, 97, 1767323046382),
+]
+
+
+# -- reading the documents
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def example(text: str, name: str) -> bytes:
+    """The bytes of the block that begins with ```hex NAME; its offsets have to be right."""
+    found = re.search(rf"^```hex {name}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"there is no example {name}"
+    lines = found[1].splitlines()
+    assert [int(line[:4], 16) for line in lines] == list(range(0, 16 * len(lines), 16))
+    return bytes.fromhex("".join(line[4:] for line in lines))
+
+
+def fields_of(text: str, name: str) -> tuple[bytes, list[str]]:
+    """What the table under an example says: all its bytes, and the fields' texts."""
+    under = text.partition(f"```hex {name}\n")[2].partition("| bytes | field |\n")[2]
+    table = under.partition("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[1:]]
+    written = "".join("".join(re.findall(r"`([0-9a-f]+)`", row[0])) for row in rows)
+    return bytes.fromhex(written), [row[1].strip() for row in rows]
+
+
+def row(*cells: object) -> str:
+    """A table's row as the documents write it."""
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+# -- docs/keys.md
+
+
+@pytest.mark.parametrize(
+    "name", ["run-key", "place", "nowhere", "block-key", "block", "checkpoint"]
+)
+def test_the_fields_of_an_example_in_keys_are_its_bytes_in_order(name: str) -> None:
+    text = page("keys.md")
+    assert fields_of(text, name)[0] == example(text, name)
+
+
+def test_the_key_of_a_run_is_what_keys_says() -> None:
+    text = page("keys.md")
+    key = RunKey(segment=SEGMENT, topic=12, queue=3, first=1000)
+    assert read_run_key(example(text, "run-key")) == key
+    assert run_key(*key) == example(text, "run-key")
+    said = fields_of(text, "run-key")[1]
+    assert said == ["segment 7", "topic id 12", "queue 3", "first offset 1000"]
+
+
+def test_a_place_is_what_keys_says() -> None:
+    text = page("keys.md")
+    raw = example(text, "place")
+    assert read_place(raw[:16], raw[16:]) == (12, 3, Place(1000, SEGMENT, STORED_AT))
+    assert place_key(12, 3, 1000) + place_value(SEGMENT, STORED_AT) == raw
+    assert fields_of(text, "place")[1][2:] == [
+        "first offset 1000",
+        "value: segment 7",
+        f"first store time {STORED_AT}",
+    ]
+
+
+def test_the_place_of_an_emptied_queue_is_what_keys_says() -> None:
+    text = page("keys.md")
+    raw = example(text, "nowhere")
+    assert read_place(raw[:16], raw[16:]) == (12, 3, Place(1003, NOWHERE, 0))
+    assert fields_of(text, "nowhere")[1][2:] == ["next offset 1003", "value: NOWHERE", "no time"]
+    assert f"Its {len(raw)} bytes are the only thing" in page(
+        "decisions/0004-an-empty-queue-keeps-its-end-as-a-place.md"
+    )
+
+
+def test_the_checkpoint_is_what_keys_says() -> None:
+    text = page("keys.md")
+    raw = example(text, "checkpoint")
+    value = Checkpoint(7516262768, 7516262768, 41, 1767323046382, clean=True)
+    assert read_checkpoint(raw) == value
+    assert checkpoint_value(value) == raw
+    assert f"The value of `checkpoint` is {len(raw)} bytes" in text
+    said = " ".join(fields_of(text, "checkpoint")[1])
+    assert [int(n) for n in re.findall(r"\d+", said)] == [7516262768, 41, 1767323046382]
+
+
+def test_the_hashes_of_the_example_keys_are_what_keys_says() -> None:
+    text = page("keys.md")
+    for topic, key, position in KEYS:
+        found = key_hash(topic.encode(), key.encode())
+        assert row(f"`{topic}`", f"`{key}`", f"`{found:09x}`", position) in text
+
+
+def test_a_key_block_decodes_to_the_pairs_keys_lists() -> None:
+    text = page("keys.md")
+    segment, part, first = read_key_block_key(example(text, "block-key"))
+    hashes, positions = unpack_block(first, example(text, "block"))
+    wanted = [(key_hash(t.encode(), k.encode()), p) for t, k, p in KEYS]
+    assert (segment, part) == (SEGMENT, 0)
+    assert list(zip(hashes.tolist(), positions.tolist(), strict=True)) == wanted
+    distances = [h - first for h, _ in wanted]
+    said = fields_of(text, "block")[1]
+    assert said[2] == f"distances {distances[0]}, {distances[1]} and {distances[2]}"
+    assert said[3] == f"positions {wanted[0][1]}, {wanted[1][1]} and {wanted[2][1]}"
+
+
+def test_the_code_packs_the_pairs_of_keys_into_the_bytes_it_shows() -> None:
+    text = page("keys.md")
+    hashes = np.array([key_hash(t.encode(), k.encode()) for t, k, _ in reversed(KEYS)])
+    positions = np.array([p for _, _, p in reversed(KEYS)])
+    [(first, value)] = pack_blocks(*sort_pairs(hashes, positions))
+    assert value == example(text, "block")
+    assert key_block_key(SEGMENT, 0, first) == example(text, "block-key")
+
+
+def test_one_range_of_the_example_block_has_a_key_in_all_topics() -> None:
+    text = page("keys.md")
+    first = read_key_block_key(example(text, "block-key"))[2]
+    found = find_in_block(first, example(text, "block"), *key_hash_range(b"o-17"))
+    assert sorted(found) == [4096, 70000]
+
+
+def _first_cells(table: str) -> list[str]:
+    return [line.split("|")[1] for line in table.splitlines()[2:]]
+
+
+def test_keys_has_a_row_for_every_family_and_the_format_version() -> None:
+    text = page("keys.md")
+    table = text.partition("| family | key |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"`(\w+)`", "".join(_first_cells(table)))) == FAMILIES
+    assert f"| `format` | format version, 4 bytes: {FORMAT_VERSION} |" in text
+
+
+# -- docs/runs.md
+
+
+def columns(entries: list[tuple[int, int, int, int]]) -> Columns:
+    return Columns(*(np.array(column, dtype=np.int64) for column in zip(*entries, strict=True)))
+
+
+def test_the_fields_of_the_example_in_runs_are_its_bytes_in_order() -> None:
+    text = page("runs.md")
+    assert fields_of(text, "run")[0] == example(text, "run")
+
+
+def test_the_example_run_decodes_to_the_entries_runs_lists() -> None:
+    text = page("runs.md")
+    value = example(text, "run")
+    found = unpack(value)
+    assert [tuple(e) for e in np.stack(found, axis=1).tolist()] == ENTRIES
+    assert count_of(value) == len(ENTRIES)
+    assert [position_at(value, i) for i in range(len(ENTRIES))] == [e[0] for e in ENTRIES]
+    for entry in ENTRIES:
+        assert row(*entry) in text
+
+
+def test_the_code_packs_the_entries_of_runs_into_the_bytes_it_shows() -> None:
+    text = page("runs.md")
+    value = pack_many(columns(ENTRIES), np.array([0])).data
+    assert value == example(text, "run")
+    assert f"make a run of {len(value)} bytes" in text
+
+
+def test_runs_says_how_long_a_run_may_be() -> None:
+    assert f"up to {RUN_MAX:,} consecutive entries" in page("runs.md")
+    assert f"up to {RUN_MAX:,} consecutive entries" in page("keys.md")
+
+
+# -- settings
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> str:
+    """A setting's default as Python shows it; a value of nothing but defaults as a call."""
+    if field.default is msgspec.NODEFAULT:
+        assert callable(field.default_factory)
+        return f"{field.default_factory.__name__}()"
+    value = field.default
+    if isinstance(value, msgspec.Struct) and value == type(value)():
+        return f"{type(value).__name__}()"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+SETTINGS: Final = msgspec.structs.fields(StoreConfig)
+
+
+@pytest.mark.parametrize("field", SETTINGS, ids=[field.name for field in SETTINGS])
+def test_every_setting_is_documented_with_its_default(field: msgspec.structs.FieldInfo) -> None:
+    assert f"| `{field.name}` | `{default_of(field)}` |" in page("settings.md")
+
+
+def test_no_setting_is_documented_that_there_is_not() -> None:
+    documented = re.findall(r"^\| `(\w+)` \| `", page("settings.md"), re.MULTILINE)
+    assert documented == [field.name for field in SETTINGS]
+
+
+@pytest.mark.parametrize("field", SETTINGS, ids=[field.name for field in SETTINGS])
+def test_every_setting_is_named_in_the_docstring_of_its_class(
+    field: msgspec.structs.FieldInfo,
+) -> None:
+    assert f"`{field.name}`" in (StoreConfig.__doc__ or "")
+
+
+# -- links
+
+
+def anchors(path: Path) -> set[str]:
+    """The names by which a page's headings can be linked to."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+def broken_links(path: Path) -> list[str]:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_every_relative_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    assert broken_links(path) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# One `thing`\n[a](#one-thing) [b](page.md#two) [c](none.md) [d](https://e.f)")
+    assert broken_links(path) == ["page.md#two", "none.md"]
+
+
+# -- errors
+
+
+ERRORS: Final = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if kind.__module__ == errors.__name__
+]
+
+
+def test_the_module_of_errors_has_errors() -> None:
+    assert errors.StoreError in ERRORS
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_says_what_it_means(kind: type[BaseException]) -> None:
+    assert (vars(kind).get("__doc__") or "").strip()
+    assert issubclass(kind, errors.StoreError)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_is_public(kind: type[BaseException]) -> None:
+    import kvstore
+
+    assert getattr(kvstore, kind.__name__) is kind
+    assert kind.__name__ in kvstore.__all__
