@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -51,80 +52,118 @@ def recover(
     log: CommitLog, index: Index, topics: Topics, config: StoreConfig, progress: Progress | None
 ) -> tuple[RecoveryReport, int]:
     """Bring log and index together; returns the report and the last store time."""
-    clock = config.clock
-    began = clock.monotonic()
-    checkpoint = index.load()
-    report = RecoveryReport(clean=checkpoint.clean)
-    report.problems += _mend_segments(log)
-    report.start = max(checkpoint.position, log.first)
-    gone = _missing(log, report.start, checkpoint)
-    report.damage += gone
-    start = max([report.start, *(d.end for d in gone if d.position <= report.start)])
-    scan = LogScan(log.segments, start, checkpoint.durable, property_crc=config.check_property_crc)
-    writable = log.writable
+    return _Recovery(log, index, topics, config, progress).run()
 
-    saved = start
 
-    def save(position: int) -> None:
-        if not writable:
-            raise IndexDamaged(
-                f"{log.folder.parent} must be opened for writing once: its log has gaps that are "
-                "not indexed"
-            )
-        nonlocal saved
-        log.sync_segments(saved, position)
-        saved = position
-        index.freeze(position)
-        index.write_checkpoint(
-            Checkpoint(
-                position,
-                max(checkpoint.durable, position),
-                checkpoint.epoch,
-                replay.last_stored,
-                clean=False,
-            )
+class _Recovery:
+    """One opening; its steps in the order of `run`."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        topics: Topics,
+        config: StoreConfig,
+        progress: Progress | None,
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._config = config
+        self._progress = progress
+        self._checkpoint = index.load()
+        self._report = RecoveryReport(clean=self._checkpoint.clean)
+        self._replay = Replay(index, topics.for_replay, self._save)
+        self._saved = 0
+
+    def run(self) -> tuple[RecoveryReport, int]:
+        """See `recover`."""
+        clock, report, log = self._config.clock, self._report, self._log
+        began = clock.monotonic()
+        report.problems += _mend_segments(log)
+        self._read_log(self._start())
+        for d in report.damage:
+            _log.error("%s: damaged from %d to %d: %s", self._where, d.position, d.end, d.reason)
+        for problem in report.problems:
+            _log.warning("%s: %s", self._where, problem)
+        if log.writable:
+            self._cut()
+        if report.torn is not None:
+            _log.warning("%s: torn tail at %d: %s", self._where, report.end, report.torn.reason)
+        log.start(report.end)
+        if log.writable:
+            self._save(report.end)
+        report.seconds = clock.monotonic() - began
+        return report, max(self._checkpoint.stored_at, self._replay.last_stored)
+
+    @property
+    def _where(self) -> Path:
+        return self._log.folder.parent
+
+    def _start(self) -> int:
+        """Where reading begins: at the checkpoint, or behind what is missing there."""
+        report = self._report
+        report.start = max(self._checkpoint.position, self._log.first)
+        gone = _missing(self._log, report.start, self._checkpoint)
+        report.damage += gone
+        return max([report.start, *(d.end for d in gone if d.position <= report.start)])
+
+    def _read_log(self, start: int) -> None:
+        """Check and index every record from `start` on."""
+        log, report, replay, config = self._log, self._report, self._replay, self._config
+        self._saved = start
+        # From the beginning the log tells its times itself; what it held before that is gone.
+        replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
+        scan = LogScan(
+            log.segments, start, self._checkpoint.durable, property_crc=config.check_property_crc
         )
+        total = max(0, len(log.segments.numbers) * log.segment_size - (start - log.first))
+        for chunk in scan.chunks():
+            self._fail_if_asked(scan.damage)
+            replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
+            if log.writable and chunk.end - self._saved >= config.checkpoint_bytes:
+                self._save(chunk.end)
+            if self._progress is not None:
+                self._progress("recovering", chunk.end - start, total)
+        report.damage += scan.damage
+        self._fail_if_asked(report.damage)
+        report.end, report.torn, report.records = scan.end, scan.torn, scan.records
+        report.entries, report.keys = replay.entries, replay.keys
+        report.repeated = replay.repeated
 
-    replay = Replay(index, topics.for_replay, save)
-    # From the beginning the log tells its times itself; what it held before that is gone.
-    replay.last_stored = checkpoint.stored_at if start > log.first else 0
-    total = max(0, len(log.segments.numbers) * log.segment_size - (start - log.first))
-    for chunk in scan.chunks():
-        replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
-        if writable and chunk.end - saved >= config.checkpoint_bytes:
-            save(chunk.end)
-        if progress is not None:
-            progress("recovering", chunk.end - start, total)
-    report.end = scan.end
-    report.records, report.entries, report.keys = scan.records, replay.entries, replay.keys
-    report.repeated = replay.repeated
-    report.damage += scan.damage
-    report.torn = scan.torn
-    _tell_damage(log, report)
-    if report.damage and config.on_corruption == "fail":
-        d = report.damage[0]
-        raise LogDamaged(
-            f"the log of {log.folder.parent} is damaged in {len(report.damage)} places, first from "
-            f"{d.position} to {d.end}: "
-            f'{d.reason}; open with on_corruption="report" to pass over it'
-        )
-    if writable:
+    def _fail_if_asked(self, damage: list[Damage]) -> None:
+        if damage and self._config.on_corruption == "fail":
+            d = damage[0]
+            raise LogDamaged(
+                f"the log of {self._where} is damaged from {d.position} to {d.end}: {d.reason}; "
+                'open with on_corruption="report" to pass over it'
+            )
+
+    def _cut(self) -> None:
+        """Make the disk agree that the log ends where it ends."""
+        log, report = self._log, self._report
         log.segments.writable_from = report.end // log.segment_size
-        # Also after a clean close: a power cut may have left a later record without the ones before it.
+        # After a clean close too: a power cut may have left a later record and not the one before.
         report.cut_bytes = log.cut(report.end)
         if report.cut_bytes and report.torn is None:
             reason = f"{report.cut_bytes} bytes behind the end of the log"
             report.torn = Damage(report.end, report.end, reason)
-        log.sync_segments(saved, report.end)
-    if report.torn is not None:
-        _log.warning(
-            "%s: torn tail cut at %d: %s", log.folder.parent, report.end, report.torn.reason
+
+    def _save(self, position: int) -> None:
+        """A checkpoint at `position`, up to which everything was indexed."""
+        log, before = self._log, self._checkpoint
+        if not log.writable:
+            raise IndexDamaged(
+                f"{self._where} must be opened for writing once: its log has gaps that are not "
+                "indexed"
+            )
+        log.sync_segments(self._saved, position)
+        self._saved = position
+        self._index.freeze(position)
+        durable = max(before.durable, position)
+        stored_at = max(before.stored_at, self._replay.last_stored)
+        self._index.write_checkpoint(
+            Checkpoint(position, durable, before.epoch, stored_at, clean=False)
         )
-    log.start(report.end)
-    if writable:
-        save(report.end)
-    report.seconds = clock.monotonic() - began
-    return report, max(checkpoint.stored_at, replay.last_stored)
 
 
 def _mend_segments(log: CommitLog) -> list[str]:
@@ -175,11 +214,3 @@ def _missing(log: CommitLog, start: int, checkpoint: Checkpoint) -> list[Damage]
             )
         )
     return found
-
-
-def _tell_damage(log: CommitLog, report: RecoveryReport) -> None:
-    where = log.folder.parent
-    for problem in report.problems:
-        _log.warning("%s: %s", where, problem)
-    for d in report.damage:
-        _log.error("%s: the log is damaged from %d to %d: %s", where, d.position, d.end, d.reason)

@@ -36,9 +36,9 @@ from kvstore.index.keys import (
     Checkpoint,
     checkpoint_value,
     place_key,
-    read_place,
     place_value,
     read_checkpoint,
+    read_place,
 )
 from kvstore.index.messagekeys import MessageKeys
 from kvstore.index.queues import Head, Queues

@@ -70,8 +70,7 @@ class Replay:
         known = self._known
         for position, size in zip(positions, sizes, strict=True):
             raw, queue, offset, flags, stored_at, properties = facts(buffer, position - base, size)
-            if stored_at > self.last_stored:  # noqa: PLR1730 -- a call less a record
-                self.last_stored = stored_at
+            self.last_stored = max(self.last_stored, stored_at)
             topic = known.get((raw, queue))
             if topic is None:
                 topic = self._topic_of(raw, queue, position)

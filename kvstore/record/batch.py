@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, repeat
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from zlib_ng.zlib_ng import crc32
 
@@ -88,9 +88,7 @@ def encode(
     return b"".join([record + suffix(record) for record in records]), positions
 
 
-def encode_one(
-    one: One, offset: int, position: int, stored_at: int, host: Host
-) -> bytes:
+def encode_one(one: One, offset: int, position: int, stored_at: int, host: Host) -> bytes:
     """Make the record of a single message."""
     lane, body, raw = one.lane, one.body, one.properties
     flags = one.system_flags | host.system_flags
@@ -110,7 +108,8 @@ def encode_one(
 
 def part(batch: Prepared, first: int, end: int) -> Prepared:
     """Messages `first` to `end` - 1 of a batch; the columns of keys stay whole."""
-    return Prepared(*[c[first:end] if isinstance(c, (list, tuple)) else c for c in batch])
+    columns: list[Any] = [c[first:end] if isinstance(c, (list, tuple)) else c for c in batch]
+    return Prepared(*columns)
 
 
 def _headers(

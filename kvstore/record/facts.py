@@ -117,4 +117,8 @@ def names_of(properties: bytes) -> tuple[bytes, list[bytes], bytes]:
         ):
             unique, keys, tag = found.groups(b"")
             return unique, [k for k in keys.split(b" ") if k], tag
-    return unique_id_of(properties) or b"", keys_of(properties), find_property(properties, _TAGS) or b""
+    return (
+        unique_id_of(properties) or b"",
+        keys_of(properties),
+        find_property(properties, _TAGS) or b"",
+    )

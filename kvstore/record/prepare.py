@@ -191,7 +191,9 @@ def prepare(
     index, and whatever `lanes.topic_of` raises.
     """
     if not messages:
-        return Prepared([], [], [], [], [], [], [], [], [], [], [], [], [], [], None, [], True, [], None)
+        return Prepared(
+            [], [], [], [], [], [], [], [], [], [], [], [], [], [], None, [], True, [], None
+        )
     try:
         return _prepare(messages, lanes, ids, now_ms, limits)
     except _Wrong as e:
@@ -213,7 +215,7 @@ class One(Struct, gc=False):
     key_digests: list[int]
 
 
-def prepare_one(
+def prepare_one(  # noqa: C901 -- each branch is a look that an ordinary message pays for
     m: Message, lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
 ) -> One | None:
     """An ordinary message as a batch of one; None if it must be looked at as a batch.
@@ -274,6 +276,8 @@ def _prepare(
 ) -> Prepared:
     count = len(messages)
     # One call a message, and one for all, instead of ten attributes a message.
+    bodies: Sequence[Any]
+    queues: Sequence[Any]
     names, bodies, queues, tags, keys, properties, groups, flags, given, born = zip(
         *map(astuple, messages), strict=True
     )
@@ -293,7 +297,7 @@ def _prepare(
     # The texts are joined from columns too: what all messages have stands in it as the constants
     # around it.
     columns: list[Iterable[str]] = [repeat(_UNIQUE), message_ids]
-    tokens, keys = _key_columns(keys, columns)
+    tokens, key_lists = _key_columns(keys, columns)
     tag_hashes, between = _tag_columns(tags, columns, system_flags)
     between = _property_columns(properties, columns, between)
     columns.append(repeat(between))
@@ -315,7 +319,7 @@ def _prepare(
         set(map(type, flags)) == _INT and min(flags) >= 0 and max(flags) < 1 << 32
     ):
         raise _Wrong
-    digests, owners = _hash_columns(keyed, message_ids, keys, tokens)
+    digests, owners = _hash_columns(keyed, message_ids, key_lists, tokens)
     return Prepared(
         names, list(queue_keys), magics, wires, queues, sizes,
         [crc32(b) & CRC_MASK for b in bodies], bodies, body_sizes, raws, lengths, message_ids,
@@ -365,7 +369,9 @@ def _separated(joined: str, *, blanks: bool) -> bool:
     return "\x01" in joined or "\x02" in joined or (not blanks and " " in joined)
 
 
-def _key_columns(keys: Sequence[Any], columns: list[Iterable[str]]) -> tuple[list[str], Sequence[Any]]:
+def _key_columns(
+    keys: Sequence[Any], columns: list[Iterable[str]]
+) -> tuple[list[str], Sequence[Any]]:
     """All keys one behind the other, and each message's own."""
     if not set(map(type, keys)) <= _LISTS:
         if any(isinstance(k, str) for k in keys):
@@ -404,7 +410,7 @@ def _tag_columns(
     facts = {tag: _tags.get(tag) or _tag(tag) for tag in different}
     found = [facts[tag] for tag in tags]
     columns += [repeat("\x02"), [t.text for t in found]]
-    if any([t.system_flags for t in facts.values()]):
+    if any(t.system_flags for t in facts.values()):
         system_flags[:] = [f | t.system_flags for f, t in zip(system_flags, found, strict=True)]
     return [t.hash for t in found], ""
 
@@ -505,10 +511,11 @@ def _queues(
                 turns[name] = turn + 1
             else:
                 turn = xxh32_intdigest(group.encode())
-            queue = turn % topic.write_queues
-        elif type(queue) is not int or not 0 <= queue < topic.write_queues:
+            found.append(turn % topic.write_queues)
+        elif type(queue) is int and 0 <= queue < topic.write_queues:
+            found.append(queue)
+        else:
             raise _Wrong
-        found.append(queue)
     return found
 
 
@@ -552,7 +559,7 @@ def _explain(messages: Sequence[Message], why: Exception, limits: Limits) -> NoR
         except StoreError as e:
             e.args = (f"message {index} of {len(messages)}: {e.args[0]}",)
             raise
-    raise MessageIllegal(f"the messages can't be put: {why or type(why).__name__}") from why
+    raise MessageIllegal(f"the messages can't be put: {str(why) or type(why).__name__}") from why
 
 
 def _look(m: Any, limits: Limits) -> None:

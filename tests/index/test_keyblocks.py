@@ -1,4 +1,7 @@
-"""Key blocks: sorted pairs come back, are found by hash and by range; bytes that are no block give `FormatError`."""
+"""Key blocks: sorted pairs come back, and are found by hash and by range.
+
+Bytes that are no block give `FormatError`.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def test_bytes_that_are_no_block_give_a_format_error_only(
 
 @pytest.mark.parametrize("count", [1 << 20, (1 << 32) - 1])
 def test_a_block_of_five_bytes_does_not_allocate_by_its_count(count: int) -> None:
-    """No unbounded allocation from a length field: with both widths 0, no byte stands against the count."""
+    """No unbounded allocation from a length field: with widths 0, no byte stands for a pair."""
     tracemalloc.start()
     try:
         with pytest.raises(FormatError):

@@ -1,4 +1,4 @@
-"""Packed runs: what goes in comes out, whatever the values; bytes that are no run give `FormatError`."""
+"""Packed runs: what goes in comes out; bytes that are no run give `FormatError`."""
 
 from __future__ import annotations
 

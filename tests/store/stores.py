@@ -1,6 +1,7 @@
 """What the tests of the store share: settings, and a reader of segment files of its own.
 
-The reader is written from the layout in docs, with `struct` alone, so that it can't share a mistake with `kvstore.record`.
+The reader is written from the layout in the documents, with `struct` alone, so that it can't
+share a mistake with `kvstore.record`.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ MAGICS: Final = {0xDAA320A7: 1, 0xDAA320AB: 2}
 
 def read_record(data: bytes, at: int) -> Raw:
     """Take a record apart, and hold its own lengths and sum against it."""
-    numbers = struct.unpack_from(">IIIIIQQIQ", data, at)
-    size, magic, crc, _, _, _, _, system_flags, _ = numbers
+    numbers: tuple[int, ...] = struct.unpack_from(">IIIIIQQIQ", data, at)
+    size, magic, crc, queue, flag, offset, position, system_flags, born_at = numbers
     i = at + 48
     width = 20 if system_flags & 0x10 else 8
     born_host = data[i : i + width]
@@ -91,7 +92,15 @@ def read_record(data: bytes, at: int) -> Raw:
     assert i + length - at == size
     assert crc == zlib.crc32(body) & 0x7FFFFFFF
     return Raw(
-        *numbers,
+        size,
+        magic,
+        crc,
+        queue,
+        flag,
+        offset,
+        position,
+        system_flags,
+        born_at,
         born_host,
         stored_at,
         store_host,
@@ -133,7 +142,7 @@ def segment_path(folder: Path, base: int) -> Path:
 
 
 def fill_segment(store: Store, leave: int, topic: str = "t", queue: int = 0) -> None:
-    """Put messages until exactly `leave` bytes of the active segment are left (under 60,000 at once)."""
+    """Put messages until exactly `leave` bytes of the active segment are left."""
     probe = store.put(topic, b"", queue=queue).size
     end = store.stats().end_position
     free = store.stats().segment_size - end % store.stats().segment_size

@@ -1,4 +1,4 @@
-"""Checkpoints: the tail goes into RocksDB whole, every time, and not before the log is on the disk."""
+"""Checkpoints: the tail goes into RocksDB whole, every time."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_keys_are_found_while_a_checkpoint_merges_their_parts(store: Store, wher
         if where == "after":
             ask()
 
-    families.write = watched  # type: ignore[method-assign]  # to look between two steps
+    families.write = watched  # type: ignore[method-assign, assignment]  # to look between two steps
     for i in range(20):
         store.put("t", str(i).encode(), queue=0, keys=["k"])
         store.checkpoint()
@@ -118,7 +118,7 @@ def test_entries_are_read_while_a_checkpoint_or_a_repack_is_written(store: Store
         write(b, sync=sync)  # type: ignore[arg-type]  # handed on
         found.append(bodies(store, "t", 0))
 
-    families.write = watched  # type: ignore[method-assign]  # to look between two steps
+    families.write = watched  # type: ignore[method-assign, assignment]  # to look between two steps
     for i in range(12):
         store.put("t", str(i).encode(), queue=0)
         store.checkpoint()

@@ -1,4 +1,4 @@
-"""Settings: each one's bounds, from Python and from TOML; a wrong one is a `ConfigError` before anything is opened."""
+"""Settings: each one's bounds, from Python and from TOML; a wrong one is a `ConfigError`."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ WRONG: dict[str, list[Any]] = {
         65536.0,
         *NO_NUMBER,
     ],
-    **{
-        name: NO_DURATION
-        for name in (
+    **dict.fromkeys(
+        (
             "flush_interval",
             "flush_thorough_interval",
             "stage_interval",
             "busy_timeout",
             "checkpoint_interval",
             "retention_interval",
-        )
-    },
+        ),
+        NO_DURATION,
+    ),
     "flush_dirty_bytes": [-1, 1.5, *NO_NUMBER],
     **{
         name: [0, -1, 1.5, *NO_NUMBER]
@@ -83,16 +83,10 @@ WRONG: dict[str, list[Any]] = {
     "default_queues": [0, -1, 65537, 1.5, *NO_NUMBER],
     "max_properties": [-1, 32768, 1.5, *NO_NUMBER],
     "compress_above": [-1, 1.5, "1", True],
-    **{
-        name: NO_FLAG
-        for name in (
-            "check_crc",
-            "property_crc",
-            "check_property_crc",
-            "auto_create_topics",
-            "secure_erase",
-        )
-    },
+    **dict.fromkeys(
+        ("check_crc", "property_crc", "check_property_crc", "auto_create_topics", "secure_erase"),
+        NO_FLAG,
+    ),
     "host": [
         "banana",
         "",
@@ -111,11 +105,11 @@ WRONG: dict[str, list[Any]] = {
         5,
         {"hot_for": 5},
         Retention(hot_for=-1),
-        Retention(hot_for="5"),
-        Retention(hot_for=NAN),  # type: ignore[arg-type]  # what is wrong with it
+        Retention(hot_for="5"),  # type: ignore[arg-type]  # what is wrong with it
+        Retention(hot_for=NAN),
         Retention(max_bytes=-1),
-        Retention(max_bytes=1.5),
-        Retention(hot_for=True),  # type: ignore[arg-type]  # likewise
+        Retention(max_bytes=1.5),  # type: ignore[arg-type]  # likewise
+        Retention(hot_for=True),
     ],
     "delete_when": [-1, 24, 4.5, "04", True],
     "delete_interval": [-1, -0.1, NAN, "1", None, True],

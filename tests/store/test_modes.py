@@ -1,4 +1,4 @@
-"""Flush, visibility and write modes; several threads; and the reasons for which a call fails fast."""
+"""Flush, visibility and write modes; several threads; and why a call fails fast."""
 
 from __future__ import annotations
 
@@ -296,6 +296,26 @@ def _flushed(store: Store) -> Store:
     return store
 
 
+def wrong_with_reads(store: Store) -> list[str]:
+    """What bounds, pull, query and get of queue 0 say that doesn't go together."""
+    low, high = store.bounds("t", 0)
+    problems = []
+    pulled = store.pull("t", 0, low, 10_000)
+    if [m.offset for m in pulled.messages] != list(range(low, pulled.next_offset)):
+        problems.append("pull left something out")
+    if pulled.next_offset < high:
+        problems.append(f"pull of {low} to {high} gave {pulled.next_offset}")
+    if high:
+        found = store.query("t", "k", limit=10_000)
+        if len(found) < high:
+            problems.append(f"query gave {len(found)} of {high}")
+        if [m.offset for m in found] != list(range(len(found) - 1, -1, -1)):
+            problems.append("query gave a wrong order, or one twice")
+        if store.get("t", 0, high - 1).offset != high - 1:
+            problems.append("get gave another offset")
+    return problems
+
+
 def test_reads_stay_right_while_another_thread_checkpoints_seals_and_puts(opens: Opens) -> None:
     store = opens(StoreConfig(segment_size=SEGMENT, checkpoint_bytes=20_000, busy_timeout=60))
     store.create_topic("t", queues=2)
@@ -304,20 +324,7 @@ def test_reads_stay_right_while_another_thread_checkpoints_seals_and_puts(opens:
 
     def look() -> None:
         while not stop.is_set():
-            low, high = store.bounds("t", 0)
-            pulled = store.pull("t", 0, low, 10_000)
-            if [m.offset for m in pulled.messages] != list(
-                range(low, pulled.next_offset)
-            ) or pulled.next_offset < high:
-                problems.append(f"pull of {low} to {high} gave {pulled.next_offset}")
-            if high:
-                found = store.query("t", "k", limit=10_000)
-                if len(found) < high:
-                    problems.append(f"query gave {len(found)} of {high}")
-                if [m.offset for m in found] != list(range(found[0].offset, -1, -1)):
-                    problems.append("query gave a wrong order, or one twice")
-                if store.get("t", 0, high - 1).offset != high - 1:
-                    problems.append("get")
+            problems.extend(wrong_with_reads(store))
 
     readers = [threading.Thread(target=look) for _ in range(2)]
     for reader in readers:

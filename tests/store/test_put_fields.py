@@ -27,7 +27,7 @@ SEPARATORS = ["a\x01b", "\x01", "a\x02b", "\x02"]
 
 
 def is_refused(store: Store, kind: type[CallerError], wrong: Any) -> CallerError:
-    """A batch with `wrong` as its second message is refused as a whole, and the next put is as if it had not been."""
+    """A batch with `wrong` in it is refused whole, and the next put is as if it had not been."""
     before = store.bounds("t", 0), store.stats().end_position, [t.name for t in store.topics()]
     good = Message("t", b"good", queue=0)
     with pytest.raises(kind) as caught:

@@ -1,4 +1,4 @@
-"""Finding by key and by time: the real key counts, newest first, and the table of RocketMQ's offset search."""
+"""Finding by key and by time: the real key counts; RocketMQ's table of offsets by time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_message_whose_keys_repeat_is_found_once(store: Store) -> None:
 
 
 def colliding(topic: str, wanted: int = 2) -> list[str]:
-    """Keys of one 40-bit hash, by brute force; the topic's byte is the same, so 32 bits have to meet."""
+    """Keys of one hash, by brute force: in one topic only 32 bits of it have to meet."""
     seen: dict[int, list[str]] = {}
     for i in count():
         found = seen.setdefault(key_hash(topic.encode(), str(i).encode()), [])
@@ -167,7 +167,7 @@ def timed(opens: Opens, times: list[int], *, checkpoint_at: int, body: int = 0) 
 def test_rocketmqs_table_of_the_offset_at_a_time(
     opens: Opens, state: str, time: int, lower: int, upper: int
 ) -> None:
-    """Store time = 10 x offset (RocksDBConsumeQueueTableTest); ours begins at offset 0 with time 5."""
+    """Store time = 10 x offset (RocksDBConsumeQueueTableTest); offset 0 has time 5."""
     times = [5, *[10 * i for i in range(1, 1001)]]
     store = into(state, timed(opens, times, checkpoint_at=400), opens)
     assert store.offset_at("t", 0, time) == lower

@@ -1,7 +1,8 @@
-"""Reading by offset, position and id: what is returned, and the typed answer where there is nothing."""
+"""Reading by offset, position and id, and the typed answer where there is nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_topic_that_is_no_text_is_the_callers_mistake(store: Store, topic: Any
 @pytest.mark.parametrize("number", WRONG_NUMBERS)
 def test_a_number_that_is_none_is_the_callers_mistake(store: Store, number: Any) -> None:
     store.put_batch(batch("t", 2))
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: store.get("t", 0, number),
         lambda: store.pull("t", 0, number),
         lambda: store.pull("t", 0, 0, number),

@@ -1,4 +1,4 @@
-"""The same calls, whatever state the messages are in: two differently configured stores and a model must agree."""
+"""The same answers in every state: two differently configured stores and a model agree."""
 
 from __future__ import annotations
 

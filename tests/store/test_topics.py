@@ -264,11 +264,8 @@ def test_a_changed_key_index_holds_from_then_on_and_is_no_problem(
 # --- deleting ---
 
 
-@pytest.mark.parametrize("state", ["tail", "checkpointed", "sealed", "mixed"])
-@pytest.mark.parametrize("again", ["open", "reopened", "rebuilt"])
-def test_a_topic_deleted_and_made_again_starts_clean(opens: Opens, state: str, again: str) -> None:
-    store = opens()
-    store.create_topics([TopicConfig(name="t"), TopicConfig(name="other")])
+def put_into(store: Store, state: str) -> None:
+    """Five messages in "t" and in "other", brought into a state."""
     store.put_batch(batch("t", 5, keys=["k"]) + batch("other", 5, keys=["k"]))
     if state != "tail":
         store.checkpoint()
@@ -276,6 +273,14 @@ def test_a_topic_deleted_and_made_again_starts_clean(opens: Opens, state: str, a
         store.seal()
     if state == "mixed":
         store.put_batch(batch("t", 5, keys=["k"]))
+
+
+@pytest.mark.parametrize("state", ["tail", "checkpointed", "sealed", "mixed"])
+@pytest.mark.parametrize("again", ["open", "reopened", "rebuilt"])
+def test_a_topic_deleted_and_made_again_starts_clean(opens: Opens, state: str, again: str) -> None:
+    store = opens()
+    store.create_topics([TopicConfig(name="t"), TopicConfig(name="other")])
+    put_into(store, state)
     old = store.get("t", 0, 2)
     store.commit_offset("g", "t", 0, 3)
     store.delete_topic("t")

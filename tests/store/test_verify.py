@@ -51,7 +51,7 @@ def flip(store: Store, position: int) -> None:
 def test_a_flipped_byte_is_found_where_it_is_and_the_rest_is_looked_at(
     filled: Store, at: int
 ) -> None:
-    """Size, magic, CRC, queue, position, body length, body (from 88 to 587), topic length, properties length."""
+    """Size, magic, CRC, queue, position, body length, body, lengths of topic and properties."""
     victim = filled.get("t", 1, 30)
     flip(filled, victim.position + at)
     report = filled.verify()

@@ -1,0 +1,58 @@
+"""The flusher wakes everybody whose records are on the disk, whoever brought them there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import kvstore
+from kvstore import Store, StoreConfig
+from kvstore.clock import SystemClock
+
+NEVER = 1e9
+
+
+class Interposed(SystemClock):
+    """Runs `before_waking` between an event's being set and the waiter's going on."""
+
+    before_waking: Callable[[], None] | None = None
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        woken = event.wait(min(seconds, 0.05))
+        if woken and self.before_waking and threading.current_thread().name == "kvmq-flusher":
+            self.before_waking()
+        return woken
+
+
+def sync_when_somebody_waits(store: Store) -> None:
+    """What a checkpoint does first, in the housekeeper's thread or a caller's."""
+    with store._flusher._changed:
+        pass  # whoever set the event waits by now
+    store._log.sync_to_end()
+
+
+def test_a_flush_ends_when_a_checkpoint_syncs_before_the_flusher_does(tmp_path: Path) -> None:
+    """The flusher then finds nothing dirty, and must still tell those who wait."""
+    clock = Interposed()
+    config = StoreConfig(
+        segment_size=64 << 10,
+        clock=clock,
+        flush_interval=NEVER,
+        flush_thorough_interval=NEVER,
+        checkpoint_interval=NEVER,
+    )
+    with kvstore.open(tmp_path / "s", config) as store:
+        store.create_topic("t")
+        store.put("t", b"x")
+        clock.before_waking = lambda: sync_when_somebody_waits(store)
+        flush = threading.Thread(target=store.flush, daemon=True)
+        flush.start()
+        flush.join(3)
+        hangs = flush.is_alive()
+        clock.before_waking = None
+        with store._flusher._changed:
+            store._flusher._changed.notify_all()  # let it go, so that the store can be closed
+        flush.join(3)
+        assert store.stats().durable_position == store.stats().end_position
+        assert not hangs
