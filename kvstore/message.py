@@ -29,7 +29,7 @@ class PutStatus(StrEnum):
     STAGED = "staged"
     """In this process's memory (`write_mode="staged"`): its end loses it until the buffer is written."""
     WRITTEN = "written"
-    """In the log's mapped pages: survives the end of this process, not a power cut."""
+    """In the log's mapped pages: survives the end of this process (kill -9), not a power cut."""
     FLUSHED = "flushed"
     """On the disk: survives a power cut."""
 

@@ -23,7 +23,7 @@ from kvstore.index.keys import Checkpoint
 from kvstore.index.replay import Replay
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.recovery import Damage, LogScan
-from kvstore.meta.topics import Topics
+from kvstore.meta.topics import QUEUES_MAX, Topic, Topics
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and the whole (0: not known)."""
@@ -39,7 +39,7 @@ class RecoveryReport(msgspec.Struct):
     records: int = 0
     entries: int = 0
     keys: int = 0
-    repeated: int = 0
+    refused: int = 0
     torn: Damage | None = None
     cut_bytes: int = 0
     damage: list[Damage] = []
@@ -72,7 +72,8 @@ class _Recovery:
         self._progress = progress
         self._checkpoint = index.load()
         self._report = RecoveryReport(clean=self._checkpoint.clean)
-        self._replay = Replay(index, topics.for_replay, self._save)
+        self._topics = topics
+        self._replay = Replay(index, self._topic_of, self._save)
         self._saved = 0
 
     def run(self) -> tuple[RecoveryReport, int]:
@@ -119,16 +120,34 @@ class _Recovery:
         total = max(0, len(log.segments.numbers) * log.segment_size - (start - log.first))
         for chunk in scan.chunks():
             self._fail_if_asked(scan.damage)
+            replay.gaps_expected = bool(scan.damage or report.damage)
             replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
             if log.writable and chunk.end - self._saved >= config.checkpoint_bytes:
                 self._save(chunk.end)
             if self._progress is not None:
                 self._progress("recovering", chunk.end - start, total)
         report.damage += scan.damage
+        report.damage += [
+            Damage(p, p + size, f"the record says offset {found}, {due} was due: it is not indexed")
+            for p, size, found, due in replay.refused
+        ]
         self._fail_if_asked(report.damage)
         report.end, report.torn, report.records = scan.end, scan.torn, scan.records
         report.entries, report.keys = replay.entries, replay.keys
-        report.repeated = replay.repeated
+        report.refused = len(replay.refused)
+
+    def _topic_of(self, raw: bytes, queue: int, position: int) -> Topic | None:
+        """The topic of a record; what had no row so far is told."""
+        if queue >= QUEUES_MAX:
+            reason = f"the record says queue {queue}: it is not indexed"
+            self._report.damage.append(Damage(position, position, reason))
+            return None
+        before = self._topics.next_id
+        topic = self._topics.for_replay(raw, queue, position)
+        if self._topics.next_id != before:
+            told = f"topic {raw!r} was not known; it was made for the record at {position}"
+            self._report.problems.append(told)
+        return topic
 
     def _fail_if_asked(self, damage: list[Damage]) -> None:
         if damage and self._config.on_corruption == "fail":

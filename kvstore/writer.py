@@ -83,6 +83,9 @@ class Writer:
         log = self._log
         log.check_writable()
         log.check_disk()
+        if log.end - self._index.tails.active.start >= self._tail_max:
+            # The housekeeper can't keep up: whoever puts does its work, before anything is written.
+            self._checkpoint_now()
         now = self._clock.now_ms()
         if len(messages) == 1 and type(messages[0]) is Message:
             one = prepare_one(messages[0], self._lanes, self._ids, now, self._limits)
@@ -159,7 +162,7 @@ class Writer:
     def _settle(self, end: int, unindexed: int) -> PutStatus:
         """What follows a put, outside the lock: see to the checkpoint, wait for the disk."""
         if unindexed >= self._tail_due:
-            self._look_after(unindexed)
+            self._wake.set()
         if self._sync:
             self._flusher.wait(end)
             return PutStatus.FLUSHED
@@ -169,14 +172,6 @@ class Writer:
         if staging.full():
             self._flusher.nudge()
         return PutStatus.STAGED
-
-    def _look_after(self, unindexed: int) -> None:
-        """See that the tail gets its checkpoint."""
-        if unindexed >= self._tail_due:
-            self._wake.set()
-            if unindexed >= self._tail_max:
-                # The housekeeper can't keep up: whoever puts does its work.
-                self._checkpoint_now()
 
     def _append(self, batch: Prepared, offsets: list[int], now: int) -> list[int]:
         """Append messages that fit the active segment; returns their positions."""

@@ -25,7 +25,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvstore.errors import IndexDamaged
+from kvstore.errors import IndexDamaged, StoreClosed
 from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 
 _CACHE_BYTES: Final = 64 << 20
@@ -75,20 +75,17 @@ class Families:
         self.path = path
         self._cache = Cache(_CACHE_BYTES)
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
-        families = {name: self._options(name) for name in FAMILIES}
         try:
-            if read_only:
-                there = set(Rdict.list_cf(str(path), Options(raw_mode=True)))
-                families = {name: o for name, o in families.items() if name in there}
+            # Also families of a newer format: RocksDB wants all of them named, and the caller shall
+            # learn the version, not that.
+            there = set() if create and not path.exists() else _listed(path)
+            wanted = there if read_only else there | set(FAMILIES)
+            families = {name: self._options(name) for name in sorted(wanted - {"default"})}
             self._db = Rdict(str(path), self._db_options(create=create), families, access)
             self.handles = {name: self._db.get_column_family_handle(name) for name in families}
             self._families = {name: self._db.get_column_family(name) for name in families}
         except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
-            raise IndexDamaged(
-                f"the index in {path} can't be opened: {e}; if it is damaged, `kvmq rebuild "
-                f"{path.parent}` makes it anew "
-                "from the log"
-            ) from e
+            raise _damaged(path, "can't be opened", e) from e
         self._sync = WriteOptions()
         self._sync.sync = True
         self._lazy = WriteOptions()
@@ -124,25 +121,46 @@ class Families:
 
     def get(self, name: str, key: bytes) -> bytes | None:
         """A value, or None."""
-        found: bytes | None = self._families[name].get(key)
+        try:
+            found: bytes | None = self._families[name].get(key)
+        except Exception as e:  # as above; a family that is gone is a store that was closed
+            raise self._failed(e) from e
         return found
 
     def iter(self, name: str) -> RdictIter:
-        """An iterator over a snapshot of a family, not yet placed."""
-        return self._families[name].iter()
+        """An iterator over a snapshot of a family, not yet placed. Ask `valid` for its end."""
+        try:
+            return self._families[name].iter()
+        except KeyError as e:
+            raise self._failed(e) from e
+
+    def valid(self, it: RdictIter) -> bool:
+        """Whether an iterator stands at a row; if damage is why not, `IndexDamaged`."""
+        if it.valid():
+            return True
+        try:
+            it.status()
+        except Exception as e:  # as above
+            raise self._failed(e) from e
+        return False
 
     def rows(
         self, name: str, first: bytes, end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
         """A family's rows from `first` to before `end`, in order."""
-        it = self._families[name].iter()
+        it = self.iter(name)
         it.seek(first)
-        while it.valid():
+        while self.valid(it):
             key: bytes = it.key()
             if end is not None and key >= end:
                 return
             yield key, it.value()
             it.next()
+
+    def _failed(self, why: Exception) -> IndexDamaged | StoreClosed:
+        if not self._families:
+            return StoreClosed(f"{self.path.parent} was closed; open it again")
+        return _damaged(self.path, "can't be read", why)
 
     def batch(self) -> Batch:
         """An empty batch."""
@@ -159,15 +177,19 @@ class Families:
 
     def flush(self, *names: str) -> None:
         """Move families' write buffers into files; all by default."""
-        for name in names or FAMILIES:
-            self._families[name].flush(wait=True)
+        try:
+            for name in names or FAMILIES:
+                self._families[name].flush(wait=True)
+        except Exception as e:  # as above
+            raise self._failed(e) from e
 
     def file_bytes(self) -> dict[str, int]:
         """Bytes in SST files, by family."""
-        found = {}
-        for name, family in self._families.items():
-            found[name] = int(family.property_int_value("rocksdb.total-sst-files-size") or 0)
-        return found
+        size = "rocksdb.total-sst-files-size"
+        try:
+            return {n: int(f.property_int_value(size) or 0) for n, f in self._families.items()}
+        except Exception as e:  # as above
+            raise self._failed(e) from e
 
     def close(self) -> None:
         """Close; no call after this one."""
@@ -175,3 +197,17 @@ class Families:
         self.handles.clear()
         with contextlib.suppress(Exception):
             self._db.close()
+
+
+def _listed(path: Path) -> set[str]:
+    """The families a RocksDB has; none where there is no RocksDB."""
+    if not (path / "CURRENT").exists():
+        return set()
+    return set(Rdict.list_cf(str(path), Options(raw_mode=True)))
+
+
+def _damaged(path: Path, what: str, why: Exception) -> IndexDamaged:
+    return IndexDamaged(
+        f"the index in {path} {what}: {why}; if the disk has room and is sound, `kvmq rebuild "
+        f"{path.parent}` makes it anew from the log"
+    )

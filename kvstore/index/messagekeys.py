@@ -53,7 +53,7 @@ class MessageKeys:
         part = 0
         while part <= PART_SEALED:
             it.seek(key_block_key(segment, part, 0))
-            if not it.valid():
+            if not self._families.valid(it):
                 return
             found, part, _ = read_key_block_key(it.key())
             if found != segment:
@@ -72,12 +72,12 @@ class MessageKeys:
         base = segment * self._segment_size
         for part in parts:
             it.seek_for_prev(key_block_key(segment, part, low))
-            if not it.valid() or read_key_block_key(it.key())[:2] != (segment, part):
+            if not self._families.valid(it) or read_key_block_key(it.key())[:2] != (segment, part):
                 # `low` is below the part's first block; the range may still reach into it.
                 if high == low:
                     continue
                 it.seek(key_block_key(segment, part, low))
-            while it.valid():
+            while self._families.valid(it):
                 in_segment, in_part, first = read_key_block_key(it.key())
                 if in_segment != segment or in_part != part or first > high:
                     break

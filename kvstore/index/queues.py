@@ -77,7 +77,7 @@ class Queues:
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         it = self._families.iter(PLACES)
         it.seek_for_prev(place_key(queue >> 32, queue & QUEUE_MASK, OFFSET_MAX))
-        if not it.valid() or not it.key().startswith(prefix):
+        if not self._families.valid(it) or not it.key().startswith(prefix):
             return Head(0, -1)
         place = read_place(it.key(), it.value())[2]
         if place.segment == NOWHERE:
@@ -147,7 +147,7 @@ class Queues:
             topic, number = queue >> 32, queue & QUEUE_MASK
             it = self._families.iter(RUNS)
             it.seek(run_key(place.segment, topic, number, offset + 1))
-            if it.valid():
+            if self._families.valid(it):
                 key = read_run_key(it.key())
                 if (key.segment, key.topic, key.queue) == (place.segment, topic, number):
                     return key.first
@@ -183,7 +183,7 @@ class Queues:
         topic, number = queue >> 32, queue & QUEUE_MASK
         it = self._families.iter(RUNS)
         it.seek_for_prev(run_key(segment, topic, number, offset))
-        if not it.valid():
+        if not self._families.valid(it):
             return None
         key = read_run_key(it.key())
         if (key.segment, key.topic, key.queue) != (segment, topic, number):

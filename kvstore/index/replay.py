@@ -52,8 +52,11 @@ class Replay:
         self._on_gap = on_gap
         self.entries = 0
         self.keys = 0
-        self.repeated = 0
-        """Records whose offset the index had already."""
+        self.gaps_expected = False
+        """Whether damage was passed over: only then may a queue's offsets jump."""
+        self.refused: list[tuple[int, int, int, int]] = []
+        """Records that were not indexed: position, size, offset, and the offset that was due."""
+        self._skipped: dict[int, int] = {}
         self.last_stored = 0
         """The newest store time so far: an entry's is never below it, so that times rise in a run even
         where a clock was stepped back while another program wrote the log.
@@ -84,7 +87,8 @@ class Replay:
             kind = flags & TRANSACTION_MASK
             if kind not in (PREPARED, ROLLBACK):
                 code = self._code(topic, tag, stored_at, properties)
-                self._add_entry(topic.base + queue, offset, position, size, code)
+                if not self._add_entry(topic.base + queue, offset, position, size, code):
+                    continue
             if kind != ROLLBACK and topic.keys_unique:
                 self._add_keys(topic, queue, position, unique, keys)
         self._hand_over()
@@ -100,21 +104,29 @@ class Replay:
                 self._codes[tag] = code
         return code
 
-    def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> None:
+    def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> bool:
+        """Add an entry; False if its offset can't be right."""
         following = self._following.get(key)
         if following is None:
             following = self._index.end(key)
         if offset != following:
-            if offset < following:
-                self.repeated += 1
-                return
+            skipped = self._skipped.get(key, 0)
+            beyond = offset > following and (self.gaps_expected or not following)
+            if not beyond and offset != following + skipped:
+                # A flipped bit, or a record written twice. If the next one goes on behind the place
+                # that this one should have, that place is a gap.
+                self._skipped[key] = skipped + 1
+                self.refused.append((position, size, offset, following + skipped))
+                return False
             if key in self._following:
                 self._hand_over()
                 self._on_gap(position)
                 self._following.clear()
+        self._skipped.pop(key, None)
         self._following[key] = offset + 1
         self.entries += 1
         self._rows += (key, offset, position, size, code, self.last_stored)
+        return True
 
     def _add_keys(
         self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]

@@ -36,7 +36,7 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
     for (topic, queue), (first, end) in ends.items():
         batch.delete(PLACES, place_key(topic, queue, first))
         it.seek(place_key(topic, queue, first + 1))
-        if not it.valid() or not it.key().startswith(queue_prefix(topic, queue)):
+        if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
             batch.put(PLACES, place_key(topic, queue, end), place_value(NOWHERE, 0))
     batch.delete_range(RUNS, low, high)
     batch.delete_range(MESSAGE_KEYS, low, high)

@@ -30,6 +30,7 @@ class Flusher:
         self._changed = threading.Condition()
         self._wake = threading.Event()
         self._wanted = 0
+        self._waiting = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvmq-flusher", daemon=True)
         self._thread.start()
@@ -43,16 +44,23 @@ class Flusher:
             return
         with self._changed:
             self._wanted = max(self._wanted, position)
+            self._waiting += 1
             self._wake.set()
-            while log.durable < position:
-                if log.failure is not None:
-                    raise FlushFailed(*log.failure.args) from log.failure
-                if self._stopping:
-                    raise StoreClosed(
-                        "the store was closed while a put waited for the disk; it may or may not "
-                        "be there"
-                    )
-                self._changed.wait()
+            try:
+                self._wait(position)
+            finally:
+                self._waiting -= 1
+
+    def _wait(self, position: int) -> None:
+        log = self._log
+        while log.durable < position:
+            if log.failure is not None:
+                raise FlushFailed(*log.failure.args) from log.failure
+            if self._stopping:
+                raise StoreClosed(
+                    "the store was closed while a put waited for the disk; it may or may not be there"
+                )
+            self._changed.wait()
 
     def nudge(self) -> None:
         """Say that the staging buffer is full."""
@@ -87,10 +95,14 @@ class Flusher:
                 self._drain()
             if thorough:
                 thorough_at = now + config.flush_thorough_interval
+            if self._waiting:
+                # Also where there was nothing to sync: a checkpoint's sync serves, or fails, them too.
+                self._notify()
             if log.failure is not None:
                 return
         if log.failure is None:
             self._sync()
+        self._notify()
 
     def _drain(self) -> None:
         try:
