@@ -219,7 +219,8 @@ class _Segment:
             rows[:, 0] = columns.positions + self._base
             rows[:, 1] = run.topic << 32 | run.queue
             rows[:, 2] = np.arange(run.first, run.first + len(rows))
-            rows[:, 3], rows[:, 4] = columns.sizes, columns.tag_hashes
+            rows[:, 3] = columns.sizes
+            rows[:, 4] = self._index.tags.hashes(columns.tag_hashes)
             rows[:, 5] = columns.stored_at
             found.append(rows)
         return np.concatenate(found)

@@ -8,6 +8,7 @@ Invariant: pure: a tail goes in, rows come out; who writes them puts them in one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +36,8 @@ class RunRows(NamedTuple):
     next_offsets: dict[int, int]
 
 
-def run_rows(tail: Tail, segment_size: int) -> RunRows:
-    """The runs of a tail that gets no more entries."""
+def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunRows:
+    """The runs of a tail that gets no more entries; `coded` puts codes for tag hashes."""
     total = len(tail)
     if not total:
         return RunRows([], [], [], {})
@@ -63,7 +64,7 @@ def run_rows(tail: Tail, segment_size: int) -> RunRows:
     columns = Columns(
         relative,
         np.frombuffer(tail.sizes, np.uint32)[order].astype(np.int64),
-        np.frombuffer(tail.tag_hashes, np.int64)[order],
+        coded(np.frombuffer(tail.tag_hashes, np.int64))[order],
         np.frombuffer(tail.stored_at, np.int64)[order],
     )
     offsets = np.frombuffer(tail.offsets, np.int64)[order]

@@ -31,6 +31,7 @@ from kvstore.index.keys import (
     QUEUE_MASK,
     RUNS,
     SEALED,
+    TAG_CODES,
     U32,
     U64,
     Checkpoint,
@@ -44,6 +45,7 @@ from kvstore.index.messagekeys import MessageKeys
 from kvstore.index.queues import Head, Queues
 from kvstore.index.repack import repack
 from kvstore.index.retire import retire, retire_topic
+from kvstore.index.tags import TagCodes
 from kvstore.index.tail import QueueTail, Tail
 
 HEADS_KEPT: Final = 1 << 19
@@ -78,6 +80,7 @@ class Index:
         self.queues = Queues(self.families, segment_size)
         self.keys = MessageKeys(self.families, segment_size)
         self.tails = Tails(Tail(0), None)
+        self.tags = TagCodes(None)
         self._heads: dict[int, Head] = {}
         self._counters = _Counters(self.end)
         self._topic_bytes = bytearray()
@@ -119,6 +122,7 @@ class Index:
         value = self.families.get(META, CHECKPOINT)
         self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
         self.tails = Tails(Tail(self.checkpoint.position), None)
+        self.tags = TagCodes(self.families.get(META, TAG_CODES))
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
             U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size
@@ -212,7 +216,9 @@ class Index:
             parts: dict[int, tuple[int, ...]] = {}
             next_offsets: dict[int, int] = {}
             if frozen is not None:
-                keys, values, stretches, next_offsets = run_rows(frozen, self.segment_size)
+                keys, values, stretches, next_offsets = run_rows(
+                    frozen, self.segment_size, self.tags.coded
+                )
                 batch.put_many(RUNS, keys, values)
                 topic_bytes = bytes(self._topic_bytes)
                 pairs = key_pairs(frozen, self.segment_size, topic_bytes)
@@ -229,12 +235,14 @@ class Index:
                     )
                 placed[queue] = segment
             batch.put(META, CHECKPOINT, checkpoint_value(checkpoint))
+            self.tags.put_new(batch)
             if also is not None:
                 also(batch)
             self._changing()
             for segment, found in parts.items():
                 self.keys.coming(segment, found)
             self.families.write(batch, sync=sync)
+            self.tags.written()
             # From here on the rows are found in RocksDB: first the notes about them, then the tail
             # may go.
             self._changing()

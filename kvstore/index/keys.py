@@ -52,6 +52,7 @@ CHECKPOINT: Final = b"checkpoint"  # see Checkpoint
 NEXT_TOPIC_ID: Final = b"next_topic_id"  # u32
 NEXT_GROUP_ID: Final = b"next_group_id"  # u32
 LOG_START: Final = b"log_start"  # u64: segments below this position were retired
+TAG_CODES: Final = b"tag_codes"  # i64 each: the tag hash of code 0, 1, ...; see tags
 SEALED: Final = b"sealed"  # u32: segments below this number have their index repacked
 ADOPTED: Final = b"adopted"  # JSON: what was imported, from where
 

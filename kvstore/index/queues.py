@@ -153,14 +153,6 @@ class Queues:
                     return key.first
         return None
 
-    def entries(self, queue: int, segment: int) -> list[tuple[int, runs.Columns]]:
-        """A queue's runs in a segment, decoded: (first offset, columns)."""
-        topic, number = queue >> 32, queue & QUEUE_MASK
-        low, high = run_key(segment, topic, number, 0), run_key(segment, topic, number, OFFSET_MAX)
-        return [
-            (read_run_key(k).first, runs.unpack(v)) for k, v in self._families.rows(RUNS, low, high)
-        ]
-
     def _from(self, queue: int, offset: int, first_segment: int) -> I64 | None:
         decoded = self._runs.get(queue)
         if decoded is not None:
