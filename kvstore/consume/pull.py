@@ -6,7 +6,8 @@ filter is asked after the record is decoded; what it refuses is passed over and 
 
 Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset`
 never jumps over a message that the caller did not get to see or the filter to judge; damage is an
-error with the offset behind it, never a silent gap."""
+error with the offset behind it (behind the whole segment where that can't be read), never a silent
+gap."""
 
 from __future__ import annotations
 
@@ -82,11 +83,12 @@ def _take(
             messages.append(message)
     except RecordDamaged as e:
         if not messages:
+            following = e.next_offset if e.next_offset is not None else offset + 1
             raise RecordDamaged(
                 f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset "
-                f"{offset + 1}",
+                f"{following}",
                 e.position,
-                offset + 1,
+                following,
             ) from e
     return messages
 

@@ -1,20 +1,22 @@
 """Reading: from offsets, keys, times, ids and positions to messages.
 
 The idea: the index says where, the log has what. Every record read through the index is held
-against it (topic, queue, offset), so an index that lies is found out at the first read.
+against it (topic, queue, offset), so an index that lies, or a record whose fields rotted, is found
+out at the first read.
 
 Invariants: nothing above the visible end is ever returned; a key is compared with the record's own,
-never by hash alone."""
+never by hash alone; what can't be read by offset is a `RecordDamaged` with the record's position
+and the offset at which to go on, be it one record or a whole segment."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from kvstore.config import StoreConfig
 from kvstore.errors import (
     CallerError,
-    IndexDamaged,
     MessageNotFound,
     OffsetNotFound,
     RecordDamaged,
@@ -22,6 +24,7 @@ from kvstore.errors import (
     StoreClosed,
 )
 from kvstore.index.index import Index
+from kvstore.index.keys import NOWHERE
 from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
@@ -30,6 +33,9 @@ from kvstore.record.facts import facts
 from kvstore.record.hashes import key_hash, key_hash_range
 from kvstore.record.ids import parse_position_id
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+
+_LOOKED_THROUGH: Final = 8192
+"""Positions asked for at a time where the end of a segment is searched."""
 
 
 class Reader:
@@ -79,14 +85,34 @@ class Reader:
         found = self._index.positions(key, offset, limit, first, end)
         if not found:
             behind = self._index.after(key, offset, first)
+            if behind is None:
+                behind = self._index.next_offset(key, end)
             raise RecordDamaged(
-                f"offsets {offset} to {'the end' if behind is None else behind - 1} of queue "
-                f"{queue} of {topic.name!r} were lost "
-                f"to damage of the log; go on at "
-                f"{'the next put' if behind is None else f'offset {behind}'}",
+                f"offsets {offset} to {behind - 1} of queue {queue} of {topic.name!r} were lost to "
+                f"damage of the log; go on at offset {behind}",
                 next_offset=behind,
             )
         return found
+
+    def _behind_segment(self, topic: Topic, queue: int, offset: int, position: int) -> int:
+        """The first offset above `offset` that is in a later segment than `position` is; the queue's
+        next one if there is none.
+        """
+        key = topic.base + queue
+        end, first = self.visible_end(), self.first_segment()
+        number = position // self._log.segment_size
+        for place in self._index.queues.places(key, first, fresh=True):
+            if place.first > offset and number < place.segment < NOWHERE:
+                return place.first
+        # None has a place yet: it may still be in the tail.
+        stop = (number + 1) * self._log.segment_size
+        at: int | None = offset
+        while at is not None:
+            found = self._index.positions(key, at, _LOOKED_THROUGH, first, end)
+            if found and found[-1] >= stop:
+                return at + bisect_left(found, stop)
+            at = at + len(found) if found else self._index.after(key, at, first)
+        return self._index.next_offset(key, end)
 
     # --- records ---
 
@@ -99,15 +125,34 @@ class Reader:
 
     def entry(self, position: int, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """The record at a position, which the index says is this offset of this queue."""
-        message = self.record(position)
+        try:
+            message = self.record(position)
+        except SegmentDamaged as e:
+            raise self._lost_with_segment(e, position, topic, queue, offset) from e
         if message.offset != offset or message.queue != queue or message.topic != topic.name:
-            raise IndexDamaged(
-                f"the index says that offset {offset} of queue {queue} of {topic.name!r} is at "
-                f"{position}, where there is offset "
-                f"{message.offset} of queue {message.queue} of {message.topic!r}; `kvmq rebuild` "
-                "makes the index anew"
+            raise RecordDamaged(
+                f"record and index disagree: by the index offset {offset} of queue {queue} of "
+                f"{topic.name!r} is at {position}, where there is offset {message.offset} of queue "
+                f"{message.queue} of {message.topic!r}; `kvmq verify` tells which is wrong, "
+                "`kvmq rebuild` mends an index",
+                position,
+                offset + 1,
             )
         return message
+
+    def _lost_with_segment(
+        self, why: SegmentDamaged, position: int, topic: Topic, queue: int, offset: int
+    ) -> RecordDamaged:
+        """What to raise for an offset whose whole segment can't be read: go on behind the segment,
+        or a reader would meet the same error once a message.
+        """
+        behind = self._behind_segment(topic, queue, offset, position)
+        return RecordDamaged(
+            f"the record at {position} can't be read: {why}; the segment holds offsets {offset} to "
+            f"{behind - 1} of queue {queue} of {topic.name!r}",
+            position,
+            behind,
+        )
 
     def entries(
         self, positions: list[int], topic: Topic, queue: int, offset: int
@@ -120,7 +165,10 @@ class Reader:
         end = 0
         for position in positions:
             if not base <= position < stop:
-                buffer, at, end = log.span(position)
+                try:
+                    buffer, at, end = log.span(position)
+                except SegmentDamaged as e:
+                    raise self._lost_with_segment(e, position, topic, queue, offset) from e
                 base = position - at
                 # What is staged may move to its segment between two looks: its buffer is not kept.
                 stop = base + end if log.staging is None else -1
@@ -157,14 +205,14 @@ class Reader:
             return self.record(position)
         except RecordDamaged as e:
             buffer, at, end = self._log.span(position)
-            if at + BLANK.size <= end:
-                _, magic = BLANK.unpack_from(buffer, at)
-                if magic == BLANK_MAGIC:
-                    raise MessageNotFound(
-                        f"at {position} is the blank record that ends a segment"
-                    ) from e
-                if magic not in (MAGIC_V1, MAGIC_V2):
-                    raise MessageNotFound(f"no record begins at {position}: {e}") from e
+            # Where not even a magic number has room, no record ever began.
+            magic = BLANK.unpack_from(buffer, at)[1] if at + BLANK.size <= end else None
+            if magic == BLANK_MAGIC:
+                raise MessageNotFound(
+                    f"at {position} is the blank record that ends a segment"
+                ) from e
+            if magic not in (MAGIC_V1, MAGIC_V2):
+                raise MessageNotFound(f"no record begins at {position}: {e}") from e
             raise
 
     # --- by id and key ---
@@ -211,10 +259,7 @@ class Reader:
             raise CallerError(f"key is {key!r}; it must be a text")
         if type(limit) is not int or limit < 1:
             raise CallerError(f"limit is {limit!r}; it must be at least 1")
-        if begin is not None and end is not None and begin > end:
-            raise CallerError(
-                f"the time range {begin} to {end} is empty; begin must not be after end"
-            )
+        _check_times(begin, end)
         low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
         found: list[StoredMessage] = []
         for position in self._candidates(low, low, begin, end):
@@ -259,15 +304,17 @@ class Reader:
             newer = oldest if oldest is not None else newer
 
     def segment_newest(self, number: int) -> int | None:
-        """Store time of a sealed segment's last message: that of the first one behind it, or of the
-        nearest that can be told.
+        """Store time of a sealed, checkpointed segment's last message: that of the first one behind
+        it, or of the nearest that can be told; never less than the message's own.
         """
         for later in self._log.segments.numbers:
             if later > number:
                 found = self._segment_time(later)
                 if found is not None:
                     return found
-        return self._segment_time(number)
+        # Nothing came since: then the newest store time the index knows of is this segment's. Its
+        # first record may be far older than its last, and nobody may lose a message for that.
+        return self._index.checkpoint.stored_at or None
 
     def _segment_time(self, number: int) -> int | None:
         """Store time of a segment's first record, if that can be told."""
@@ -291,7 +338,7 @@ class Reader:
             raise CallerError(f"time is {time!r}; it must be milliseconds since the epoch")
         low, high = self.bounds(key)
         if low == high:
-            return high
+            return 0 if upper else high
         if not upper:
             return self._first_from(topic, queue, time, low, high)
         behind = self._first_from(topic, queue, time + 1, low, high)
@@ -328,3 +375,14 @@ class Reader:
     def _check_open(self) -> None:
         if self._log.closed:
             raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")
+
+
+def _check_times(begin: int | None, end: int | None) -> None:
+    """`CallerError` unless each is a time or None, in order."""
+    for name, time in (("begin", begin), ("end", end)):
+        if time is not None and type(time) is not int:
+            raise CallerError(
+                f"{name} is {time!r}; it must be milliseconds since the epoch, or None"
+            )
+    if begin is not None and end is not None and begin > end:
+        raise CallerError(f"the time range {begin} to {end} is empty; begin must not be after end")

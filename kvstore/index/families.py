@@ -30,7 +30,7 @@ from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 
 _CACHE_BYTES: Final = 64 << 20
 _WAL_MAX: Final = 256 << 20
-_LARGE: Final = {RUNS: 64 << 20, MESSAGE_KEYS: 64 << 20, PLACES: 16 << 20}
+_LARGE: Final = {RUNS: 64 << 20, MESSAGE_KEYS: 16 << 20, PLACES: 16 << 20}
 """Write buffers: large enough that a segment's runs are mostly repacked before the small ones reach
 a file.
 """

@@ -29,6 +29,9 @@ from kvstore.index.keys import (
 
 I64 = NDArray[np.int64]
 FAN_OUT: Final = 4
+HASH_END: Final = 1 << 40
+_STRETCH: Final = HASH_END // 16
+"""Hashes merged at a time when a segment is sealed: bounds the memory, whatever it holds."""
 
 
 class MessageKeys:
@@ -111,9 +114,10 @@ class MessageKeys:
         parts = self.parts(segment)
         if parts in ((), (PART_SEALED,)):
             return parts
-        hashes, positions = self._merged(segment, parts, [])
         self._drop(batch, segment, parts)
-        batch.put_many(MESSAGE_KEYS, *key_rows(segment, PART_SEALED, hashes, positions))
+        for low in range(0, HASH_END, _STRETCH):
+            hashes, positions = self._between(segment, parts, low, low + _STRETCH)
+            batch.put_many(MESSAGE_KEYS, *key_rows(segment, PART_SEALED, hashes, positions))
         return (PART_SEALED,)
 
     def coming(self, segment: int, parts: tuple[int, ...]) -> None:
@@ -155,6 +159,27 @@ class MessageKeys:
         return sort_pairs(
             np.concatenate([h for h, _ in blocks] or [empty]),
             np.concatenate([p for _, p in blocks] or [empty]),
+        )
+
+    def _between(self, segment: int, parts: Iterable[int], low: int, high: int) -> tuple[I64, I64]:
+        """The pairs of a segment with a hash from `low` to before `high`, sorted."""
+        blocks = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
+        it = self._families.iter(MESSAGE_KEYS)
+        for part in parts:
+            start = key_block_key(segment, part, low)
+            it.seek_for_prev(start)
+            if not self._families.valid(it) or it.key()[:6] != start[:6]:
+                it.seek(start)
+            while self._families.valid(it) and it.key()[:6] == start[:6]:
+                first = read_key_block_key(it.key())[2]
+                if first >= high:
+                    break
+                hashes, positions = unpack_block(first, it.value())
+                mine = (hashes >= low) & (hashes < high)
+                blocks.append((hashes[mine], positions[mine]))
+                it.next()
+        return sort_pairs(
+            np.concatenate([h for h, _ in blocks]), np.concatenate([p for _, p in blocks])
         )
 
     def _drop(self, batch: Batch, segment: int, parts: Iterable[int]) -> None:

@@ -154,13 +154,24 @@ def count_of(value: bytes) -> int:
     return int.from_bytes(value[2:4], "little")
 
 
+def _positions_head(value: bytes) -> tuple[int, int, int]:
+    """Width of the position column, count, first position; `FormatError` if they can't be a run's."""
+    if len(value) < _SIZE:
+        raise FormatError(f"a run has {len(value)} bytes, at least {_SIZE} are needed")
+    widths, _, count, first = HEADER.unpack_from(value)[:4]
+    width = widths & 15
+    if not count or width > 8 or _SIZE + width * (count - 1) > len(value):
+        raise FormatError("a run's length does not follow from its header")
+    return width, count, first
+
+
 def position_at(value: bytes, index: int) -> int:
     """The position, in the segment, of a run's entry `index`: one sum per plane, nothing decoded."""
-    widths, _, count, first = HEADER.unpack_from(value)[:4]
-    if index >= count:
+    width, count, first = _positions_head(value)
+    if not 0 <= index < count:
         raise FormatError(f"entry {index} of a run of {count}")
     at = _SIZE
-    for plane in range(widths & 15):
+    for plane in range(width):
         first += sum(value[at : at + index]) << (8 * plane)
         at += count - 1
     return int(first)
@@ -168,8 +179,8 @@ def position_at(value: bytes, index: int) -> int:
 
 def positions_of(value: bytes) -> list[int]:
     """All positions of a run, in the segment."""
-    widths, _, count, first = HEADER.unpack_from(value)[:4]
-    column = _column(value, _SIZE, widths & 15, count - 1)
+    width, count, first = _positions_head(value)
+    column = _column(value, _SIZE, width, count - 1)
     return [first, *(first + np.cumsum(column)).tolist()]
 
 
