@@ -17,9 +17,10 @@ import fcntl
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
 
@@ -376,9 +377,28 @@ class LocalMappedFile:
 
 
 class LocalLock:
-    """An exclusive lock on a file, held until released or the process ends."""
+    """An exclusive lock on a file, held until released or the process ends.
+
+    Invariant: a file that this process holds is not opened again by it: closing any descriptor of
+    a file drops all of the process's POSIX locks on it, and those are what a JVM sees.
+    """
+
+    _held: ClassVar[dict[tuple[int, int], int]] = {}
+    """The files that are held, by device and inode, and the process that took them (a forked child
+    has its parent's).
+    """
+    _guard: ClassVar = threading.Lock()
 
     def __init__(self, path: Path) -> None:
+        with self._guard:
+            holder = self._held.get(_identity(path))
+            if holder is not None:
+                raise _locked(path, holder)
+            self._take(path)
+            self._identity = _identity(path)
+            self._held[self._identity] = os.getpid()
+
+    def _take(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # flock keeps out other Stores, of this process too; lockf is what a JVM's FileLock
@@ -388,12 +408,7 @@ class LocalLock:
         except OSError as e:
             pid = _holder(self._fd)
             os.close(self._fd)
-            who = f"process {pid}" if pid else "another process"
-            raise StoreLocked(
-                f"{path.parent} is held open by {who}; close it there, or open it here with "
-                "read_only=True",
-                pid,
-            ) from e
+            raise _locked(path, pid) from e
         self._word = (
             LOCK_MARK
             if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
@@ -413,9 +428,30 @@ class LocalLock:
     def release(self) -> None:
         """See `FolderLock.release`."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, len(self._word))
-            os.close(self._fd)
-            self._fd = -1
+            with self._guard:
+                os.ftruncate(self._fd, len(self._word))
+                os.close(self._fd)
+                self._fd = -1
+                self._held.pop(self._identity, None)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """What tells a file from all others, whatever it is called; (-1, -1) if it is not there."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return -1, -1
+    return found.st_dev, found.st_ino
+
+
+def _locked(path: Path, pid: int | None) -> StoreLocked:
+    who = f"process {pid}" if pid else "another process"
+    if pid == os.getpid():
+        who = f"this process ({pid}) already"
+    return StoreLocked(
+        f"{path.parent} is held open by {who}; close it there, or open it here with read_only=True",
+        pid,
+    )
 
 
 def _holder(fd: int) -> int | None:

@@ -22,7 +22,7 @@ from kvstore.errors import IndexDamaged, StoreNotFound
 from kvstore.files import LOCK_MARK, FolderLock
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
-from kvstore.log.segments import NAME_DIGITS
+from kvstore.log.segments import named_position
 
 LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"
@@ -48,20 +48,20 @@ def look(path: Path, config: StoreConfig) -> Found:
         raise StoreNotFound(f"{path} is a file; a store is a folder")
     if files.size(path / INDEX / "CURRENT") is not None:
         return Found.OURS
-    lock = path / LOCK
-    marked = (
-        files.size(lock) is not None and files.read(lock, 0, len(LOCK_MARK)) == LOCK_MARK.encode()
-    )
     if has_log(path, config):
-        return Found.OURS_WITHOUT_INDEX if marked else Found.LOG_ONLY
+        return Found.OURS_WITHOUT_INDEX if is_marked(path, config) else Found.LOG_ONLY
     return Found.NOTHING
+
+
+def is_marked(path: Path, config: StoreConfig) -> bool:
+    """Whether the folder's lock file says that it is kvmq's."""
+    files, lock, mark = config.files, path / LOCK, LOCK_MARK.encode()
+    return files.size(lock) is not None and files.read(lock, 0, len(mark)) == mark
 
 
 def has_log(path: Path, config: StoreConfig) -> bool:
     """Whether there are segments."""
-    return any(
-        len(n) == NAME_DIGITS and n.isdigit() for n in config.files.list_dir(path / COMMITLOG)
-    )
+    return any(named_position(name) is not None for name in config.files.list_dir(path / COMMITLOG))
 
 
 def take(path: Path, config: StoreConfig) -> FolderLock:
@@ -129,7 +129,12 @@ def found_index(
 
 
 def is_unfounded(path: Path, config: StoreConfig) -> bool:
-    """Whether an index is there that a crash kept from being founded: it holds nothing at all."""
+    """Whether an index is there that a crash kept from being founded: it holds nothing at all, and
+    the folder was never ours. (In one that is, a rebuild was cut short: adopting its log would end
+    it where RocketMQ would.)
+    """
+    if is_marked(path, config):
+        return False
     index = Index(path / INDEX, config.segment_size, read_only=True, create=False)
     try:
         return (

@@ -23,10 +23,11 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
-from kvstore.record.batch import Host, encode, encode_one, part
+from kvstore.record.batch import Host, Lanes, One, Prepared, encode, encode_one, part
+from kvstore.record.explain import Limits, as_batch
 from kvstore.record.hosts import pack_host
 from kvstore.record.layout import BLANK_SIZE
-from kvstore.record.prepare import Lanes, Limits, One, Prepared, prepare, prepare_one
+from kvstore.record.prepare import prepare, prepare_one
 from kvstore.record.property_crc import property_crc_suffix
 from kvstore.record.uniqueids import UniqueIds
 
@@ -87,13 +88,15 @@ class Writer:
             # The housekeeper can't keep up: whoever puts does its work, before anything is written.
             self._checkpoint_now()
         now = self._clock.now_ms()
+        if type(messages) is not list and type(messages) is not tuple:
+            messages = as_batch(messages)
+        if not messages:
+            return []
         if len(messages) == 1 and type(messages[0]) is Message:
             one = prepare_one(messages[0], self._lanes, self._ids, now, self._limits)
             if one is not None:
                 return [self._put_one(messages[0], one, now)]
         batch = prepare(messages, self._lanes, self._ids, now, self._limits)
-        if not batch.sizes:
-            return []
         total = sum(batch.sizes)
         index = self._index
         log.acquire()

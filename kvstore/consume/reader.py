@@ -95,7 +95,7 @@ class Reader:
         return found
 
     def _behind_segment(self, topic: Topic, queue: int, offset: int, position: int) -> int:
-        """The first offset above `offset` that is in a later segment than `position` is; the queue's
+        """The first offset above `offset` whose record is in a later segment; the queue's
         next one if there is none.
         """
         key = topic.base + queue

@@ -62,6 +62,8 @@ def pack_blocks(hashes: I64, positions: I64) -> list[tuple[int, bytes]]:
 def _pack(distances: I64, positions: I64) -> bytes:
     wide = (int(distances[-1]).bit_length() + 7) // 8
     far = (int(positions.max()).bit_length() + 7) // 8
+    if wide + far == 0 and len(distances) > 1:
+        far = 1  # bytes must stand for pairs, so that a count can't claim more than is there
     return (
         HEADER.pack(wide | far << 4, len(distances))
         + _planes(distances, wide)
@@ -115,7 +117,9 @@ def _header(value: bytes) -> tuple[int, int, int]:
         raise FormatError(f"a key block has {len(value)} bytes, at least {_SIZE} are needed")
     widths, count = HEADER.unpack_from(value)
     wide, far = widths & 15, widths >> 4
-    if not count or wide > 8 or far > 8 or len(value) != _SIZE + (wide + far) * count:
+    if not count or (wide + far == 0 and count > 1):
+        raise FormatError(f"a key block of no bytes a pair can't hold {count} pairs")
+    if wide > 8 or far > 8 or len(value) != _SIZE + (wide + far) * count:
         raise FormatError("a key block's length does not follow from its header")
     return wide, far, count
 

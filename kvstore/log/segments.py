@@ -5,15 +5,20 @@ position // segment size. Maps are opened when first read and the least recently
 are let go, so a store of a thousand segments opens as fast as one of two.
 
 Invariants: a mapped segment has its full size; a file that can't be one (foreign name, wrong size,
-unreadable) is kept out and reported, never guessed at and never touched."""
+unreadable) is kept out and reported, never guessed at; what stands where a segment has to be made
+is moved aside; whatever the disk refuses is a typed error."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvstore.errors import SegmentDamaged
+from kvstore.errors import DiskFull, SegmentDamaged
 from kvstore.files import Files, MappedFile, SegmentBuffer
 
 NAME_DIGITS: Final = 20
@@ -24,9 +29,24 @@ MAPS_MAX: Final = 256
 """Mapped sealed segments: each holds a descriptor, of which a process has 1,024 by default."""
 
 
+NUMBERS_END: Final = (1 << 32) - 1
+"""No segment has this number or a higher one: it has to fit the index's 4 bytes, all ones aside."""
+GAP_MAX: Final = 1000
+"""So many segments may be missing in a row. What lies farther off than that is not of this log."""
+
+_log = logging.getLogger("kvmq")
+
+
 def segment_name(position: int) -> str:
     """A segment's file name."""
     return f"{position:0{NAME_DIGITS}d}"
+
+
+def named_position(name: str) -> int | None:
+    """The position that a segment's file name says; None if the name is no segment's."""
+    # Other digits than ASCII's are digits to Python, and to nobody who reads this folder.
+    is_one = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+    return int(name) if is_one else None
 
 
 class Segments:
@@ -54,17 +74,37 @@ class Segments:
     def _scan(self) -> None:
         numbers = []
         for name in self.files.list_dir(self.folder):
-            if name.endswith((_NEW, _WHOLE)):
+            position = named_position(name)
+            if name.endswith((_NEW, _WHOLE)) and (self.folder / name).is_file():
                 # An allocation or copy that a crash cut short; it never was part of the log.
                 if self._writable:
-                    self.files.remove(self.folder / name)
-            elif len(name) != NAME_DIGITS or not name.isdigit() or int(name) % self.size:
+                    with _told(self.folder / name, "removed"):
+                        self.files.remove(self.folder / name)
+            elif position is None or position % self.size or position // self.size >= NUMBERS_END:
                 self.foreign.append(name)
             else:
-                number = int(name) // self.size
-                numbers.append(number)
-                self._check(number)
-        self.numbers = sorted(numbers)
+                numbers.append(position // self.size)
+                self._check(numbers[-1])
+        self.numbers = self._without_strays(sorted(numbers))
+
+    def _without_strays(self, numbers: list[int]) -> list[int]:
+        """The numbers that are of one log: of stretches with more than `GAP_MAX` segments between
+        them, the one with most good files. The others are foreign: to scan up to them, or to take
+        one for the log's beginning, would take for ever or lose the log.
+        """
+        groups: list[list[int]] = []
+        for number in numbers:
+            if not groups or number - groups[-1][-1] > GAP_MAX:
+                groups.append([])
+            groups[-1].append(number)
+        if len(groups) < 2:
+            return numbers
+        log = max(groups, key=lambda group: sum(n not in self.problems for n in group))
+        for number in numbers:
+            if number not in log:
+                self.foreign.append(self.path(number).name)
+                self.problems.pop(number, None)
+        return log
 
     def _check(self, number: int) -> None:
         path = self.path(number)
@@ -105,7 +145,8 @@ class Segments:
                 )
             # Only what is behind the last sealed segment is ever written to.
             writable = self._writable and number >= self.writable_from
-            found = self.files.map(path, writable=writable)
+            with _told(path, "opened"):
+                found = self.files.map(path, writable=writable)
             if len(self._maps) >= MAPS_MAX:
                 # Never one that the flusher may be syncing: closing takes its descriptor away.
                 oldest = next((n for n in self._maps if n < self.writable_from), None)
@@ -122,18 +163,36 @@ class Segments:
                 found.close()
 
     def create(self, number: int) -> None:
-        """Make a segment of zeros; nothing if it is there."""
+        """Make a segment of zeros; nothing if it is there. `DiskFull`, or `SegmentDamaged` if the
+        disk refuses it for another reason.
+
+        What is in the way, be it a folder or a file that can't be a segment, is moved aside: the
+        log has to go on at this position, and nowhere else.
+        """
         with self._lock:
-            if number in self.numbers:
+            if number in self.numbers and number not in self.problems:
                 return
-            self.files.create(self.path(number), self.size)
-            self.numbers = sorted([*self.numbers, number])
+            path = self.path(number)
+            with _told(path, "made"):
+                if path.exists() or path.is_symlink():
+                    self._move_aside(path)
+                self.files.create(path, self.size)
+            self.problems.pop(number, None)
+            self.numbers = sorted({*self.numbers, number})
+
+    def _move_aside(self, path: Path) -> None:
+        count = 1
+        while (aside := path.with_name(f"{path.name}.damaged-{count}")).exists():
+            count += 1
+        self.files.rename(path, aside)
+        self.foreign.append(aside.name)
+        _log.warning("%s was in the place of the next segment; it is now %s", path, aside)
 
     def extend(self, number: int) -> None:
         """Give a segment that is too short its full size, with zeros; what it holds stays."""
         path = self.path(number)
         whole = path.with_name(path.name + _WHOLE)
-        with self._lock:
+        with self._lock, _told(path, "filled up"):
             self.files.create(whole, self.size)
             target = self.files.map(whole, writable=True)
             at = 0
@@ -150,28 +209,45 @@ class Segments:
         written to.
         """
         path = self.path(number)
-        if self.files.links(path) > 1:
-            self.remap(number)
-            self.files.copy(path, path)
+        with _told(path, "copied"):
+            if self.files.links(path) > 1:
+                self.remap(number)
+                self.files.copy(path, path)
+
+    def zero_from(self, number: int, offset: int) -> int:
+        """Make a segment zero from `offset` on, on the disk; returns how many bytes were not."""
+        found = self.map(number)
+        with _told(found.path, "zeroed"):
+            return found.zero_from(offset)
 
     def remove(self, number: int, *, erase: bool = False) -> None:
         """Remove a segment's file; with `erase`, overwrite it first unless another folder shares
-        its bytes.
+        its bytes. What is no file (a folder, a pipe) stays, and stays a problem that is reported;
+        it is no segment any more.
         """
         path = self.path(number)
         with self._lock:
             found = self._maps.pop(number, None)
             self.numbers = [n for n in self.numbers if n != number]
+            if path.exists() and not path.is_file():
+                self.problems.setdefault(number, f"{path} is not a file")
+                return
             self.problems.pop(number, None)
         if found is not None:
             found.close()
-        if erase and self.files.size(path) and self.files.links(path) == 1:
-            self.files.erase(path)
-        self.files.remove(path)
+        with _told(path, "removed"):
+            if erase and self.files.size(path) and self.files.links(path) == 1:
+                self.files.erase(path)
+            self.files.remove(path)
 
     def sync(self, number: int) -> None:
-        """Put a segment on the disk."""
-        self.map(number).sync()
+        """Put a segment on the disk; `SegmentDamaged` if the disk refused."""
+        found = self.map(number)
+        try:
+            found.sync()
+        except OSError as e:
+            # Never `DiskFull`, after which a caller may try again: the pages may be gone.
+            raise _refused(found.path, "put on the disk", e) from e
 
     def close(self) -> None:
         """Let go of all maps."""
@@ -179,3 +255,20 @@ class Segments:
             for found in self._maps.values():
                 found.close()
             self._maps.clear()
+
+
+@contextlib.contextmanager
+def _told(path: Path, done: str) -> Iterator[None]:
+    """Have what the operating system refuses as an error of kvmq's own."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path} can't be {done}: {e.strerror}; free disk space") from e
+        raise _refused(path, done, e) from e
+
+
+def _refused(path: Path, done: str, why: OSError) -> SegmentDamaged:
+    return SegmentDamaged(
+        f"{path} can't be {done}: {why.strerror or why}; see to the disk, then try again", str(path)
+    )

@@ -1,7 +1,8 @@
 """Unique ids: the 32 hexadecimal digits that every message gets at its put.
 
-The idea: RocketMQ's form: address, pid, a token of this store's, milliseconds since the month began, counter. 65,536 ids fit a
-millisecond; when they are used up the time in the id goes on by one.
+The idea: RocketMQ's form: address, pid, a token of this store's, milliseconds since the month
+began, counter. 65,536 ids fit a millisecond; when they are used up the time in the id goes on by
+one.
 
 Invariant: no id comes twice from one source, even with a clock that stands still or goes back.
 """
@@ -9,6 +10,7 @@ Invariant: no id comes twice from one source, even with a clock that stands stil
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from kvstore.record.ids import id_prefix, month_start_ms
@@ -42,6 +44,15 @@ class UniqueIds:
                 ids += [stem + c for c in _HEX4[: end & 0xFFFF]]
         return ids
 
+    def fill(self, given: Sequence[str | None], now_ms: int) -> list[str]:
+        """`given` with a new id in the place of each None."""
+        missing = given.count(None)
+        made = self.take(now_ms, missing) if missing else []
+        if missing == len(given):
+            return made
+        turn = iter(made)
+        return [next(turn) if i is None else i for i in given]
+
     def one(self, now_ms: int) -> str:
         """One new id."""
         with self._lock:
@@ -65,7 +76,8 @@ class UniqueIds:
             self._counter = (first + count) & 0xFFFF
             if not self._month_start <= self._now < self._month_end:
                 self._month_start = month_start_ms(self._now)
-                # The next look is at the latest when the shortest month would be over, and then every time.
+                # The next look is at the latest when the shortest month would be over, and then every
+                # time.
                 self._month_end = self._month_start + _MONTH_MIN_MS
             self._stem = f"{self._prefix}{(self._now - self._month_start) & 0xFFFFFFFF:08X}"
             return self._stem, first

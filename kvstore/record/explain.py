@@ -1,0 +1,290 @@
+"""Explain: which message of a refused batch is at fault, and why.
+
+The idea: `prepare` looks at columns, which say that something is wrong but not with which message.
+Only then is each message looked at by itself, field by field, and the first fault becomes an error
+that names message, field and value. Slow, and run for refused batches only.
+
+Invariants: every fault that `prepare` refuses is found here, and nothing that it takes is blamed;
+looking makes no topic as long as a message is at fault by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
+
+from kvstore.errors import (
+    CallerError,
+    MessageIllegal,
+    MessageTooLarge,
+    PropertiesTooLarge,
+    StoreError,
+)
+from kvstore.record.compression import compress
+from kvstore.record.layout import FIXED_V1
+from kvstore.record.names import (
+    KEYS,
+    MESSAGE_GROUP,
+    PROPERTY_CRC,
+    RESERVED,
+    TAGS,
+    TRANSIENT_PREFIX,
+    UNIQUE_ID,
+)
+from kvstore.record.validate import check_topic
+from kvstore.record.values import Message
+
+FLAGS_END: Final = 1 << 32
+TIMES_END: Final = 1 << 63
+PROPERTY_CRC_BYTES: Final = 20
+ID_LENGTH: Final = 32
+_INSTEAD: Final = {
+    TAGS: "use tag=",
+    KEYS: "use keys=",
+    UNIQUE_ID: "use message_id=",
+    MESSAGE_GROUP: "use message_group=",
+    PROPERTY_CRC: "the store writes it itself",
+}
+
+
+class TopicFacts(Protocol):
+    """What putting needs to know of a topic."""
+
+    name: str
+    base: int
+    """Topic id << 32: a queue's key in memory is `base + queue`."""
+    write_queues: int
+    magic: int
+    wire: bytes
+    """Topic length (1 byte in V1, 2 in V2) and topic, as in the record."""
+    overhead: int
+    """A record's bytes without body and properties."""
+    hash_byte: int
+    """What makes the same key in two topics two hashes; see `hashes.key_hash`."""
+    keys_all: bool
+    keys_unique: bool
+
+    def spread(self, count: int) -> int:
+        """The first of `count` turns for messages that name no queue; a turn's queue is turn %
+        write_queues.
+        """
+        ...
+
+
+class Wrong(ValueError):
+    """A column is not as it must be; which message is at fault is still to be found."""
+
+
+TopicOf = Callable[[str], TopicFacts]
+"""The facts of a topic by its name; it may make the topic, and raises `CallerError`."""
+
+
+class Limits(NamedTuple):
+    """What a message must keep to; sizes in bytes."""
+
+    max_body: int
+    max_record: int
+    max_properties: int
+    compress_above: int | None
+    compression: str
+    property_crc: bool
+
+
+def as_batch(messages: object) -> Sequence[Message]:
+    """`messages` as a list, if it is a sequence of values; `MessageIllegal` if it is anything else."""
+    if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes, bytearray)):
+        return list(messages)
+    raise MessageIllegal(
+        f"put_batch was given a {type(messages).__name__}; it takes a list of Message"
+    )
+
+
+def explain(
+    messages: Sequence[Message], why: Exception, limits: Limits, topic_of: TopicOf
+) -> NoReturn:
+    """Raise what is wrong with the first message at fault; `why` is what `prepare` ran into.
+
+    What is wrong with a message by itself comes before what is wrong with a topic or queue: asking
+    for a topic may make it.
+    """
+    for look in (_look, _look_at_place):
+        for index, message in enumerate(messages):
+            # A single put has no index to be told.
+            alone = len(messages) == 1 and isinstance(message, Message)
+            where = "" if alone else f"message {index} of {len(messages)}: "
+            try:
+                look(message, limits, topic_of)
+            except CallerError as e:
+                e.args = (f"{where}{e}",)
+                raise
+            except (AttributeError, LookupError, TypeError, ValueError) as e:
+                raise MessageIllegal(f"{where}{type(e).__name__}: {e}") from e
+    # The messages changed while they were looked at, or the topics did.
+    if isinstance(why, StoreError):
+        raise why
+    raise MessageIllegal(f"the messages can't be put: {type(why).__name__}: {why}") from why
+
+
+def is_creatable(name: str) -> bool:
+    """Whether a topic can be made with that name: asking for one that can't makes none."""
+    try:
+        check_topic(name)
+    except MessageIllegal:
+        return False
+    return True
+
+
+def lasting(properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties without the transient ones, which are never stored."""
+    return {
+        k: v
+        for k, v in properties.items()
+        if not isinstance(k, str) or not k.startswith(TRANSIENT_PREFIX)
+    }
+
+
+# --- a message by itself ----------------------------------------------------------------------
+
+
+def _look(m: Any, limits: Limits, topic_of: TopicOf) -> None:
+    if not isinstance(m, Message):
+        raise MessageIllegal(f"it is a {type(m).__name__}; put_batch takes a list of Message")
+    if not isinstance(m.topic, str):
+        raise MessageIllegal(f"the topic is {_short(m.topic)}; it must be a text")
+    if not is_creatable(m.topic):
+        topic_of(m.topic)
+    _look_at_body(m.body, limits)
+    _look_at_text("message_id", m.message_id, blanks=False, optional=True)
+    _look_at_text("tag", m.tag, optional=True)
+    _look_at_text("message_group", m.message_group, optional=True)
+    _look_at_keys(m.keys)
+    _look_at_properties(m.properties)
+    _look_at_numbers(m)
+    _look_at_sizes(m, FIXED_V1 + len(m.topic.encode()), limits)
+
+
+def _look_at_body(body: object, limits: Limits) -> None:
+    if isinstance(body, str):
+        raise MessageIllegal("the body is text; encode it first, such as with .encode()")
+    try:
+        size = memoryview(body).nbytes  # type: ignore[arg-type]  # TypeError if it is no buffer
+    except TypeError:
+        raise MessageIllegal(
+            f"the body is a {type(body).__name__}; it must be bytes-like"
+        ) from None
+    except ValueError as e:
+        raise MessageIllegal(f"the body can't be read: {e}") from None
+    if size > limits.max_body:
+        raise MessageTooLarge(
+            f"the body has {size} bytes, the limit is {limits.max_body}; "
+            "raise StoreConfig.max_body or split it",
+            size,
+            limits.max_body,
+        )
+
+
+def _look_at_text(what: str, text: object, *, blanks: bool = True, optional: bool = False) -> None:
+    if text is None and optional:
+        return
+    if not isinstance(text, str) or not text:
+        raise MessageIllegal(
+            f"{what} is {_short(text)}; it must be a text of at least one character"
+        )
+    if "\x01" in text or "\x02" in text:
+        raise MessageIllegal(f"{what} is {_short(text)}; it must not contain U+0001 or U+0002")
+    if not blanks and " " in text:
+        raise MessageIllegal(f"{what} is {_short(text)}; it must not contain blanks")
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise MessageIllegal(
+            f"{what} is {_short(text)}; it can't be encoded as UTF-8: {e.reason}"
+        ) from None
+
+
+def _look_at_keys(keys: Any) -> None:
+    if isinstance(keys, str):
+        raise MessageIllegal(f"keys is the text {_short(keys)}; it must be a list of texts")
+    try:
+        found = list(keys)
+    except TypeError:
+        raise MessageIllegal(f"keys is {_short(keys)}; it must be a list of texts") from None
+    for key in found:
+        _look_at_text("a key", key, blanks=False)
+
+
+def _look_at_properties(properties: Any) -> None:
+    if not isinstance(properties, Mapping):
+        raise MessageIllegal(
+            f"properties is {_short(properties)}; it must be a mapping of texts to texts"
+        )
+    for name, value in lasting(properties).items():
+        _look_at_text("a property's name", name)
+        if name in RESERVED:
+            instead = _INSTEAD.get(name, "the name is the system's own")
+            raise MessageIllegal(f"property {name!r} is reserved; {instead}")
+        _look_at_text(f"property {_short(name)}", value)
+
+
+def _look_at_numbers(m: Message) -> None:
+    if type(m.flags) is not int or not 0 <= m.flags < FLAGS_END:
+        raise MessageIllegal(
+            f"flags is {_short(m.flags)}; it must be a whole number of 32 bits, "
+            f"0 to {FLAGS_END - 1}"
+        )
+    born = m.born_at
+    if born is not None and (type(born) is not int or not 0 <= born < TIMES_END):
+        raise MessageIllegal(
+            f"born_at is {_short(born)}; it must be whole milliseconds since the epoch, or None"
+        )
+    if m.queue is not None and (type(m.queue) is not int or m.queue < 0):
+        raise MessageIllegal(
+            f"queue is {_short(m.queue)}; it must be a queue of topic {m.topic!r}, 0 and up"
+        )
+
+
+def _look_at_sizes(m: Message, overhead: int, limits: Limits) -> None:
+    parts = [(UNIQUE_ID, m.message_id or "0" * ID_LENGTH), *lasting(m.properties).items()]
+    for name, value in ((KEYS, " ".join(m.keys)), (TAGS, m.tag), (MESSAGE_GROUP, m.message_group)):
+        if value:
+            parts.append((name, value))
+    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in parts)
+    if limits.property_crc:
+        size += PROPERTY_CRC_BYTES
+    if size > limits.max_properties:
+        raise PropertiesTooLarge(
+            f"the properties take {size} bytes, the limit is {limits.max_properties}",
+            size,
+            limits.max_properties,
+        )
+    body = memoryview(m.body).nbytes
+    size += overhead + body
+    above = limits.compress_above
+    if size > limits.max_record and above is not None and body > above:
+        size -= max(body - len(compress(bytes(m.body), limits.compression)), 0)
+    if size > limits.max_record:
+        raise MessageTooLarge(
+            f"the record takes {size} bytes, the limit is {limits.max_record}: a segment must hold "
+            "it; compress the body, or make the store with a larger segment_size",
+            size,
+            limits.max_record,
+        )
+
+
+# --- a message in its topic -------------------------------------------------------------------
+
+
+def _look_at_place(m: Message, limits: Limits, topic_of: TopicOf) -> None:
+    topic = topic_of(m.topic)
+    if m.queue is not None and m.queue >= topic.write_queues:
+        raise MessageIllegal(
+            f"topic {m.topic!r} has no queue {m.queue} to put to; "
+            f"it has 0 to {topic.write_queues - 1}"
+        )
+    _look_at_sizes(m, topic.overhead, limits)
+
+
+def _short(value: object) -> str:
+    """What a value looks like, for an error to show."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

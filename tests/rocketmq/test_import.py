@@ -1,0 +1,155 @@
+"""A store that RocketMQ wrote, imported or opened in place: all its manifest says, in ours.
+
+The manifests say what RocketMQ itself reads, for the damaged stores after its own recovery. Key
+queries are the one place where we answer less: RocketMQ finds keys by a 32-bit hash and returns
+messages of colliding ones; here the real key counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from tests.fixtures import NAMES, Fixture, unpack_fixture
+
+
+@pytest.fixture(params=NAMES)
+def fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Fixture:
+    """Each fixture, unpacked."""
+    return unpack_fixture(request.param, tmp_path / "source")
+
+
+@pytest.fixture(params=["imported", "opened in place"])
+def store(request: pytest.FixtureRequest, fixture: Fixture, tmp_path: Path) -> Any:
+    """A store made of the fixture either way."""
+    path = fixture.store
+    if request.param == "imported":
+        path = tmp_path / "target"
+        kvstore.import_rocketmq(fixture.store, path)
+    with kvstore.open(path) as opened:
+        yield opened
+
+
+def content(folder: Path) -> dict[str, tuple[str, int]]:
+    """Hash and time of every file of a folder."""
+    return {
+        str(p.relative_to(folder)): (
+            hashlib.sha256(p.read_bytes()).hexdigest(),
+            p.stat().st_mtime_ns,
+        )
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_every_message_that_rocketmq_has_is_there_with_its_fields(
+    store: Store, fixture: Fixture
+) -> None:
+    for wanted in fixture.manifest["messages"]:
+        found = store.read_at(wanted["physicalOffset"])
+        assert (found.topic, found.queue) == (wanted["topic"], wanted["queueId"])
+        assert (found.offset, found.size) == (wanted["queueOffset"], wanted["storeSize"])
+        assert (found.born_at, found.stored_at) == (
+            wanted["bornTimestamp"],
+            wanted["storeTimestamp"],
+        )
+        assert found.properties == wanted["properties"]
+        assert found.position_id == wanted["msgId"]
+        plain = wanted.get("plainBodySha256") or wanted["bodySha256"]
+        assert hashlib.sha256(found.body).hexdigest() == plain
+
+
+def test_the_log_ends_where_rocketmq_ends_it(store: Store, fixture: Fixture) -> None:
+    assert store.recovery.end == fixture.manifest["maxPhyOffset"]
+    assert store.recovery.damage == []
+
+
+def test_every_queue_has_the_entries_of_its_consume_queue(store: Store, fixture: Fixture) -> None:
+    for topic, queues in fixture.manifest["consumeQueue"].items():
+        for number, wanted in queues.items():
+            queue = int(number)
+            assert store.bounds(topic, queue) == (wanted["minOffset"], wanted["maxOffset"])
+            found = store.pull(topic, queue, wanted["minOffset"], limit=1000).messages
+            assert [(m.offset, m.position, m.size) for m in found] == [
+                tuple(entry[:3]) for entry in wanted["entries"]
+            ]
+
+
+def test_key_queries_find_what_rocketmq_finds_less_what_only_its_hash_matched(
+    store: Store, fixture: Fixture
+) -> None:
+    records = {m["physicalOffset"]: m for m in fixture.manifest["messages"]}
+    for query in fixture.manifest["keyQueries"]:
+        key = query["key"]
+        real = {
+            p
+            for p in query["physicalOffsets"]
+            if key in (records[p]["keys"] or "").split(" ") or records[p]["uniqKey"] == key
+        }
+        found = store.query(query["topic"], key, limit=query["maxNum"])
+        assert [m.position for m in found] == sorted(real, reverse=True)
+
+
+def test_offsets_by_time_are_rocketmqs(store: Store, fixture: Fixture) -> None:
+    for query in fixture.manifest.get("timeQueries", []):
+        topic, queue, time = query["topic"], query["queueId"], query["timestamp"]
+        assert store.offset_at(topic, queue, time) == query["lower"]
+        assert store.offset_at(topic, queue, time, upper=True) == query["upper"]
+
+
+def test_the_adopted_store_is_whole_and_takes_messages(store: Store, fixture: Fixture) -> None:
+    assert store.verify().problems == []
+    put = store.put("TopicTest", b"new", keys=["fresh"])
+    assert store.get("TopicTest", put.queue, put.offset).body == b"new"
+    assert [m.position for m in store.query("TopicTest", "fresh")] == [put.position]
+    assert store.find(put.message_id).position == put.position
+
+
+def test_consumer_offsets_and_groups_are_taken_over(tmp_path: Path) -> None:
+    for name in ("classic", "rocksdb"):
+        source = unpack_fixture(name, tmp_path / name)
+        kvstore.import_rocketmq(source.store, tmp_path / f"{name}-target")
+        with kvstore.open(tmp_path / f"{name}-target") as store:
+            groups = {g.name: g for g in store.groups()}
+            assert groups["CID_order"].ordered
+            offsets = [store.committed_offset("GID_a", "TopicTest", q) for q in range(4)]
+            assert offsets == [3, 5, 7, 9]
+            assert store.committed_offset("CID_RMQ_SYS_SCHEDULE", "SCHEDULE_TOPIC_XXXX", 0) == 1
+            assert store.topic("fifo%topic").read_queues >= 3
+
+
+def test_an_import_changes_no_byte_and_no_time_of_the_source(
+    fixture: Fixture, tmp_path: Path
+) -> None:
+    before = content(fixture.store)
+    target = tmp_path / "target"
+    kvstore.import_rocketmq(fixture.store, target)
+    assert content(fixture.store) == before
+    with kvstore.open(target) as store:
+        for i in range(2000):
+            store.put("TopicTest", b"more %d" % i)
+        store.seal()
+    assert {k: v[0] for k, v in content(fixture.store).items()} == {
+        k: v[0] for k, v in before.items()
+    }
+
+
+def test_an_import_into_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    source = unpack_fixture("classic", tmp_path / "source")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "mine").write_text("kept")
+    with pytest.raises(kvstore.CallerError, match="not empty"):
+        kvstore.import_rocketmq(source.store, tmp_path / "target")
+    assert (tmp_path / "target" / "mine").read_text() == "kept"
+
+
+def test_what_is_no_rocketmq_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(kvstore.StoreNotFound):
+        kvstore.import_rocketmq(tmp_path / "empty", tmp_path / "target")
+    assert not (tmp_path / "target").exists()
