@@ -5,6 +5,7 @@ store is created (`segment_size`) is taken from the store when it exists."""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -12,8 +13,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, MessageIllegal
 from kvstore.files import Files, LocalFiles
+from kvstore.record.hosts import pack_host
 
 KeyIndex = Literal["all", "unique", "off"]
 Codec = Literal["zlib", "lz4", "zstd"]
@@ -21,6 +23,8 @@ Codec = Literal["zlib", "lz4", "zstd"]
 SEGMENT_SIZE_MIN = 64 << 10
 SEGMENT_SIZE_MAX = 4 << 30
 """Positions inside a segment are stored in 4 bytes."""
+QUEUES_MAX: Final = 1 << 16
+"""Queues of a topic."""
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +47,10 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and everything every `flush_thorough_interval`; "sync" waits for the disk. `visibility`
     "written" shows a message as soon as it is written, "flushed" only when it is on disk.
     `write_mode` "mapped" writes into the mapped file; "staged" collects in one of two memory
-    buffers that are swapped at `stage_bytes`, `stage_count` messages or `stage_interval`.
+    buffers that are swapped at `stage_bytes`, `stage_count` messages or `stage_interval`. So with
+    "staged" a put that did not wait for the flush may still be in this process's memory: a crash of
+    the process loses at most what was put in the last `stage_interval` (or `stage_bytes`, or
+    `stage_count`), always the newest messages, never a hole.
     `busy_timeout`: how long a put waits for the write lock before `StoreBusy`.
 
     Messages: `max_body` and `max_properties` limit a message (RocketMQ's 4 MiB and 32,767). Bodies
@@ -129,6 +136,15 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "key_index": ("all", "unique", "off"),
     "on_corruption": ("report", "fail"),
 }
+_FLAGS: Final = (
+    "check_crc",
+    "property_crc",
+    "check_property_crc",
+    "auto_create_topics",
+    "secure_erase",
+)
+_DURATION_MAX: Final = 1e9
+"""30 years and more; what waits for longer than threading can wait would raise there."""
 _DURATIONS: Final = (
     "flush_interval",
     "flush_thorough_interval",
@@ -137,45 +153,108 @@ _DURATIONS: Final = (
     "checkpoint_interval",
     "retention_interval",
 )
-_COUNTS: Final = ("stage_bytes", "stage_count", "max_body", "checkpoint_bytes", "default_queues")
+_COUNTS: Final = ("stage_bytes", "stage_count", "max_body", "checkpoint_bytes")
+_SEAMS: Final[dict[str, type]] = {"clock": Clock, "files": Files}
 
 
 def _check(c: StoreConfig) -> None:
     for name, choices in _CHOICES.items():
-        if getattr(c, name) not in choices:
-            raise ConfigError(
-                f"{name} is {getattr(c, name)!r}; it must be one of {', '.join(choices)}"
-            )
+        _choice(name, getattr(c, name), choices)
+    for name in _FLAGS:
+        _number(name, getattr(c, name), (bool,), "True or False", lambda v: True)
+    _check_durations(c)
+    _check_sizes(c)
+    _check_segment_size(c.segment_size)
+    _check_watermarks(c.watermarks)
+    _check_host(c.host, c.port)
+    check_retention(c.retention)
+    for name, protocol in _SEAMS.items():
+        _check_seam(name, getattr(c, name), protocol)
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+
+
+def _check_durations(c: StoreConfig) -> None:
+    wanted = f"more than 0 seconds, {_DURATION_MAX:g} at most"
     for name in _DURATIONS:
-        _number(name, getattr(c, name), (int, float), "more than 0 seconds", lambda v: v > 0)
+        _number(name, getattr(c, name), (int, float), wanted, lambda v: 0 < v <= _DURATION_MAX)
+    _number(
+        "delete_interval",
+        c.delete_interval,
+        (int, float),
+        f"0 to {_DURATION_MAX:g} seconds",
+        lambda v: 0 <= v <= _DURATION_MAX,
+    )
+    if c.delete_when is not None:
+        wanted = "None, or an hour, 0 to 23"
+        _number("delete_when", c.delete_when, (int,), wanted, lambda v: 0 <= v <= 23)
+
+
+def _check_sizes(c: StoreConfig) -> None:
     for name in _COUNTS:
         _number(name, getattr(c, name), (int,), "a whole number, at least 1", lambda v: v >= 1)
     _number("flush_dirty_bytes", c.flush_dirty_bytes, (int,), "0 bytes or more", lambda v: v >= 0)
     _number(
-        "delete_interval", c.delete_interval, (int, float), "0 seconds or more", lambda v: v >= 0
-    )
-    _number(
         "max_properties", c.max_properties, (int,), "0 to 32767 bytes", lambda v: 0 <= v <= 32767
     )
-    _number("port", c.port, (int,), "0 to 65535", lambda v: 0 <= v <= 65535)
+    _number(
+        "default_queues",
+        c.default_queues,
+        (int,),
+        f"1 to {QUEUES_MAX} queues",
+        lambda v: 1 <= v <= QUEUES_MAX,
+    )
     if c.compress_above is not None:
+        wanted = "None, or 0 bytes and more"
+        _number("compress_above", c.compress_above, (int,), wanted, lambda v: v >= 0)
+
+
+def _check_host(host: object, port: object) -> None:
+    _number("port", port, (int,), "0 to 65535", lambda v: 0 <= v <= 65535)
+    try:
+        pack_host(host, port)  # type: ignore[arg-type]  # what is wrong with them is told here
+    except MessageIllegal as e:
+        raise ConfigError(
+            f"host is {host!r}; it must be an IPv4 or IPv6 address in digits, without a zone"
+        ) from e
+
+
+def check_retention(retention: object) -> None:
+    """Raise `ConfigError` for what is no `Retention`, or one that can't be kept."""
+    # Not when it is made: one that was read from a row, however old, must always be shown.
+    if type(retention) is not Retention:
+        raise ConfigError(f"retention is {retention!r}; it must be a kvstore.Retention")
+    for name in ("hot_for", "warm_for", "cold_for"):
+        value = getattr(retention, name)
+        if value is not None:
+            wanted = "None, or a finite number of seconds, 0 or more"
+            _number(f"retention.{name}", value, (int, float), wanted, _is_finite)
+    if retention.max_bytes is not None:
+        wanted = "None, or 0 bytes and more"
         _number(
-            "compress_above",
-            c.compress_above,
+            "retention.max_bytes",
+            retention.max_bytes,
             (int,),
-            "None, or 0 bytes and more",
-            lambda v: v >= 0,
+            wanted,
+            lambda v: 0 <= v < 1 << 63,
         )
-    if c.delete_when is not None:
-        _number(
-            "delete_when",
-            c.delete_when,
-            (int,),
-            "None, or an hour, 0 to 23",
-            lambda v: 0 <= v <= 23,
+
+
+def _is_finite(value: float) -> bool:
+    return 0 <= value < 1 << 63 and math.isfinite(value)
+
+
+def _check_seam(name: str, value: object, protocol: type) -> None:
+    wanted = [n for n in vars(protocol) if not n.startswith("_")]
+    missing = [n for n in wanted if not callable(getattr(value, n, None))]
+    if missing:
+        raise ConfigError(
+            f"{name} is {value!r}, which has no {', '.join(missing)}; it must be a "
+            f"{protocol.__module__}.{protocol.__name__}"
         )
-    _check_segment_size(c.segment_size)
-    _check_watermarks(c.watermarks)
 
 
 def _number(

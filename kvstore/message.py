@@ -27,7 +27,7 @@ class PutStatus(StrEnum):
     """How safe a message was when the put returned."""
 
     STAGED = "staged"
-    """In this process's memory (`write_mode="staged"`): its end loses it until the buffer is written."""
+    """In this process's memory (staged mode): its end loses it until the buffer is written."""
     WRITTEN = "written"
     """In the log's mapped pages: survives the end of this process (kill -9), not a power cut."""
     FLUSHED = "flushed"

@@ -2,15 +2,16 @@
 
 The idea: with the derived families empty and the checkpoint at the log's beginning, opening is
 rebuilding: recovery replays the whole log, in checkpoints. An index that can't be opened or read is
-set aside and another one founded, in one batch, with that same checkpoint; nobody knows the durable
-end any more then, so the log is read for it first.
+set aside and another one founded, in one batch, with that same checkpoint: with all rows the log
+can't tell, if those can be read. If not, nobody knows the durable end any more either, so the log
+is read for it first.
 
 A rebuild that was cut short: from the checkpoint at the log's beginning on, the next opening goes
 on from the last checkpoint that was written. Before that there is no index, every opening says so,
 and another rebuild begins anew.
 
-Invariants: topics, groups and offsets stay, unless RocksDB itself can't be used: then its folder
-is set aside, never deleted. No good record of a log that is ours is cut off for damage before it.
+Invariants: topics, groups and offsets stay, unless they themselves can't be read; an index that is
+not used any more is set aside, never deleted. No good record of a log that is ours is cut off for damage before it.
 A folder that was never ours is adopted as by any opening, and nothing in it is set aside."""
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from kvstore import opening
 from kvstore.adoption import Adoption
 from kvstore.config import StoreConfig
-from kvstore.errors import Damaged, SegmentDamaged, StoreNotFound
-from kvstore.files import Files
-from kvstore.index.keys import DERIVED, FAMILIES
+from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreNotFound
+from kvstore.files import Files, FolderLock
+from kvstore.index.index import Index
+from kvstore.index.keys import CHECKPOINT, DERIVED, FAMILIES, META, SEALED, checkpoint_value
 from kvstore.log.segments import Segments, named_position
 from kvstore.record.walk import Found, Kind, walk
 from kvstore.recovery import Progress, RecoveryReport
@@ -35,11 +38,13 @@ from kvstore.rocketmq.layout import CONFIG
 from kvstore.rocketmq.values import RocketMQSource
 from kvstore.store import Store
 
-_TOLD_EVERY = 4096
+Rows = dict[str, dict[bytes, bytes]]
+"""Rows of an index, by family."""
+_TOLD_EVERY: Final = 4096
 
 
 class RebuildReport(msgspec.Struct):
-    """What was done: `set_aside` is where an index that could not be opened is now; the rest as in
+    """What was done: `set_aside` is where an index that could not be used is now; the rest as in
     `RecoveryReport`.
     """
 
@@ -61,48 +66,104 @@ def rebuild(
     lock = opening.take(folder, given)
     try:
         # Looked at again: before the lock was ours, another process may have changed what is there.
-        found = opening.look(folder, given)
-        ours = found in (opening.Found.OURS, opening.Found.OURS_WITHOUT_INDEX)
-        set_aside = None
-        if ours and not (found is opening.Found.OURS and _dropped(folder, given)):
-            # A folder that came as a copy may not say it; from here on only this tells whose it is.
-            lock.mark()
-            set_aside = _founded_anew(folder, given, progress)
+        set_aside = _prepare(folder, given, lock, progress)
     finally:
         lock.release()
     with Store(folder, given, progress=progress) as store:
         return RebuildReport(store.recovery, set_aside)
 
 
-def _founded_anew(folder: Path, config: StoreConfig, progress: Progress | None) -> str | None:
-    """Found an index that has only the log, with the checkpoint at its beginning. Returns where the
-    old one is now, if there was any.
+def _prepare(
+    folder: Path, config: StoreConfig, lock: FolderLock, progress: Progress | None
+) -> str | None:
+    """Have the folder such that opening it rebuilds; returns where the old index is now, if it
+    could not be used.
     """
+    # Looked at under the lock: before it was ours, another process may have changed what is there.
+    found = opening.look(folder, config)
+    kept = None
+    if found is opening.Found.OURS:
+        if _is_unfounded(folder, config):
+            return None  # and so opening founds it
+        kept = _kept_rows(folder, config)
+        if kept is not None and _drop_derived(folder, config):
+            return None
+    elif found is not opening.Found.OURS_WITHOUT_INDEX:
+        return None
+    # A folder that came as a copy may not say it; from here on only this tells whose it is.
+    lock.mark()
     aside = _set_aside(folder, config)
-    adoption = _own_log(folder, config, progress)
-    index, _ = opening.found_index(folder, config, adoption)
-    index.close()
+    if kept is not None:
+        _found_with(kept, folder, config)
+    else:
+        adoption = _own_log(folder, config, progress)
+        index, _ = opening.found_index(folder, config, adoption)
+        index.close()
     return aside
 
 
-def _dropped(folder: Path, config: StoreConfig) -> bool:
-    """Empty the derived families of an index; False if it, or what would stay of it, is damaged."""
+# --- the old index ---
+
+
+def _is_unfounded(folder: Path, config: StoreConfig) -> bool:
     try:
-        if opening.is_unfounded(folder, config):
-            return True  # and so opening founds it
+        return opening.is_unfounded(folder, config)
+    except IndexDamaged:
+        return False
+
+
+def _kept_rows(folder: Path, config: StoreConfig) -> Rows | None:
+    """All that the log can't tell, with the checkpoint at the log's beginning; None if that can't
+    be read.
+    """
+    try:
+        index, _ = opening.open_index(folder, config, opening.Found.OURS, read_only=False)
+        try:
+            back = index.load()._replace(position=0, clean=False)
+            rows = {
+                name: dict(index.families.rows(name, b""))
+                for name in FAMILIES
+                if name not in DERIVED
+            }
+            rows[META].pop(SEALED, None)
+            rows[META][CHECKPOINT] = checkpoint_value(back)
+        finally:
+            index.close()
+    except Damaged:
+        return None
+    return rows
+
+
+def _drop_derived(folder: Path, config: StoreConfig) -> bool:
+    """Empty the derived families of an index; False if they are damaged.
+
+    They are read whole before: what is dropped stays in its files for a while, and a block that
+    can't be read would be in the way of everything that is put beside it.
+    """
+    try:
         index, _ = opening.open_index(folder, config, opening.Found.OURS, read_only=False)
         try:
             index.load()
-            for name in FAMILIES:
-                if name not in DERIVED:
-                    # Every row, so that what can't be read is found here, and not by a later opening.
-                    deque(index.families.rows(name, b""), maxlen=0)
+            for name in DERIVED:
+                deque(index.families.rows(name, b""), maxlen=0)
             index.drop_derived()
         finally:
             index.close()
     except Damaged:
         return False
     return True
+
+
+def _found_with(rows: Rows, folder: Path, config: StoreConfig) -> None:
+    """Found an index with the rows of an older one."""
+    index = Index(folder / opening.INDEX, config.segment_size, read_only=False, create=True)
+    try:
+        batch = index.families.batch()
+        for name, family in rows.items():
+            batch.put_many(name, family.keys(), family.values())
+        index.families.write(batch, sync=True)
+    finally:
+        index.close()
 
 
 def _set_aside(folder: Path, config: StoreConfig) -> str | None:

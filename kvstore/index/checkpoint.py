@@ -3,8 +3,8 @@
 The idea: everything at once, in numpy: rows are sorted by queue, runs end where the queue or the
 segment changes.
 
-Invariant: pure: a tail goes in, rows come out; who writes them puts them in one batch with the new checkpoint.
-"""
+Invariant: pure: a tail goes in, rows come out; who writes them puts them in one batch with the new
+checkpoint."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("f
 
 
 class RunRows(NamedTuple):
-    """Rows of `runs`; where each queue's entries of a segment begin (where a place may have to); next offsets.
+    """Rows of `runs`; where each queue's entries of a segment begin (where a place may have to);
+    next offsets.
 
-    Queues are named by their keys in memory, topic id << 32 | queue id. The lists of a pair go together.
-    """
+    Queues are named by their keys in memory, topic id << 32 | queue id. The lists of a pair go
+    together."""
 
     keys: list[bytes]
     values: list[bytes]
@@ -87,7 +88,9 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
 def pack_rows(
     columns: Columns, starts: I64, segments: I64, queues: NDArray[np.uint64], firsts: I64
 ) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values of `runs` for columns cut at `starts`; the other arguments have one value a run."""
+    """Keys and values of `runs` for columns cut at `starts`; the other arguments have one value a
+    run.
+    """
     packed = pack_many(columns, starts)
     table = np.empty(len(starts), dtype=_RUN_KEY)
     table["segment"], table["first"] = segments, firsts

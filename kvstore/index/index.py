@@ -327,7 +327,7 @@ class Index:
         return sorted((p for p in found if p < end), reverse=True)
 
     def find_in_segment(self, segment: int, low: int, high: int, end: int) -> list[int]:
-        """Positions of a segment's records with a checkpointed key hash in a range, newest first."""
+        """Positions of a segment's records with a checkpointed key hash in range, newest first."""
         return [p for p in reversed(self.keys.find(segment, low, high)) if p < end]
 
     # --- upkeep ---
@@ -397,7 +397,8 @@ class Index:
         batch = self.families.batch()
         for name in DERIVED:
             batch.delete_range(name, b"", b"\xff" * 32)
-        # The log can't tell the next offset of a queue whose messages are all gone: those rows stay.
+        # The log can't tell the next offset of a queue whose messages are all gone: those rows
+        # stay.
         for key, value in self.families.rows(PLACES, b""):
             if read_place(key, value)[2].segment == NOWHERE:
                 batch.put(PLACES, key, value)

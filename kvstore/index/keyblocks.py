@@ -1,11 +1,13 @@
 """Message keys packed: blocks of sorted (key hash, position) pairs of one segment.
 
-The idea: a pair is the key's 40-bit hash and the record's position in the segment. Hashes are stored as distance
-from the block's first (which is the row's key), both columns plane by plane like a run's: the high planes of a
-sorted column compress to almost nothing, and a hash is found by bisection on the packed bytes, decoding nothing.
-Layout in docs/keys.md.
+The idea: a pair is the key's 40-bit hash and the record's position in the segment. Hashes are
+stored as distance from the block's first (which is the row's key), both columns plane by plane like
+a run's: the high planes of a sorted column compress to almost nothing, and a hash is found by
+bisection on the packed bytes, decoding nothing. Layout in docs/keys.md.
 
-Invariant: inside one part (segment, part number) hashes rise from block to block, and one hash is in one block.
+Invariants: inside one part (segment, part number) hashes rise from block to block, and one hash is
+in one block; a block of several pairs has at least one byte for each, so that reading one allocates
+no more than its length allows.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ I64 = NDArray[np.int64]
 BLOCK: Final = 256
 """Pairs in a block."""
 
-# Little-endian: widths (hash | position << 4), count; then the planes of the hash distances, then of the positions.
+# Little-endian: widths (hash | position << 4), count; then the planes of the hash distances, then
+# of the positions.
 HEADER: Final = Struct("<BI")
 _SIZE: Final = HEADER.size
 
@@ -31,7 +34,7 @@ _SIZE: Final = HEADER.size
 def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
     """Pairs in the order blocks want: by hash. Pairs of one hash come in the order they had."""
     if len(hashes) < 1 << 24:
-        # One sort of one number (hash, then place in the input) is five times as fast as an argsort.
+        # One sort of one number (hash, then place in the input) is five times as fast as argsort.
         joint = hashes.astype(np.uint64) << np.uint64(24) | np.arange(len(hashes), dtype=np.uint64)
         joint.sort()
         order = (joint & np.uint64(0xFFFFFF)).astype(np.int64)
@@ -43,8 +46,8 @@ def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
 def pack_blocks(hashes: I64, positions: I64) -> list[tuple[int, bytes]]:
     """Blocks of sorted pairs as (first hash, value); positions are relative to the segment.
 
-    Pairs of one hash stay in one block, so that one seek finds them all; a block with a very common key is as
-    large as it has to be.
+    Pairs of one hash stay in one block, so that one seek finds them all; a block with a very common
+    key is as large as it has to be.
     """
     blocks = []
     at, total = 0, len(hashes)
@@ -63,7 +66,7 @@ def _pack(distances: I64, positions: I64) -> bytes:
     wide = (int(distances[-1]).bit_length() + 7) // 8
     far = (int(positions.max()).bit_length() + 7) // 8
     if wide + far == 0 and len(distances) > 1:
-        far = 1  # bytes must stand for pairs, so that a count can't claim more than is there
+        far = 1
     return (
         HEADER.pack(wide | far << 4, len(distances))
         + _planes(distances, wide)
@@ -77,7 +80,9 @@ def _planes(column: I64, width: int) -> bytes:
 
 
 def find_in_block(first: int, value: bytes, low: int, high: int) -> list[int]:
-    """Positions of the pairs whose hash is `low` to `high`, both included, in no order, maybe repeated."""
+    """Positions of the pairs whose hash is `low` to `high`, both included; in no order, maybe
+    repeated.
+    """
     wide, far, count = _header(value)
     i = _bisect(value, wide, count, low - first)
     found = []

@@ -1,8 +1,8 @@
 """Finding messages by key: the parts of `message_keys`, newest segment first.
 
-The idea: a checkpoint adds a part to its segment; four parts of a level become one of the next, and sealing makes one
-of all, so a lookup seeks in a handful of places. A part is one key range of blocks; which parts a segment
-has is read from RocksDB when first asked and kept.
+The idea: a checkpoint adds a part to its segment; four parts of a level become one of the next, and
+sealing makes one of all, so a lookup seeks in a handful of places. A part is one key range of
+blocks; which parts a segment has is read from RocksDB when first asked and kept.
 
 Invariant: what this finds are candidates by hash. The caller compares the real key in the record.
 """
@@ -65,7 +65,7 @@ class MessageKeys:
             part += 1
 
     def find(self, segment: int, low: int, high: int) -> list[int]:
-        """Log positions of records of a segment with a key hash from `low` to `high`, oldest first."""
+        """Log positions of a segment's records with a key hash of `low` to `high`, in order."""
         found: list[int] = []
         before = self.parts(segment)
         it = self._families.iter(MESSAGE_KEYS)
@@ -91,7 +91,8 @@ class MessageKeys:
         return [base + p for p in sorted(set(found))]
 
     def add(self, batch: Batch, segment: int, hashes: I64, positions: I64) -> tuple[int, ...]:
-        """Put a new part of sorted pairs into a batch; returns the segment's parts once it is written.
+        """Put a new part of sorted pairs into a batch; returns the segment's parts once it is
+        written.
 
         When there are `FAN_OUT` parts of a level with it, they are merged in the same batch.
         """
@@ -121,9 +122,8 @@ class MessageKeys:
         return (PART_SEALED,)
 
     def coming(self, segment: int, parts: tuple[int, ...]) -> None:
-        """Take note that a batch of `add` or `seal` is about to be written: till then both the parts
-        it removes and those it adds are looked for.
-        """
+        """Take note that a batch of `add` or `seal` is about to be written: till then both the
+        parts it removes and those it adds are looked for."""
         with self._lock:
             self._parts[segment] = tuple({*self._parts.get(segment, ()), *parts})
 

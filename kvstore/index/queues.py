@@ -1,13 +1,12 @@
 """Where a queue's entries are, as RocksDB knows it: places, then runs.
 
-The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run; decoded runs and a
-queue's places are kept in bounded memory, so a reader that goes on pays for neither. Nothing is loaded per queue
-before it is asked for.
+The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run;
+decoded runs and a queue's places are kept in bounded memory, so a reader that goes on pays for
+neither. Nothing is loaded per queue before it is asked for.
 
-Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and a list of places that
-misses a newer one is read again before an offset is said not to exist. What lies below the log's first segment is gone
-whether or not its rows are.
-"""
+Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and
+a list of places that misses a newer one is read again before an offset is said not to exist. What
+lies below the log's first segment is gone whether or not its rows are."""
 
 from __future__ import annotations
 
@@ -89,7 +88,9 @@ class Queues:
         return Head(first + runs.count_of(value), place.segment)
 
     def places(self, queue: int, first_segment: int, *, fresh: bool = False) -> list[Place]:
-        """A queue's places in live segments, in order; or the one place that only keeps its next offset."""
+        """A queue's places in live segments, in order; or the one place that only keeps its next
+        offset.
+        """
         found = None if fresh else self._places.get(queue)
         if found is None:
             version = self._version
@@ -107,7 +108,7 @@ class Queues:
         return found
 
     def changing(self) -> None:
-        """Take note that rows are about to change or just did: what is read meanwhile is not kept."""
+        """Take note that rows change about now: what is read meanwhile is not kept."""
         with self._lock:
             self._version += 1
 
@@ -127,7 +128,9 @@ class Queues:
     # --- entries ---
 
     def positions(self, queue: int, offset: int, limit: int, first_segment: int) -> list[int]:
-        """Log positions of up to `limit` entries from `offset` on; fewer where the index, or a gap, ends them."""
+        """Log positions of up to `limit` entries from `offset` on; fewer where the index, or a gap,
+        ends them.
+        """
         out: list[int] = []
         while limit > 0:
             column = self._from(queue, offset, first_segment)

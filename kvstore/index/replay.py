@@ -58,9 +58,8 @@ class Replay:
         """Records that were not indexed: position, size, offset, and the offset that was due."""
         self._skipped: dict[int, int] = {}
         self.last_stored = 0
-        """The newest store time so far: an entry's is never below it, so that times rise in a run even
-        where a clock was stepped back while another program wrote the log.
-        """
+        """The newest store time so far: an entry's is never below it, so that times rise in a run
+        even where a clock was stepped back while another program wrote the log. """
         self._known: dict[tuple[bytes, int], ReplayTopic] = {}
         self._codes: dict[bytes, int] = {b"": 0}
         self._following: dict[int, int] = {}

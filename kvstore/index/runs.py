@@ -1,12 +1,13 @@
 """A run: consecutive entries of one queue inside one segment, as one small value.
 
-The idea: columns, not rows. Position deltas, sizes, tag hashes and store-time deltas each take the fewest whole
-bytes that fit the run's largest, and a constant column takes none. A column is stored plane by plane (all
-lowest bytes, then the next), which RocksDB's block compression likes, which packs a hundred thousand small runs
-with a few numpy calls, and which finds one position as a sum over the head of each plane. Layout in docs/runs.md.
+The idea: columns, not rows. Position deltas, sizes, tag hashes and store-time deltas each take the
+fewest whole bytes that fit the run's largest, and a constant column takes none. A column is stored
+plane by plane (all lowest bytes, then the next), which RocksDB's block compression likes, which
+packs a hundred thousand small runs with a few numpy calls, and which finds one position as a sum
+over the head of each plane. Layout in docs/runs.md.
 
-Invariant: `unpack_many(pack_many(x)) == x`; bytes that are not a run raise `FormatError`, never more.
-"""
+Invariant: `unpack_many(pack_many(x)) == x`; bytes that are not a run raise `FormatError`, never
+more."""
 
 from __future__ import annotations
 
@@ -26,11 +27,25 @@ I64 = NDArray[np.int64]
 RUN_MAX: Final = 1024
 """Entries in one run: bounds what one read decodes."""
 
-# Little-endian, because numpy's planes are: widths (position, size), widths (tag, time), count, first position in
-# the segment, smallest size, smallest tag hash, first store time (low 4, high 2 bytes).
+# Little-endian, because numpy's planes are: widths (position, size), widths (tag, time), count,
+# first position in the segment, smallest size, smallest tag hash, first store time (low 4, high 2
+# bytes).
 HEADER: Final = Struct("<BBHIIqIH")
 _SIZE: Final = HEADER.size
-assert _SIZE == 26
+_HEAD: Final = np.dtype(
+    [
+        ("a", "u1"),
+        ("b", "u1"),
+        ("count", "<u2"),
+        ("first", "<u4"),
+        ("size", "<u4"),
+        ("tag", "<i8"),
+        ("low", "<u4"),
+        ("high", "<u2"),
+    ]
+)
+"""The same header for numpy."""
+assert _HEAD.itemsize == _SIZE == 26
 
 
 class Columns(NamedTuple):
@@ -120,9 +135,8 @@ def _put_headers(
 ) -> None:
     head = np.zeros(
         len(starts),
-        dtype=[("a", "u1"), ("b", "u1"), ("count", "<u2"), ("first", "<u4"), ("size", "<u4"), ("tag", "<i8"),
-               ("low", "<u4"), ("high", "<u2")],
-    )  # fmt: skip
+        dtype=_HEAD,
+    )
     stored_at = columns.stored_at[starts]
     head["a"] = widths[0] | widths[1] << 4
     head["b"] = widths[2] | widths[3] << 4
@@ -155,7 +169,7 @@ def count_of(value: bytes) -> int:
 
 
 def _positions_head(value: bytes) -> tuple[int, int, int]:
-    """Width of the position column, count, first position; `FormatError` if they can't be a run's."""
+    """Width of the position column, count, first position; `FormatError` if they can't be."""
     if len(value) < _SIZE:
         raise FormatError(f"a run has {len(value)} bytes, at least {_SIZE} are needed")
     widths, _, count, first = HEADER.unpack_from(value)[:4]
@@ -166,7 +180,7 @@ def _positions_head(value: bytes) -> tuple[int, int, int]:
 
 
 def position_at(value: bytes, index: int) -> int:
-    """The position, in the segment, of a run's entry `index`: one sum per plane, nothing decoded."""
+    """The position, in the segment, of a run's entry `index`: one sum a plane, not decoded."""
     width, count, first = _positions_head(value)
     if not 0 <= index < count:
         raise FormatError(f"entry {index} of a run of {count}")
@@ -201,16 +215,15 @@ def _column(value: bytes, at: int, width: int, count: int) -> I64:
 
 
 def unpack_many(values: Sequence[bytes]) -> tuple[Columns, I64]:
-    """The columns of many runs one behind the other, and where each begins; the inverse of `pack_many`."""
+    """The columns of many runs one behind the other, and where each begins; the inverse of
+    `pack_many`.
+    """
     lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     if len(values) and int(lengths.min()) < _SIZE:
         raise FormatError(f"a run has {int(lengths.min())} bytes, at least {_SIZE} are needed")
     data = np.frombuffer(b"".join(values), dtype=np.uint8)
     begins = np.cumsum(lengths) - lengths
-    head = np.ascontiguousarray(data[begins[:, None] + np.arange(_SIZE)]).view(
-        [("a", "u1"), ("b", "u1"), ("count", "<u2"), ("first", "<u4"), ("size", "<u4"), ("tag", "<i8"),
-         ("low", "<u4"), ("high", "<u2")]
-    )[:, 0]  # fmt: skip
+    head = np.ascontiguousarray(data[begins[:, None] + np.arange(_SIZE)]).view(_HEAD)[:, 0]
     counts = head["count"].astype(np.int64)
     widths = [(head["a"] & 15), (head["a"] >> 4), (head["b"] & 15), (head["b"] >> 4)]
     widths = [w.astype(np.int64) for w in widths]

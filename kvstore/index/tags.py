@@ -1,9 +1,11 @@
-"""Tag codes: what an entry has in place of its tag's hash when the tag is one of the store's usual ones.
+"""Tag codes: what an entry has in place of its tag's hash when the tag is one of the store's usual
+ones.
 
-The idea: most stores know a handful of tags, and a hash takes four bytes that don't compress. So the
-store numbers the tag hashes it meets, the first `CODES_MAX` of them, and runs hold the numbers: one
-byte an entry, which compresses to almost nothing. A code is a value no hash can have (a Java hash
-has 32 bits, a delivery time is positive), so a run says by itself which of its values are codes.
+The idea: most stores know a handful of tags, and a hash takes four bytes that don't compress. So
+the store numbers the tag hashes it meets, the first `CODES_MAX` of them, and runs hold the numbers:
+one byte an entry, which compresses to almost nothing. A code is a value no hash can have (a Java
+hash has 32 bits, a delivery time is positive), so a run says by itself which of its values are
+codes.
 
 Invariants: a code stands for one hash, for ever; the table is written in the batch of the first run
 that uses a new code; it is no derived family, so a rebuild keeps it.
@@ -35,7 +37,7 @@ class TagCodes:
         self._written = len(self._hashes)
 
     def coded(self, tag_hashes: I64) -> I64:
-        """The column with codes in the place of the hashes that have one; gives codes to new ones."""
+        """The column with codes in the place of hashes; gives codes to new ones."""
         if not len(tag_hashes):
             return tag_hashes
         low = int(tag_hashes.min())

@@ -1,9 +1,9 @@
 """The index tail: entries and keys appended to the log but not yet checkpointed.
 
-The idea: columns, appended in log order, and nothing else: a put pays for a few array appends (60 ns
-a message), a checkpoint takes the whole tail away and turns it into runs with numpy. What readers
-want, each queue's positions and the dict that finds keys, is made when somebody asks, from where it
-was left.
+The idea: columns, appended in log order, and nothing else: a put pays for a few array appends (60
+ns a message), a checkpoint takes the whole tail away and turns it into runs with numpy. What
+readers want, each queue's positions and the dict that finds keys, is made when somebody asks, from
+where it was left.
 
 Invariants: columns are in log order, positions rise; a queue's offsets in one tail are dense; rows
 are added under the log's lock, read without it: what a reader may see is bounded by the log's

@@ -58,7 +58,8 @@ class Flusher:
                 raise FlushFailed(*log.failure.args) from log.failure
             if self._stopping:
                 raise StoreClosed(
-                    "the store was closed while a put waited for the disk; it may or may not be there"
+                    "the store was closed while a put waited for the disk; it may or may not be "
+                    "there"
                 )
             self._changed.wait()
 
@@ -96,7 +97,8 @@ class Flusher:
             if thorough:
                 thorough_at = now + config.flush_thorough_interval
             if self._waiting:
-                # Also where there was nothing to sync: a checkpoint's sync serves, or fails, them too.
+                # Also where there was nothing to sync: a checkpoint's sync serves, or fails, them
+                # too.
                 self._notify()
             if log.failure is not None:
                 return

@@ -199,7 +199,7 @@ class Host:
         return kept
 
     def middle(self, born_at: int, stored_at: int) -> bytes:
-        """From born time to prepared position; that and the reconsume times are 0 in what is put."""
+        """From born time to prepared position, which is 0, like the reconsume times before it."""
         return b"".join(
             (_TIME.pack(born_at), self.packed, _TIME.pack(stored_at), self.packed, bytes(12))
         )

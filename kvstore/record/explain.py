@@ -11,7 +11,7 @@ looking makes no topic as long as a message is at fault by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kvstore.errors import (
     CallerError,
@@ -91,7 +91,7 @@ class Limits(NamedTuple):
 
 
 def as_batch(messages: object) -> Sequence[Message]:
-    """`messages` as a list, if it is a sequence of values; `MessageIllegal` if it is anything else."""
+    """`messages` as a list, if it is a sequence; `MessageIllegal` if it is anything else."""
     if isinstance(messages, Sequence) and not isinstance(messages, (str, bytes, bytearray)):
         return list(messages)
     raise MessageIllegal(
@@ -101,9 +101,10 @@ def as_batch(messages: object) -> Sequence[Message]:
 
 def explain(
     messages: Sequence[Message], why: Exception, limits: Limits, topic_of: TopicOf
-) -> NoReturn:
-    """Raise what is wrong with the first message at fault; `why` is what `prepare` ran into.
+) -> tuple[StoreError, Exception | None]:
+    """What is wrong with the first message at fault, and what else a traceback should show of it.
 
+    `why` is what `prepare` ran into.
     What is wrong with a message by itself comes before what is wrong with a topic or queue: asking
     for a topic may make it.
     """
@@ -116,13 +117,13 @@ def explain(
                 look(message, limits, topic_of)
             except CallerError as e:
                 e.args = (f"{where}{e}",)
-                raise
+                return e, None
             except (AttributeError, LookupError, TypeError, ValueError) as e:
-                raise MessageIllegal(f"{where}{type(e).__name__}: {e}") from e
+                return MessageIllegal(f"{where}{type(e).__name__}: {e}"), e
     # The messages changed while they were looked at, or the topics did.
     if isinstance(why, StoreError):
-        raise why
-    raise MessageIllegal(f"the messages can't be put: {type(why).__name__}: {why}") from why
+        return why, None
+    return MessageIllegal(f"the messages can't be put: {type(why).__name__}: {why}"), why
 
 
 def is_creatable(name: str) -> bool:

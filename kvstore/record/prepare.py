@@ -84,8 +84,8 @@ def prepare(
     try:
         return _prepare(messages, lanes, ids, now_ms, limits)
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        why: Exception = e
-    explain(messages, why, limits, lanes.topic_of)
+        error, cause = explain(messages, e, limits, lanes.topic_of)
+        raise error from cause
 
 
 def prepare_one(

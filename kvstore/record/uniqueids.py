@@ -76,8 +76,8 @@ class UniqueIds:
             self._counter = (first + count) & 0xFFFF
             if not self._month_start <= self._now < self._month_end:
                 self._month_start = month_start_ms(self._now)
-                # The next look is at the latest when the shortest month would be over, and then every
-                # time.
+                # The next look is at the latest when the shortest month would be over, and then at
+                # every call.
                 self._month_end = self._month_start + _MONTH_MIN_MS
             self._stem = f"{self._prefix}{(self._now - self._month_start) & 0xFFFFFFFF:08X}"
             return self._stem, first
