@@ -6,6 +6,7 @@ store is created (`segment_size`) is taken from the store when it exists."""
 from __future__ import annotations
 
 import math
+import socket
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -13,9 +14,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import ConfigError, MessageIllegal
+from kvstore.errors import ConfigError
 from kvstore.files import Files, LocalFiles
-from kvstore.record.hosts import pack_host
 
 KeyIndex = Literal["all", "unique", "off"]
 Codec = Literal["zlib", "lz4", "zstd"]
@@ -215,11 +215,13 @@ def _check_sizes(c: StoreConfig) -> None:
 def _check_host(host: object, port: object) -> None:
     _number("port", port, (int,), "0 to 65535", lambda v: 0 <= v <= 65535)
     try:
-        pack_host(host, port)  # type: ignore[arg-type]  # what is wrong with them is told here
-    except MessageIllegal as e:
+        if not isinstance(host, str):
+            raise TypeError
+        socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    except (OSError, ValueError, TypeError):
         raise ConfigError(
             f"host is {host!r}; it must be an IPv4 or IPv6 address in digits, without a zone"
-        ) from e
+        ) from None
 
 
 def check_retention(retention: object) -> None:

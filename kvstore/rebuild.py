@@ -11,8 +11,9 @@ on from the last checkpoint that was written. Before that there is no index, eve
 and another rebuild begins anew.
 
 Invariants: topics, groups and offsets stay, unless they themselves can't be read; an index that is
-not used any more is set aside, never deleted. No good record of a log that is ours is cut off for damage before it.
-A folder that was never ours is adopted as by any opening, and nothing in it is set aside."""
+not used any more is set aside, never deleted. No good record of a log that is ours is cut off for
+damage before it. A folder that was never ours is adopted as by any opening, and nothing in it is
+set aside."""
 
 from __future__ import annotations
 
@@ -119,7 +120,9 @@ def _kept_rows(folder: Path, config: StoreConfig) -> Rows | None:
     try:
         index, _ = opening.open_index(folder, config, opening.Found.OURS, read_only=False)
         try:
-            back = index.load()._replace(position=0, clean=False)
+            # The newest store time goes too: a replay that is gone on with would take it for that
+            # of the records before, and give it to all that follow.
+            back = index.load()._replace(position=0, stored_at=0, clean=False)
             rows = {
                 name: dict(index.families.rows(name, b""))
                 for name in FAMILIES

@@ -10,6 +10,7 @@ from kvstore.config import StoreConfig
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import Topics
+from kvstore.recovery import RecoveryReport
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -17,7 +18,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     are SST files by family.
 
     `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to
-    1."""
+    1. `recovery` is what opening the store did."""
 
     path: str
     topics: int
@@ -33,10 +34,16 @@ class StoreStats(msgspec.Struct, frozen=True):
     syncs: int
     index_bytes: dict[str, int]
     disk_used: float
+    recovery: RecoveryReport
 
 
 def collect(
-    path: Path, log: CommitLog, index: Index, topics: Topics, config: StoreConfig
+    path: Path,
+    log: CommitLog,
+    index: Index,
+    topics: Topics,
+    config: StoreConfig,
+    recovery: RecoveryReport,
 ) -> StoreStats:
     """Look at everything once."""
     tails = [t for t in index.tails if t is not None]
@@ -55,4 +62,5 @@ def collect(
         syncs=log.syncs,
         index_bytes=index.families.file_bytes(),
         disk_used=config.files.disk_used(path),
+        recovery=recovery,
     )

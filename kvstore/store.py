@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
+from kvstore.meta.attributes import attributes_of
 from kvstore.meta.groups import GroupConfig, GroupInfo, Groups
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo, Topics
@@ -60,17 +62,21 @@ class Store:
         given = config if config is not None else StoreConfig()
         self._closed = False
         self._last_stored = 0
+        self._ending: list[Callable[[], None]] = []
+        """What ends what this opening began, in the order in which it was begun."""
         self._close_lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()
         found = opening.look(self.path, given)
         self._lock = None if read_only else opening.take(self.path, given)
+        if self._lock is not None:
+            self._ending.append(self._lock.release)
         try:
             self._open(given, found, read_only, progress, adopt)
             if self._lock is not None:
                 self._lock.mark()
         except BaseException:
-            if self._lock is not None:
-                self._lock.release()
+            self._closed = True
+            self._end()
             raise
 
     def _open(
@@ -91,34 +97,34 @@ class Store:
             self._index, self.config = opening.open_index(
                 self.path, given, found, read_only=read_only
             )
+        self._ending.append(self._index.close)
         config = self.config
-        try:
-            self._log = CommitLog(self.path / opening.COMMITLOG, config, writable=not read_only)
-            host = store_host(config)
-            self._topics = Topics(
-                self._index.families,
-                default_key_index=config.key_index,
-                default_queues=config.default_queues,
-                auto_create=config.auto_create_topics,
-                host_extra=host.extra,
-                log_end=lambda: self._log.end,
-                read_only=read_only,
-            )
-            self._groups = Groups(self._index.families)
-            self._offsets = Offsets(self._index.families)
-            self._drop_orphans()
-            self.recovery, last_stored = recover(
-                self._log, self._index, self._topics, config, progress
-            )
-            self._index.topics_fresh_from(self._topics.next_id)
-        except BaseException:
-            self._index.close()
-            raise
+        self._log = CommitLog(self.path / opening.COMMITLOG, config, writable=not read_only)
+        self._ending.append(self._log.close)
+        host = store_host(config)
+        self._topics = Topics(
+            self._index.families,
+            default_key_index=config.key_index,
+            default_queues=config.default_queues,
+            auto_create=config.auto_create_topics,
+            host_extra=host.extra,
+            log_end=lambda: self._log.end,
+            read_only=read_only,
+        )
+        self._groups = Groups(self._index.families)
+        self._offsets = Offsets(self._index, read_only=read_only)
+        self._drop_orphans()
+        self.recovery, last_stored = recover(self._log, self._index, self._topics, config, progress)
+        self._topics.recovered(self._log.end)
+        if not self.recovery.clean and (found is not opening.Found.NOTHING or adopt is not None):
+            self._offsets.recovered(self._log.end)
+        self._index.topics_fresh_from(self._topics.next_id)
         self._reader = Reader(self._log, self._index, config, is_live=self._topics.is_live)
         if read_only:
             return
         self._wake = self._log.prepare_wanted
         self._flusher = Flusher(self._log, config, on_durable=lambda: None)
+        self._ending.append(self._flusher.stop)
         self._writer = Writer(
             self._log,
             self._index,
@@ -143,6 +149,7 @@ class Store:
                 Job("retention", self._retention_due, self.apply_retention),
             ],
         )
+        self._ending.append(self._housekeeper.stop)
 
     # --- putting ---
 
@@ -201,6 +208,7 @@ class Store:
         """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none
         there.
         """
+        self._check_open()
         return self._reader.get(self._topics.get(topic), queue, offset)
 
     def pull(
@@ -219,6 +227,7 @@ class Store:
         `filter` is a tag expression such as `"paid || shipped"`. `next_offset` is where to go on,
         also when nothing was found: below the queue's bounds its first offset, behind them its next
         one."""
+        self._check_open()
         return pull(
             self._reader,
             self._topics.get(topic),
@@ -240,6 +249,7 @@ class Store:
         """Messages of a topic with a key (or unique id), newest first; `begin` and `end` bound the
         store time, ms, both included.
         """
+        self._check_open()
         return self._reader.query(self._topics.get(topic), key, begin, end, limit)
 
     def read_at(self, position: int) -> StoredMessage:
@@ -258,10 +268,12 @@ class Store:
 
         With `upper` the last offset stored at or before it; 0 if there is none.
         """
+        self._check_open()
         return self._reader.offset_at(self._topics.get(topic), queue, time, upper=upper)
 
     def bounds(self, topic: str, queue: int) -> Bounds:
         """A queue's first held offset and its next offset."""
+        self._check_open()
         return self._reader.bounds(self._topics.get(topic).key(queue))
 
     # --- topics, groups, offsets ---
@@ -282,8 +294,8 @@ class Store:
             queues=queues,
             kind=kind,
             key_index=key_index,
-            retention=retention or Retention(),
-            attributes=dict(attributes or {}),
+            retention=Retention() if retention is None else retention,
+            attributes=attributes_of({} if attributes is None else attributes),
         )
         return self.create_topics([config])[0]
 
@@ -318,7 +330,7 @@ class Store:
             queues=queues,
             key_index=key_index,
             retention=retention,
-            attributes=dict(attributes) if attributes is not None else None,
+            attributes=attributes,
         )
 
     def delete_topic(self, name: str) -> None:
@@ -340,7 +352,10 @@ class Store:
         """Make a consumer group; `GroupExists`."""
         self._log.check_writable()
         config = GroupConfig(
-            name=name, max_attempts=max_attempts, ordered=ordered, attributes=dict(attributes or {})
+            name=name,
+            max_attempts=max_attempts,
+            ordered=ordered,
+            attributes=attributes_of({} if attributes is None else attributes),
         )
         return self._groups.create([config])[0]
 
@@ -354,25 +369,39 @@ class Store:
         self._check_open()
         return self._groups.get(name)
 
+    def alter_group(
+        self,
+        name: str,
+        *,
+        max_attempts: int | None = None,
+        ordered: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> GroupInfo:
+        """Change a group; what is not given stays. `GroupNotFound`."""
+        self._log.check_writable()
+        return self._groups.alter(
+            name, max_attempts=max_attempts, ordered=ordered, attributes=attributes
+        )
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group and its committed offsets; `GroupNotFound`."""
+        self._log.check_writable()
+        self._offsets.forget(self._groups.delete(name).id)
+
     def commit_offset(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Say that a group wants `offset` of a queue next. A group that is new is made."""
         self._log.check_writable()
         used = self._topics.get(topic)
-        bounds = self._reader.bounds(used.key(queue))
-        self._offsets.commit(
-            self._groups.for_commit(group).id, used.id, queue, offset, bounds.next_offset
-        )
+        self._offsets.check(offset, self._reader.bounds(used.key(queue)).next_offset)
+        self._offsets.commit(self._groups.for_commit(group).id, used.id, queue, offset)
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
         """The offset a group wants next; None if it never committed one."""
+        self._check_open()
         used = self._topics.get(topic)
         bounds = self._reader.bounds(used.key(queue))
         known = self._groups.find(group)
-        return (
-            None
-            if known is None
-            else self._offsets.get(known.id, used.id, queue, bounds.next_offset)
-        )
+        return None if known is None else self._offsets.get(known.id, used.id, queue, bounds)
 
     # --- durability and upkeep ---
 
@@ -471,7 +500,9 @@ class Store:
     def stats(self) -> StoreStats:
         """Figures about the store as it is now."""
         self._check_open()
-        return collect(self.path, self._log, self._index, self._topics, self.config)
+        return collect(
+            self.path, self._log, self._index, self._topics, self.config, self.recovery
+        )
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Check every record's CRC and hold the index against the log; problems are listed, not
@@ -498,12 +529,14 @@ class Store:
             if self._log.writable:
                 self._housekeeper.stop()
                 self._finish()
-                self._flusher.stop()
         finally:
-            self._log.close()
-            self._index.close()
-            if self._lock is not None:
-                self._lock.release()
+            self._end()
+
+    def _end(self) -> None:
+        """End what was begun, the last first, each whatever becomes of the others."""
+        with ExitStack() as ending:
+            for step in self._ending:
+                ending.callback(step)
 
     def _finish(self) -> None:
         if self._log.failure is not None:

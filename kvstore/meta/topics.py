@@ -5,18 +5,23 @@ row. A topic's id is given once and never again, so whatever is keyed by it can'
 another topic's. `since` is the log position at which the topic was made: records of an earlier
 topic of that name stay out when the index is built again.
 
-Invariants: a row is on the disk before a record can name its topic; ids only grow.
+A row is on the disk at once, the log below its `since` may not be: after a power cut the log can
+end below it, and what is put then stands there. So no position in a row of an earlier opening
+holds beyond the end that recovery found (`recovered`).
+
+Invariants: a row is on the disk before a record can name its topic; ids only grow; a topic's
+`since` is never above a record put to it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal, get_args
 
 import msgspec
 
-from kvstore.config import KeyIndex, Retention
+from kvstore.config import QUEUES_MAX, KeyIndex, Retention, check_retention
 from kvstore.errors import (
     CallerError,
     IndexDamaged,
@@ -27,13 +32,15 @@ from kvstore.errors import (
 )
 from kvstore.index.families import Families
 from kvstore.index.keys import META, NEXT_TOPIC_ID, TOPICS, U32, U64
+from kvstore.meta.attributes import attributes_of
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import check_topic
 
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
 
-QUEUES_MAX: Final = 1 << 16
+KINDS: Final = get_args(Kind)
+KEY_INDEXES: Final = get_args(KeyIndex)
 CACHED_MAX: Final = 1 << 18
 _turn_lock: Final = threading.Lock()
 _DROPPED: Final = b"dropped/"
@@ -55,7 +62,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it is. `since` is the log position at which it was made."""
+    """A topic as it is. `since` is the log position at which it was made; `keys_since` are those
+    from which on unique ids, and KEYS tokens, are in the index, if they are at all.
+    """
 
     name: str
     id: int
@@ -66,6 +75,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention
     since: int
     attributes: dict[str, str]
+    keys_since: tuple[int, int] = (0, 0)
 
 
 class Topic:
@@ -149,12 +159,41 @@ class Topics:
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
+        self._recovered: int | None = None
+        self._fresh_from = 1 << 32
+        self._altered: set[int] = set()
+        """Topics of earlier openings whose rows are of this one."""
+
+    def recovered(self, end: int) -> None:
+        """Say where recovery found the log's end: rows of earlier openings hold no further."""
+        with self._lock:
+            self._recovered, self._fresh_from = end, self.next_id
+            for topic in list(self._cache.values()):
+                within = self._within(topic.info)
+                if within is not topic.info:
+                    del self._cache[topic.name]
+                    self._keep(within)
+
+    def _within(self, info: TopicInfo) -> TopicInfo:
+        """A row as it holds for the log there is; it is written anew if that makes a difference."""
+        end = self._recovered
+        if end is None or max(info.since, *info.keys_since) <= end:
+            return info
+        if info.id >= self._fresh_from or info.id in self._altered:
+            return info
+        unique, tokens = info.keys_since
+        within = msgspec.structs.replace(
+            info, since=min(info.since, end), keys_since=(min(unique, end), min(tokens, end))
+        )
+        # Durably, before a record can be put that stands below the old position.
+        self._write([within], self.next_id)
+        return within
 
     # --- one topic ---
 
     def get(self, name: str) -> Topic:
         """A topic in use; `TopicNotFound`."""
-        found = self._cache.get(name) or self._read(name)
+        found = self._find(name)
         if found is None:
             raise TopicNotFound(
                 f"there is no topic {name!r}; create it with create_topic, or open with "
@@ -164,7 +203,7 @@ class Topics:
 
     def for_put(self, name: str) -> Topic:
         """A topic to put to; makes it if the store does that by itself."""
-        found = self._cache.get(name) or self._read(name)
+        found = self._find(name)
         if found is None:
             check_topic(name)
             if not self._auto_create:
@@ -176,15 +215,23 @@ class Topics:
                     found = self._cache[name]
         return found
 
-    def _read(self, name: object) -> Topic | None:
+    def _find(self, name: str) -> Topic | None:
         if not isinstance(name, str):
             raise MessageIllegal(f"the topic is {name!r}; it must be a text")
+        return self._cache.get(name) or self._read(name)
+
+    def _read(self, name: str) -> Topic | None:
         try:
-            row = self._families.get(TOPICS, name.encode())
+            key = name.encode()
         except UnicodeEncodeError:
             check_topic(name)
             raise
-        return None if row is None else self._keep(_decode(name, row))
+        if self._families.get(TOPICS, key) is None:
+            return None
+        # Read again under the lock: what is altered or deleted meanwhile must not be kept as it was.
+        with self._lock:
+            row = self._families.get(TOPICS, key)
+            return None if row is None else self._keep(self._within(_decode(name, row)))
 
     def _keep(self, info: TopicInfo) -> Topic:
         topic = Topic(info, self._host_extra)
@@ -225,15 +272,10 @@ class Topics:
 
     def _new(self, config: TopicConfig, number: int, since: int) -> TopicInfo:
         check_topic(config.name)
-        _check_queues(config.queues)
         key_index = self._default_key_index if config.key_index is None else config.key_index
-        if key_index not in ("all", "unique", "off"):
-            raise CallerError(f"key_index is {key_index!r}; it must be 'all', 'unique' or 'off'")
-        if config.kind not in ("normal", "fifo", "delay", "transaction", "compacted", "priority"):
-            raise CallerError(
-                f"kind is {config.kind!r}; it must be one of normal, fifo, delay, transaction, "
-                "compacted, priority"
-            )
+        if config.kind not in KINDS:
+            raise CallerError(f"kind is {config.kind!r}; it must be one of {', '.join(KINDS)}")
+        _check(config.queues, key_index, config.retention)
         return TopicInfo(
             name=config.name,
             id=number,
@@ -243,7 +285,8 @@ class Topics:
             key_index=key_index,
             retention=config.retention,
             since=since,
-            attributes=dict(config.attributes),
+            attributes=attributes_of(config.attributes),
+            keys_since=(since, since),
         )
 
     def alter(
@@ -253,26 +296,28 @@ class Topics:
         queues: int | None,
         key_index: KeyIndex | None,
         retention: Retention | None,
-        attributes: dict[str, str] | None,
+        attributes: Mapping[str, str] | None,
     ) -> TopicInfo:
         """Change a topic; what is None stays. Queues taken away stay readable."""
         with self._lock:
             old = self.get(name).info
-            if queues is not None:
-                _check_queues(queues)
-            if key_index not in (None, "all", "unique", "off"):
-                raise CallerError(
-                    f"key_index is {key_index!r}; it must be 'all', 'unique' or 'off'"
-                )
+            queues = old.write_queues if queues is None else queues
+            key_index = old.key_index if key_index is None else key_index
+            retention = old.retention if retention is None else retention
+            attributes = old.attributes if attributes is None else attributes
+            _check(queues, key_index, retention)
             new = msgspec.structs.replace(
                 old,
-                write_queues=old.write_queues if queues is None else queues,
-                read_queues=old.read_queues if queues is None else max(queues, old.read_queues),
-                key_index=key_index or old.key_index,
-                retention=old.retention if retention is None else retention,
-                attributes=old.attributes if attributes is None else dict(attributes),
+                write_queues=queues,
+                read_queues=max(queues, old.read_queues),
+                key_index=key_index,
+                retention=retention,
+                attributes=attributes_of(attributes),
+                keys_since=_keys_since(old, key_index, self._log_end()),
             )
             self._write([new], self.next_id)
+            if new.id < self._fresh_from:
+                self._altered.add(new.id)
             self._cache.pop(name, None)
             self._keep(new)
             self.changed()
@@ -294,7 +339,7 @@ class Topics:
 
     def is_live(self, name: str, position: int) -> bool:
         """Whether a record of that topic name at that position belongs to a topic that exists."""
-        found = self._cache.get(name) or self._read(name)
+        found = self._find(name)
         return found is not None and position >= found.since
 
     def _write(self, infos: Iterable[TopicInfo], next_id: int) -> None:
@@ -366,6 +411,20 @@ def _decode(name: str, row: bytes) -> TopicInfo:
         ) from e
 
 
-def _check_queues(queues: object) -> None:
+def _keys_since(old: TopicInfo, key_index: KeyIndex, end: int) -> tuple[int, int]:
+    """From where on what the new setting adds is in the index."""
+    unique, tokens = old.keys_since
+    if old.key_index == "off" and key_index != "off":
+        unique = end
+    if old.key_index != "all" and key_index == "all":
+        tokens = end
+    return unique, tokens
+
+
+def _check(queues: object, key_index: object, retention: object) -> None:
+    """Raise `CallerError` for settings that could not be kept, or not be read again."""
     if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
         raise CallerError(f"queues is {queues!r}; a topic has 1 to {QUEUES_MAX} of them")
+    if key_index not in KEY_INDEXES:
+        raise CallerError(f"key_index is {key_index!r}; it must be 'all', 'unique' or 'off'")
+    check_retention(retention)

@@ -332,7 +332,7 @@ def _property_columns(
         for name in next(iter(properties)):
             values = list(map(itemgetter(name), properties))
             # Joining is also what finds a value that is no text.
-            if _separated("".join(values)) or "" in values:
+            if _separated("".join(values)) or not all(values):
                 raise Wrong("properties")
             columns += [repeat("".join((between, name, "\x01"))), values]
             between = "\x02"

@@ -31,6 +31,7 @@ class UniqueIds:
         self._month_start = 0
         self._month_end = 0
         self._stem = ""
+        self._begin(0)
 
     def take(self, now_ms: int, count: int) -> list[str]:
         """`count` new ids."""
@@ -68,16 +69,20 @@ class UniqueIds:
     def _take(self, now_ms: int, count: int) -> tuple[str, int]:
         with self._lock:
             if now_ms > self._now:
-                self._now, self._used = now_ms, 0
+                self._begin(now_ms)
             elif self._used + count > 1 << 16:
-                self._now, self._used = self._now + 1, 0
+                self._begin(self._now + 1)
             self._used += count
             first = self._counter
             self._counter = (first + count) & 0xFFFF
-            if not self._month_start <= self._now < self._month_end:
-                self._month_start = month_start_ms(self._now)
-                # The next look is at the latest when the shortest month would be over, and then at
-                # every call.
-                self._month_end = self._month_start + _MONTH_MIN_MS
-            self._stem = f"{self._prefix}{(self._now - self._month_start) & 0xFFFFFFFF:08X}"
             return self._stem, first
+
+    def _begin(self, now_ms: int) -> None:
+        """Go on with another millisecond, in which no id is used up yet."""
+        self._now, self._used = now_ms, 0
+        if not self._month_start <= now_ms < self._month_end:
+            self._month_start = month_start_ms(now_ms)
+            # The next look is at the latest when the shortest month would be over, and then at
+            # every other millisecond.
+            self._month_end = self._month_start + _MONTH_MIN_MS
+        self._stem = f"{self._prefix}{(now_ms - self._month_start) & 0xFFFFFFFF:08X}"

@@ -1,0 +1,32 @@
+"""Attributes: texts of the caller's own, kept with a topic or a group.
+
+Invariant: what passes here can be written to a row and read from it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.errors import CallerError
+
+
+def attributes_of(given: object) -> dict[str, str]:
+    """What a caller gave as attributes; `CallerError` if it is no mapping of texts to texts."""
+    if not isinstance(given, Mapping):
+        raise CallerError(f"attributes are {given!r}; they must be a mapping of texts to texts")
+    for item in given.items():
+        for text in item:
+            if not isinstance(text, str) or not _is_unicode(text):
+                raise CallerError(
+                    f"the attributes have {text!r}; names and values must be texts, without lone "
+                    "surrogates"
+                )
+    return dict(given)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
