@@ -20,6 +20,7 @@ from kvstore.index.keys import (
     ADOPTED,
     CHECKPOINT,
     GROUPS,
+    LOG_START,
     META,
     NEXT_GROUP_ID,
     NEXT_TOPIC_ID,
@@ -98,6 +99,7 @@ def put_rows(batch: Batch, adoption: Adoption, config: StoreConfig) -> None:
     batch.put(META, NEXT_TOPIC_ID, U32.pack(len(topics) + 1))
     batch.put(META, NEXT_GROUP_ID, U32.pack(len(groups) + 1))
     first = source.segments[0][0] if source.segments else 0
+    batch.put(META, LOG_START, U64.pack(first))
     batch.put(
         META, CHECKPOINT, checkpoint_value(Checkpoint(first, adoption.end, 0, 0, clean=False))
     )

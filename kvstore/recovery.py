@@ -16,14 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.config import StoreConfig
+from kvstore.config import QUEUES_MAX, StoreConfig
 from kvstore.errors import IndexDamaged, LogDamaged
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.index.replay import Replay
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.recovery import Damage, LogScan
-from kvstore.meta.topics import QUEUES_MAX, Topic, Topics
+from kvstore.meta.topics import Topic, Topics
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and the whole (0: not known)."""
@@ -73,7 +73,7 @@ class _Recovery:
         self._checkpoint = index.load()
         self._report = RecoveryReport(clean=self._checkpoint.clean)
         self._topics = topics
-        self._replay = Replay(index, self._topic_of, self._save)
+        self._replay = Replay(index, self._topic_of, self._check_gap)
         self._saved = 0
 
     def run(self) -> tuple[RecoveryReport, int]:
@@ -104,7 +104,7 @@ class _Recovery:
         """Where reading begins: at the checkpoint, or behind what is missing there."""
         report = self._report
         report.start = max(self._checkpoint.position, self._log.first)
-        gone = _missing(self._log, report.start, self._checkpoint)
+        gone = _missing(self._log, self._index.log_start(), report.start, self._checkpoint)
         report.damage += gone
         return max([report.start, *(d.end for d in gone if d.position <= report.start)])
 
@@ -127,6 +127,7 @@ class _Recovery:
             if self._progress is not None:
                 self._progress("recovering", chunk.end - start, total)
         report.damage += scan.damage
+        replay.finish()
         report.damage += [
             Damage(p, p + size, f"the record says offset {found}, {due} was due: it is not indexed")
             for p, size, found, due in replay.refused
@@ -167,14 +168,18 @@ class _Recovery:
             reason = f"{report.cut_bytes} bytes behind the end of the log"
             report.torn = Damage(report.end, report.end, reason)
 
-    def _save(self, position: int) -> None:
-        """A checkpoint at `position`, up to which everything was indexed."""
-        log, before = self._log, self._checkpoint
-        if not log.writable:
+    def _check_gap(self) -> None:
+        """A tail that stays in memory can't have gaps: a reader leaves them to the next writer."""
+        if not self._log.writable:
             raise IndexDamaged(
                 f"{self._where} must be opened for writing once: its log has gaps that are not "
                 "indexed"
             )
+
+    def _save(self, position: int) -> None:
+        """A checkpoint at `position`, up to which everything was indexed."""
+        log, before = self._log, self._checkpoint
+        self._replay.finish()
         log.sync_segments(self._saved, position)
         self._saved = position
         self._index.freeze(position)
@@ -200,27 +205,27 @@ def _mend_segments(log: CommitLog) -> list[str]:
             and segments.path(number).is_file()
         ):
             segments.extend(number)
-            told.append(
-                f"{problem}; it was filled up with zeros, what is lost is reported as damage"
-            )
+            told.append(f"{problem}; it was filled up with zeros, `kvmq verify` lists what is lost")
         else:
             told.append(problem)
     return told
 
 
-def _missing(log: CommitLog, start: int, checkpoint: Checkpoint) -> list[Damage]:
-    """Stretches whose segments are not there, but for those that the scan comes by."""
+def _missing(log: CommitLog, first: int, start: int, checkpoint: Checkpoint) -> list[Damage]:
+    """Stretches from `first` on that have no segment, but for those that the scan comes by."""
     numbers = log.segments.numbers
     size = log.segment_size
     found = []
-    if numbers:
-        there = set(numbers)
-        found += [
-            Damage(n * size, (n + 1) * size, f"{log.segments.path(n)} is not there")
-            for n in range(numbers[0], numbers[-1])
-            if n not in there and (n + 1) * size <= start
-        ]
-    end = (numbers[-1] + 1) * size if numbers else 0
+    due = first // size
+    for number in numbers:
+        stop = min(number, start // size)
+        if stop > due:
+            told = f"{log.segments.path(due)} is not there"
+            if stop - due > 1:
+                told += f", nor are the {stop - due - 1} behind it"
+            found.append(Damage(due * size, stop * size, told))
+        due = number + 1
+    end = (numbers[-1] + 1) * size if numbers else first
     known = max(checkpoint.position, checkpoint.durable)
     if known > end:
         # The index knows of more log than there is; positions must not be given twice, so the log

@@ -1,8 +1,8 @@
 """The store: opens, wires and closes its parts, and hands each call to the part that does it.
 
 The idea: writing is `writer`, reading `reader` and `consume.pull`, what is known of topics, groups
-and offsets `meta`, what happens by itself `housekeeper`. Here is only who talks to whom, and in
-which order they begin and end.
+and offsets `meta`, checkpoints and retention `upkeep`, what happens by itself `housekeeper`. Here
+is only who talks to whom, and in which order they begin and end.
 
 Invariants: a store that is open holds its folder's lock (unless read-only); after `close` every
 call raises `StoreClosed`; `close` leaves a checkpoint at the end of the log, so that the next
@@ -25,7 +25,6 @@ from kvstore.consume.pull import pull
 from kvstore.consume.reader import Reader
 from kvstore.errors import StoreClosed, StoreError
 from kvstore.housekeeper import Housekeeper, Job
-from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
@@ -34,8 +33,8 @@ from kvstore.meta.groups import GroupConfig, GroupInfo, Groups
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo, Topics
 from kvstore.recovery import Progress, recover
-from kvstore.retention import Aged, Why, let_go, next_to_go
 from kvstore.stats import StoreStats, collect
+from kvstore.upkeep import Upkeep, drop_orphans
 from kvstore.verify import VerifyReport, verify
 from kvstore.writer import Writer, store_host
 
@@ -61,11 +60,9 @@ class Store:
         self.path = Path(path)
         given = config if config is not None else StoreConfig()
         self._closed = False
-        self._last_stored = 0
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""
         self._close_lock = threading.Lock()
-        self._checkpoint_lock = threading.Lock()
         found = opening.look(self.path, given)
         self._lock = None if read_only else opening.take(self.path, given)
         if self._lock is not None:
@@ -113,7 +110,7 @@ class Store:
         )
         self._groups = Groups(self._index.families)
         self._offsets = Offsets(self._index, read_only=read_only)
-        self._drop_orphans()
+        drop_orphans(self._log, self._index, config)
         self.recovery, last_stored = recover(self._log, self._index, self._topics, config, progress)
         self._topics.recovered(self._log.end)
         if not self.recovery.clean and (found is not opening.Found.NOTHING or adopt is not None):
@@ -136,17 +133,22 @@ class Store:
             wake=self._wake,
             host=host,
         )
-        now = config.clock.monotonic()
-        self._checkpoint_at = now + config.checkpoint_interval
-        self._retention_at = now + config.retention_interval
+        upkeep = self._upkeep = Upkeep(
+            self._log,
+            self._index,
+            self._reader,
+            config,
+            last_stored=lambda: self._writer.last_stored,
+            is_closed=lambda: self._closed,
+        )
         self._housekeeper = Housekeeper(
             config.clock,
             self._wake,
             [
                 Job("the next segment", self._log.wants_next, self._log.prepare_next),
-                Job("a checkpoint", self._checkpoint_due, self.checkpoint),
+                Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
                 Job("sealing", self._index.seal_due, self._index.seal_next),
-                Job("retention", self._retention_due, self.apply_retention),
+                Job("retention", upkeep.retention_due, self.apply_retention),
             ],
         )
         self._ending.append(self._housekeeper.stop)
@@ -415,94 +417,22 @@ class Store:
         do.
         """
         self._log.check_writable()
-        self._checkpoint()
-
-    def _checkpoint(self, *, clean: bool = False) -> None:
-        with self._checkpoint_lock:
-            if self._index.tails.frozen is not None:
-                # One that failed is done again first; what came behind it is a tail of its own.
-                self._write_frozen(clean=False)
-            with self._log.lock:
-                self._index.freeze(self._log.end)
-                self._last_stored = self._writer.last_stored
-            self._write_frozen(clean=clean)
-            self._checkpoint_at = self.config.clock.monotonic() + self.config.checkpoint_interval
-
-    def _write_frozen(self, *, clean: bool) -> None:
-        log, index = self._log, self._index
-        position, before = index.tails.active.start, index.checkpoint
-        log.sync_to_end()
-        if position != before.position or clean != before.clean:
-            index.write_checkpoint(
-                Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
-                sync=clean,
-            )
-
-    def _checkpoint_due(self) -> bool:
-        behind = self._log.end - self._index.tails.active.start
-        if behind >= self.config.checkpoint_bytes:
-            return True
-        return behind > 0 and self.config.clock.monotonic() >= self._checkpoint_at
+        self._upkeep.checkpoint()
 
     def seal(self) -> None:
         """Close the active segment now; the next put begins a new one. Nothing if it is empty."""
         self._log.check_writable()
-        with self._log.lock:
-            if self._log.end % self._log.segment_size:
-                self._log.roll()
-        self.checkpoint()
-        while self._index.seal_due():
-            self._index.seal_next()
+        self._upkeep.seal()
 
     def apply_retention(self) -> int:
         """Let go of the segments that have to go now; returns how many went."""
         self._log.check_writable()
-        config = self.config
-        self._retention_at = config.clock.monotonic() + config.retention_interval
-        return let_go(self._next_to_go, self._let_go, self._pause, config.delete_interval)
-
-    def _retention_due(self) -> bool:
-        return self.config.clock.monotonic() >= self._retention_at
-
-    def _pause(self, seconds: float) -> bool:
-        self.config.clock.sleep(seconds)
-        return self._closed
-
-    def _next_to_go(self) -> Why | None:
-        log, config = self._log, self.config
-        numbers = log.segments.numbers
-        last = min(log.end, self._index.checkpoint.position) // log.segment_size
-        sealed = [n for n in numbers if n < last]
-        aged = [Aged(n, self._reader.segment_newest(n)) for n in sealed[:1]]
-        return next_to_go(
-            aged,
-            config,
-            now_ms=config.clock.now_ms(),
-            hour=config.clock.local_hour(),
-            disk_used=config.files.disk_used(log.folder),
-            total_bytes=len(numbers) * log.segment_size,
-        )
-
-    def _let_go(self, why: Why) -> None:
-        size = self._log.segment_size
-        self._index.retire(why.number, (why.number + 1) * size)
-        self._log.segments.remove(why.number, erase=self.config.secure_erase)
-
-    def _drop_orphans(self) -> None:
-        """Remove segments that left the index before a crash kept their files from going."""
-        start = self._index.log_start()
-        if self._log.writable:
-            for number in [
-                n for n in self._log.segments.numbers if (n + 1) * self._log.segment_size <= start
-            ]:
-                self._log.segments.remove(number, erase=self.config.secure_erase)
+        return self._upkeep.apply_retention()
 
     def stats(self) -> StoreStats:
         """Figures about the store as it is now."""
         self._check_open()
-        return collect(
-            self.path, self._log, self._index, self._topics, self.config, self.recovery
-        )
+        return collect(self.path, self._log, self._index, self._topics, self.config, self.recovery)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Check every record's CRC and hold the index against the log; problems are listed, not
@@ -544,7 +474,7 @@ class Store:
         try:
             with self._log.lock:
                 self._log.closed = True
-            self._checkpoint(clean=True)
+            self._upkeep.checkpoint(clean=True)
             self._index.tidy()
         except StoreError:
             # The next opening recovers what could not be finished here; only a failed sync has to

@@ -2,7 +2,8 @@
 
 The idea: a segment at a time. Its records are walked, past damage; what the index should say of
 them is noted in columns and held against the columns of what it says: every entry with its queue,
-offset, size, tag and time, every key's hash, a place for every queue.
+offset, size, tag and time, every key's hash, a place for every queue. At last every place is held
+against the run that has to stand behind it.
 
 Invariant: changes nothing; what is wrong is listed with where it is, the rest is still looked at.
 """
@@ -19,12 +20,15 @@ from kvstore.consume.reader import Reader
 from kvstore.errors import FormatError, SegmentDamaged
 from kvstore.index.index import Index
 from kvstore.index.keys import (
+    NOWHERE,
     PLACES,
     QUEUE_MASK,
     RUNS,
     RunKey,
     place_key,
+    read_place,
     read_run_key,
+    run_key,
     segment_range,
 )
 from kvstore.index.runs import unpack
@@ -83,7 +87,7 @@ def verify(
     end = reader.visible_end()
     names = {t.id: t.name for t in topics.all()}
     newest = 0
-    for number in range(log.first // log.segment_size, -(-end // log.segment_size)):
+    for number in _there(log, index, report, end):
         segment = _Segment(log, index, topics, names, report, number, end, newest)
         segment.verify()
         newest = segment.newest
@@ -91,8 +95,38 @@ def verify(
         if progress is not None:
             done = min((number + 1) * log.segment_size, end) - log.first
             progress("verifying", done, end - log.first)
+    _check_places(index, names, report)
     report.seconds = log.clock.monotonic() - began
     return report
+
+
+def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list[int]:
+    """The segments there are; what is missing between them, or before the first, is a problem."""
+    size = log.segment_size
+    due, stop = index.log_start() // size, -(-end // size)
+    found = [n for n in log.segments.numbers if n < stop]
+    for number in [*found, stop]:
+        if number > due:
+            which = str(log.segments.path(due))
+            if number - due > 1:
+                which += f" and {number - due - 1} behind it"
+            report.add(Problem("segment", f"{which} can't be read: not there", due * size))
+        due = number + 1
+    return found
+
+
+def _check_places(index: Index, names: dict[int, str], report: VerifyReport) -> None:
+    """Every place has a run of its queue that begins with its offset, in the segment it names."""
+    get = index.families.get
+    for key, value in index.families.rows(PLACES, b""):
+        topic, queue, place = read_place(key, value)
+        if place.segment == NOWHERE or topic not in names:
+            continue
+        behind = run_key(place.segment, topic, queue, place.first)
+        # Looked at again: retention may have taken both since the walk began.
+        if get(RUNS, behind) is None and get(PLACES, key) == value:
+            what = f"place says segment {place.segment}, where no run begins with its offset"
+            report.add(Problem("index", what, -1, names[topic], queue, place.first))
 
 
 class _Segment:
@@ -168,10 +202,13 @@ class _Segment:
             code = tags_code(name, tag_of(f.properties), level, f.stored_at)
             row = (position, topic.base + f.queue, f.offset, size, code, self.newest)
             self._entries.extend(row)
-        if kind != ROLLBACK and topic.keys_unique:
-            unique = unique_id_of(f.properties)
-            found = [unique] if unique else []
-            if topic.keys_all:
+        if kind != ROLLBACK:
+            unique_since, tokens_since = topic.info.keys_since
+            found = []
+            if topic.keys_unique and position >= unique_since:
+                unique = unique_id_of(f.properties)
+                found = [unique] if unique else []
+            if topic.keys_all and position >= tokens_since:
                 found += keys_of(f.properties)
             self._key_hashes.extend([key_hash(f.topic, k) for k in found])
             self._key_positions.extend([position] * len(found))
@@ -206,30 +243,39 @@ class _Segment:
             run = read_run_key(key)
             if run.topic not in self._names:
                 continue
-            if before is None or (before.topic, before.queue) != (run.topic, run.queue):
-                self._check_place(run)
+            is_first = before is None or (before.topic, before.queue) != (run.topic, run.queue)
             before = run
             try:
                 columns = unpack(value)
+                tags = self._index.tags.hashes(columns.tag_hashes)
             except FormatError as e:
                 row = (-1, run.topic << 32 | run.queue, run.first)
                 self._tell(f"run can't be read: {e}", row)
                 continue
+            if is_first:
+                self._check_place(run, int(columns.stored_at[0]))
             rows = np.empty((len(columns.positions), _FIELDS), dtype=np.int64)
             rows[:, 0] = columns.positions + self._base
             rows[:, 1] = run.topic << 32 | run.queue
             rows[:, 2] = np.arange(run.first, run.first + len(rows))
             rows[:, 3] = columns.sizes
-            rows[:, 4] = self._index.tags.hashes(columns.tag_hashes)
+            rows[:, 4] = tags
             rows[:, 5] = columns.stored_at
             found.append(rows)
         return np.concatenate(found)
 
-    def _check_place(self, run: RunKey) -> None:
+    def _check_place(self, run: RunKey, stored_at: int) -> None:
         key = place_key(run.topic, run.queue, run.first)
-        if self._index.families.get(PLACES, key) is None:
-            row = (-1, run.topic << 32 | run.queue, run.first)
+        value = self._index.families.get(PLACES, key)
+        row = (-1, run.topic << 32 | run.queue, run.first)
+        if value is None:
             self._tell("the queue's first run in a segment has no place", row)
+            return
+        place = read_place(key, value)[2]
+        if (place.segment, place.stored_at) != (run.segment, stored_at):
+            what = f"place says segment {place.segment}, first store time {place.stored_at}; "
+            what += f"the run is in segment {run.segment} and begins with {stored_at}"
+            self._tell(what, row)
 
     def _compare_keys(self) -> None:
         wanted = np.frombuffer(self._key_hashes, np.int64)

@@ -2,7 +2,7 @@
 pass.
 
 The idea: everything that doesn't depend on place is prepared before the lock
-(`record.batch.prepare`); under it the batch gets offsets and positions, is copied into the log and
+(`record.prepare`); under it the batch gets offsets and positions, is copied into the log and
 noted in the tail; durability is waited for behind it.
 
 Invariants: a batch that is refused wrote nothing: segments it needs are made before its first byte;

@@ -48,10 +48,12 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     queue_keys = queue_keys[order]
     positions = np.frombuffer(tail.positions, np.int64)[order]
     border = np.ones(total, dtype=bool)
-    np.not_equal(queue_keys[1:], queue_keys[:-1], out=border[1:])
+    offsets = np.frombuffer(tail.offsets, np.int64)[order]
+    # A gap in a queue's offsets, which only recovery makes, ends a run too.
+    border[1:] = (queue_keys[1:] != queue_keys[:-1]) | (offsets[1:] != offsets[:-1] + 1)
     base = 0
-    if tail.positions[0] // segment_size == tail.positions[-1] // segment_size:
-        first_segment = tail.positions[0] // segment_size
+    first_segment = int(positions.min()) // segment_size
+    if first_segment == int(positions.max()) // segment_size:
         base = first_segment * segment_size
         begins = np.flatnonzero(border)
         segments = np.full(len(begins), first_segment, dtype=np.int64)
@@ -68,7 +70,6 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
         coded(np.frombuffer(tail.tag_hashes, np.int64))[order],
         np.frombuffer(tail.stored_at, np.int64)[order],
     )
-    offsets = np.frombuffer(tail.offsets, np.int64)[order]
     queues = queue_keys[begins].tolist()
     lasts = np.append(begins[1:], total) - 1
     next_offsets = dict(zip(queues, (offsets[lasts] + 1).tolist(), strict=True))

@@ -1,11 +1,13 @@
 """Replay: records that recovery or rebuild found, put into the index tail.
 
 The idea: what a put adds to the tail while it writes, this adds from the log afterwards. Ordinary
-queues go on where the index ends; a gap in a queue's offsets (damage was passed over) begins a new
-stretch, which needs a tail of its own.
+queues go on where the index ends. An offset that doesn't follow is a gap where damage was passed
+over; elsewhere it is a flipped bit, of this record or of the one before, and the queue's next record
+tells which.
 
 Invariants: an entry's offset is the one written in the record; an offset that the index has already
-is not added again."""
+is not added again; what is not indexed is listed in `refused`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 _CODES_KEPT: Final = 4096
 
+_Row = tuple[int, int, int, int, int, int]
+"""Queue key, offset, position, size, tag hash, store time."""
+
 
 class ReplayTopic(Protocol):
     """What replaying needs of a topic."""
@@ -45,7 +50,7 @@ class Replay:
         self,
         index: Index,
         topic_of: Callable[[bytes, int, int], ReplayTopic | None],
-        on_gap: Callable[[int], None],
+        on_gap: Callable[[], None],
     ) -> None:
         self._index = index
         self._topic_of = topic_of
@@ -56,7 +61,7 @@ class Replay:
         """Whether damage was passed over: only then may a queue's offsets jump."""
         self.refused: list[tuple[int, int, int, int]] = []
         """Records that were not indexed: position, size, offset, and the offset that was due."""
-        self._skipped: dict[int, int] = {}
+        self._held: dict[int, _Row] = {}
         self.last_stored = 0
         """The newest store time so far: an entry's is never below it, so that times rise in a run
         even where a clock was stepped back while another program wrote the log. """
@@ -86,8 +91,7 @@ class Replay:
             kind = flags & TRANSACTION_MASK
             if kind not in (PREPARED, ROLLBACK):
                 code = self._code(topic, tag, stored_at, properties)
-                if not self._add_entry(topic.base + queue, offset, position, size, code):
-                    continue
+                self._add_entry(topic.base + queue, offset, position, size, code)
             if kind != ROLLBACK and topic.keys_unique:
                 self._add_keys(topic, queue, position, unique, keys)
         self._hand_over()
@@ -103,29 +107,47 @@ class Replay:
                 self._codes[tag] = code
         return code
 
-    def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> bool:
-        """Add an entry; False if its offset can't be right."""
-        following = self._following.get(key)
-        if following is None:
-            following = self._index.end(key)
-        if offset != following:
-            skipped = self._skipped.get(key, 0)
-            beyond = offset > following and (self.gaps_expected or not following)
-            if not beyond and offset != following + skipped:
-                # A flipped bit, or a record written twice. If the next one goes on behind the place
-                # that this one should have, that place is a gap.
-                self._skipped[key] = skipped + 1
-                self.refused.append((position, size, offset, following + skipped))
-                return False
-            if key in self._following:
-                self._hand_over()
-                self._on_gap(position)
-                self._following.clear()
-        self._skipped.pop(key, None)
+    def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> None:
+        """Add an entry, or hold it back if its offset may be wrong till the queue's next one tells."""
+        row = (key, offset, position, size, code, self.last_stored)
+        following = self._end(key)
+        held = self._held.pop(key, None)
+        if held is not None:
+            if offset == held[1] + 1:
+                self._take(held)  # two that agree: what is missing is before them
+                self._take(row)
+                return
+            self._refuse(held, following)
+            if offset == following + 1:
+                self._take(row)  # the one before it should have been at `following`
+                return
+        is_gap = offset > following and (self.gaps_expected or not following)
+        if offset == following or is_gap:
+            self._take(row)
+        else:
+            self._held[key] = row
+
+    def _end(self, key: int) -> int:
+        found = self._following.get(key)
+        return self._index.end(key) if found is None else found
+
+    def _take(self, row: _Row) -> None:
+        key, offset = row[:2]
+        if offset != self._end(key) and key in self._following:
+            self._on_gap()
         self._following[key] = offset + 1
         self.entries += 1
-        self._rows += (key, offset, position, size, code, self.last_stored)
-        return True
+        self._rows += row
+
+    def _refuse(self, row: _Row, due: int) -> None:
+        self.refused.append((row[2], row[3], row[1], due))
+
+    def finish(self) -> None:
+        """Decide about what is held back, and put everything into the tail: before a checkpoint."""
+        for key, row in self._held.items():
+            self._refuse(row, self._end(key))
+        self._held.clear()
+        self._hand_over()
 
     def _add_keys(
         self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]

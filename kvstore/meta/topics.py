@@ -228,7 +228,7 @@ class Topics:
             raise
         if self._families.get(TOPICS, key) is None:
             return None
-        # Read again under the lock: what is altered or deleted meanwhile must not be kept as it was.
+        # Again, under the lock: what is altered or deleted meanwhile must not be kept as it was.
         with self._lock:
             row = self._families.get(TOPICS, key)
             return None if row is None else self._keep(self._within(_decode(name, row)))

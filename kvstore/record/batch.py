@@ -3,7 +3,7 @@
 The idea: what a record needs of its queue is a lane, found by one look-up. Under the log's lock a
 batch is columns, each used by one call: offsets, one `Struct.pack` for all fixed fields, and at the
 end one `b"".join`. Born host, both times, store host and what follows are the same for a whole
-batch, so they are one field of 44 bytes (8 fields instead of 15 pack in 130 ns instead of 225). A
+batch, so they are one field of 44 bytes (8 fields instead of 15 pack in 140 ns instead of 195). A
 compiled twin can replace this module.
 
 Invariant: `encode` can't fail on a prepared batch.
@@ -55,7 +55,7 @@ class Lanes(dict[tuple[str, int], Lane]):
     """(topic, queue) -> lane; made when first asked for.
 
     One look-up a message takes the place of the topic's, the queue's range check and four
-    attributes: 130 ns instead of 250.
+    attributes: 110 ns instead of 150.
     """
 
     def __init__(self, topic_of: TopicOf, note: Callable[[int, int], None]) -> None:

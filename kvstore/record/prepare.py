@@ -3,9 +3,8 @@ place.
 
 The idea: a batch is columns. Each check and each conversion is one call over a column (`map`,
 `set(map(type, ...))`, one search in the joined text), so that an ordinary message costs a few C
-calls and hardly any bytecode: FIGURE
-Only when a column says that something is wrong is each message looked at by itself, to say which
-and why (`explain`).
+calls and hardly any bytecode: 1.6 us in a batch of 32. Only when a column says that something is
+wrong is each message looked at by itself, to say which and why (`explain`).
 
 Invariant: what `prepare` returns can be written as it is; it raises before anything is changed.
 """
@@ -93,7 +92,7 @@ def prepare_one(
 ) -> One | None:
     """An ordinary message as a batch of one; None if it must be looked at as a batch.
 
-    Columns of one cost 20 us; this costs 3.
+    Columns of one cost 17 us; this costs 3.6.
     """
     body, tag, keys, properties, flags = m.body, m.tag, m.keys, m.properties, m.flags
     queue, above = m.queue, limits.compress_above

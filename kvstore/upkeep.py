@@ -1,0 +1,130 @@
+"""Upkeep: checkpoints, sealing and retention of an open store, asked for or by itself.
+
+The idea: what the housekeeper does and what a call can have done at once are the same methods; each
+has a `..._due` that is asked often and costs nothing.
+
+Invariants: a checkpoint covers flushed records only; one that failed is done again before the next;
+a segment leaves the index before its file goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvstore.config import StoreConfig
+from kvstore.consume.reader import Reader
+from kvstore.index.index import Index
+from kvstore.index.keys import Checkpoint
+from kvstore.log.commitlog import CommitLog
+from kvstore.retention import Aged, Why, let_go, next_to_go
+
+
+class Upkeep:
+    """See the module. `last_stored` says the newest store time given, under the log's lock."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        reader: Reader,
+        config: StoreConfig,
+        *,
+        last_stored: Callable[[], int],
+        is_closed: Callable[[], bool],
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._reader = reader
+        self._config = config
+        self._last_stored_now = last_stored
+        self._is_closed = is_closed
+        self._last_stored = 0
+        self._checkpoint_lock = threading.Lock()
+        now = config.clock.monotonic()
+        self._checkpoint_at = now + config.checkpoint_interval
+        self._retention_at = now + config.retention_interval
+
+    # --- checkpoints ---
+
+    def checkpoint(self, *, clean: bool = False) -> None:
+        """Put the index tail into RocksDB; `clean` says that nothing comes behind it."""
+        with self._checkpoint_lock:
+            if self._index.tails.frozen is not None:
+                # One that failed is done again first; what came behind it is a tail of its own.
+                self._write_frozen(clean=False)
+            with self._log.lock:
+                self._index.freeze(self._log.end)
+                self._last_stored = self._last_stored_now()
+            self._write_frozen(clean=clean)
+            self._checkpoint_at = self._config.clock.monotonic() + self._config.checkpoint_interval
+
+    def _write_frozen(self, *, clean: bool) -> None:
+        log, index = self._log, self._index
+        position, before = index.tails.active.start, index.checkpoint
+        log.sync_to_end()
+        if position != before.position or clean != before.clean:
+            index.write_checkpoint(
+                Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
+                sync=clean,
+            )
+
+    def checkpoint_due(self) -> bool:
+        """Whether enough of the log, or something for long enough, is not checkpointed."""
+        behind = self._log.end - self._index.tails.active.start
+        if behind >= self._config.checkpoint_bytes:
+            return True
+        return behind > 0 and self._config.clock.monotonic() >= self._checkpoint_at
+
+    def seal(self) -> None:
+        """See `Store.seal`."""
+        with self._log.lock:
+            if self._log.end % self._log.segment_size:
+                self._log.roll()
+        self.checkpoint()
+        while self._index.seal_due():
+            self._index.seal_next()
+
+    # --- retention ---
+
+    def apply_retention(self) -> int:
+        """See `Store.apply_retention`."""
+        self._log.check_writable()
+        config = self._config
+        self._retention_at = config.clock.monotonic() + config.retention_interval
+        return let_go(self._next_to_go, self._let_go, self._pause, config.delete_interval)
+
+    def retention_due(self) -> bool:
+        """Whether it is time for another look."""
+        return self._config.clock.monotonic() >= self._retention_at
+
+    def _pause(self, seconds: float) -> bool:
+        self._config.clock.sleep(seconds)
+        return self._is_closed()
+
+    def _next_to_go(self) -> Why | None:
+        log, config = self._log, self._config
+        numbers = log.segments.numbers
+        last = min(log.end, self._index.checkpoint.position) // log.segment_size
+        sealed = [n for n in numbers if n < last]
+        aged = [Aged(n, self._reader.segment_newest(n)) for n in sealed[:1]]
+        return next_to_go(
+            aged,
+            config,
+            now_ms=config.clock.now_ms(),
+            hour=config.clock.local_hour(),
+            disk_used=config.files.disk_used(log.folder),
+            total_bytes=len(numbers) * log.segment_size,
+        )
+
+    def _let_go(self, why: Why) -> None:
+        size = self._log.segment_size
+        self._index.retire(why.number, (why.number + 1) * size)
+        self._log.segments.remove(why.number, erase=self._config.secure_erase)
+
+
+def drop_orphans(log: CommitLog, index: Index, config: StoreConfig) -> None:
+    """Remove segments that left the index before a crash kept their files from going."""
+    if log.writable:
+        start = index.log_start()
+        for number in [n for n in log.segments.numbers if (n + 1) * log.segment_size <= start]:
+            log.segments.remove(number, erase=config.secure_erase)
