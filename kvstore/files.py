@@ -25,8 +25,6 @@ from typing import ClassVar, Protocol
 from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
 
 _CHUNK = 8 << 20
-_MADV_POPULATE_READ = 22
-"""From Linux's mman.h; Python 3.11 has no name for it."""
 LOCK_MARK = "kvmq"
 """What our lock files begin with: it tells a folder of ours from one that RocketMQ wrote."""
 
@@ -45,12 +43,6 @@ class MappedFile(Protocol):
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write past the map, with a system call; seen through the map at once."""
-        ...
-
-    def touch(self, offset: int, size: int) -> None:
-        """Have the pages of a stretch mapped, so that the first stores into them don't fault one by
-        one.
-        """
         ...
 
     def zero_from(self, offset: int) -> int:
@@ -322,16 +314,6 @@ class LocalMappedFile:
             done = os.pwrite(self._fd, view, offset)
             offset += done
             view = view[done:]
-
-    def touch(self, offset: int, size: int) -> None:
-        """See `MappedFile.touch`.
-
-        Populating for reading, not for writing: nothing gets dirty that would be synced before it
-        holds anything."""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a kernel before 5.14 can't; then each store faults
-            self.buffer.madvise(_MADV_POPULATE_READ, offset, min(size, self.size - offset))
 
     def zero_from(self, offset: int) -> int:
         """See `MappedFile.zero_from`: looks only where the file has data, not at a GiB of allocated

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.config import QUEUES_MAX, StoreConfig
-from kvstore.errors import IndexDamaged, LogDamaged
+from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.index.replay import Replay
@@ -80,7 +80,7 @@ class _Recovery:
         """See `recover`."""
         clock, report, log = self._config.clock, self._report, self._log
         began = clock.monotonic()
-        report.problems += _mend_segments(log)
+        report.problems += self._mend_segments()
         self._read_log(self._start())
         for d in report.damage:
             _log.error("%s: damaged from %d to %d: %s", self._where, d.position, d.end, d.reason)
@@ -99,6 +99,27 @@ class _Recovery:
     @property
     def _where(self) -> Path:
         return self._log.folder.parent
+
+    def _mend_segments(self) -> list[str]:
+        """Say what is wrong with segment files; a short one gets its size back, so that what it
+        holds can be read.
+        """
+        log, segments = self._log, self._log.segments
+        told = [f"{log.folder / n} is not a segment and is left alone" for n in segments.foreign]
+        for number, problem in sorted(segments.problems.items()):
+            path = segments.path(number)
+            size = segments.files.size(path)
+            short = size is not None and size < segments.size and path.is_file()
+            if not (log.writable and short):
+                told.append(problem)
+                continue
+            base = number * segments.size
+            if base + (size or 0) < self._checkpoint.durable:
+                # Before anything is changed: filled up, the file would be damaged all the same.
+                self._fail_if_asked([Damage(base + (size or 0), base + segments.size, problem)])
+            segments.extend(number)
+            told.append(f"{problem}; it was filled up with zeros, `kvmq verify` lists what is lost")
+        return told
 
     def _start(self) -> int:
         """Where reading begins: at the checkpoint, or behind what is missing there."""
@@ -126,6 +147,7 @@ class _Recovery:
                 self._save(chunk.end)
             if self._progress is not None:
                 self._progress("recovering", chunk.end - start, total)
+        self._check_ours(start, scan)
         report.damage += scan.damage
         replay.finish()
         report.damage += [
@@ -137,14 +159,41 @@ class _Recovery:
         report.entries, report.keys = replay.entries, replay.keys
         report.refused = len(replay.refused)
 
+    def _check_ours(self, start: int, scan: LogScan) -> None:
+        """Refuse an index whose checkpoint lies inside a record: it is not this log's.
+
+        To cut the log there, as a torn tail, would be the loss of what follows.
+        """
+        base = start - start % self._log.segment_size
+        if scan.torn is None or scan.end != start or start == base:
+            return
+        before = LogScan(self._log.segments, base, base)
+        crossing = next(
+            (
+                p
+                for chunk in before.chunks()
+                for p, size in zip(chunk.positions, chunk.sizes, strict=True)
+                if p < start < p + size
+            ),
+            None,
+        )
+        if crossing is not None:
+            raise IndexDamaged(
+                f"the index of {self._where} ends at {start}, inside the record at {crossing}: it "
+                f"is not the index of this log; `kvmq rebuild {self._where}` makes it anew"
+            )
+
     def _topic_of(self, raw: bytes, queue: int, position: int) -> Topic | None:
         """The topic of a record; what had no row so far is told."""
-        if queue >= QUEUES_MAX:
-            reason = f"the record says queue {queue}: it is not indexed"
-            self._report.damage.append(Damage(position, position, reason))
-            return None
         before = self._topics.next_id
-        topic = self._topics.for_replay(raw, queue, position)
+        try:
+            if queue >= QUEUES_MAX:
+                raise QueueNotFound(f"the record says queue {queue}")
+            # A log that another wrote, or whose index was lost, is all there is to learn from.
+            topic = self._topics.for_replay(raw, queue, position, make=not self._checkpoint.epoch)
+        except (TopicNotFound, QueueNotFound) as e:
+            self._report.damage.append(Damage(position, position, f"{e}: it is not indexed"))
+            return None
         if self._topics.next_id != before:
             told = f"topic {raw!r} was not known; it was made for the record at {position}"
             self._report.problems.append(told)
@@ -188,27 +237,6 @@ class _Recovery:
         self._index.write_checkpoint(
             Checkpoint(position, durable, before.epoch, stored_at, clean=False)
         )
-
-
-def _mend_segments(log: CommitLog) -> list[str]:
-    """Say what is wrong with segment files; a short one gets its size back, so that what it holds
-    can be read.
-    """
-    segments = log.segments
-    told = [f"{log.folder / name} is not a segment and is left alone" for name in segments.foreign]
-    for number, problem in sorted(segments.problems.items()):
-        size = segments.files.size(segments.path(number))
-        if (
-            log.writable
-            and size is not None
-            and size < segments.size
-            and segments.path(number).is_file()
-        ):
-            segments.extend(number)
-            told.append(f"{problem}; it was filled up with zeros, `kvmq verify` lists what is lost")
-        else:
-            told.append(problem)
-    return told
 
 
 def _missing(log: CommitLog, first: int, start: int, checkpoint: Checkpoint) -> list[Damage]:

@@ -84,7 +84,7 @@ class Writer:
         log = self._log
         log.check_writable()
         log.check_disk()
-        if log.end - self._index.tails.active.start >= self._tail_max:
+        if log.end - self._index.checkpoint.position >= self._tail_max:
             # The housekeeper can't keep up: whoever puts does its work, before anything is written.
             self._checkpoint_now()
         now = self._clock.now_ms()

@@ -43,7 +43,8 @@ def verify(out: Output, folder: Path, config_file: Path | None) -> None:
 def rebuild(out: Output, folder: Path, config_file: Path | None) -> None:
     """Drop the index of the store in DIR and build it anew from the log.
 
-    Topics, groups and consumer offsets stay. A rebuild that was interrupted goes on where it was.
+    Topics, groups and consumer offsets stay. A rebuild that was interrupted goes on when the store
+    is opened next.
     """
     require_store(folder)
     with out.progress() as progress:

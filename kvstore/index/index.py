@@ -393,7 +393,7 @@ class Index:
     def drop_derived(self) -> None:
         """Empty the derived families and go back to position 0: the beginning of a rebuild."""
         # The durable end stays: damage below it is still corruption, not the end of the log.
-        back = self.checkpoint._replace(position=0, clean=False)
+        back = self.checkpoint._replace(position=0, stored_at=0, clean=False)
         batch = self.families.batch()
         for name in DERIVED:
             batch.delete_range(name, b"", b"\xff" * 32)

@@ -2,8 +2,8 @@
 
 The idea: what a put adds to the tail while it writes, this adds from the log afterwards. Ordinary
 queues go on where the index ends. An offset that doesn't follow is a gap where damage was passed
-over; elsewhere it is a flipped bit, of this record or of the one before, and the queue's next record
-tells which.
+over; elsewhere it is a flipped bit, of this record or of the one before, and the queue's next
+record tells which.
 
 Invariants: an entry's offset is the one written in the record; an offset that the index has already
 is not added again; what is not indexed is listed in `refused`.
@@ -108,7 +108,7 @@ class Replay:
         return code
 
     def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> None:
-        """Add an entry, or hold it back if its offset may be wrong till the queue's next one tells."""
+        """Add an entry, or hold it back till the queue's next one tells if it is right."""
         row = (key, offset, position, size, code, self.last_stored)
         following = self._end(key)
         held = self._held.pop(key, None)

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 _DISK_CHECK_SECONDS: Final = 1.0
-_TOUCH: Final = 1 << 20
-"""How far ahead of the end pages are mapped, at least."""
 
 
 class CommitLog:
@@ -57,7 +55,6 @@ class CommitLog:
         self.staging: Staging | None = None
         self.end = self.first
         self.durable = self.first
-        self._touched = 0
         self.prepare_wanted = threading.Event()
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
@@ -102,7 +99,7 @@ class CommitLog:
         if number in self.segments.numbers and number not in self.segments.problems:
             self.segments.own(number)
             self.segments.remap(number)
-            gone += self.segments.map(number).zero_from(at)
+            gone += self.segments.zero_from(number, at)
         return gone
 
     def _remove_empty_or_torn(self, number: int) -> int:
@@ -112,7 +109,7 @@ class CommitLog:
             and self.files.links(self.segments.path(number)) == 1
         ):
             self.segments.remap(number)
-            gone = self.segments.map(number).zero_from(0)
+            gone = self.segments.zero_from(number, 0)
         self.segments.remove(number)
         return gone
 
@@ -178,13 +175,7 @@ class CommitLog:
         end = self.end
         at = end % size
         if self.staging is None:
-            segment = self.segments.map(end // size)
-            if end + len(data) > self._touched:
-                ahead = at - at % _TOUCH
-                stretch = (len(data) // _TOUCH + 2) * _TOUCH
-                segment.touch(ahead, stretch)
-                self._touched = end - at + ahead + stretch
-            segment.buffer[at : at + len(data)] = data
+            self.segments.map(end // size).buffer[at : at + len(data)] = data
         else:
             self.staging.append(end, data, count)
         self.end = end + len(data)
@@ -247,7 +238,7 @@ class CommitLog:
             try:
                 if self.staging is not None:
                     self.staging.drain(self.lock, lambda: self.end)
-            except (OSError, SegmentDamaged) as e:
+            except (OSError, SegmentDamaged, DiskFull) as e:
                 raise self._failed(e) from e
 
     def _sync(self) -> int:
@@ -266,7 +257,7 @@ class CommitLog:
                     self.syncs += 1
                 self.durable = end
                 self.segments.writable_from = max(self.segments.writable_from, end // size)
-        except (OSError, SegmentDamaged) as e:
+        except (OSError, SegmentDamaged, DiskFull) as e:
             raise self._failed(e) from e
         return end
 

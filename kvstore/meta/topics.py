@@ -366,9 +366,10 @@ class Topics:
 
     # --- replay ---
 
-    def for_replay(self, raw: bytes, queue: int, position: int) -> Topic | None:
-        """The topic of a record in the log; made if its row is missing, with as many queues as it
-        shows.
+    def for_replay(self, raw: bytes, queue: int, position: int, *, make: bool) -> Topic | None:
+        """The topic of a record in the log; with `make` it is made if its row is missing, with as
+        many queues as it shows. Without, `TopicNotFound` and `QueueNotFound`: a record was only ever
+        written to a topic and queue that were there, so what it says is not what was written.
 
         None if the record belongs to a topic that was deleted after it.
         """
@@ -378,6 +379,8 @@ class Topics:
             dropped = self._families.get(META, _DROPPED + raw)
             if dropped is not None and position < U64.unpack(dropped)[0]:
                 return None
+            if not make:
+                raise TopicNotFound(f"the record says topic {name!r}, which there is not")
             with self._lock:
                 info = TopicInfo(
                     name=name,
@@ -394,6 +397,9 @@ class Topics:
                 self.next_id += 1
                 found = self._keep(info)
         elif queue >= found.read_queues:
+            if not make:
+                has = found.read_queues
+                raise QueueNotFound(f"the record says queue {queue} of {name!r}, which has {has}")
             with self._lock:
                 info = msgspec.structs.replace(found.info, read_queues=queue + 1)
                 self._write([info], self.next_id)

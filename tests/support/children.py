@@ -1,0 +1,132 @@
+"""Child processes: quick to make, free of the parent's threads, and there to be killed.
+
+The idea: RocksDB's threads don't survive a fork, so a process that has opened a store must not fork
+one that opens another. A fork server that has imported kvmq and opened nothing makes a child in a
+few milliseconds, where a new interpreter takes half a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any, Final, Self
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["pytest", "kvstore", "kvstore.rebuild", "tests.support.files", "tests.support.stores"]
+)
+_PATIENCE: Final = 60.0
+_PART: Final = 1 << 16
+_ERROR: Final = "!"
+_FAILED: Final = 99
+
+
+class Child:
+    """A process that does some work and tells of it in lines.
+
+    `work` is called with what it tells by; what it raises is raised again by `join`.
+    """
+
+    def __init__(self, work: Callable[..., object], *args: Any) -> None:
+        self._reading, writing = _context.Pipe(duplex=False)
+        self._process = _context.Process(target=_run, args=(writing, work, *args), daemon=True)
+        self._process.start()
+        writing.close()
+        self.pid = self._process.pid
+        self._cut = b""
+        self._told: deque[str] = deque()
+        self._errors: list[str] = []
+
+    def lines(self, seconds: float = _PATIENCE) -> Iterator[str]:
+        """What is told within so many seconds from now, or until the end."""
+        until = time.monotonic() + seconds
+        while True:
+            while self._told:
+                yield self._told.popleft()
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self._reading], [], [], left)[0]:
+                return
+            data = os.read(self._reading.fileno(), _PART)
+            if not data:
+                return
+            # A kill may cut a line: what was not told whole was not told.
+            *whole, self._cut = (self._cut + data).split(b"\n")
+            for line in whole:
+                kept = self._errors if line.startswith(_ERROR.encode()) else self._told
+                kept.append(line.decode())
+
+    def wait_for(self, word: str) -> str:
+        """Read on to the line that begins with a word."""
+        for line in self.lines():
+            if line.startswith(word):
+                return line
+        self.join()
+        raise AssertionError(f"the child never told {word!r}")
+
+    def kill(self) -> list[str]:
+        """End the process, whatever it is doing; returns what it had still told."""
+        self._process.kill()
+        return self._finish()
+
+    def join(self) -> list[str]:
+        """Wait for the end of the work; returns what it had still told."""
+        told = self._finish()
+        assert self.code == 0, f"the child ended with {self.code}\n" + "\n".join(self._errors)
+        return told
+
+    def _finish(self) -> list[str]:
+        told = list(self.lines())
+        self._process.join(_PATIENCE)
+        self.code = self._process.exitcode
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._reading.close()
+        assert not self._errors, "in the child:\n" + "\n".join(self._errors)
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._reading.closed:
+            self.kill()
+
+
+class Teller:
+    """What a child tells with; when the call returns the line is there, whatever happens then."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        assert len(data) <= select.PIPE_BUF, "two threads' lines would mix"
+        os.write(self._connection.fileno(), data)
+
+
+def in_child(work: Callable[..., object], *args: Any) -> list[str]:
+    """Do some work, to its end, in a process of its own; returns what it told."""
+    with Child(work, *args) as child:
+        return child.join()
+
+
+def fail(tell: Teller) -> None:
+    """Tell the exception under way, and end the process."""
+    for line in traceback.format_exc().splitlines():
+        tell(_ERROR + line[:1000])
+    os._exit(_FAILED)
+
+
+def _run(writing: Connection, work: Callable[..., object], *args: Any) -> None:
+    tell = Teller(writing)
+    try:
+        work(tell, *args)
+    except BaseException:
+        fail(tell)
