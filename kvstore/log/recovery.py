@@ -21,6 +21,7 @@ from kvstore.errors import RecordDamaged, SegmentDamaged
 from kvstore.files import SegmentBuffer
 from kvstore.log.segments import Segments
 from kvstore.record.check import ScanStop, check_record, scan
+from kvstore.record.facts import facts
 from kvstore.record.walk import next_good
 
 _BATCH: Final = 16384
@@ -97,6 +98,11 @@ class LogScan:
                 property_crc=self._property_crc,
             )
             self.end = base + at
+            if positions and self.end > self._durable:
+                torn_at = self._torn_at(buffer, base, positions, sizes)
+                if torn_at is not None:
+                    del sizes[positions.index(torn_at) :], positions[positions.index(torn_at) :]
+                    self.end, why = torn_at, ScanStop.DAMAGED
             self.records += len(positions)
             if positions:
                 yield Chunk(buffer, base, positions, sizes, self.end)
@@ -112,6 +118,21 @@ class LogScan:
                 return False
             if self.end >= base + self._size:
                 return True
+
+    def _torn_at(
+        self, buffer: SegmentBuffer, base: int, positions: array[int], sizes: array[int]
+    ) -> int | None:
+        """The first record above the durable end whose topic or properties have zero bytes.
+
+        A body's sum says nothing about what is behind it. Whatever puts makes sure that there are
+        no zeros in there, so they are pages that did not reach the disk: a torn tail.
+        """
+        for position, size in zip(positions, sizes, strict=True):
+            if position >= self._durable:
+                found = facts(buffer, position - base, size)
+                if b"\0" in found[0] or b"\0" in found[5]:
+                    return position
+        return None
 
     def _pass_over(self, buffer: SegmentBuffer, base: int, stop: int, why: ScanStop) -> bool:
         """Get over what is no record; False if the log ends here."""
@@ -141,4 +162,4 @@ class LogScan:
             )
         except RecordDamaged as e:
             return str(e)
-        return "not a record"
+        return f"record at {self.end} is torn: there are zeros in its topic or properties"

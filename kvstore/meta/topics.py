@@ -368,8 +368,8 @@ class Topics:
 
     def for_replay(self, raw: bytes, queue: int, position: int, *, make: bool) -> Topic | None:
         """The topic of a record in the log; with `make` it is made if its row is missing, with as
-        many queues as it shows. Without, `TopicNotFound` and `QueueNotFound`: a record was only ever
-        written to a topic and queue that were there, so what it says is not what was written.
+        many queues as it shows. Without, `TopicNotFound` and `QueueNotFound`: a record was only
+        written to a topic and queue that were there, so it says what was never written.
 
         None if the record belongs to a topic that was deleted after it.
         """

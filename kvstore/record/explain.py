@@ -191,8 +191,8 @@ def _look_at_text(what: str, text: object, *, blanks: bool = True, optional: boo
         raise MessageIllegal(
             f"{what} is {_short(text)}; it must be a text of at least one character"
         )
-    if "\x01" in text or "\x02" in text:
-        raise MessageIllegal(f"{what} is {_short(text)}; it must not contain U+0001 or U+0002")
+    if "\0" in text or "\x01" in text or "\x02" in text:
+        raise MessageIllegal(f"{what} is {_short(text)}; it must not contain U+0000 to U+0002")
     if not blanks and " " in text:
         raise MessageIllegal(f"{what} is {_short(text)}; it must not contain blanks")
     try:

@@ -125,6 +125,7 @@ def prepare_one(
         if (
             raw.count(b"\x01") != pairs
             or raw.count(b"\x02") != pairs
+            or b"\0" in raw
             or len(raw) > limits.max_properties
             or size > limits.max_record - FIXED_V1
         ):
@@ -184,6 +185,9 @@ def _prepare(
     if groups.count(None) != count:
         _group_columns(groups, columns)
     raws = list(map(str.encode, map("".join, zip(*columns, strict=False))))
+    if b"\0" in b"".join(raws):
+        # Recovery takes zeros in properties for what a torn write left.
+        raise ValueError("U+0000 in a text")
     lengths = list(map(len, raws))
     if limits.property_crc:
         lengths = [length + PROPERTY_CRC_BYTES for length in lengths]
