@@ -25,6 +25,7 @@ from kvstore.record.facts import facts
 from kvstore.record.walk import next_good
 
 _BATCH: Final = 16384
+_PAGE: Final = 4096
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -125,10 +126,13 @@ class LogScan:
         """The first record above the durable end whose topic or properties have zero bytes.
 
         A body's sum says nothing about what is behind it. Whatever puts makes sure that there are
-        no zeros in there, so they are pages that did not reach the disk: a torn tail.
+        no zeros in there, so they are pages that did not reach the disk: a torn tail. A page that
+        is missing reaches to the record's last byte, unless the record is longer than a page: so
+        most are done with one look.
         """
         for position, size in zip(positions, sizes, strict=True):
-            if position >= self._durable:
+            last = position - base + size - 1
+            if position >= self._durable and (size > _PAGE or not buffer[last]):
                 found = facts(buffer, position - base, size)
                 if b"\0" in found[0] or b"\0" in found[5]:
                     return position
