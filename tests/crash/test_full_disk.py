@@ -1,0 +1,115 @@
+"""A disk that fills up: a real, small file system, not a pretended one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import DiskFull, PutResult, Store, StoreConfig, StoreLocked
+
+SEGMENT = 1 << 20
+CONFIG = StoreConfig(
+    segment_size=SEGMENT,
+    checkpoint_bytes=SEGMENT,
+    watermarks=(1.0, 1.0, 1.0),
+    retention_interval=1000.0,
+)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system takes root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(  # a fixed command
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)],
+        check=False,
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip(f"mounting is not permitted here: {made.stderr.decode()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def until_full(store: Store, body: bytes) -> Iterator[PutResult]:
+    """Put until the disk takes no more."""
+    for _ in range(10_000):
+        try:
+            yield store.put("t", body, queue=0)
+        except DiskFull:
+            return
+    pytest.fail("the disk took everything")
+
+
+def test_a_full_disk_refuses_puts_and_loses_nothing(small_disk: Path) -> None:
+    """And goes on, without being opened again, once there is room."""
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(12 << 20))
+    body = os.urandom(4000)
+    with kvstore.open(small_disk / "store", CONFIG) as store:
+        store.create_topic("t", queues=1)
+        placed = list(until_full(store, body))
+        assert store.bounds("t", 0) == (0, len(placed))
+        assert all(store.get("t", 0, r.offset).body == body for r in placed[::50])
+        with pytest.raises(DiskFull):
+            store.put("t", body, queue=0)
+        ballast.unlink()
+        more = [store.put("t", body, queue=0) for _ in range(300)]
+        assert [r.offset for r in more] == list(range(len(placed), len(placed) + 300))
+    with kvstore.open(small_disk / "store", CONFIG) as store:
+        assert store.bounds("t", 0) == (0, len(placed) + 300)
+        assert store.verify().problems == []
+
+
+def test_a_batch_that_finds_no_room_writes_none_of_its_messages(small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(bytes(19 << 20))
+    with kvstore.open(small_disk / "store", CONFIG) as store:
+        store.create_topic("t", queues=1)
+        end = store.stats().end_position
+        large = [kvstore.Message("t", bytes(1000), queue=0) for _ in range(8000)]
+        with pytest.raises(DiskFull):
+            store.put_batch(large)
+        assert (store.stats().end_position, store.bounds("t", 0)) == (end, (0, 0))
+        assert store.put("t", b"small", queue=0).offset == 0
+
+
+def test_a_disk_that_has_no_room_for_a_store_says_so(small_disk: Path) -> None:
+    left = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(left.f_bavail * left.f_frsize - (256 << 10)))
+    with pytest.raises(kvstore.StoreError):
+        kvstore.open(small_disk / "store", CONFIG)
+    (small_disk / "ballast").unlink()
+    with kvstore.open(small_disk / "store", CONFIG) as store:
+        store.create_topic("t")
+        assert store.put("t", b"x").offset == 0
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    held = "import kvstore, sys; s = kvstore.open(sys.argv[1]); print('open'); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", held, str(tmp_path / "store")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StoreLocked, match=str(holder.pid)) as raised:
+            kvstore.open(tmp_path / "store")
+        assert raised.value.pid == holder.pid
+        holder.kill()
+        holder.wait()
+        with kvstore.open(tmp_path / "store") as store:
+            with pytest.raises(StoreLocked) as again:
+                kvstore.open(tmp_path / "store")
+            assert again.value.pid == os.getpid()
+            assert store.topics() == []
