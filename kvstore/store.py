@@ -23,7 +23,7 @@ from kvstore.config import KeyIndex, Retention, StoreConfig
 from kvstore.consume.filters import compile_filter
 from kvstore.consume.pull import pull
 from kvstore.consume.reader import Reader
-from kvstore.errors import StoreClosed, StoreError
+from kvstore.errors import ConfigError, StoreClosed, StoreError
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
@@ -59,6 +59,8 @@ class Store:
     ) -> None:
         self.path = Path(path)
         given = config if config is not None else StoreConfig()
+        if not isinstance(given, StoreConfig):
+            raise ConfigError(f"config is {given!r}; it must be a StoreConfig, or None")
         self._closed = False
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""

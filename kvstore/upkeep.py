@@ -91,6 +91,10 @@ class Upkeep:
         self._log.check_writable()
         config = self._config
         self._retention_at = config.clock.monotonic() + config.retention_interval
+        size = self._log.segment_size
+        if self._index.checkpoint.position // size < self._log.end // size:
+            # What is not wholly checkpointed can't go: a sealed segment must not wait for that.
+            self.checkpoint()
         return let_go(self._next_to_go, self._let_go, self._pause, config.delete_interval)
 
     def retention_due(self) -> bool:

@@ -402,6 +402,9 @@ class Topics:
                 raise QueueNotFound(f"the record says queue {queue} of {name!r}, which has {has}")
             with self._lock:
                 info = msgspec.structs.replace(found.info, read_queues=queue + 1)
+                if found.write_queues == found.read_queues:
+                    # Nobody took queues away from puts: a queue that has messages takes more.
+                    info = msgspec.structs.replace(info, write_queues=queue + 1)
                 self._write([info], self.next_id)
                 self._cache.pop(name, None)
                 found = self._keep(info)

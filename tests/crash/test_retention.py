@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore import DiskFull, OffsetNotFound, Retention, Store, StoreConfig
+from kvstore import DiskFull, Message, OffsetNotFound, Retention, Store, StoreConfig
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every
@@ -148,14 +149,14 @@ def test_puts_are_refused_above_the_last_watermark_and_taken_below_it(tmp_path: 
         assert len(assert_whole(store)[("t", 0)]) == 12
 
 
-def test_the_active_segment_and_what_is_not_checkpointed_stay(tmp_path: Path) -> None:
+def test_the_active_segment_stays_and_what_goes_is_checkpointed_first(tmp_path: Path) -> None:
     clock, files = VirtualClock(), WatchedFiles()
     with opened(tmp_path / "a", bent(clock, files, checkpoint_bytes=1 << 30)) as store:
         put(store, 0, 500)
         files.used = 0.86
-        assert store.apply_retention() == 0
-        store.checkpoint()
+        assert store.stats().checkpointed_position == 0
         gone = store.apply_retention()
+        assert store.stats().checkpointed_position == store.stats().end_position
         assert gone == store.stats().end_position // SEGMENT
         assert store.bounds("t", 0).next_offset == 500
         assert_whole(store)
@@ -291,3 +292,26 @@ def test_retention_happens_by_itself(tmp_path: Path) -> None:
             kvstore.clock.SystemClock().sleep(0.01)
         assert len(numbers(store)) == 2
         assert_whole(store)
+
+
+def test_what_is_over_the_size_goes_though_no_checkpoint_was_due(tmp_path: Path) -> None:
+    config = StoreConfig(
+        segment_size=1 << 16, retention=Retention(max_bytes=1 << 18), delete_interval=0.0
+    )
+    with kvstore.open(tmp_path / "a", config) as store:
+        store.create_topic("t")
+        for _ in range(60):
+            store.put_batch([Message("t", bytes(300)) for _ in range(50)])
+        assert store.apply_retention() > 10
+        assert store.stats().log_bytes <= 1 << 18
+
+
+def test_a_topic_made_anew_from_the_log_takes_messages_in_all_its_queues(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "a") as store:
+        store.create_topic("t", queues=3)
+        for queue in (0, 2, 1):
+            store.put("t", b"x", queue=queue)
+    shutil.rmtree(tmp_path / "a" / "index")
+    kvstore.rebuild(tmp_path / "a")
+    with kvstore.open(tmp_path / "a") as store:
+        assert store.put("t", b"y", queue=2).offset == 1
