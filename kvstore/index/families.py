@@ -3,20 +3,27 @@
 The idea: a thin layer over rocksdict in raw mode (bytes in, bytes out) that gives each family its
 options and turns whatever RocksDB says into a typed error. Batches are atomic over all families.
 
-Invariants: values are written through a `Batch` only; a batch is written whole or not at all.
+After a write that found the disk full RocksDB takes no more of them until it is opened again; that
+is done here, at the next write that finds room, so that nobody else has to know.
+
+Invariants: values are written through a `Batch` only; a batch is written whole or not at all; a
+full disk is `DiskFull`, never damage, and reads go on meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
+    ColumnFamily,
     DBCompressionType,
     Options,
     Rdict,
@@ -25,7 +32,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvstore.errors import IndexDamaged, StoreClosed
+from kvstore.errors import DiskFull, IndexDamaged, StoreClosed
 from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 
 _CACHE_BYTES: Final = 64 << 20
@@ -37,13 +44,18 @@ a file.
 _SMALL: Final = 8 << 20
 _BLOCK: Final = 16 << 10
 _ZSTD_LEVEL: Final = 3
+_NO_SPACE: Final = ("No space left on device", "Disk quota exceeded")
+_ROOM_TO_REOPEN: Final = 2 << 20
+"""Free bytes, beside as many as the write-ahead logs have, without which opening again is not
+tried: what can't be opened again can't be read either.
+"""
 
 
 class Batch:
     """Changes that happen together, or not at all."""
 
     def __init__(self, families: Families) -> None:
-        self._handles = families.handles
+        self._handles = families.handles()
         self.raw = WriteBatch(raw_mode=True)
 
     def put(self, family: str, key: bytes, value: bytes) -> None:
@@ -74,21 +86,32 @@ class Families:
     def __init__(self, path: Path, *, read_only: bool, create: bool) -> None:
         self.path = path
         self._cache = Cache(_CACHE_BYTES)
-        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        self._read_only = read_only
+        self._handles: dict[str, ColumnFamily] = {}
+        self._families: dict[str, Rdict] = {}
+        self._full = False
+        self._closed = False
+        self._reopens = 0
+        self._reopening = threading.RLock()
         try:
-            # Also families of a newer format: RocksDB wants all of them named, and the caller shall
-            # learn the version, not that.
-            there = set() if create and not path.exists() else _listed(path)
-            wanted = there if read_only else there | set(FAMILIES)
-            families = {name: self._options(name) for name in sorted(wanted - {"default"})}
-            self._db = Rdict(str(path), self._db_options(create=create), families, access)
-            self.handles = {name: self._db.get_column_family_handle(name) for name in families}
-            self._families = {name: self._db.get_column_family(name) for name in families}
+            self._open(create=create)
         except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
             raise _damaged(path, "can't be opened", e) from e
         self._sync = WriteOptions()
         self._sync.sync = True
         self._lazy = WriteOptions()
+
+    def _open(self, *, create: bool) -> None:
+        path, read_only = self.path, self._read_only
+        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        # Also families of a newer format: RocksDB wants all of them named, and the caller shall
+        # learn the version, not that.
+        there = set() if create and not path.exists() else _listed(path)
+        wanted = there if read_only else there | set(FAMILIES)
+        options = {name: self._options(name) for name in sorted(wanted - {"default"})}
+        self._db = Rdict(str(path), self._db_options(create=create), options, access)
+        self._handles.update((n, self._db.get_column_family_handle(n)) for n in options)
+        self._families.update((n, self._db.get_column_family(n)) for n in options)
 
     def _db_options(self, *, create: bool) -> Options:
         o = Options(raw_mode=True)
@@ -116,22 +139,28 @@ class Families:
         o.set_block_based_table_factory(b)
         return o
 
-    def __getitem__(self, name: str) -> Rdict:
-        return self._families[name]
+    def handles(self) -> Mapping[str, ColumnFamily]:
+        """The handle of each family, for batches."""
+        return self._handles
 
     def get(self, name: str, key: bytes) -> bytes | None:
         """A value, or None."""
         try:
             found: bytes | None = self._families[name].get(key)
         except Exception as e:  # as above; a family that is gone is a store that was closed
-            raise self._failed(e) from e
+            if not self._reopened():
+                raise self._failed(e) from e
+            found = self._again(lambda: self._families[name].get(key))
         return found
 
     def iter(self, name: str) -> RdictIter:
         """An iterator over a snapshot of a family, not yet placed. Ask `valid` for its end."""
         try:
             return self._families[name].iter()
-        except KeyError as e:
+        except Exception as e:  # as above
+            if self._reopened():
+                again: RdictIter = self._again(self._families[name].iter)
+                return again
             raise self._failed(e) from e
 
     def valid(self, it: RdictIter) -> bool:
@@ -157,7 +186,10 @@ class Families:
             yield key, it.value()
             it.next()
 
-    def _failed(self, why: Exception) -> IndexDamaged | StoreClosed:
+    def _failed(self, why: Exception) -> IndexDamaged | StoreClosed | DiskFull:
+        if any(reason in str(why) for reason in _NO_SPACE):
+            self._full = True
+            return _full(self.path)
         if not self._families:
             return StoreClosed(f"{self.path.parent} was closed; open it again")
         return _damaged(self.path, "can't be read", why)
@@ -168,12 +200,46 @@ class Families:
 
     def write(self, batch: Batch, *, sync: bool = False) -> None:
         """Write a batch; with `sync`, return when it is on the disk."""
+        if self._full:
+            self._reopen()
         try:
             self._db.write(batch.raw, self._sync if sync else self._lazy)
         except Exception as e:  # rocksdict raises bare Exception
+            failed = self._failed(e)
+            if not isinstance(failed, IndexDamaged):
+                raise failed from e
             raise IndexDamaged(
                 f"RocksDB in {self.path} refused a write: {e}; see to the disk, then open again"
             ) from e
+
+    def _reopen(self) -> None:
+        """After a full disk: open again if there is room now, or `DiskFull`."""
+        with self._reopening:
+            if not self._full:
+                return
+            logs = sum(f.stat().st_size for f in self.path.glob("*.log"))
+            if shutil.disk_usage(self.path).free < _ROOM_TO_REOPEN + logs:
+                raise _full(self.path)
+            self._drop()
+            try:
+                self._open(create=False)
+            except Exception as e:  # as above; or an iterator still holds the old one
+                raise _full(self.path) from e
+            self._full = False
+            self._reopens += 1
+
+    def _again(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except Exception as e:  # as above
+            raise self._failed(e) from e
+
+    def _reopened(self) -> bool:
+        """Whether what failed may have met a RocksDB that was being opened again: try once more."""
+        with self._reopening:
+            if self._full and not self._families and not self._closed:
+                self._reopen()
+            return self._reopens > 0 and bool(self._families)
 
     def flush(self, *names: str) -> None:
         """Move families' write buffers into files; all by default."""
@@ -193,8 +259,12 @@ class Families:
 
     def close(self) -> None:
         """Close; no call after this one."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         self._families.clear()
-        self.handles.clear()
+        self._handles.clear()
         with contextlib.suppress(Exception):
             self._db.close()
 
@@ -204,6 +274,12 @@ def _listed(path: Path) -> set[str]:
     if not (path / "CURRENT").exists():
         return set()
     return set(Rdict.list_cf(str(path), Options(raw_mode=True)))
+
+
+def _full(path: Path) -> DiskFull:
+    return DiskFull(
+        f"the index in {path} has no room on its disk; free disk space, the next write goes on"
+    )
 
 
 def _damaged(path: Path, what: str, why: Exception) -> IndexDamaged:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import kvstore
-from kvstore import DiskFull, PutResult, Store, StoreConfig, StoreLocked
+from kvstore import DiskFull, Message, PutResult, Store, StoreConfig, StoreLocked
 
 SEGMENT = 1 << 20
 CONFIG = StoreConfig(
@@ -67,6 +69,35 @@ def test_a_full_disk_refuses_puts_and_loses_nothing(small_disk: Path) -> None:
         assert [r.offset for r in more] == list(range(len(placed), len(placed) + 300))
     with kvstore.open(small_disk / "store", CONFIG) as store:
         assert store.bounds("t", 0) == (0, len(placed) + 300)
+        assert store.verify().problems == []
+
+
+def test_an_index_that_finds_the_disk_full_goes_on_once_there_is_room(small_disk: Path) -> None:
+    """RocksDB takes nothing more after that until it is opened anew, which nobody has to know."""
+    ballast = small_disk / "ballast"
+    config = msgspec.structs.replace(CONFIG, checkpoint_bytes=64 << 20)
+    with kvstore.open(small_disk / "store", config) as store:
+        store.create_topic("t", queues=1)
+        store.put_batch([Message("t", b"%d" % n, queue=0, keys=[f"k{n}"]) for n in range(5000)])
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                store.checkpoint()
+        with pytest.raises(DiskFull):
+            store.create_topic("other")
+        assert [t.name for t in store.topics()] == ["t"]
+        assert store.get("t", 0, 4999).body == b"4999"
+        assert store.put("t", b"5000", queue=0).offset == 5000
+        ballast.unlink()
+        store.checkpoint()
+        store.create_topic("other")
+        assert [m.body for m in store.query("t", "k77")] == [b"77"]
+        assert store.get("t", 0, 5000).body == b"5000"
+    with kvstore.open(small_disk / "store", config) as store:
+        assert store.bounds("t", 0) == (0, 5001)
+        assert [t.name for t in store.topics()] == ["other", "t"]
         assert store.verify().problems == []
 
 
