@@ -11,7 +11,7 @@ opening has nothing to do."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,19 +19,19 @@ from typing import Any, Self
 
 from kvstore import opening
 from kvstore.adoption import Adoption, in_place
-from kvstore.config import KeyIndex, Retention, StoreConfig
-from kvstore.consume.filters import compile_filter
-from kvstore.consume.pull import pull
+from kvstore.calls.managing import Managing
+from kvstore.calls.offsets import Keeping
+from kvstore.calls.putting import Putting
+from kvstore.calls.reading import Reading
+from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
-from kvstore.errors import ConfigError, StoreClosed, StoreError
+from kvstore.errors import ConfigError, StoreError
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
-from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
-from kvstore.meta.attributes import attributes_of
-from kvstore.meta.groups import GroupConfig, GroupInfo, Groups
+from kvstore.meta.groups import Groups
 from kvstore.meta.offsets import Offsets
-from kvstore.meta.topics import Kind, TopicConfig, TopicInfo, Topics
+from kvstore.meta.topics import Topics
 from kvstore.recovery import Progress, recover
 from kvstore.stats import StoreStats, collect
 from kvstore.upkeep import Upkeep, drop_orphans
@@ -45,7 +45,7 @@ def _copying(progress: Progress | None) -> Callable[[int, int], None] | None:
     return lambda done, total: progress("reading the log", done, total)
 
 
-class Store:
+class Store(Putting, Reading, Managing, Keeping):
     """An open store; see `kvstore.open`. Every call may be made from several threads."""
 
     def __init__(
@@ -155,258 +155,6 @@ class Store:
         )
         self._ending.append(self._housekeeper.stop)
 
-    # --- putting ---
-
-    def put(
-        self,
-        topic: str,
-        body: bytes | bytearray | memoryview,
-        *,
-        queue: int | None = None,
-        tag: str | None = None,
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        message_group: str | None = None,
-        flags: int = 0,
-        message_id: str | None = None,
-        born_at: int | None = None,
-    ) -> PutResult:
-        """Put one message; see `put_batch`, of which this is a batch of one, and `Message` for the
-        fields.
-
-        >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
-        0
-        """
-        message = Message(
-            topic,
-            body,
-            queue,
-            tag,
-            keys,
-            properties if properties is not None else {},
-            message_group,
-            flags,
-            message_id,
-            born_at,
-        )
-        return self._writer_or_fail().put_batch((message,))[0]
-
-    def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Put messages, in order; an error writes none of them (a crash may leave a leading part).
-
-        Returns when they are written, or with `flush="sync"` when they are on the disk. Raises
-        `TopicNotFound`, `MessageIllegal` and its kinds, `StoreBusy`, `DiskFull`, `FlushFailed`,
-        `StoreReadOnly`, `StoreClosed`."""
-        return self._writer_or_fail().put_batch(messages)
-
-    def _writer_or_fail(self) -> Writer:
-        try:
-            return self._writer
-        except AttributeError:
-            self._log.check_writable()
-            raise
-
-    # --- reading ---
-
-    def get(self, topic: str, queue: int, offset: int) -> StoredMessage:
-        """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none
-        there.
-        """
-        self._check_open()
-        return self._reader.get(self._topics.get(topic), queue, offset)
-
-    def pull(
-        self,
-        topic: str,
-        queue: int,
-        offset: int,
-        limit: int = 32,
-        *,
-        max_bytes: int | None = None,
-        filter: str | None = None,
-    ) -> PullResult:
-        """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an
-        offset on.
-
-        `filter` is a tag expression such as `"paid || shipped"`. `next_offset` is where to go on,
-        also when nothing was found: below the queue's bounds its first offset, behind them its next
-        one."""
-        self._check_open()
-        return pull(
-            self._reader,
-            self._topics.get(topic),
-            queue,
-            offset,
-            limit,
-            max_bytes,
-            compile_filter(filter),
-        )
-
-    def query(
-        self,
-        topic: str,
-        key: str,
-        begin: int | None = None,
-        end: int | None = None,
-        limit: int = 64,
-    ) -> list[StoredMessage]:
-        """Messages of a topic with a key (or unique id), newest first; `begin` and `end` bound the
-        store time, ms, both included.
-        """
-        self._check_open()
-        return self._reader.query(self._topics.get(topic), key, begin, end, limit)
-
-    def read_at(self, position: int) -> StoredMessage:
-        """The message whose record begins at a position of the log; `MessageNotFound`,
-        `RecordDamaged`.
-        """
-        return self._reader.read_at(position)
-
-    def find(self, message_id: str) -> StoredMessage:
-        """The message with a unique id or a position id; `MessageNotFound`."""
-        return self._reader.find(message_id)
-
-    def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
-        """The first offset stored at or after a time (ms since the epoch); the next offset if there
-        is none.
-
-        With `upper` the last offset stored at or before it; 0 if there is none.
-        """
-        self._check_open()
-        return self._reader.offset_at(self._topics.get(topic), queue, time, upper=upper)
-
-    def bounds(self, topic: str, queue: int) -> Bounds:
-        """A queue's first held offset and its next offset."""
-        self._check_open()
-        return self._reader.bounds(self._topics.get(topic).key(queue))
-
-    # --- topics, groups, offsets ---
-
-    def create_topic(
-        self,
-        name: str,
-        queues: int = 4,
-        *,
-        kind: Kind = "normal",
-        key_index: KeyIndex | None = None,
-        retention: Retention | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> TopicInfo:
-        """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one."""
-        config = TopicConfig(
-            name=name,
-            queues=queues,
-            kind=kind,
-            key_index=key_index,
-            retention=Retention() if retention is None else retention,
-            attributes=attributes_of({} if attributes is None else attributes),
-        )
-        return self.create_topics([config])[0]
-
-    def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
-        """Make topics, all or none, in one batch."""
-        self._log.check_writable()
-        return self._topics.create(configs)
-
-    def topics(self) -> list[TopicInfo]:
-        """All topics, by name."""
-        self._check_open()
-        return self._topics.all()
-
-    def topic(self, name: str) -> TopicInfo:
-        """One topic; `TopicNotFound`."""
-        self._check_open()
-        return self._topics.get(name).info
-
-    def alter_topic(
-        self,
-        name: str,
-        *,
-        queues: int | None = None,
-        key_index: KeyIndex | None = None,
-        retention: Retention | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> TopicInfo:
-        """Change a topic; what is not given stays. Queues that are taken away stay readable."""
-        self._log.check_writable()
-        return self._topics.alter(
-            name,
-            queues=queues,
-            key_index=key_index,
-            retention=retention,
-            attributes=attributes,
-        )
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic: its index goes at once, its records with their segments."""
-        self._log.check_writable()
-        self._topics.get(name)
-        self.checkpoint()
-        info = self._topics.delete(name)
-        self._index.retire_topic(info.id, self._log.segments.numbers)
-
-    def create_group(
-        self,
-        name: str,
-        *,
-        max_attempts: int = 16,
-        ordered: bool = False,
-        attributes: Mapping[str, str] | None = None,
-    ) -> GroupInfo:
-        """Make a consumer group; `GroupExists`."""
-        self._log.check_writable()
-        config = GroupConfig(
-            name=name,
-            max_attempts=max_attempts,
-            ordered=ordered,
-            attributes=attributes_of({} if attributes is None else attributes),
-        )
-        return self._groups.create([config])[0]
-
-    def groups(self) -> list[GroupInfo]:
-        """All groups, by name."""
-        self._check_open()
-        return self._groups.all()
-
-    def group(self, name: str) -> GroupInfo:
-        """One group; `GroupNotFound`."""
-        self._check_open()
-        return self._groups.get(name)
-
-    def alter_group(
-        self,
-        name: str,
-        *,
-        max_attempts: int | None = None,
-        ordered: bool | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> GroupInfo:
-        """Change a group; what is not given stays. `GroupNotFound`."""
-        self._log.check_writable()
-        return self._groups.alter(
-            name, max_attempts=max_attempts, ordered=ordered, attributes=attributes
-        )
-
-    def delete_group(self, name: str) -> None:
-        """Delete a group and its committed offsets; `GroupNotFound`."""
-        self._log.check_writable()
-        self._offsets.forget(self._groups.delete(name).id)
-
-    def commit_offset(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Say that a group wants `offset` of a queue next. A group that is new is made."""
-        self._log.check_writable()
-        used = self._topics.get(topic)
-        self._offsets.check(offset, self._reader.bounds(used.key(queue)).next_offset)
-        self._offsets.commit(self._groups.for_commit(group).id, used.id, queue, offset)
-
-    def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
-        """The offset a group wants next; None if it never committed one."""
-        self._check_open()
-        used = self._topics.get(topic)
-        bounds = self._reader.bounds(used.key(queue))
-        known = self._groups.find(group)
-        return None if known is None else self._offsets.get(known.id, used.id, queue, bounds)
-
     # --- durability and upkeep ---
 
     def flush(self) -> None:
@@ -446,10 +194,6 @@ class Store:
         return verify(self._log, self._index, self._topics, self._reader, progress)
 
     # --- the end ---
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosed(f"{self.path} was closed; open it again")
 
     def close(self) -> None:
         """Flush, checkpoint, and let go of the folder. Closing twice does nothing."""

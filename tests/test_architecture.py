@@ -33,6 +33,7 @@ LAYERS: Final = (
     ("meta",),
     ("consume", "timing"),
     ("ENGINE", "rocketmq"),
+    ("calls",),
     ("store",),
     ("importing", "rebuild"),
     ("cli", "__main__"),

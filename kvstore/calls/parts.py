@@ -1,0 +1,36 @@
+"""The parts of an open store that calls are handed to, as the store wires them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvstore.config import StoreConfig
+from kvstore.consume.reader import Reader
+from kvstore.errors import StoreClosed
+from kvstore.index.index import Index
+from kvstore.log.commitlog import CommitLog
+from kvstore.meta.groups import Groups
+from kvstore.meta.offsets import Offsets
+from kvstore.meta.topics import Topics
+from kvstore.upkeep import Upkeep
+from kvstore.writer import Writer
+
+
+class Parts:
+    """See the module. A read-only store has neither `_writer` nor `_upkeep`."""
+
+    path: Path
+    config: StoreConfig
+    _closed: bool
+    _log: CommitLog
+    _index: Index
+    _topics: Topics
+    _groups: Groups
+    _offsets: Offsets
+    _reader: Reader
+    _writer: Writer
+    _upkeep: Upkeep
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.path} was closed; open it again")
