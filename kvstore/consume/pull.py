@@ -11,6 +11,7 @@ gap."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Final
 
 from kvstore.consume.filters import Filter
@@ -22,6 +23,8 @@ from kvstore.meta.topics import Topic
 SCAN_MAX: Final = 800
 """Messages a filtered pull looks at (RocketMQ's limit)."""
 LIMIT_MAX: Final = 1 << 20
+_AT_ONCE: Final = 32
+"""Messages decoded at a time when bytes are counted: what is too much is decoded for nothing."""
 
 
 def pull(
@@ -69,18 +72,13 @@ def _take(
 ) -> list[StoredMessage]:
     positions = reader.positions(topic, queue, offset, limit)
     messages: list[StoredMessage] = []
-    left = max_bytes if max_bytes is not None else 1 << 62
-    found = reader.entries(positions, topic, queue, offset)
+    step = len(positions) if max_bytes is None else _AT_ONCE
     try:
-        if max_bytes is None:
-            # `extend` keeps what came before an error, as the loop does.
-            messages.extend(found)
-            return messages
-        for message in found:
-            left -= message.size
-            if left < 0 and messages:
+        for at in range(0, len(positions), step):
+            # What came before an error is in `messages`.
+            reader.entries(positions[at : at + step], topic, queue, offset + at, messages)
+            if max_bytes is not None and sum(m.size for m in messages) > max_bytes:
                 break
-            messages.append(message)
     except RecordDamaged as e:
         if not messages:
             following = e.next_offset if e.next_offset is not None else offset + 1
@@ -90,6 +88,14 @@ def _take(
                 e.position,
                 following,
             ) from e
+    return messages if max_bytes is None else _within(messages, max_bytes)
+
+
+def _within(messages: list[StoredMessage], max_bytes: int) -> list[StoredMessage]:
+    """The leading messages that have `max_bytes` together; one at least, if there is one."""
+    for i, total in enumerate(accumulate(m.size for m in messages)):
+        if i and total > max_bytes:
+            return messages[:i]
     return messages
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from kvstore.config import StoreConfig
 from kvstore.errors import (
@@ -29,6 +29,7 @@ from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.record.decode import decode
+from kvstore.record.decode_run import decode_run
 from kvstore.record.facts import facts
 from kvstore.record.hashes import key_hash, key_hash_range
 from kvstore.record.ids import parse_position_id
@@ -155,28 +156,35 @@ class Reader:
         )
 
     def entries(
-        self, positions: list[int], topic: Topic, queue: int, offset: int
-    ) -> Iterator[StoredMessage]:
-        """`entry` for consecutive offsets; a segment is looked up once for all that stand in it."""
-        name, check_crc, max_body = topic.name, self._check_crc, self._max_body
-        log = self._log
-        base = stop = -1
-        buffer: Any = b""
-        end = 0
-        for position in positions:
-            if not base <= position < stop:
-                try:
-                    buffer, at, end = log.span(position)
-                except SegmentDamaged as e:
-                    raise self._lost_with_segment(e, position, topic, queue, offset) from e
-                base = position - at
-                # What is staged may move to its segment between two looks: its buffer is not kept.
-                stop = base + end if log.staging is None else -1
-            message = decode(buffer, position - base, end, position, check_crc, False, max_body)
-            if message.offset != offset or message.queue != queue or message.topic != name:
-                message = self.entry(position, topic, queue, offset)
-            yield message
-            offset += 1
+        self,
+        positions: list[int],
+        topic: Topic,
+        queue: int,
+        offset: int,
+        out: list[StoredMessage],
+    ) -> None:
+        """Append `entry` for consecutive offsets to `out`; what stands before an error is there
+        when it is raised. A segment is looked up once for all that stand in it.
+        """
+        middles, check_crc, log = topic.middles, self._check_crc, self._log
+        done, count = 0, len(positions)
+        while done < count:
+            position = positions[done]
+            try:
+                buffer, at, end = log.span(position)
+            except SegmentDamaged as e:
+                raise self._lost_with_segment(e, position, topic, queue, offset + done) from e
+            base = position - at
+            there = positions[done:] if done else positions
+            if there[-1] >= base + end:
+                there = there[: bisect_left(there, base + end)]
+            found = decode_run(buffer, base, end, there, middles, queue, offset + done, check_crc)
+            out += found
+            done += len(found)
+            if len(found) == len(there):
+                continue
+            out.append(self.entry(positions[done], topic, queue, offset + done))
+            done += 1
 
     def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """See `Store.get`."""

@@ -33,6 +33,7 @@ from kvstore.errors import (
 from kvstore.index.families import Families
 from kvstore.index.keys import META, NEXT_TOPIC_ID, TOPICS, U32, U64
 from kvstore.meta.attributes import attributes_of
+from kvstore.record.decode_run import Middles
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import check_topic
@@ -90,6 +91,7 @@ class Topic:
         "keys_all",
         "keys_unique",
         "magic",
+        "middles",
         "name",
         "overhead",
         "read_queues",
@@ -112,6 +114,7 @@ class Topic:
         self.wire = len(name).to_bytes(2 if second else 1, "big") + name
         self.overhead = (FIXED_V2 if second else FIXED_V1) + len(name) + host_extra
         self.hash_byte = topic_byte(name)
+        self.middles = Middles(info.name)
         self.keys_unique = info.key_index != "off"
         self.keys_all = info.key_index == "all"
         self._turn = 0
