@@ -17,7 +17,7 @@ _THREADS = 16
 def run(folder: Path, options: Options) -> list[Figure]:
     """Put from all threads at once, one message a call."""
     size = 128 if options.size is None else options.size
-    each = (options.messages or 32_000) // _THREADS
+    each = max(1, (options.messages or 32_000) // _THREADS)
     load = measure.Load(messages=each * _THREADS, body=size)
     with kvstore.open(folder / "store", config=StoreConfig(flush="sync")) as store:
         measure.create_topics(store, load)

@@ -1,7 +1,7 @@
 """kvmq: an embeddable message store with a RocketMQ-compatible commit log and its index in RocksDB.
 
-Everything public is here. `open` opens or creates a store; `rebuild` makes a store's index anew;
-`import_rocketmq` adopts a store that Apache RocketMQ wrote.
+Everything public is here; `aio` has it for asyncio. `open` opens or creates a store;
+`rebuild` makes a store's index anew; `import_rocketmq` adopts a store that Apache RocketMQ wrote.
 
     import kvstore
 
@@ -12,28 +12,41 @@ Everything public is here. `open` opens or creates a store; `rebuild` makes a st
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
+from kvstore.calls.exchanging import ConfigImport
 from kvstore.config import Retention, StoreConfig
+from kvstore.consume.popped import Popped
+from kvstore.consume.sql import SqlFilter, sql
 from kvstore.errors import (
     CallerError,
     ConfigError,
     Damaged,
     DiskFull,
+    FilterIllegal,
     FlushFailed,
     FormatError,
     FormatTooNew,
     GroupExists,
     GroupNotFound,
     IndexDamaged,
+    IndexUnavailable,
+    InFlight,
     LogDamaged,
     MessageIllegal,
     MessageNotFound,
     MessageTooLarge,
+    NamespaceExists,
+    NamespaceNotFound,
     OffsetNotFound,
     PropertiesTooLarge,
     PutRefused,
+    QueueNotEmpty,
     QueueNotFound,
+    ReceiptExpired,
+    ReceiptIllegal,
     RecordDamaged,
     SegmentDamaged,
     StoreBusy,
@@ -45,6 +58,7 @@ from kvstore.errors import (
     TopicExists,
     TopicNotFound,
 )
+from kvstore.groupstats import GroupStats
 from kvstore.importing import ImportReport, import_rocketmq
 from kvstore.message import (
     Bounds,
@@ -55,10 +69,13 @@ from kvstore.message import (
     PutStatus,
     StoredMessage,
 )
-from kvstore.meta.groups import GroupInfo
+from kvstore.meta.groups import GroupConfig, GroupInfo
+from kvstore.meta.offsets import Lag, OffsetCommit
 from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.namespace import Namespace
 from kvstore.rebuild import RebuildReport, rebuild
 from kvstore.recovery import Progress, RecoveryReport
+from kvstore.rocketmq.export import ExportReport
 from kvstore.stats import StoreStats
 from kvstore.store import Store
 from kvstore.verify import Problem, VerifyReport
@@ -87,26 +104,46 @@ def open(
     return Store(path, config, read_only=read_only, progress=progress)
 
 
+def __getattr__(name: str) -> ModuleType:
+    # Who needs no asyncio doesn't wait for it.
+    if name == "aio":
+        return importlib.import_module("kvstore.aio")
+    raise AttributeError(f"module 'kvstore' has no attribute {name!r}")
+
+
 __all__ = [
     "Bounds",
     "CallerError",
     "ConfigError",
+    "ConfigImport",
     "Damaged",
     "DiskFull",
+    "ExportReport",
+    "FilterIllegal",
     "FlushFailed",
     "FormatError",
     "FormatTooNew",
+    "GroupConfig",
     "GroupExists",
     "GroupInfo",
     "GroupNotFound",
+    "GroupStats",
     "ImportReport",
+    "InFlight",
     "IndexDamaged",
+    "IndexUnavailable",
+    "Lag",
     "LogDamaged",
     "Message",
     "MessageIllegal",
     "MessageNotFound",
     "MessageTooLarge",
+    "Namespace",
+    "NamespaceExists",
+    "NamespaceNotFound",
+    "OffsetCommit",
     "OffsetNotFound",
+    "Popped",
     "Problem",
     "Progress",
     "PropertiesTooLarge",
@@ -115,12 +152,16 @@ __all__ = [
     "PutRefused",
     "PutResult",
     "PutStatus",
+    "QueueNotEmpty",
     "QueueNotFound",
     "RebuildReport",
+    "ReceiptExpired",
+    "ReceiptIllegal",
     "RecordDamaged",
     "RecoveryReport",
     "Retention",
     "SegmentDamaged",
+    "SqlFilter",
     "Store",
     "StoreBusy",
     "StoreClosed",
@@ -139,4 +180,5 @@ __all__ = [
     "import_rocketmq",
     "open",
     "rebuild",
+    "sql",
 ]

@@ -33,22 +33,18 @@ from kvstore.index.keys import (
     offset_key,
 )
 from kvstore.meta.groups import GroupInfo
-from kvstore.meta.topics import Kind, TopicInfo
+from kvstore.meta.topics import TopicInfo
 from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.walk import Found
+from kvstore.rocketmq.configs import (
+    DELAY_GROUP,
+    backoff_of,
+    group_attributes,
+    kind_of,
+    topic_attributes,
+)
 from kvstore.rocketmq.recovery import Progress, find_end
 from kvstore.rocketmq.source import RocketMQSource, SourceTopic, read_source
-
-DELAY_GROUP = "CID_RMQ_SYS_SCHEDULE"
-"""The group under which the delay levels' progress is kept: queue level - 1 of SCHEDULE_TOPIC_XXXX.
-"""
-
-_KINDS: dict[str | None, Kind] = {
-    "FIFO": "fifo",
-    "DELAY": "delay",
-    "TRANSACTION": "transaction",
-    "PRIORITY": "priority",
-}
 
 
 class Adoption(msgspec.Struct, frozen=True):
@@ -140,15 +136,11 @@ def _topics(source: RocketMQSource, key_index: KeyIndex) -> dict[str, TopicInfo]
             id=len(found) + 1,
             read_queues=max(1, topic.read_queues),
             write_queues=max(1, topic.write_queues),
-            kind=_KINDS.get(topic.message_type, "normal"),
+            kind=kind_of(topic),
             key_index=key_index,
             retention=Retention(),
             since=0,
-            attributes={
-                **topic.attributes,
-                "perm": str(topic.perm),
-                "order": str(topic.order).lower(),
-            },
+            attributes=topic_attributes(topic),
         )
 
     for topic in source.topics:
@@ -165,17 +157,13 @@ def _groups(source: RocketMQSource) -> dict[str, GroupInfo]:
     """The configured groups, and those that only offsets speak of."""
     found: dict[str, GroupInfo] = {}
     for group in source.groups:
-        attributes = {
-            **group.attributes,
-            "broadcast": str(group.broadcast).lower(),
-            "consume_enable": str(group.consume_enable).lower(),
-        }
         found[group.name] = GroupInfo(
             name=group.name,
             id=len(found) + 1,
             max_attempts=max(1, group.max_attempts),
             ordered=group.ordered,
-            attributes=attributes,
+            backoff=backoff_of(group.retry_policy),
+            attributes=group_attributes(group),
         )
     for name, *_ in _offsets(source):
         if name not in found:

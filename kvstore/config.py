@@ -56,7 +56,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Messages: `max_body` and `max_properties` limit a message (RocketMQ's 4 MiB and 32,767). Bodies
     above `compress_above` bytes (None: never) are compressed with `compression`. `check_crc` checks
     bodies when read; `property_crc` writes a CRC over the whole record into it,
-    `check_property_crc` has recovery demand it. `host`, `port` are what records carry as store and
+    `check_property_crc` has recovery and reads demand it. `host`, `port` are what records carry as store and
     born host.
 
     Index: `checkpoint_bytes` of log, or `checkpoint_interval`, are between two checkpoints.
@@ -67,6 +67,11 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every `retention_interval`, `delete_interval` between two deletions, `secure_erase` overwrites
     first. `watermarks` are shares of the disk in use at which expired segments are deleted
     regardless of the hour, the oldest are deleted though not expired, and puts are refused.
+
+    Offsets: what groups commit is in RocksDB's log at once, so a crash of the process loses none of
+    it; every `offset_sync_interval` (None: only when the system does it) it is had on the disk, so
+    that a power cut loses no more than that. What a group had committed before is kept for
+    `offset_history_for` (0: not at all), the last commit of every `offset_history_interval`.
 
     `on_corruption`: damage below the durable end is reported and passed over ("report") or fails
     the opening ("fail"). `clock`, `files`: the seams, for tests."""
@@ -96,6 +101,9 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_index: KeyIndex = "all"
     auto_create_topics: bool = False
     default_queues: int = 4
+    offset_sync_interval: float | None = 1.0
+    offset_history_for: float = 7 * 24 * 3600.0
+    offset_history_interval: float = 1.0
     retention: Retention = Retention()
     delete_when: int | None = None
     retention_interval: float = 10.0
@@ -113,8 +121,10 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_toml(cls, text: str) -> StoreConfig:
         """Read settings from TOML, the names being this class's.
 
-        Raises `ConfigError` for text that is not TOML, and for a name or a value that is not a
+        Raises `ConfigError` for what is no text, or not TOML, and for a name or a value that is not a
         setting's."""
+        if not isinstance(text, str):
+            raise ConfigError(f"the settings are {text!r}; they must be a text in TOML")
         try:
             found: Mapping[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as e:
@@ -145,6 +155,8 @@ _FLAGS: Final = (
 )
 _DURATION_MAX: Final = 1e9
 """30 years and more; what waits for longer than threading can wait would raise there."""
+_STRETCH_MAX: Final = 86400.0
+"""Seconds: what a commit's time is kept from has 4 bytes of milliseconds."""
 _DURATIONS: Final = (
     "flush_interval",
     "flush_thorough_interval",
@@ -188,6 +200,30 @@ def _check_durations(c: StoreConfig) -> None:
         f"0 to {_DURATION_MAX:g} seconds",
         lambda v: 0 <= v <= _DURATION_MAX,
     )
+    _number(
+        "offset_history_for",
+        c.offset_history_for,
+        (int, float),
+        f"0 to {_DURATION_MAX:g} seconds",
+        lambda v: 0 <= v <= _DURATION_MAX,
+    )
+    wanted = f"0 to {_STRETCH_MAX:g} seconds (a day)"
+    _number(
+        "offset_history_interval",
+        c.offset_history_interval,
+        (int, float),
+        wanted,
+        lambda v: 0 <= v <= _STRETCH_MAX,
+    )
+    if c.offset_sync_interval is not None:
+        wanted = f"None, or more than 0 seconds, {_DURATION_MAX:g} at most"
+        _number(
+            "offset_sync_interval",
+            c.offset_sync_interval,
+            (int, float),
+            wanted,
+            lambda v: 0 < v <= _DURATION_MAX,
+        )
     if c.delete_when is not None:
         wanted = "None, or an hour, 0 to 23"
         _number("delete_when", c.delete_when, (int,), wanted, lambda v: 0 <= v <= 23)

@@ -104,6 +104,17 @@ class FlushFailed(StoreError):
 # --- finding --------------------------------------------------------------------------------
 
 
+class FilterIllegal(CallerError):
+    """A filter's text is not one: `expression` is the text, `position` the character (from 0) at
+    which it goes wrong, its length if that is at the end.
+    """
+
+    def __init__(self, message: str, expression: str = "", position: int = 0) -> None:
+        super().__init__(message)
+        self.expression = expression
+        self.position = position
+
+
 class TopicNotFound(CallerError):
     """No such topic, and it is not to be created by itself."""
 
@@ -120,8 +131,38 @@ class GroupExists(CallerError):
     """A group of that name exists already."""
 
 
+class ReceiptIllegal(CallerError):
+    """A text that is no receipt of this store."""
+
+
+class ReceiptExpired(CallerError):
+    """A receipt whose delivery is over: the message was handed out again, moved, reset or taken
+    away.
+    """
+
+
+class InFlight(CallerError):
+    """Messages are locked that this call would make unread again."""
+
+
+class NamespaceNotFound(CallerError):
+    """No such namespace: none was made, and no topic or group has its name in front."""
+
+
+class NamespaceExists(CallerError):
+    """A namespace of that name exists already."""
+
+
 class QueueNotFound(CallerError):
     """The topic has no queue of that number."""
+
+
+class QueueNotEmpty(CallerError):
+    """A queue that was to be taken from readers holds messages; `queue` is its number."""
+
+    def __init__(self, message: str, queue: int = -1) -> None:
+        super().__init__(message)
+        self.queue = queue
 
 
 class OffsetNotFound(StoreError, LookupError):
@@ -170,6 +211,12 @@ class SegmentDamaged(Damaged):
 class IndexDamaged(Damaged):
     """RocksDB is missing, can't be opened, or contradicts the log. `kvmq rebuild DIR` makes it
     anew.
+    """
+
+
+class IndexUnavailable(StoreError):
+    """RocksDB can't be opened now for a reason that says nothing about what is in it: permissions,
+    too many open files, somebody else who has it open.
     """
 
 

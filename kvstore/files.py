@@ -25,6 +25,8 @@ from typing import ClassVar, Protocol
 from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
 
 _CHUNK = 8 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LOCK_MARK = "kvmq"
 """What our lock files begin with: it tells a folder of ours from one that RocketMQ wrote."""
 
@@ -84,7 +86,7 @@ class Files(Protocol):
         ...
 
     def size(self, path: Path) -> int | None:
-        """A file's bytes; None if there is no such file."""
+        """A file's bytes; None if there is no such file, or its name leads nowhere."""
         ...
 
     def create(self, path: Path, size: int) -> None:
@@ -161,8 +163,10 @@ class LocalFiles:
         """See `Files.size`."""
         try:
             return path.stat().st_size
-        except FileNotFoundError:
-            return None
+        except OSError as e:
+            if e.errno in _NOT_THERE:  # nothing can be there, or links lead nowhere
+                return None
+            raise
 
     def create(self, path: Path, size: int) -> None:
         """See `Files.create`."""
@@ -177,7 +181,7 @@ class LocalFiles:
         except OSError as e:
             with contextlib.suppress(OSError):
                 part.unlink()
-            if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if e.errno in (*_FULL, errno.EFBIG):
                 raise DiskFull(
                     f"no room for a segment of {size} bytes at {path}: {e.strerror}; free disk "
                     "space or lower segment_size"
@@ -227,7 +231,7 @@ class LocalFiles:
         except OSError as e:
             with contextlib.suppress(OSError):
                 part.unlink()
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            if e.errno in _FULL:
                 raise DiskFull(
                     f"no room to copy {source} to {target}: {e.strerror}; free disk space"
                 ) from e
@@ -298,7 +302,7 @@ class LocalMappedFile:
             self.buffer = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, prot)
         except OSError as e:
             self.close()
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            if e.errno in _FULL:
                 raise DiskFull(
                     f"no room for the holes of {path}: {e.strerror}; free disk space"
                 ) from e
@@ -372,6 +376,7 @@ class LocalLock:
     _guard: ClassVar = threading.Lock()
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         with self._guard:
             holder = self._held.get(_identity(path))
             if holder is not None:
@@ -396,16 +401,28 @@ class LocalLock:
             if os.pread(self._fd, len(LOCK_MARK), 0) == LOCK_MARK.encode()
             else "opened-by"
         )
-        self._write()
+        try:
+            self._write(path)
+        except BaseException:
+            os.close(self._fd)
+            self._fd = -1
+            raise
 
     def mark(self) -> None:
         """See `FolderLock.mark`."""
         self._word = LOCK_MARK
-        self._write()
+        self._write(self._path)
 
-    def _write(self) -> None:
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{self._word} {os.getpid()}\n".encode(), 0)
+    def _write(self, path: Path) -> None:
+        said = f"{self._word} {os.getpid()}\n".encode()
+        try:
+            # Written over what is there, and cut behind: a full disk must not cost the mark.
+            os.pwrite(self._fd, said, 0)
+            os.ftruncate(self._fd, len(said))
+        except OSError as e:
+            if e.errno in _FULL:
+                raise DiskFull(f"no room for {path}: {e.strerror}; free disk space") from e
+            raise
 
     def release(self) -> None:
         """See `FolderLock.release`."""

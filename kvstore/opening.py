@@ -9,7 +9,11 @@ Invariant: an opening that fails leaves the folder as it was, and lets go of its
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import secrets
+import shutil
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -18,7 +22,7 @@ import msgspec
 
 from kvstore.adoption import Adoption, put_rows
 from kvstore.config import StoreConfig
-from kvstore.errors import IndexDamaged, StoreNotFound
+from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
 from kvstore.files import LOCK_MARK, FolderLock
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
@@ -27,6 +31,8 @@ from kvstore.log.segments import named_position
 LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"
 INDEX: Final = "index"
+NEW_INDEX: Final = "index.new"
+"""Where a rebuild founds an index before it takes the place of the old one."""
 
 
 class Found(Enum):
@@ -42,11 +48,31 @@ LOG_OR_NOTHING: Final = {True: Found.LOG_ONLY, False: Found.NOTHING}
 
 
 def look(path: Path, config: StoreConfig) -> Found:
-    """What is at `path`; changes nothing. `StoreNotFound` if it is not a folder."""
+    """What is at `path`; changes nothing. `StoreNotFound` if it is not a folder, `SegmentDamaged`
+    if it is a store without a folder for its log.
+    """
+    with _made(path):
+        return _look(path, config)
+
+
+def _look(path: Path, config: StoreConfig) -> Found:
     files = config.files
     if path.exists() and not path.is_dir():
         raise StoreNotFound(f"{path} is a file; a store is a folder")
-    if files.size(path / INDEX / "CURRENT") is not None:
+    commitlog, index = path / COMMITLOG, path / INDEX
+    if (commitlog.exists() or commitlog.is_symlink()) and not commitlog.is_dir():
+        raise SegmentDamaged(
+            f"{commitlog} is not a folder, and nothing can be read from it; put the log's folder "
+            "in its place",
+            str(commitlog),
+        )
+    if files.size(index / "CURRENT") is not None:
+        if not commitlog.exists():
+            raise SegmentDamaged(
+                f"{commitlog} is not there, but {index} knows of a log; put the folder back (is "
+                "its disk mounted?), or make an empty one to go on without all messages",
+                str(commitlog),
+            )
         return Found.OURS
     if has_log(path, config):
         return Found.OURS_WITHOUT_INDEX if is_marked(path, config) else Found.LOG_ONLY
@@ -66,8 +92,24 @@ def has_log(path: Path, config: StoreConfig) -> bool:
 
 def take(path: Path, config: StoreConfig) -> FolderLock:
     """Make the folder if need be and lock it; `StoreLocked` if another holds it."""
-    config.files.make_dir(path)
-    return config.files.lock(path / LOCK)
+    with _made(path):
+        config.files.make_dir(path)
+        return config.files.lock(path / LOCK)
+
+
+@contextlib.contextmanager
+def _made(path: Path) -> Iterator[None]:
+    """Have what the operating system says of a store's folder as an error of kvmq's own."""
+    try:
+        yield
+    except OSError as e:
+        why = e.strerror or e
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no room for a store at {path}: {why}; free disk space") from e
+        raise StoreNotFound(
+            f"there can't be a store at {path}: {why} ({e.filename or path}); see to that, or name "
+            "another folder"
+        ) from e
 
 
 def open_index(
@@ -87,6 +129,9 @@ def open_index(
             f"there is no kvmq store at {path}; open it without read_only=True to create or adopt "
             "one"
         )
+    if not read_only and (path / NEW_INDEX).exists():
+        # A rebuild was cut short before it set this index aside: what it founded grows old now.
+        shutil.rmtree(path / NEW_INDEX, ignore_errors=True)
     index = Index(path / INDEX, config.segment_size, read_only=read_only, create=False)
     try:
         index.check_format()
@@ -105,15 +150,16 @@ def open_index(
 
 
 def found_index(
-    path: Path, config: StoreConfig, adoption: Adoption | None
+    path: Path, config: StoreConfig, adoption: Adoption | None, name: str = INDEX
 ) -> tuple[Index, StoreConfig]:
     """Make the index of a new store, or of one that is adopted; until its batch is written there is
     no store.
     """
     if adoption is not None:
         config = msgspec.structs.replace(config, segment_size=adoption.source.segment_size)
-    config.files.make_dir(path / COMMITLOG)
-    index = Index(path / INDEX, config.segment_size, read_only=False, create=True)
+    with _made(path):
+        config.files.make_dir(path / COMMITLOG)
+    index = Index(path / name, config.segment_size, read_only=False, create=True)
     try:
         batch = index.families.batch()
         batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))

@@ -4,19 +4,21 @@ The idea: with the derived families empty and the checkpoint at the log's beginn
 rebuilding: recovery replays the whole log, in checkpoints. An index that can't be opened or read is
 set aside and another one founded, in one batch, with that same checkpoint: with all rows the log
 can't tell, if those can be read. If not, nobody knows the durable end any more either, so the log
-is read for it first.
+is read for it first. The new one is founded beside the old one and takes its place when it is
+whole.
 
 A rebuild that was cut short: from the checkpoint at the log's beginning on, the next opening goes
-on from the last checkpoint that was written. Before that there is no index, every opening says so,
-and another rebuild begins anew.
+on from the last checkpoint that was written. Between the old index's going and the new one's
+coming there is none, every opening says so, and another rebuild goes on with the new one.
 
 Invariants: topics, groups and offsets stay, unless they themselves can't be read; an index that is
-not used any more is set aside, never deleted. No good record of a log that is ours is cut off for
-damage before it. A folder that was never ours is adopted as by any opening, and nothing in it is
-set aside."""
+not used any more is set aside, never deleted; one that is not damaged (the disk is full, a file may
+not be read) is not touched. No good record of a log that is ours is cut off for damage before it. A
+folder that was never ours is adopted as by any opening, and nothing in it is set aside."""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +29,18 @@ import msgspec
 from kvstore import opening
 from kvstore.adoption import Adoption
 from kvstore.config import StoreConfig
-from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreNotFound
+from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
 from kvstore.index.index import Index
-from kvstore.index.keys import CHECKPOINT, DERIVED, FAMILIES, META, SEALED, checkpoint_value
+from kvstore.index.keys import (
+    CHECKPOINT,
+    DERIVED,
+    FAMILIES,
+    FORMAT,
+    META,
+    SEALED,
+    checkpoint_value,
+)
 from kvstore.log.segments import Segments, named_position
 from kvstore.record.walk import Found, Kind, walk
 from kvstore.recovery import Progress, RecoveryReport
@@ -83,6 +93,7 @@ def _prepare(
     # Looked at under the lock: before it was ours, another process may have changed what is there.
     found = opening.look(folder, config)
     kept = None
+    _check_segments(folder, config.files)
     if found is opening.Found.OURS:
         if _is_unfounded(folder, config):
             return None  # and so opening founds it
@@ -93,14 +104,43 @@ def _prepare(
         return None
     # A folder that came as a copy may not say it; from here on only this tells whose it is.
     lock.mark()
-    aside = _set_aside(folder, config)
-    if kept is not None:
-        _found_with(kept, folder, config)
-    else:
-        adoption = _own_log(folder, config, progress)
-        index, _ = opening.found_index(folder, config, adoption)
-        index.close()
-    return aside
+    if found is opening.Found.OURS_WITHOUT_INDEX and _is_founded(folder, config):
+        config.files.rename(folder / opening.NEW_INDEX, folder / opening.INDEX)
+        return None
+    shutil.rmtree(folder / opening.NEW_INDEX, ignore_errors=True)
+    try:
+        if kept is not None:
+            _found_with(kept, folder, config)
+        else:
+            adoption = _own_log(folder, config, progress)
+            opening.found_index(folder, config, adoption, opening.NEW_INDEX)[0].close()
+    except BaseException:
+        # Nothing was set aside yet; what there is of a new one takes room of a disk that may be
+        # full.
+        shutil.rmtree(folder / opening.NEW_INDEX, ignore_errors=True)
+        raise
+    return _swap(folder, config)
+
+
+def _check_segments(folder: Path, files: Files) -> None:
+    """Raise `SegmentDamaged` for a segment that is there and can't be opened: an index made now
+    would be without its messages, and their offsets would be given again.
+
+    One that is missing, or can't be a segment, is another matter: that will not get better.
+    """
+    commitlog = folder / opening.COMMITLOG
+    for name in files.list_dir(commitlog):
+        path = commitlog / name
+        if named_position(name) is None or not path.is_file() or not files.size(path):
+            continue
+        try:
+            files.map(path, writable=False).close()
+        except (SegmentDamaged, OSError) as e:
+            raise SegmentDamaged(
+                f"{e}; nothing was changed: make the file readable and rebuild again, or move it "
+                "out of the folder to rebuild without its messages",
+                str(path),
+            ) from e
 
 
 # --- the old index ---
@@ -159,7 +199,7 @@ def _drop_derived(folder: Path, config: StoreConfig) -> bool:
 
 def _found_with(rows: Rows, folder: Path, config: StoreConfig) -> None:
     """Found an index with the rows of an older one."""
-    index = Index(folder / opening.INDEX, config.segment_size, read_only=False, create=True)
+    index = Index(folder / opening.NEW_INDEX, config.segment_size, read_only=False, create=True)
     try:
         batch = index.families.batch()
         for name, family in rows.items():
@@ -169,15 +209,38 @@ def _found_with(rows: Rows, folder: Path, config: StoreConfig) -> None:
         index.close()
 
 
-def _set_aside(folder: Path, config: StoreConfig) -> str | None:
-    """Move what there is of an index away; returns where to, None if there is nothing."""
-    there = folder / opening.INDEX
-    if not there.exists():
+def _is_founded(folder: Path, config: StoreConfig) -> bool:
+    """Whether there is a new index, and all of it."""
+    new = folder / opening.NEW_INDEX
+    if not new.exists():
+        return False
+    try:
+        index = Index(new, config.segment_size, read_only=True, create=False)
+        try:
+            return index.families.get(META, FORMAT) is not None
+        finally:
+            index.close()
+    except StoreError:
+        return False
+
+
+def _swap(folder: Path, config: StoreConfig) -> str | None:
+    """Move what there is of an old index away and the new one into its place; returns where the old
+    one is now, None if there was nothing.
+    """
+    new, there = folder / opening.NEW_INDEX, folder / opening.INDEX
+    if not there.exists() and not there.is_symlink():
+        config.files.rename(new, there)
         return None
     number = 1
     while (aside := folder / f"index.damaged-{number}").exists():
         number += 1
     config.files.rename(there, aside)
+    try:
+        config.files.rename(new, there)
+    except BaseException:
+        config.files.rename(aside, there)
+        raise
     return str(aside)
 
 

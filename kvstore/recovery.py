@@ -75,6 +75,7 @@ class _Recovery:
         self._topics = topics
         self._replay = Replay(index, self._topic_of, self._check_gap)
         self._saved = 0
+        self._missing: list[Damage] = []
 
     def run(self) -> tuple[RecoveryReport, int]:
         """See `recover`."""
@@ -90,7 +91,7 @@ class _Recovery:
             self._cut()
         if report.torn is not None:
             _log.warning("%s: torn tail at %d: %s", self._where, report.end, report.torn.reason)
-        log.start(report.end)
+        log.start(report.end, self._checkpoint.durable)
         if log.writable:
             self._save(report.end)
         report.seconds = clock.monotonic() - began
@@ -125,8 +126,14 @@ class _Recovery:
         """Where reading begins: at the checkpoint, or behind what is missing there."""
         report = self._report
         report.start = max(self._checkpoint.position, self._log.first)
-        gone = _missing(self._log, self._index.log_start(), report.start, self._checkpoint)
+        begin = self._index.log_start()
+        if not self._log.writable and begin < self._log.first:
+            # Retention may have come between the looks at the index and at the log.
+            begin = self._index.log_start_now()
+            self._log.segments.retired_below = begin // self._log.segment_size
+        gone = _missing(self._log, begin, report.start, self._checkpoint)
         report.damage += gone
+        self._missing = gone
         return max([report.start, *(d.end for d in gone if d.position <= report.start)])
 
     def _read_log(self, start: int) -> None:
@@ -156,6 +163,8 @@ class _Recovery:
         ]
         self._fail_if_asked(report.damage)
         report.end, report.torn, report.records = scan.end, scan.torn, scan.records
+        # Where the last segments are missing the scan ends before them, and the log behind them.
+        report.end = max([scan.end, *(d.end for d in self._missing if d.position == scan.end)])
         report.entries, report.keys = replay.entries, replay.keys
         report.refused = len(replay.refused)
 
@@ -195,7 +204,8 @@ class _Recovery:
             self._report.damage.append(Damage(position, position, f"{e}: it is not indexed"))
             return None
         if self._topics.next_id != before:
-            told = f"topic {raw!r} was not known; it was made for the record at {position}"
+            name = raw.decode("utf-8", "replace")
+            told = f"topic {name!r} was not known; it was made for the record at {position}"
             self._report.problems.append(told)
         return topic
 

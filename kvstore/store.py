@@ -11,7 +11,7 @@ opening has nothing to do."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,19 +19,21 @@ from typing import Any, Self
 
 from kvstore import opening
 from kvstore.adoption import Adoption, in_place
-from kvstore.calls.managing import Managing
-from kvstore.calls.offsets import Keeping
-from kvstore.calls.putting import Putting
-from kvstore.calls.reading import Reading
+from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
+from kvstore.consume.waiting import Waiting
 from kvstore.errors import ConfigError, StoreError
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
+from kvstore.message import Message
 from kvstore.meta.groups import Groups
+from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
+from kvstore.namespace import Namespace
+from kvstore.popping import Popper
 from kvstore.recovery import Progress, recover
 from kvstore.stats import StoreStats, collect
 from kvstore.upkeep import Upkeep, drop_orphans
@@ -45,7 +47,7 @@ def _copying(progress: Progress | None) -> Callable[[int, int], None] | None:
     return lambda done, total: progress("reading the log", done, total)
 
 
-class Store(Putting, Reading, Managing, Keeping):
+class Store(Calls):
     """An open store; see `kvstore.open`. Every call may be made from several threads."""
 
     def __init__(
@@ -101,17 +103,7 @@ class Store(Putting, Reading, Managing, Keeping):
         self._log = CommitLog(self.path / opening.COMMITLOG, config, writable=not read_only)
         self._ending.append(self._log.close)
         host = store_host(config)
-        self._topics = Topics(
-            self._index.families,
-            default_key_index=config.key_index,
-            default_queues=config.default_queues,
-            auto_create=config.auto_create_topics,
-            host_extra=host.extra,
-            log_end=lambda: self._log.end,
-            read_only=read_only,
-        )
-        self._groups = Groups(self._index.families)
-        self._offsets = Offsets(self._index, read_only=read_only)
+        self._open_meta(config, host.extra, read_only)
         drop_orphans(self._log, self._index, config)
         self.recovery, last_stored = recover(self._log, self._index, self._topics, config, progress)
         self._topics.recovered(self._log.end)
@@ -122,7 +114,13 @@ class Store(Putting, Reading, Managing, Keeping):
         if read_only:
             return
         self._wake = self._log.prepare_wanted
-        self._flusher = Flusher(self._log, config, on_durable=lambda: None)
+        self._waiting = Waiting()
+        seen_when_durable = config.visibility == "flushed"
+        self._flusher = Flusher(
+            self._log,
+            config,
+            on_durable=self._waiting.everybody if seen_when_durable else lambda: None,
+        )
         self._ending.append(self._flusher.stop)
         self._writer = Writer(
             self._log,
@@ -133,8 +131,10 @@ class Store(Putting, Reading, Managing, Keeping):
             last_stored=last_stored,
             checkpoint_now=self.checkpoint,
             wake=self._wake,
+            arrivals=self._waiting,
             host=host,
         )
+        self._open_popping()
         upkeep = self._upkeep = Upkeep(
             self._log,
             self._index,
@@ -150,10 +150,51 @@ class Store(Putting, Reading, Managing, Keeping):
                 Job("the next segment", self._log.wants_next, self._log.prepare_next),
                 Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
                 Job("sealing", self._index.seal_due, self._index.seal_next),
+                Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
+                Job("old offset history", self._offsets.sweep_due, self._offsets.sweep),
                 Job("retention", upkeep.retention_due, self.apply_retention),
             ],
         )
         self._ending.append(self._housekeeper.stop)
+
+    def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
+        """What is known of topics, groups and offsets; nothing of it is read before it is used."""
+        self._topics = Topics(
+            self._index.families,
+            default_key_index=config.key_index,
+            default_queues=config.default_queues,
+            auto_create=config.auto_create_topics,
+            host_extra=host_extra,
+            log_end=lambda: self._log.end,
+            read_only=read_only,
+        )
+        self._groups = Groups(self._index.families, self._log.sync_to_end)
+        self._namespaces = Namespaces(self._index.families)
+        self._offsets = Offsets(self._index, config, read_only=read_only)
+
+    def _open_popping(self) -> None:
+        self._popping = Popper(
+            self._index.families,
+            self._reader,
+            self._topics,
+            self._groups,
+            self._offsets,
+            self.config.clock,
+            self._waiting,
+            self._put_durably,
+        )
+
+    def namespace(self, name: str) -> Namespace:
+        """A namespace's calls: the same as the store's, on its own topics and groups alone.
+
+        >>> store.namespace("tenant-a").put("orders", b"...").topic  # doctest: +SKIP
+        'orders'
+        """
+        return Namespace(self, name)
+
+    def _put_durably(self, messages: Sequence[Message]) -> None:
+        self._writer.put_batch(messages)
+        self._flusher.wait(self._log.end)
 
     # --- durability and upkeep ---
 
@@ -185,13 +226,20 @@ class Store(Putting, Reading, Managing, Keeping):
         return collect(self.path, self._log, self._index, self._topics, self.config, self.recovery)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
-        """Check every record's CRC and hold the index against the log; problems are listed, not
-        raised.
+        """Check every record's CRC, and the one over the whole record of those that carry it, and
+        hold the index against the log; problems are listed, not raised.
         """
         self._check_open()
         if self._log.writable:
             self.checkpoint()
-        return verify(self._log, self._index, self._topics, self._reader, progress)
+        return verify(
+            self._log,
+            self._index,
+            self._topics,
+            self._reader,
+            progress,
+            property_crc=self.config.check_property_crc,
+        )
 
     # --- the end ---
 
@@ -203,6 +251,7 @@ class Store(Putting, Reading, Managing, Keeping):
             self._closed = True
         try:
             if self._log.writable:
+                self._waiting.close()
                 self._housekeeper.stop()
                 self._finish()
         finally:

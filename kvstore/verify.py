@@ -1,6 +1,7 @@
-"""Verify: every record against its CRC, and the index against the log.
+"""Verify: every record against its CRCs, and the index against the log.
 
-The idea: a segment at a time. Its records are walked, past damage; what the index should say of
+The idea: a segment at a time. Its records are walked, past damage, and those that carry a CRC over
+the whole record are held against that as well; what the index should say of
 them is noted in columns and held against the columns of what it says: every entry with its queue,
 offset, size, tag and time, every key's hash, a place for every queue. At last every place is held
 against the run that has to stand behind it.
@@ -33,7 +34,9 @@ from kvstore.index.keys import (
 )
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
+from kvstore.meta.keyhistory import LEVELS
 from kvstore.meta.topics import Topics
+from kvstore.record.check import property_crc_problem
 from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
 from kvstore.record.hashes import key_hash, tags_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
@@ -77,20 +80,37 @@ class VerifyReport(msgspec.Struct):
         if len(self.problems) < _PROBLEMS_MAX:
             self.problems.append(problem)
 
+    def forget(self, count: int) -> None:
+        """Take back all problems but the first `count`."""
+        self.problems_found = count
+        del self.problems[count:]
+
 
 def verify(
-    log: CommitLog, index: Index, topics: Topics, reader: Reader, progress: Progress | None
+    log: CommitLog,
+    index: Index,
+    topics: Topics,
+    reader: Reader,
+    progress: Progress | None,
+    *,
+    property_crc: bool = False,
 ) -> VerifyReport:
-    """See `Store.verify`."""
+    """See `Store.verify`; with `property_crc` a record without that CRC is damaged."""
     began = log.clock.monotonic()
     report = VerifyReport()
     end = reader.visible_end()
     names = {t.id: t.name for t in topics.all()}
     newest = 0
     for number in _there(log, index, report, end):
-        segment = _Segment(log, index, topics, names, report, number, end, newest)
+        known = report.problems_found
+        segment = _Segment(log, index, topics, names, report, number, end, newest, property_crc)
         segment.verify()
         newest = segment.newest
+        if report.problems_found > known:
+            reader.look_again()
+            if reader.first_segment() > number:
+                report.forget(known)  # retention took the segment meanwhile
+                continue
         report.segments += 1
         if progress is not None:
             done = min((number + 1) * log.segment_size, end) - log.first
@@ -103,15 +123,18 @@ def verify(
 def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list[int]:
     """The segments there are; what is missing between them, or before the first, is a problem."""
     size = log.segment_size
-    due, stop = index.log_start() // size, -(-end // size)
+    stop = -(-end // size)
+    log.segments.look_again()
     found = [n for n in log.segments.numbers if n < stop]
+    # Behind the look at what is there: what goes meanwhile is no problem.
+    due = max(index.log_start() // size, log.segments.retired_below)
     for number in [*found, stop]:
         if number > due:
             which = str(log.segments.path(due))
             if number - due > 1:
                 which += f" and {number - due - 1} behind it"
             report.add(Problem("segment", f"{which} can't be read: not there", due * size))
-        due = number + 1
+        due = max(due, number + 1)
     return found
 
 
@@ -142,7 +165,9 @@ class _Segment:
         number: int,
         end: int,
         newest: int,
+        property_crc: bool,
     ) -> None:
+        self._property_crc = property_crc
         self.newest = newest
         """The newest store time so far: what the index has where a clock was stepped back."""
         self._log = log
@@ -176,10 +201,20 @@ class _Segment:
         if len(buffer) < size:
             path = self._log.segments.path(self._number)
             report.add(Problem("segment", f"{path} has {len(buffer)} bytes, not {size}", base))
-        for found in walk(buffer, base, 0, min(size, self._end - base)):
+        end = min(size, self._end - base)
+        for found in walk(buffer, base, 0, end):
             if found.kind is Kind.RECORD:
                 report.records += 1
                 report.bytes += found.size
+                wrong = property_crc_problem(
+                    buffer,
+                    found.position - base,
+                    found.size,
+                    found.position,
+                    required=self._property_crc,
+                )
+                if wrong:
+                    report.add(Problem("record", wrong, found.position))
                 f = facts(buffer, found.position - base, found.size)
                 if found.position < self._covered:
                     self._expect(f, found.position, found.size)
@@ -203,12 +238,12 @@ class _Segment:
             row = (position, topic.base + f.queue, f.offset, size, code, self.newest)
             self._entries.extend(row)
         if kind != ROLLBACK:
-            unique_since, tokens_since = topic.info.keys_since
+            keyed = topic.keyed_for_sure(position)
             found = []
-            if topic.keys_unique and position >= unique_since:
+            if keyed:
                 unique = unique_id_of(f.properties)
                 found = [unique] if unique else []
-            if topic.keys_all and position >= tokens_since:
+            if keyed == LEVELS["all"]:
                 found += keys_of(f.properties)
             self._key_hashes.extend([key_hash(f.topic, k) for k in found])
             self._key_positions.extend([position] * len(found))

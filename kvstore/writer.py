@@ -17,15 +17,17 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from kvstore.config import StoreConfig
+from kvstore.consume.waiting import Waiting
 from kvstore.index.index import Index
 from kvstore.index.keys import QUEUE_MASK
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
-from kvstore.record.batch import Host, Lanes, One, Prepared, encode, encode_one, part
+from kvstore.record.batch import Host, One, Prepared, encode, encode_one, part
 from kvstore.record.explain import Limits, as_batch
 from kvstore.record.hosts import pack_host
+from kvstore.record.lanes import Lanes
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.prepare import prepare, prepare_one
 from kvstore.record.property_crc import property_crc_suffix
@@ -51,6 +53,7 @@ class Writer:
         last_stored: int,
         checkpoint_now: Callable[[], object],
         wake: threading.Event,
+        arrivals: Waiting,
         host: Host,
     ) -> None:
         self._log = log
@@ -61,9 +64,10 @@ class Writer:
         self._clock = config.clock
         self._checkpoint_now = checkpoint_now
         self._wake = wake
+        self._arrivals = arrivals
         self._tail_due = config.checkpoint_bytes
         self._host = host
-        self._lanes = Lanes(topics.for_put, index.note_topic)
+        self._lanes = Lanes(topics.for_put, topics.find, index.note_topic)
         topics.changed = self._lanes.clear
         self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
         self._limits = Limits(
@@ -121,6 +125,8 @@ class Writer:
         finally:
             log.lock.release()
         status = self._settle(end, end - tail.start)
+        if self._arrivals.topics:
+            self._arrivals.arrived(batch.queue_keys)
         return list(
             map(
                 PutResult,
@@ -159,6 +165,8 @@ class Writer:
         finally:
             log.lock.release()
         status = self._settle(end, end - tail.start)
+        if self._arrivals.topics:
+            self._arrivals.arrived((key,))
         queue = key & QUEUE_MASK
         return PutResult(one.message_id, message.topic, queue, offset, position, size, status)
 

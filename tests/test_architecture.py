@@ -34,8 +34,9 @@ LAYERS: Final = (
     ("consume", "timing"),
     ("ENGINE", "rocketmq"),
     ("calls",),
+    ("namespace",),
     ("store",),
-    ("importing", "rebuild"),
+    ("importing", "rebuild", "aio"),
     ("cli", "__main__"),
 )
 LEVELS: Final = {part: level for level, parts in enumerate(LAYERS) for part in parts}

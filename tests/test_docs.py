@@ -11,7 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvstore import StoreConfig, errors
+import kvstore
+from kvstore import (
+    GroupConfig,
+    GroupInfo,
+    Message,
+    StoreConfig,
+    TopicConfig,
+    TopicInfo,
+    errors,
+)
 from kvstore.index.keyblocks import find_in_block, pack_blocks, sort_pairs, unpack_block
 from kvstore.index.keys import (
     FAMILIES,
@@ -32,6 +41,7 @@ from kvstore.index.keys import (
 )
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, position_at, unpack
 from kvstore.record.hashes import key_hash, key_hash_range
+from tests.support.clock import VirtualClock
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
@@ -117,6 +127,40 @@ def test_the_place_of_an_emptied_queue_is_what_keys_says() -> None:
     assert f"Its {len(raw)} bytes are the only thing" in page(
         "decisions/0004-an-empty-queue-keeps-its-end-as-a-place.md"
     )
+
+
+def test_an_offset_and_its_history_are_what_keys_says(tmp_path: Path) -> None:
+    """Written by a store: group 3 commits in topic 12, 382 ms into a second."""
+    text = page("keys.md")
+    config = StoreConfig(segment_size=64 << 10, clock=VirtualClock(1767323046382))
+    with kvstore.open(tmp_path / "store", config) as store:
+        store.create_topics([TopicConfig(name=f"t{i}", queues=6) for i in range(1, 13)])
+        store.create_groups([GroupConfig(name=f"g{i}") for i in range(1, 4)])
+        store.put_batch([Message("t12", b"", queue=5)] * 1003)
+        store._offsets.recovered(store.stats().end_position)
+        store._offsets.recovered(store.stats().end_position)
+        store.commit_offset("g3", "t12", 5, 1003)
+        families = store._index.families
+        [offset], [history] = (list(families.rows(f, b"")) for f in ("offsets", "offset_history"))
+    assert b"".join(offset) == example(text, "offset")
+    assert b"".join(history) == example(text, "history")
+    said = ["key: group id 3", "topic id 12", "queue 5"]
+    assert fields_of(text, "offset")[1] == [*said, "value: offset 1003", "2 recoveries"]
+    assert fields_of(text, "history")[1] == [
+        *said,
+        "stretch from 1767323046000",
+        "value: offset 1003",
+        "2 recoveries",
+        "committed 382 ms later",
+    ]
+
+
+def test_the_rows_of_topics_and_groups_have_the_fields_that_groups_lists() -> None:
+    text = page("groups.md")
+    for heading, kind in (("A topic's row", TopicInfo), ("A group's row", GroupInfo)):
+        part = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+        fields = re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)
+        assert fields == list(kind.__struct_fields__)
 
 
 def test_the_checkpoint_is_what_keys_says() -> None:

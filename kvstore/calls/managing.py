@@ -1,13 +1,22 @@
-"""Calls that make, change, list and delete topics and groups."""
+"""Calls that make, change, list and delete topics and groups.
+
+Invariant: what is deleted goes in one batch with all that is keyed by it: index, offsets, their
+history, and whatever else hangs on `Topics.removing` and `Groups.removing`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from kvstore.calls.parts import Parts
-from kvstore.config import KeyIndex, Retention
+from kvstore.config import Codec, KeyIndex, Retention
+from kvstore.errors import CallerError, QueueNotEmpty
+from kvstore.index.families import Batch
 from kvstore.meta.attributes import attributes_of
-from kvstore.meta.groups import GroupConfig, GroupInfo
+from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 
 
@@ -19,18 +28,26 @@ class Managing(Parts):
         name: str,
         queues: int = 4,
         *,
+        read_queues: int | None = None,
         kind: Kind = "normal",
         key_index: KeyIndex | None = None,
         retention: Retention | None = None,
+        compress_above: int | None = None,
+        compression: Codec | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> TopicInfo:
-        """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one."""
+        """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
+        `TopicConfig` says what each setting means, and what None stands for.
+        """
         config = TopicConfig(
             name=name,
             queues=queues,
+            read_queues=read_queues,
             kind=kind,
             key_index=key_index,
             retention=Retention() if retention is None else retention,
+            compress_above=compress_above,
+            compression=compression,
             attributes=attributes_of({} if attributes is None else attributes),
         )
         return self.create_topics([config])[0]
@@ -55,27 +72,101 @@ class Managing(Parts):
         name: str,
         *,
         queues: int | None = None,
+        write_queues: int | None = None,
+        read_queues: int | None = None,
         key_index: KeyIndex | None = None,
         retention: Retention | None = None,
+        compress_above: int | UnsetType | None = UNSET,
+        compression: Codec | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
     ) -> TopicInfo:
-        """Change a topic; what is not given stays. Queues that are taken away stay readable."""
+        """Change a topic; what is not given stays. `compress_above` and `compression` None are the
+        store's again.
+
+        `queues` (or `write_queues`) is how many take messages. Fewer than before: those taken away
+        stay readable, until `read_queues` takes them from readers too, which is refused
+        (`QueueNotEmpty`) while one of them holds a message. Queues that come back go on where they
+        were."""
         self._log.check_writable()
+        if queues is not None and write_queues is not None:
+            raise CallerError("queues and write_queues are the same setting; give one of them")
+        changes: dict[str, Any] = {
+            "key_index": UNSET if key_index is None else key_index,
+            "retention": UNSET if retention is None else retention,
+            "compress_above": compress_above,
+            "compression": compression,
+            "attributes": UNSET if attributes is None else attributes_of(attributes),
+        }
         return self._topics.alter(
             name,
-            queues=queues,
-            key_index=key_index,
-            retention=retention,
-            attributes=attributes,
+            {k: v for k, v in changes.items() if v is not UNSET},
+            queues=write_queues if queues is None else queues,
+            read_queues=read_queues,
+            may_shrink=self._check_empty,
         )
 
+    def _check_empty(self, old: TopicInfo, new: TopicInfo) -> None:
+        """Raise `QueueNotEmpty` if a queue that readers are to lose holds messages."""
+        for queue in range(new.read_queues, old.read_queues):
+            low, high = self._reader.bounds((old.id << 32) + queue)
+            if low < high:
+                raise QueueNotEmpty(
+                    f"{old.name!r} is to have {new.read_queues} read queues, but queue {queue} "
+                    f"holds offsets {low} to {high - 1}; nobody could read them any more: wait "
+                    "till retention lets them go, or keep the queue",
+                    queue,
+                )
+
     def delete_topic(self, name: str) -> None:
-        """Delete a topic: its index goes at once, its records with their segments."""
+        """Delete a topic: its index and all that groups keep of it goes at once, its records with
+        their segments. `TopicNotFound`.
+        """
+        self.delete_topics([name])
+
+    def delete_topics(self, names: Iterable[str]) -> None:
+        """Delete topics, all or none, in one batch."""
         self._log.check_writable()
-        self._topics.get(name)
-        self._upkeep.checkpoint()
-        info = self._topics.delete(name)
-        self._index.retire_topic(info.id, self._log.segments.numbers)
+        self._delete(names_of(names), [])
+
+    def _delete(
+        self,
+        topics: list[str],
+        groups: list[str],
+        also: Callable[[Batch], None] = lambda batch: None,
+    ) -> None:
+        """Delete topics and groups, and what `also` adds, in one batch."""
+        for name in topics:
+            self._topics.get(name)
+        for name in groups:
+            self._groups.get(name)
+        if topics:
+            # Most of the tail, before anybody has to wait for it.
+            self._upkeep.checkpoint()
+        with self._topics.lock, self._groups.lock:
+            batch = self._index.families.batch()
+            gone = self._topics.stage_delete(batch, topics)
+            leaving = self._groups.stage_delete(batch, groups)
+            ids = [info.id for info in gone]
+            self._offsets.stage_forget(batch, ids)
+            also(batch)
+            if topics:
+                self._upkeep.checkpoint()
+            self._index.retire_topics(batch, ids)
+            self._topics.settle_delete(gone)
+            self._groups.settle_delete(leaving)
+        self._take_late(gone)
+
+    def _take_late(self, gone: list[TopicInfo]) -> None:
+        """Remove what puts that had begun before their topic was deleted have written since."""
+        with self._log.lock:
+            pass  # whoever waited for it has written now
+        late = [info for info in gone if self._index.in_tails(info.id, info.read_queues)]
+        if late:
+            self._upkeep.checkpoint()
+            with self._topics.lock:
+                batch = self._index.families.batch()
+                self._topics.drop_until(batch, late)
+                self._index.retire_topics(batch, [info.id for info in late])
 
     def create_group(
         self,
@@ -83,17 +174,33 @@ class Managing(Parts):
         *,
         max_attempts: int = 16,
         ordered: bool = False,
+        backoff: Sequence[float] | None = None,
+        dead_letter_topic: str | None = None,
+        start: Start = "begin",
+        max_in_flight: int | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
-        """Make a consumer group; `GroupExists`."""
-        self._log.check_writable()
+        """Make a consumer group; `GroupExists`. `GroupConfig` says what each setting means, and
+        what None stands for.
+
+        >>> store.create_group("billing", backoff=[1, 10, 60], start="end")  # doctest: +SKIP
+        """
         config = GroupConfig(
             name=name,
             max_attempts=max_attempts,
             ordered=ordered,
+            backoff=DEFAULT_BACKOFF if backoff is None else _steps(backoff),
+            dead_letter_topic=dead_letter_topic,
+            start=start,
+            max_in_flight=max_in_flight,
             attributes=attributes_of({} if attributes is None else attributes),
         )
-        return self._groups.create([config])[0]
+        return self.create_groups([config])[0]
+
+    def create_groups(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
+        """Make groups, all or none, in one batch."""
+        self._log.check_writable()
+        return self._groups.create(configs)
 
     def groups(self) -> list[GroupInfo]:
         """All groups, by name."""
@@ -111,15 +218,45 @@ class Managing(Parts):
         *,
         max_attempts: int | None = None,
         ordered: bool | None = None,
+        backoff: Sequence[float] | UnsetType | None = UNSET,
+        dead_letter_topic: str | UnsetType | None = UNSET,
+        start: Start | None = None,
+        max_in_flight: int | UnsetType | None = UNSET,
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
-        """Change a group; what is not given stays. `GroupNotFound`."""
+        """Change a group; what is not given stays. `GroupNotFound`.
+
+        Where None is a value of its own it is set: `backoff=None` is the default table again,
+        `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit."""
         self._log.check_writable()
-        return self._groups.alter(
-            name, max_attempts=max_attempts, ordered=ordered, attributes=attributes
-        )
+        changes: dict[str, Any] = {
+            "max_attempts": UNSET if max_attempts is None else max_attempts,
+            "ordered": UNSET if ordered is None else ordered,
+            "backoff": DEFAULT_BACKOFF if backoff is None else _steps(backoff),
+            "dead_letter_topic": dead_letter_topic,
+            "start": UNSET if start is None else start,
+            "max_in_flight": max_in_flight,
+            "attributes": UNSET if attributes is None else attributes_of(attributes),
+        }
+        return self._groups.alter(name, {k: v for k, v in changes.items() if v is not UNSET})
 
     def delete_group(self, name: str) -> None:
-        """Delete a group and its committed offsets; `GroupNotFound`."""
+        """Delete a group, its committed offsets and their history; `GroupNotFound`."""
+        self.delete_groups([name])
+
+    def delete_groups(self, names: Iterable[str]) -> None:
+        """Delete groups, all or none, in one batch."""
         self._log.check_writable()
-        self._offsets.forget(self._groups.delete(name).id)
+        self._delete([], names_of(names))
+
+
+def _steps(backoff: Any) -> Any:
+    """What was given as a tuple, if it is a sequence; what it is else, the check tells."""
+    return tuple(backoff) if isinstance(backoff, list | tuple) else backoff
+
+
+def names_of(names: Iterable[str]) -> list[str]:
+    """The names, as a list; `CallerError` for a single one, which is a list of letters."""
+    if isinstance(names, str | bytes):
+        raise CallerError(f"names are {names!r}; give a list of them")
+    return list(names)

@@ -1,24 +1,200 @@
-"""Calls about how far groups are."""
+"""Calls about how far groups are: committing, resetting, history and lag.
+
+The idea: an offset is what a group wants next; all below is done. What a group that never committed
+in a queue would begin with is its `start`.
+
+Invariants: what is refused changes nothing, and of several offsets none is set; a reset is one
+batch with whatever else is known of the messages that are given back (`Offsets.resetting`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Literal
+
 from kvstore.calls.parts import Parts
+from kvstore.consume.flights import Flights
+from kvstore.errors import CallerError
+from kvstore.message import Bounds
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.offsets import Commit, Lag, OffsetCommit
+from kvstore.meta.topics import Topic
+from kvstore.record.validate import check_group
 
 
 class Keeping(Parts):
     """See the module."""
 
-    def commit_offset(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Say that a group wants `offset` of a queue next. A group that is new is made."""
+    def commit_offset(
+        self, group: str, topic: str, queue: int, offset: int, *, sync: bool = False
+    ) -> None:
+        """Say that a group wants `offset` of a queue next. A group that is new is made. `InFlight`
+        if the group has popped messages of that queue and not acked them.
+
+        Returns when the commit outlives a crash of the process, with `sync` when it is on the disk;
+        without, that is so after `StoreConfig.offset_sync_interval`."""
+        self.commit_offsets([(group, topic, queue, offset)], sync=sync)
+
+    def commit_offsets(
+        self, commits: Iterable[tuple[str, str, int, int]], *, sync: bool = False
+    ) -> None:
+        """Commit (group, topic, queue, offset) of each, all or none, in one batch; of two for a
+        queue the later one counts. See `commit_offset`.
+
+        >>> store.commit_offsets([("billing", "orders", 3, 120)], sync=True)  # doctest: +SKIP
+        """
         self._log.check_writable()
-        used = self._topics.get(topic)
-        self._offsets.check(offset, self._reader.bounds(used.key(queue)).next_offset)
-        self._offsets.commit(self._groups.for_commit(group).id, used.id, queue, offset)
+        wanted: list[tuple[str, int, int, int]] = []
+        ids: dict[str, int] = {}
+        end = self._reader.visible_end()
+        for group, topic, queue, offset in commits:
+            used = self._topics.get(topic)
+            self._offsets.check(offset, self._index.next_offset(used.key(queue), end))
+            known = self._groups.find(group)
+            if known is None:
+                check_group(group)  # before any of the new ones is made
+            else:
+                ids[group] = known.id
+            wanted.append((group, used.id, queue, offset))
+        for group, *_ in wanted:
+            if group not in ids:
+                ids[group] = self._groups.for_commit(group).id
+        changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
+        with self._popping.committing(changes):
+            self._offsets.commit(changes, sync=sync)
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
-        """The offset a group wants next; None if it never committed one."""
+        """The offset a group wants next, all below being done; None if it never committed one."""
         self._check_open()
         used = self._topics.get(topic)
         bounds = self._reader.bounds(used.key(queue))
         known = self._groups.find(group)
-        return None if known is None else self._offsets.get(known.id, used.id, queue, bounds)
+        if known is None:
+            return None
+        found = self._offsets.get(known.id, used.id, queue, bounds)
+        return _below(found, self._lowest_locked(known.id, used.id).get(queue))
+
+    def _lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
+        """Queue -> the lowest offset that a group has under lock there: all below is done."""
+        if self._log.writable:
+            return self._popping.lowest_locked(group, topic)
+        # A reader pops nothing, so it has no flights: they are read for this look alone.
+        flights = Flights(self._index.families, self._offsets, self._reader.bounds)
+        found = flights.find(group, topic)
+        return {} if found is None else found.lowest()
+
+    def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
+        """What a group had committed in a queue and when, oldest first; the last one is the newest
+        commit, unless that is older than `StoreConfig.offset_history_for`.
+
+        Of commits in one `StoreConfig.offset_history_interval` the last is kept."""
+        self._check_open()
+        used = self._topics.get(topic)
+        bounds = self._reader.bounds(used.key(queue))
+        known = self._groups.get(group)
+        return self._offsets.history(known.id, used.id, queue, bounds)
+
+    def reset_offset(
+        self,
+        group: str,
+        topic: str,
+        *,
+        offset: int | None = None,
+        time: int | None = None,
+        to: Literal["begin", "end"] | None = None,
+        queue: int | None = None,
+    ) -> dict[int, int]:
+        """Set where a group goes on in a topic, durably: at an offset, at the first message stored
+        at or after a time (ms since the epoch), or at the beginning or the end. Of all queues, or
+        of one; an offset is of one queue, so with it `queue` has to be given if there are more.
+
+        Messages the group has under lock there are given up. Returns the new offsets by queue;
+        `GroupNotFound`, `TopicNotFound`, `QueueNotFound`.
+
+        >>> store.reset_offset("billing", "orders", to="begin")  # doctest: +SKIP
+        {0: 0, 1: 0, 2: 17, 3: 0}
+        """
+        self._log.check_writable()
+        if [offset, time, to].count(None) != 2:
+            raise CallerError(
+                f"offset is {offset!r}, time {time!r} and to {to!r}; give exactly one of them"
+            )
+        known, used = self._groups.get(group), self._topics.get(topic)
+        if offset is not None and queue is None and used.read_queues > 1:
+            raise CallerError(
+                f"an offset is of one queue, and {topic!r} has {used.read_queues}; say which queue"
+            )
+        wanted = range(used.read_queues) if queue is None else (queue,)
+        if to is not None and to not in ("begin", "end"):
+            raise CallerError(f"to is {to!r}; it must be 'begin' or 'end'")
+        start = to if to is not None else time
+        offsets: dict[int, int] = {}
+        for number in wanted:
+            bounds = self._reader.bounds(used.key(number))
+            if offset is not None:
+                self._offsets.check(offset, bounds.next_offset)
+            offsets[number] = self._at(used, number, bounds, start) if offset is None else offset
+        self._reset(known, used, offsets)
+        return offsets
+
+    def _reset(self, group: GroupInfo, topic: Topic, offsets: dict[int, int]) -> None:
+        batch = self._index.families.batch()
+        with ExitStack() as others:
+            for resetting in self._offsets.resetting:
+                others.enter_context(resetting(batch, group, topic, offsets))
+            for queue, offset in offsets.items():
+                self._offsets.stage(batch, group.id, topic.id, queue, offset)
+            self._index.families.write(batch, sync=True)
+            self._offsets.settle()
+
+    def _at(self, topic: Topic, queue: int, bounds: Bounds, start: str | int | None) -> int:
+        """The offset in a queue that a start stands for."""
+        if start == "begin":
+            return bounds.min_offset
+        if start == "end":
+            return bounds.next_offset
+        return self._reader.offset_at(topic, queue, start, upper=False)  # type: ignore[arg-type]  # refused there if it is no time
+
+    def lag(self, group: str, topic: str | None = None) -> list[Lag]:
+        """How far a group is behind in every queue of a topic; without one, of all topics in which
+        it ever committed an offset. By topic and queue; `GroupNotFound`, `TopicNotFound`.
+        """
+        self._check_open()
+        known = self._groups.get(group)
+        if topic is not None:
+            names = [topic]
+        else:
+            found = map(self._topics.name_of, self._offsets.topics(known.id))
+            names = sorted(name for name in found if name is not None)
+        return [lag for name in names for lag in self._lags(known, self._topics.get(name))]
+
+    def _lags(self, group: GroupInfo, topic: Topic) -> Iterable[Lag]:
+        locked = self._lowest_locked(group.id, topic.id)
+        for queue in range(topic.read_queues):
+            bounds = self._reader.bounds(topic.key(queue))
+            found = self._offsets.get(group.id, topic.id, queue, bounds)
+            committed = _below(found, locked.get(queue))
+            if committed is None:
+                next_wanted = (
+                    self._offsets.behind(topic.base + queue, group.since, bounds)
+                    if group.start == "end"
+                    else self._at(topic, queue, bounds, group.start)
+                )
+            else:
+                # What retention let go of before the group came to it is not owed to it.
+                next_wanted = max(committed, bounds.min_offset)
+            yield Lag(
+                group=group.name,
+                topic=topic.name,
+                queue=queue,
+                committed=committed,
+                begin=bounds.min_offset,
+                end=bounds.next_offset,
+                lag=bounds.next_offset - next_wanted,
+            )
+
+
+def _below(offset: int | None, locked: int | None) -> int | None:
+    """What is contiguously done: up to an offset, or the lowest that is locked below it."""
+    return offset if offset is None or locked is None else min(offset, locked)

@@ -10,14 +10,16 @@ from kvstore.errors import StoreClosed
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.groups import Groups
+from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
+from kvstore.popping import Popper
 from kvstore.upkeep import Upkeep
 from kvstore.writer import Writer
 
 
 class Parts:
-    """See the module. A read-only store has neither `_writer` nor `_upkeep`."""
+    """See the module. A read-only store has no `_writer`, `_upkeep` and `_popping`."""
 
     path: Path
     config: StoreConfig
@@ -27,9 +29,11 @@ class Parts:
     _topics: Topics
     _groups: Groups
     _offsets: Offsets
+    _namespaces: Namespaces
     _reader: Reader
     _writer: Writer
     _upkeep: Upkeep
+    _popping: Popper
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvstore.calls.parts import Parts
 from kvstore.consume.filters import compile_filter
 from kvstore.consume.pull import pull
+from kvstore.consume.sql import SqlFilter
 from kvstore.message import Bounds, PullResult, StoredMessage
 
 
@@ -26,14 +27,14 @@ class Reading(Parts):
         limit: int = 32,
         *,
         max_bytes: int | None = None,
-        filter: str | None = None,
+        filter: str | SqlFilter | None = None,
     ) -> PullResult:
         """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an
         offset on.
 
-        `filter` is a tag expression such as `"paid || shipped"`. `next_offset` is where to go on,
-        also when nothing was found: below the queue's bounds its first offset, behind them its next
-        one."""
+        `filter` is a tag expression such as `"paid || shipped"`, or `kvstore.sql("amount > 5")`;
+        `FilterIllegal` says where one is wrong. `next_offset` is where to go on, also when nothing
+        was found: below the queue's bounds its first offset, behind them its next one."""
         self._check_open()
         return pull(
             self._reader,
@@ -81,4 +82,5 @@ class Reading(Parts):
     def bounds(self, topic: str, queue: int) -> Bounds:
         """A queue's first held offset and its next offset."""
         self._check_open()
+        self._reader.look_again()
         return self._reader.bounds(self._topics.get(topic).key(queue))

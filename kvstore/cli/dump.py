@@ -401,6 +401,8 @@ class _Show:
             self._record(path, described)
             if problem := described.get("body_problem"):
                 self.damage(path, found.position, 0, f"record at {found.position}: {problem}")
+            if found.reason:
+                self.damage(path, found.position, 0, found.reason)
         elif found.kind is Kind.DAMAGE:
             self.damage(path, found.position, found.size, found.reason)
         else:

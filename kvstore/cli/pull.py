@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 
-from kvstore import PullResult, Store, StoredMessage
+from kvstore import PullResult, SqlFilter, Store, StoredMessage
 from kvstore.cli.messages import message_value, show_messages
 from kvstore.cli.opening import folder_argument, open_store, topic_argument
 from kvstore.cli.output import Output, output_option
+from kvstore.cli.pop import filter_options, wanted_filter
 
 _STREAM_LIMIT = 256
 """Messages asked for at once by a stream."""
@@ -26,19 +27,20 @@ _STREAM_LIMIT = 256
 @click.option("--queue", type=click.IntRange(min=0), help="Default 0; with --all every queue.")
 @click.option("--offset", type=click.IntRange(min=0), help="Default: where the queue begins.")
 @click.option("--limit", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option("--filter", "expression", help="Tags: 'a || b'.")
+@filter_options
 @click.option("--all", "everything", is_flag=True, help="Go on to the end; --limit has no effect.")
 @click.option("--raw", is_flag=True, help="Only the bodies, one a line.")
 @output_option
 def pull(
     out: Output, folder: Path, topic: str, queue: int | None, offset: int | None, limit: int,
-    expression: str | None, everything: bool, raw: bool,
+    tags: str | None, sql: str | None, everything: bool, raw: bool,
 ) -> None:  # fmt: skip
     """Read messages of TOPIC in order, from an offset on.
 
     With --json one document with the messages, the status and the next offset; with --all one JSON
     line for each message.
     """
+    expression = wanted_filter(tags, sql)
     with open_store(out, folder, read_only=True) as store:
         if everything:
             queues = range(store.topic(topic).read_queues) if queue is None else [queue]
@@ -52,7 +54,11 @@ def pull(
 
 
 def _stream(
-    store: Store, topic: str, queue: int, offset: int | None, expression: str | None
+    store: Store,
+    topic: str,
+    queue: int,
+    offset: int | None,
+    expression: str | SqlFilter | None,
 ) -> Iterator[StoredMessage]:
     bounds = store.bounds(topic, queue=queue)
     at = bounds.min_offset if offset is None else max(offset, bounds.min_offset)

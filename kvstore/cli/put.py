@@ -1,7 +1,7 @@
 """The verb `put`: messages from a command line, from lines, from JSON lines.
 
 The idea: a stream is put in batches, as a program would. A line at fault ends the run with its
-number; what was put before it stays, and the error says how much that is.
+number; the lines before it are put, those of its batch too, and the error says how many that were.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 
@@ -18,8 +18,9 @@ from kvstore import Message, PutResult, Store
 from kvstore.cli.messages import message_from_json
 from kvstore.cli.opening import config_option, folder_argument, open_store, topic_argument
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.places import index_of, line_of, name_of, say_place
 from kvstore.clock import SystemClock
-from kvstore.errors import MessageIllegal, StoreError, TopicExists
+from kvstore.errors import CallerError, MessageIllegal, StoreError, TopicExists
 
 
 class _Property(click.ParamType[tuple[str, str]]):
@@ -63,6 +64,9 @@ def put(
     With --jsonl a line is an object with body (or body_base64) and, if wanted, topic, queue, tag,
     keys, properties and message_group; what it does not say, TOPIC and the options do. With --json
     each message's place is printed as one JSON line.
+
+    A line that can't be put ends the run with its number: the lines before it are stored, it and
+    those behind it are not.
     """
     if body is not None and (source is not None or jsonl):
         raise click.UsageError("give either --body or lines to read")
@@ -86,30 +90,37 @@ def _create_topic(store: Store, topic: str) -> None:
         store.create_topic(topic)
 
 
+class _Line(NamedTuple):
+    """A message, and where it stands."""
+
+    place: str
+    message: Message
+
+
 def _messages(
     lines: BinaryIO, topic: str, jsonl: bool, defaults: dict[str, Any]
-) -> Iterator[Message]:
+) -> Iterator[_Line]:
+    name = name_of(lines)
     for number, line in enumerate(lines, 1):
-        text = line.removesuffix(b"\n")
+        text, place = line.removesuffix(b"\n"), line_of(name, number)
         if not jsonl:
-            yield Message(topic=topic, body=text, **defaults)
+            yield _Line(place, Message(topic=topic, body=text, **defaults))
             continue
         if not text.strip():
             continue
         try:
-            yield message_from_json(text, topic, defaults)
+            yield _Line(place, message_from_json(text, topic, defaults))
         except MessageIllegal as e:
-            raise MessageIllegal(f"line {number}: {e}") from e
+            raise MessageIllegal(f"{place}: {e}") from e
 
 
-def _put_lines(out: Output, store: Store, messages: Iterator[Message], batch: int) -> None:
+def _put_lines(out: Output, store: Store, messages: Iterator[_Line], batch: int) -> None:
     clock = SystemClock()
     begin = clock.monotonic()
     count = size = 0
     try:
         with out.progress() as report:
-            for waiting in _batches(messages, batch):
-                results = store.put_batch(waiting)
+            for results in _put_batches(store, _batches(messages, batch)):
                 count += len(results)
                 size += sum(result.size for result in results)
                 if out.json:
@@ -125,9 +136,26 @@ def _put_lines(out: Output, store: Store, messages: Iterator[Message], batch: in
         out.text(f"{count:,} messages, {size_text(size)} of log, {seconds:.2f} s, {rate:,.0f}/s")
 
 
-def _batches(messages: Iterator[Message], most: int) -> Iterator[list[Message]]:
+def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[PutResult]]:
+    """Put batch after batch; of one with a message at fault, those before it, and then its error,
+    which names its line.
+    """
+    for batch in batches:
+        try:
+            results = store.put_batch([line.message for line in batch])
+        except CallerError as e:
+            at = index_of(e, len(batch))
+            if at is not None:
+                say_place(e, batch[at].place)
+                if at:
+                    yield store.put_batch([line.message for line in batch[:at]])
+            raise
+        yield results
+
+
+def _batches(messages: Iterator[_Line], most: int) -> Iterator[list[_Line]]:
     """Batches of at most `most`; what precedes a message at fault comes before its error."""
-    waiting: list[Message] = []
+    waiting: list[_Line] = []
     while True:
         try:
             message = next(messages, None)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
 
 from kvstore import TopicInfo
+from kvstore.cli.namespace import namespace_option, within
 from kvstore.cli.opening import config_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 
+_STORE = "store"
 _name_argument = click.argument("name")
 _key_index_option = click.option(
     "--key-index",
     type=click.Choice(["all", "unique", "off"]),
     help="What `query` finds: all keys and the unique id, the unique id, or nothing.",
+)
+_read_queues_option = click.option(
+    "--read-queues", type=click.IntRange(min=1), help="How many are read; as many as --queues."
+)
+_compress_option = click.option(
+    "--compress-above",
+    metavar="BYTES",
+    help=f"Compress larger bodies; {_STORE!r}: as the store's settings say.",
+)
+_codec_option = click.option(
+    "--compression", type=click.Choice(["zlib", "lz4", "zstd", _STORE]), help="With what."
 )
 
 
@@ -31,30 +44,35 @@ def topic() -> None:
 @click.option("--queues", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option(
     "--kind",
-    type=click.Choice(["normal", "fifo", "delay", "transaction", "compacted"]),
+    type=click.Choice(["normal", "fifo", "delay", "transaction", "compacted", "priority"]),
     default="normal",
     show_default=True,
 )
+@_read_queues_option
 @_key_index_option
+@_compress_option
+@_codec_option
+@namespace_option
 @config_option
 @output_option
 def create(
-    out: Output, folder: Path, name: str, queues: int, kind: Any,
-    key_index: Literal["all", "unique", "off"] | None, config_file: Path | None,
+    out: Output, folder: Path, name: str, queues: int, kind: Any, namespace: str | None,
+    config_file: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Create topic NAME, and the store in DIR if there is none."""
     with open_store(out, folder, config_file, create=True) as store:
-        store.create_topic(name, queues=queues, kind=kind, key_index=key_index)
-        _show(out, [store.topic(name)])
+        calls = within(store, namespace)
+        _show(out, [calls.create_topic(name, queues, kind=kind, **_given(settings))])
 
 
 @topic.command(name="list")
 @folder_argument
+@namespace_option
 @output_option
-def list_topics(out: Output, folder: Path) -> None:
+def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
     """List the topics of the store in DIR."""
     with open_store(out, folder, read_only=True) as store:
-        topics = store.topics()
+        topics = within(store, namespace).topics()
     if out.json:
         out.document(topics)
     else:
@@ -64,12 +82,14 @@ def list_topics(out: Output, folder: Path) -> None:
 @topic.command()
 @folder_argument
 @_name_argument
+@namespace_option
 @output_option
-def show(out: Output, folder: Path, name: str) -> None:
+def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
     """Show topic NAME and what its queues hold."""
     with open_store(out, folder, read_only=True) as store:
-        info = store.topic(name)
-        bounds = [store.bounds(name, queue=queue) for queue in range(info.read_queues)]
+        calls = within(store, namespace)
+        info = calls.topic(name)
+        bounds = [calls.bounds(name, queue=queue) for queue in range(info.read_queues)]
     if out.json:
         queues = [
             {"queue": queue, "min_offset": b.min_offset, "next_offset": b.next_offset}
@@ -88,33 +108,50 @@ def show(out: Output, folder: Path, name: str) -> None:
 @topic.command()
 @folder_argument
 @_name_argument
-@click.option("--queues", type=click.IntRange(min=1), help="The new number of queues.")
+@click.option("--queues", type=click.IntRange(min=1), help="How many queues take messages.")
+@_read_queues_option
 @_key_index_option
+@_compress_option
+@_codec_option
+@namespace_option
 @output_option
-def alter(
-    out: Output, folder: Path, name: str, queues: int | None,
-    key_index: Literal["all", "unique", "off"] | None,
-) -> None:  # fmt: skip
-    """Change topic NAME."""
-    changes: dict[str, Any] = {"queues": queues, "key_index": key_index}
-    changes = {setting: value for setting, value in changes.items() if value is not None}
+def alter(out: Output, folder: Path, name: str, namespace: str | None, **settings: Any) -> None:
+    """Change topic NAME; what is not given stays.
+
+    Queues taken away stay readable; --read-queues takes them from readers too, once they are empty.
+    """
+    changes = _given(settings)
     if not changes:
-        raise click.UsageError("give what to change: --queues, --key-index")
+        raise click.UsageError("give what to change; --help lists the settings")
     with open_store(out, folder) as store:
-        store.alter_topic(name, **changes)
-        _show(out, [store.topic(name)])
+        _show(out, [within(store, namespace).alter_topic(name, **changes)])
 
 
 @topic.command()
 @folder_argument
 @_name_argument
+@namespace_option
 @output_option
-def delete(out: Output, folder: Path, name: str) -> None:
+def delete(out: Output, folder: Path, name: str, namespace: str | None) -> None:
     """Delete topic NAME; its messages can no longer be read."""
     with open_store(out, folder) as store:
-        store.delete_topic(name)
+        within(store, namespace).delete_topic(name)
     if out.json:
         out.document({"deleted": name})
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given, in the form the store takes them."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in ("compress_above", "compression"):
+        if given.get(name) == _STORE:
+            given[name] = None
+    if isinstance(given.get("compress_above"), str):
+        try:
+            given["compress_above"] = int(given["compress_above"])
+        except ValueError:
+            raise click.UsageError(f"--compress-above takes bytes, or {_STORE}") from None
+    return given
 
 
 def _show(out: Output, topics: list[TopicInfo]) -> None:

@@ -43,6 +43,25 @@ def pull(
         raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
     if type(offset) is not int:
         raise CallerError(f"offset is {offset!r}; it must be a whole number")
+    first = reader.first_segment()
+    try:
+        return _pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+    except RecordDamaged:
+        if not reader.moved_on(first):
+            raise
+    # What looked damaged is gone: now the queue's bounds say so.
+    return pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+
+
+def _pull(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter | None,
+) -> PullResult:
     key = topic.key(queue)
     low, high = reader.bounds(key)
     refused = _outside(offset, low, high)
@@ -50,7 +69,7 @@ def pull(
         status, following = refused
         return PullResult([], following, low, high, status)
     if wanted is None:
-        messages = _take(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
+        messages = take(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
         return PullResult(messages, offset + len(messages), low, high, PullStatus.FOUND)
     return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted)
 
@@ -67,9 +86,12 @@ def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
     return None
 
 
-def _take(
+def take(
     reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
 ) -> list[StoredMessage]:
+    """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; one at
+    least. `RecordDamaged`, with where to go on, if the first one is lost.
+    """
     positions = reader.positions(topic, queue, offset, limit)
     messages: list[StoredMessage] = []
     step = len(positions) if max_bytes is None else _AT_ONCE
@@ -114,7 +136,7 @@ def _filtered(
     at = offset
     while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
         try:
-            batch = _take(reader, topic, queue, at, min(limit, high - at), None)
+            batch = take(reader, topic, queue, at, min(limit, high - at), None)
         except RecordDamaged:
             if messages:
                 break

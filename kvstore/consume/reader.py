@@ -28,6 +28,7 @@ from kvstore.index.keys import NOWHERE
 from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
+from kvstore.record.check import check_record
 from kvstore.record.decode import decode
 from kvstore.record.decode_run import decode_run
 from kvstore.record.facts import facts
@@ -54,6 +55,7 @@ class Reader:
         self._log = log
         self._index = index
         self._check_crc = config.check_crc
+        self._check_property_crc = config.check_property_crc
         self._flushed_only = config.visibility == "flushed"
         self._max_body = max(config.max_body, 64 << 20)
 
@@ -65,8 +67,18 @@ class Reader:
 
     def first_segment(self) -> int:
         """The oldest segment there is."""
-        numbers = self._log.segments.numbers
-        return numbers[0] if numbers else 0
+        return self._log.segments.oldest
+
+    def look_again(self) -> None:
+        """Take note of what retention has removed, if this is not its own process."""
+        self._log.segments.look_again()
+
+    def moved_on(self, first: int) -> bool:
+        """Whether retention let go of segments since `first` was the oldest: what looked damaged
+        may only be gone.
+        """
+        self.look_again()
+        return self.first_segment() > first
 
     def bounds(self, key: int) -> Bounds:
         """A queue's first held offset and its next one."""
@@ -74,6 +86,10 @@ class Reader:
         end = self.visible_end()
         high = self._index.next_offset(key, end)
         return Bounds(min(self._index.min_offset(key, self.first_segment(), end), high), high)
+
+    def next_offset(self, key: int) -> int:
+        """A queue's next offset alone."""
+        return self._index.next_offset(key, self.visible_end())
 
     def positions(self, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
         """Positions of up to `limit` entries from `offset`, which is inside the bounds; at least
@@ -120,6 +136,8 @@ class Reader:
     def record(self, position: int) -> StoredMessage:
         """The record at a position of the log."""
         buffer, at, end = self._log.span(position)
+        if self._check_property_crc:
+            check_record(buffer, at, end, position, property_crc=True)
         return decode(
             buffer, at, end, position=position, check_crc=self._check_crc, max_body=self._max_body
         )
@@ -179,7 +197,13 @@ class Reader:
             if there[-1] >= base + end:
                 there = there[: bisect_left(there, base + end)]
             found = decode_run(buffer, base, end, there, middles, queue, offset + done, check_crc)
-            out += found
+            if self._check_property_crc:
+                for message in found:
+                    start = message.position - base
+                    check_record(buffer, start, end, message.position, property_crc=True)
+                    out.append(message)
+            else:
+                out += found
             done += len(found)
             if len(found) == len(there):
                 continue
@@ -188,6 +212,15 @@ class Reader:
 
     def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """See `Store.get`."""
+        first = self.first_segment()
+        try:
+            return self._get(topic, queue, offset)
+        except RecordDamaged:
+            if not self.moved_on(first):
+                raise
+        return self.get(topic, queue, offset)
+
+    def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         key = topic.key(queue)
         if type(offset) is not int:
             raise CallerError(f"offset is {offset!r}; it must be a whole number")
@@ -209,9 +242,14 @@ class Reader:
             raise MessageNotFound(
                 f"no record begins at {position}; the log reaches from {low} to {high}"
             )
+        first = self.first_segment()
         try:
             return self.record(position)
-        except RecordDamaged as e:
+        except (RecordDamaged, SegmentDamaged) as e:
+            if self.moved_on(first):
+                return self.read_at(position)
+            if isinstance(e, SegmentDamaged):
+                raise
             buffer, at, end = self._log.span(position)
             # Where not even a magic number has room, no record ever began.
             magic = BLANK.unpack_from(buffer, at)[1] if at + BLANK.size <= end else None
@@ -225,19 +263,22 @@ class Reader:
 
     # --- by id and key ---
 
-    def find(self, message_id: str) -> StoredMessage:
-        """See `Store.find`."""
+    def find(
+        self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
+    ) -> StoredMessage:
+        """See `Store.find`; only messages of topics that `is_own` says yes to."""
         self._check_open()
         if not isinstance(message_id, str) or not message_id:
             raise CallerError(f"message_id is {message_id!r}; it must be a text")
         found = self._by_position_id(message_id)
-        if found is None:
+        if found is None or not is_own(found.topic):
             raw = message_id.encode("utf-8", "surrogatepass")
             for position in self._candidates(*key_hash_range(raw), None, None):
                 message = self._candidate(position)
                 if (
                     message is not None
                     and message.message_id == message_id
+                    and is_own(message.topic)
                     and self._is_live(message.topic, position)
                 ):
                     return message
@@ -341,6 +382,15 @@ class Reader:
 
     def offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
         """See `Store.offset_at`."""
+        first = self.first_segment()
+        try:
+            return self._offset_at(topic, queue, time, upper=upper)
+        except (RecordDamaged, SegmentDamaged):
+            if not self.moved_on(first):
+                raise
+        return self.offset_at(topic, queue, time, upper=upper)
+
+    def _offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
         key = topic.key(queue)
         if type(time) is not int:
             raise CallerError(f"time is {time!r}; it must be milliseconds since the epoch")

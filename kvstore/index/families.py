@@ -28,11 +28,12 @@ from rocksdict import (
     Options,
     Rdict,
     RdictIter,
+    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
 
-from kvstore.errors import DiskFull, IndexDamaged, StoreClosed
+from kvstore.errors import DiskFull, IndexDamaged, IndexUnavailable, StoreClosed
 from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 
 _CACHE_BYTES: Final = 64 << 20
@@ -45,6 +46,16 @@ _SMALL: Final = 8 << 20
 _BLOCK: Final = 16 << 10
 _ZSTD_LEVEL: Final = 3
 _NO_SPACE: Final = ("No space left on device", "Disk quota exceeded")
+_NOT_DAMAGE: Final = (
+    "Permission denied",
+    "Operation not permitted",
+    "Read-only file system",
+    "Too many open files",
+    "Cannot allocate memory",
+    "lock hold by current process",
+    "While lock file",
+)
+"""What keeps RocksDB from being opened and says nothing about what is in it."""
 _ROOM_TO_REOPEN: Final = 2 << 20
 """Free bytes, beside as many as the write-ahead logs have, without which opening again is not
 tried: what can't be opened again can't be read either.
@@ -53,6 +64,8 @@ tried: what can't be opened again can't be read either.
 
 class Batch:
     """Changes that happen together, or not at all."""
+
+    __slots__ = ("_handles", "raw")
 
     def __init__(self, families: Families) -> None:
         self._handles = families.handles()
@@ -96,7 +109,8 @@ class Families:
         try:
             self._open(create=create)
         except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
-            raise _damaged(path, "can't be opened", e) from e
+            self._drop()
+            raise _not_opened(path, e) from e
         self._sync = WriteOptions()
         self._sync.sync = True
         self._lazy = WriteOptions()
@@ -153,13 +167,15 @@ class Families:
             found = self._again(lambda: self._families[name].get(key))
         return found
 
-    def iter(self, name: str) -> RdictIter:
-        """An iterator over a snapshot of a family, not yet placed. Ask `valid` for its end."""
+    def iter(self, name: str, options: ReadOptions | None = None) -> RdictIter:
+        """An iterator over a snapshot of a family, not yet placed. Ask `valid` for its end. Whoever
+        gives options keeps them as long as the iterator.
+        """
         try:
-            return self._families[name].iter()
+            return self._families[name].iter(options)
         except Exception as e:  # as above
             if self._reopened():
-                again: RdictIter = self._again(self._families[name].iter)
+                again: RdictIter = self._again(lambda: self._families[name].iter(options))
                 return again
             raise self._failed(e) from e
 
@@ -176,22 +192,29 @@ class Families:
     def rows(
         self, name: str, first: bytes, end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """A family's rows from `first` to before `end`, in order."""
-        it = self.iter(name)
+        """A family's rows from `first` to before `end`, in order. What was removed behind `end` is
+        not looked at.
+        """
+        options = None
+        if end is not None:
+            options = ReadOptions()
+            options.set_iterate_upper_bound(end)
+        it = self.iter(name, options)
         it.seek(first)
         while self.valid(it):
-            key: bytes = it.key()
-            if end is not None and key >= end:
-                return
-            yield key, it.value()
+            yield it.key(), it.value()
             it.next()
+        # RocksDB reads the bound from `options`, and rocksdict does not keep them for the iterator.
+        del options
 
-    def _failed(self, why: Exception) -> IndexDamaged | StoreClosed | DiskFull:
-        if any(reason in str(why) for reason in _NO_SPACE):
+    def _failed(self, why: Exception) -> IndexDamaged | IndexUnavailable | StoreClosed | DiskFull:
+        if _is_one_of(_NO_SPACE, why):
             self._full = True
             return _full(self.path)
         if not self._families:
             return StoreClosed(f"{self.path.parent} was closed; open it again")
+        if _is_one_of(_NOT_DAMAGE, why):
+            return _unavailable(self.path, "can't be read", why)
         return _damaged(self.path, "can't be read", why)
 
     def batch(self) -> Batch:
@@ -211,6 +234,15 @@ class Families:
             raise IndexDamaged(
                 f"RocksDB in {self.path} refused a write: {e}; see to the disk, then open again"
             ) from e
+
+    def sync(self) -> None:
+        """Return when all that was written so far is on the disk."""
+        if self._full:
+            self._reopen()
+        try:
+            self._db.flush_wal(True)
+        except Exception as e:  # as above
+            raise self._failed(e) from e
 
     def _reopen(self) -> None:
         """After a full disk: open again if there is room now, or `DiskFull`."""
@@ -241,6 +273,15 @@ class Families:
                 self._reopen()
             return self._reopens > 0 and bool(self._families)
 
+    def delete(self, name: str, key: bytes) -> None:
+        """Remove one key: a batch of its own, at half the cost."""
+        if self._full:
+            self._reopen()
+        try:
+            self._families[name].delete(key)
+        except Exception as e:  # as above
+            raise self._failed(e) from e
+
     def flush(self, *names: str) -> None:
         """Move families' write buffers into files; all by default."""
         try:
@@ -265,7 +306,7 @@ class Families:
     def _drop(self) -> None:
         self._families.clear()
         self._handles.clear()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # it may never have been opened
             self._db.close()
 
 
@@ -274,6 +315,28 @@ def _listed(path: Path) -> set[str]:
     if not (path / "CURRENT").exists():
         return set()
     return set(Rdict.list_cf(str(path), Options(raw_mode=True)))
+
+
+def _is_one_of(reasons: tuple[str, ...], why: Exception) -> bool:
+    return any(reason in str(why) for reason in reasons)
+
+
+def _not_opened(path: Path, why: Exception) -> DiskFull | IndexUnavailable | IndexDamaged:
+    if _is_one_of(_NO_SPACE, why):
+        return DiskFull(
+            f"the index in {path} has no room on its disk to be opened: nothing of it is lost; "
+            "free disk space and open it again"
+        )
+    if _is_one_of(_NOT_DAMAGE, why):
+        return _unavailable(path, "can't be opened", why)
+    return _damaged(path, "can't be opened", why)
+
+
+def _unavailable(path: Path, what: str, why: Exception) -> IndexUnavailable:
+    return IndexUnavailable(
+        f"the index in {path} {what} now: {why}; nothing says that it is damaged: see to that, "
+        "then try again"
+    )
 
 
 def _full(path: Path) -> DiskFull:

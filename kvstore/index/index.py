@@ -10,6 +10,7 @@ durable to there; nothing here reads the log."""
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
@@ -281,9 +282,14 @@ class Index:
         places = self.queues.places(queue, first_segment)
         if places and places[0].segment != NOWHERE:
             return places[0].first
+        begin = first_segment * self.segment_size
         for t in _queue_tails(tails, queue):
-            if t.positions and t.positions[0] < end:
-                return t.first
+            # A reader's tail may begin with what retention has taken since.
+            at = 0
+            if t.positions and t.positions[0] < begin:
+                at = bisect_left(t.positions, begin)
+            if at < len(t.positions) and t.positions[at] < end:
+                return t.first + at
         return self.next_offset(queue, end)
 
     def positions(
@@ -375,19 +381,38 @@ class Index:
             self.keys.forget(segment + 1)
             return queues
 
-    def retire_topic(self, topic: int, segments: list[int]) -> None:
-        """Take a topic, which has no entries in the tails, out of the index."""
+    def retire_topics(self, batch: Batch, topics: Iterable[int]) -> None:
+        """Write a batch, durably, that also takes topics out of the index; the tails have no
+        entries of theirs.
+        """
         with self._write_lock:
-            batch = self.families.batch()
-            retire_topic(self.families, batch, topic, segments)
+            for topic in topics:
+                retire_topic(self.families, batch, topic)
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
             self.queues.forget()
 
+    def in_tails(self, topic: int, queues: int) -> bool:
+        """Whether a tail has entries of one of a topic's queues."""
+        tails = [tail for tail in self.tails if tail is not None]
+        keys = range(topic << 32, (topic << 32) + queues)
+        return any(tail.queue(key) is not None for key in keys for tail in tails)
+
     def log_start(self) -> int:
         """The position below which everything was retired."""
         found = self.families.get(META, LOG_START)
+        return U64.unpack(found)[0] if found else 0
+
+    def log_start_now(self) -> int:
+        """`log_start` as whoever writes to this index has it now: an index that was opened for
+        reading only stays as it was.
+        """
+        families = Families(self.families.path, read_only=True, create=False)
+        try:
+            found = families.get(META, LOG_START)
+        finally:
+            families.close()
         return U64.unpack(found)[0] if found else 0
 
     def drop_derived(self) -> None:

@@ -54,6 +54,7 @@ NEXT_GROUP_ID: Final = b"next_group_id"  # u32
 LOG_START: Final = b"log_start"  # u64: segments below this position were retired
 TAG_CODES: Final = b"tag_codes"  # i64 each: the tag hash of code 0, 1, ...; see tags
 SEALED: Final = b"sealed"  # u32: segments below this number have their index repacked
+RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: what receipts are signed with
 ADOPTED: Final = b"adopted"  # JSON: what was imported, from where
 
 U32: Final = Struct(">I")
@@ -64,10 +65,16 @@ _PLACE_KEY: Final = Struct(">IIQ")  # topic, queue, first offset
 _PLACE_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time in ms
 _KEY_BLOCK_KEY: Final = Struct(">IHQ")  # segment, part, first hash
 _OFFSET_KEY: Final = Struct(">III")  # group, topic, queue
+_HISTORY_KEY: Final = Struct(">IIIQ")  # group, topic, queue, ms at which a stretch of time begins
+_LOCK_KEY: Final = Struct(">IIQIQ")  # group, topic, due, queue, first offset
 _CHECKPOINT: Final = Struct(
     ">QQQQB"
 )  # position, durable end, epoch, last store time, closed cleanly
 
+PARKED: Final = (1 << 64) - 1
+"""The due time of a row that locks nothing: messages an ordered group has passed but can't have
+yet.
+"""
 NOWHERE: Final = 0xFFFFFFFF
 """The segment of a place that holds nothing: it only keeps a queue's next offset once all its
 messages are gone.
@@ -88,6 +95,7 @@ place_key = _PLACE_KEY.pack
 place_value = _PLACE_VALUE.pack
 key_block_key = _KEY_BLOCK_KEY.pack
 offset_key = _OFFSET_KEY.pack
+lock_key = _LOCK_KEY.pack
 
 
 class RunKey(NamedTuple):
@@ -95,6 +103,16 @@ class RunKey(NamedTuple):
 
     segment: int
     topic: int
+    queue: int
+    first: int
+
+
+class LockKey(NamedTuple):
+    """The key of a lock row; `due` is ms since the epoch, or `PARKED`."""
+
+    group: int
+    topic: int
+    due: int
     queue: int
     first: int
 
@@ -124,11 +142,43 @@ def read_run_key(key: bytes) -> RunKey:
     return RunKey(*_RUN_KEY.unpack(key))
 
 
+def read_offset_key(key: bytes) -> tuple[int, int, int]:
+    """Group, topic and queue of a key of `offsets`."""
+    group, topic, queue = _OFFSET_KEY.unpack(key)
+    return group, topic, queue
+
+
+def history_key(queue: bytes, time: int) -> bytes:
+    """The key of `offset_history` for a group's queue, by its key in `offsets`, and a time."""
+    return queue + U64.pack(time)
+
+
+def read_history(key: bytes) -> tuple[int, int, int, int]:
+    """Group, topic, queue and time of a key of `offset_history`."""
+    group, topic, queue, time = _HISTORY_KEY.unpack(key)
+    return group, topic, queue, time
+
+
 def read_place(key: bytes, value: bytes) -> tuple[int, int, Place]:
     """Topic, queue and place of a row of `places`."""
     topic, queue, first = _PLACE_KEY.unpack(key)
     segment, stored_at = _PLACE_VALUE.unpack(value)
     return topic, queue, Place(first, segment, stored_at)
+
+
+def read_lock_key(key: bytes) -> LockKey:
+    """Take a key of `locks` apart."""
+    return LockKey(*_LOCK_KEY.unpack(key))
+
+
+def lock_prefix(group: int, topic: int) -> bytes:
+    """What all lock rows of a group in a topic begin with."""
+    return group.to_bytes(4, "big") + topic.to_bytes(4, "big")
+
+
+def behind(prefix: bytes) -> bytes:
+    """The first key behind all that begin with a prefix."""
+    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
 def read_key_block_key(key: bytes) -> tuple[int, int, int]:

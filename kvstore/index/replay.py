@@ -5,8 +5,9 @@ queues go on where the index ends. An offset that doesn't follow is a gap where 
 over; elsewhere it is a flipped bit, of this record or of the one before, and the queue's next
 record tells which.
 
-Invariants: an entry's offset is the one written in the record; an offset that the index has already
-is not added again; what is not indexed is listed in `refused`.
+Invariants: what was found by a key when it was put is found by it again; an entry's offset is the
+one written in the record; an offset that the index has already is not added again; what is not
+indexed is listed in `refused`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _CODES_KEPT: Final = 4096
+_ALL_KEYS: Final = 2
 
 _Row = tuple[int, int, int, int, int, int]
 """Queue key, offset, position, size, tag hash, store time."""
@@ -39,8 +41,14 @@ class ReplayTopic(Protocol):
     base: int
     since: int
     hash_byte: int
-    keys_all: bool
-    keys_unique: bool
+    keyed: int
+    """What its key index takes: 0 nothing, 1 the unique id, 2 all keys as well."""
+    keys_ever: bool
+    """Whether it takes anything, or ever did."""
+
+    def keyed_at(self, position: int) -> int:
+        """What it takes of a record at a position: what it took then, or takes now."""
+        ...
 
 
 class Replay:
@@ -92,7 +100,7 @@ class Replay:
             if kind not in (PREPARED, ROLLBACK):
                 code = self._code(topic, tag, stored_at, properties)
                 self._add_entry(topic.base + queue, offset, position, size, code)
-            if kind != ROLLBACK and topic.keys_unique:
+            if kind != ROLLBACK and topic.keys_ever:
                 self._add_keys(topic, queue, position, unique, keys)
         self._hand_over()
 
@@ -152,8 +160,9 @@ class Replay:
     def _add_keys(
         self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]
     ) -> None:
-        digests = {xxh32_intdigest(unique)} if unique else set()
-        if topic.keys_all:
+        keyed = topic.keyed if topic.keyed == _ALL_KEYS else topic.keyed_at(position)
+        digests = {xxh32_intdigest(unique)} if unique and keyed else set()
+        if keyed == _ALL_KEYS:
             digests.update(map(xxh32_intdigest, keys))
         for digest in digests:
             self._keys += (topic.base + queue, position, digest)

@@ -18,8 +18,10 @@ from kvstore.index.keys import (
     place_key,
     place_value,
     queue_prefix,
+    read_place,
     read_run_key,
     segment_range,
+    topic_prefix,
 )
 from kvstore.index.runs import count_of
 
@@ -43,11 +45,16 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
     return len(ends)
 
 
-def retire_topic(families: Families, batch: Batch, topic: int, segments: list[int]) -> None:
+def retire_topic(families: Families, batch: Batch, topic: int) -> None:
     """Put the removal of a topic's runs and places into a batch."""
-    for segment in segments:
+    # Its places say in which segments it has runs: one that never had a message leaves no
+    # tombstone.
+    first, end = topic_prefix(topic), topic_prefix(topic + 1)
+    segments = {
+        read_place(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
+    }
+    for segment in sorted(segments - {NOWHERE}):
         start = segment.to_bytes(4, "big")
-        batch.delete_range(
-            RUNS, start + topic.to_bytes(4, "big"), start + (topic + 1).to_bytes(4, "big")
-        )
-    batch.delete_range(PLACES, topic.to_bytes(4, "big"), (topic + 1).to_bytes(4, "big"))
+        batch.delete_range(RUNS, start + first, start + end)
+    if segments:
+        batch.delete_range(PLACES, first, end)

@@ -62,13 +62,16 @@ class CommitLog:
     @property
     def first(self) -> int:
         """Position of the oldest segment."""
-        numbers = self.segments.numbers
-        return numbers[0] * self.segment_size if numbers else 0
+        return self.segments.oldest * self.segment_size
 
-    def start(self, end: int) -> None:
-        """Begin appending at `end`, which recovery found; the disk has everything below."""
+    def start(self, end: int, durable: int) -> None:
+        """Begin appending at `end`, which recovery found; the disk has everything below. A log that
+        is only read is known to be on the disk to `durable`: who writes it may not have synced the
+        rest.
+        """
         self.end = self.durable = end
         if not self.writable:
+            self.durable = min(end, durable)
             return
         number = end // self.segment_size
         self.segments.create(number)

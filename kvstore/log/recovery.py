@@ -6,7 +6,8 @@ passed over to the next good record; at or above it this is the torn tail of a c
 ends here.
 
 Invariants: nothing is changed here, the caller cuts; every byte from start to end is a record
-handed on, a blank, or a `Damage` in the report; damage below the durable end never ends the log.
+handed on, a blank, or a `Damage` in the report; damage below the durable end never ends the log. A
+file that is as it should be and can't be opened is no damage: `SegmentDamaged` is raised.
 """
 
 from __future__ import annotations
@@ -74,6 +75,18 @@ class LogScan:
             try:
                 buffer = self._segments.buffer(number)
             except SegmentDamaged as e:
+                self._segments.look_again()
+                if number < self._segments.oldest:
+                    self.end = stop  # whoever writes to this log has let go of it just now
+                    continue
+                if self._segments.is_usable(number):
+                    # It may be readable again tomorrow, with messages whose offsets would be given
+                    # to others if the log went on without it today.
+                    raise SegmentDamaged(
+                        f"{e}; it has to be read to go on where the log ends: make it readable, or "
+                        "move it out of the folder to go on without its messages",
+                        e.path,
+                    ) from e
                 # Positions are never given twice: a file that can't be used is passed over whole.
                 self.damage.append(Damage(self.end, stop, str(e)))
                 self.end = stop

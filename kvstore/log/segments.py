@@ -15,6 +15,7 @@ import errno
 import logging
 import threading
 from collections.abc import Iterator
+from itertools import dropwhile
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from kvstore.files import Files, MappedFile, SegmentBuffer
 NAME_DIGITS: Final = 20
 _NEW: Final = ".new"
 _WHOLE: Final = ".whole"
+_GONE: Final = ".gone"
 _COPIED: Final = 8 << 20
 MAPS_MAX: Final = 256
 """Mapped sealed segments: each holds a descriptor, of which a process has 1,024 by default."""
@@ -69,6 +71,8 @@ class Segments:
         """
         self.numbers: list[int] = []
         """The segments there are, rising; changed only by replacing the list."""
+        self.retired_below = 0
+        """Of those that are opened for reading only: segments below were let go of meanwhile."""
         self._scan()
 
     def _scan(self) -> None:
@@ -80,6 +84,10 @@ class Segments:
                 if self._writable:
                     with _told(self.folder / name, "removed"):
                         self.files.remove(self.folder / name)
+            elif name.endswith(_GONE) and (self.folder / name).is_file():
+                if self._writable:
+                    with _told(self.folder / name, "erased"):
+                        self._erase(self.folder / name)
             elif position is None or position % self.size or position // self.size >= NUMBERS_END:
                 self.foreign.append(name)
             else:
@@ -120,6 +128,38 @@ class Segments:
     def path(self, number: int) -> Path:
         """A segment's file."""
         return self.folder / segment_name(number * self.size)
+
+    def look_again(self) -> None:
+        """Where the folder is opened for reading only: let go of the segments that the writer's
+        retention has removed since.
+
+        Those are the oldest ones, while newer ones are there. What else is missing is damage.
+        """
+        numbers = self.numbers
+        if self._writable or not numbers or self.files.size(self.path(numbers[0])) is not None:
+            return
+        named = (named_position(name) for name in self.files.list_dir(self.folder))
+        there = {position // self.size for position in named if position is not None}
+        newest = max(there, default=0)
+        with self._lock:
+            left = list(dropwhile(lambda n: n not in there and n < newest, self.numbers))
+            for number in self.numbers[: len(self.numbers) - len(left)]:
+                self.retired_below = number + 1
+                self.problems.pop(number, None)
+                found = self._maps.pop(number, None)
+                if found is not None:
+                    found.close()
+            self.numbers = left
+
+    @property
+    def oldest(self) -> int:
+        """The oldest segment there is; 0 where none ever was."""
+        numbers = self.numbers
+        return numbers[0] if numbers else self.retired_below
+
+    def is_usable(self, number: int) -> bool:
+        """Whether a segment is there with nothing wrong about its file: it should open."""
+        return number in self.numbers and number not in self.problems
 
     def map(self, number: int) -> MappedFile:
         """A segment's map; `SegmentDamaged` if it is not there or can't be used."""
@@ -236,9 +276,19 @@ class Segments:
         if found is not None:
             found.close()
         with _told(path, "removed"):
-            if erase and self.files.size(path) and self.files.links(path) == 1:
-                self.files.erase(path)
-            self.files.remove(path)
+            if not erase or not self.files.size(path):
+                self.files.remove(path)
+                return
+            # Under another name first: whoever has the folder open for reading finds it gone then,
+            # and zeros that it still sees in a map are no damage.
+            gone = path.with_name(path.name + _GONE)
+            self.files.rename(path, gone)
+            self._erase(gone)
+
+    def _erase(self, path: Path) -> None:
+        if self.files.size(path) and self.files.links(path) == 1:
+            self.files.erase(path)
+        self.files.remove(path)
 
     def sync(self, number: int) -> None:
         """Put a segment on the disk; `SegmentDamaged` if the disk refused."""

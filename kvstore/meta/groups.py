@@ -1,54 +1,114 @@
 """Consumer groups as rows of the `groups` family.
 
+The idea: a row has what a group was made with; what of it popping needs on its way is plain fields
+of `GroupInfo`, so nothing is worked out twice. Rows of before a field was there have its default.
+
 Invariants: a row is on the disk before anything can be keyed by the group's id; ids are given once,
 and what is keyed by one goes with its row; what is refused changes nothing.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
 
 from kvstore.errors import CallerError, GroupExists, GroupNotFound, IndexDamaged, MessageIllegal
-from kvstore.index.families import Families
-from kvstore.index.keys import GROUPS, META, NEXT_GROUP_ID, OFFSETS, U32
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import GROUPS, META, NEXT_GROUP_ID, OFFSET_HISTORY, OFFSETS, U32
 from kvstore.meta.attributes import attributes_of
-from kvstore.record.validate import check_group
+from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
+from kvstore.record.validate import check_group, check_topic
+
+Start = Literal["begin", "end"] | int
 
 ATTEMPTS_MAX: Final = (1 << 31) - 1
+IN_FLIGHT_MAX: Final = (1 << 31) - 1
+BACKOFF_MAX: Final = 365 * 24 * 3600.0
+"""Seconds of one step: a year."""
+BACKOFF_STEPS: Final = 64
+TIME_MAX: Final = (1 << 63) - 1
+CACHED_MAX: Final = 1 << 17
+_KEPT_OF_A_BATCH: Final = 1024
+"""Groups of one call that are kept in memory: of many thousands most are not used at once."""
+DEFAULT_BACKOFF: Final[tuple[float, ...]] = ()
+"""At once: a lock's own time is what a group waits."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group is made with. `max_attempts`: deliveries of a message before it is a dead
-    letter.
+    """What a group is made with.
+
+    `max_attempts`: deliveries of a message before it is a dead letter. `backoff`: seconds until the
+    next delivery, by how many there were (the last one holds for all that follow); used when a lock
+    runs out or is given back without a time. `dead_letter_topic`: None is `%DLQ%` and the group's
+    name. `start`: what a group that is new in a queue gets first: "begin", "end", or the messages
+    stored from a time on (ms since the epoch). `max_in_flight`: messages under lock at a time, over
+    all queues; None: no limit.
     """
 
     name: str
     max_attempts: int = 16
     ordered: bool = False
+    backoff: tuple[float, ...] = DEFAULT_BACKOFF
+    dead_letter_topic: str | None = None
+    start: Start = "begin"
+    max_in_flight: int | None = None
     attributes: dict[str, str] = {}
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as it is."""
+    """A group as it is; the fields are those of `GroupConfig`, and the id. `since` is the log's end
+    at which a `start` of "end" was set.
+    """
 
     name: str
     id: int
     max_attempts: int
     ordered: bool
+    backoff: tuple[float, ...] = DEFAULT_BACKOFF
+    dead_letter_topic: str | None = None
+    start: Start = "begin"
+    max_in_flight: int | None = None
     attributes: dict[str, str]
+    since: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its messages may be handed out as they come, and as many as there are."""
+        return not self.ordered and self.max_in_flight is None
+
+    @property
+    def dead_letters(self) -> str:
+        """The topic its dead letters go to."""
+        return self.dead_letter_topic or DLQ_PREFIX + self.name
+
+    def backoff_after(self, attempts: int) -> float:
+        """Seconds until the next delivery, after that many (1 or more)."""
+        if not self.backoff:
+            return 0.0
+        return self.backoff[min(max(attempts, 1), len(self.backoff)) - 1]
+
+
+Removing = Callable[[Batch, GroupInfo], None]
 
 
 class Groups:
-    """See the module."""
+    """See the module. What a group's removal has to take along is added by `removing`, in the same
+    batch; `removed` are told when it is written.
+    """
 
-    def __init__(self, families: Families) -> None:
+    def __init__(self, families: Families, log_end: Callable[[], int]) -> None:
+        """`log_end` puts the log on the disk and says how far it reaches."""
         self._families = families
+        self._log_end = log_end
         self._cache: dict[str, GroupInfo] = {}
         self._lock = threading.RLock()
+        self._names: dict[int, str] | None = None
+        self.removing: list[Removing] = []
+        self.removed: list[Callable[[GroupInfo], None]] = []
         found = families.get(META, NEXT_GROUP_ID)
         self._next_id = U32.unpack(found)[0] if found else 1
 
@@ -62,8 +122,14 @@ class Groups:
             with self._lock:
                 row = self._families.get(GROUPS, name.encode("utf-8", "surrogatepass"))
                 if row is not None:
-                    found = self._cache[name] = _decode(name, row)
+                    found = self._keep(_decode(name, row))
         return found
+
+    def _keep(self, info: GroupInfo) -> GroupInfo:
+        if len(self._cache) >= CACHED_MAX:
+            self._cache.clear()
+        self._cache[info.name] = info
+        return info
 
     def get(self, name: str) -> GroupInfo:
         """A group; `GroupNotFound`."""
@@ -73,7 +139,7 @@ class Groups:
         return found
 
     def for_commit(self, name: str) -> GroupInfo:
-        """A group to commit an offset for; it is made if it is new."""
+        """A group to commit an offset for, or to pop for; it is made if it is new."""
         found = self.find(name)
         if found is None:
             try:
@@ -82,88 +148,201 @@ class Groups:
                 found = self.get(name)
         return found
 
+    # --- changes ---
+
     def create(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
         """Make groups, all or none, durably."""
-        made: list[GroupInfo] = []
         with self._lock:
             batch = self._families.batch()
-            names: set[str] = set()
-            for config in configs:
-                check_group(config.name)
-                _check(config.max_attempts, config.ordered)
-                if config.name in names or self.find(config.name) is not None:
-                    raise GroupExists(f"group {config.name!r} exists already")
-                names.add(config.name)
-                info = GroupInfo(
-                    name=config.name,
-                    id=self._next_id + len(made),
-                    max_attempts=config.max_attempts,
-                    ordered=config.ordered,
-                    attributes=attributes_of(config.attributes),
-                )
-                made.append(info)
-                batch.put(GROUPS, info.name.encode(), msgspec.msgpack.encode(info))
-            batch.put(META, NEXT_GROUP_ID, U32.pack(self._next_id + len(made)))
+            made = self.stage(batch, configs)
             self._families.write(batch, sync=True)
-            self._next_id += len(made)
+            self.settle(made)
         return made
 
-    def alter(
-        self,
-        name: str,
-        *,
-        max_attempts: int | None,
-        ordered: bool | None,
-        attributes: Mapping[str, str] | None,
-    ) -> GroupInfo:
-        """Change a group, durably; what is None stays."""
+    def stage(self, batch: Batch, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
+        """Put new groups into a batch, under `lock`; what is wrong with one of them is raised. When
+        it is written: `settle`.
+        """
+        made: list[GroupInfo] = []
+        names: set[str] = set()
+        for config in configs:
+            info = self._since(_new(config, self._next_id + len(made)))
+            if info.name in names or self._exists(info.name):
+                raise GroupExists(
+                    f"group {info.name!r} exists already; use alter_group to change it"
+                )
+            names.add(info.name)
+            made.append(info)
+        rows = [msgspec.msgpack.encode(info) for info in made]
+        batch.put_many(GROUPS, [info.name.encode() for info in made], rows)
+        batch.put(META, NEXT_GROUP_ID, U32.pack(self._next_id + len(made)))
+        return made
+
+    def _since(self, info: GroupInfo) -> GroupInfo:
+        """A group that begins at the end does so at the end there is now. That is on the disk: no
+        later record can come to stand below it.
+        """
+        if info.start != "end":
+            return info
+        return msgspec.structs.replace(info, since=self._log_end())
+
+    def settle(self, made: Sequence[GroupInfo]) -> None:
+        """Say that what `stage` put into a batch was written."""
+        self._next_id += len(made)
+        for info in made[:_KEPT_OF_A_BATCH]:
+            self._keep(info)
+        if self._names is not None:
+            self._names.update((info.id, info.name) for info in made)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held from `stage` to `settle`."""
+        return self._lock
+
+    def _exists(self, name: str) -> bool:
+        return name in self._cache or self._families.get(GROUPS, name.encode()) is not None
+
+    def alter(self, name: str, changes: dict[str, Any]) -> GroupInfo:
+        """Change fields of a group, durably; the others stay."""
         with self._lock:
             old = self.get(name)
-            max_attempts = old.max_attempts if max_attempts is None else max_attempts
-            ordered = old.ordered if ordered is None else ordered
-            _check(max_attempts, ordered)
-            new = msgspec.structs.replace(
-                old,
-                max_attempts=max_attempts,
-                ordered=ordered,
-                attributes=attributes_of(old.attributes if attributes is None else attributes),
-            )
+            new = _checked(msgspec.structs.replace(old, **changes))
+            if "start" in changes:
+                new = self._since(new)
             batch = self._families.batch()
             batch.put(GROUPS, name.encode(), msgspec.msgpack.encode(new))
             self._families.write(batch, sync=True)
-            self._cache[name] = new
-            return new
+            return self._keep(new)
 
-    def delete(self, name: str) -> GroupInfo:
-        """Remove a group and its committed offsets, durably and in one batch."""
-        with self._lock:
-            info = self.get(name)
-            batch = self._families.batch()
-            batch.delete(GROUPS, name.encode())
-            batch.delete_range(OFFSETS, U32.pack(info.id), U32.pack(info.id + 1))
-            self._families.write(batch, sync=True)
-            self._cache.pop(name, None)
-            return info
+    def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[GroupInfo]:
+        """Put the removal of groups, and of all that is keyed by them, into a batch, under `lock`;
+        then `settle_delete`. `GroupNotFound` for the first that is not there.
+        """
+        infos = [self.get(name) for name in dict.fromkeys(names)]
+        for info in infos:
+            batch.delete(GROUPS, info.name.encode())
+            first, end = U32.pack(info.id), U32.pack(info.id + 1)
+            for family in (OFFSETS, OFFSET_HISTORY):
+                # Most groups of a batch never committed: no tombstone for those.
+                if next(self._families.rows(family, first, end), None) is not None:
+                    batch.delete_range(family, first, end)
+            for remove in self.removing:
+                remove(batch, info)
+        return infos
 
-    def all(self) -> list[GroupInfo]:
-        """All groups, by name."""
+    def settle_delete(self, infos: Iterable[GroupInfo]) -> None:
+        """Say that what `stage_delete` put into a batch was written."""
+        for info in infos:
+            self._cache.pop(info.name, None)
+            if self._names is not None:
+                self._names.pop(info.id, None)
+            for tell in self.removed:
+                tell(info)
+
+    # --- all of them ---
+
+    def all(self, first: bytes = b"", end: bytes | None = None) -> list[GroupInfo]:
+        """All groups, by name; or those whose names are from `first` to before `end`."""
         return [
             _decode(key.decode("utf-8", "replace"), row)
-            for key, row in self._families.rows(GROUPS, b"")
+            for key, row in self._families.rows(GROUPS, first, end)
         ]
 
+    def by_id(self, number: int) -> GroupInfo | None:
+        """The group with an id; None if it was deleted."""
+        names = self._names
+        if names is None:
+            # Read when it is first asked for: most stores never need it.
+            with self._lock:
+                if self._names is None:
+                    self._names = {info.id: info.name for info in self.all()}
+                names = self._names
+        name = names.get(number)
+        return None if name is None else self.find(name)
 
-def _check(max_attempts: object, ordered: object) -> None:
-    if type(max_attempts) is not int or not 1 <= max_attempts <= ATTEMPTS_MAX:
-        raise CallerError(f"max_attempts is {max_attempts!r}; it must be 1 to {ATTEMPTS_MAX}")
-    if type(ordered) is not bool:
-        raise CallerError(f"ordered is {ordered!r}; it must be True or False")
+
+def _new(config: GroupConfig, number: int) -> GroupInfo:
+    if type(config) is not GroupConfig:
+        raise CallerError(f"{config!r} is no GroupConfig; give a list of them")
+    check_group(config.name)
+    return _checked(
+        GroupInfo(
+            name=config.name,
+            id=number,
+            max_attempts=config.max_attempts,
+            ordered=config.ordered,
+            backoff=config.backoff,
+            dead_letter_topic=config.dead_letter_topic,
+            start=config.start,
+            max_in_flight=config.max_in_flight,
+            attributes=config.attributes,
+        )
+    )
+
+
+def _checked(info: GroupInfo) -> GroupInfo:
+    """The group with its values in the form they are kept in; `CallerError` for what is none."""
+    _check_count("max_attempts", info.max_attempts, ATTEMPTS_MAX)
+    if type(info.ordered) is not bool:
+        raise CallerError(f"ordered is {info.ordered!r}; it must be True or False")
+    if info.max_in_flight is not None:
+        _check_count("max_in_flight", info.max_in_flight, IN_FLIGHT_MAX)
+    _check_start(info.start)
+    _check_dead_letters(info.dead_letter_topic)
+    backoff = _backoff_of(info.backoff)
+    attributes = attributes_of(info.attributes)
+    return msgspec.structs.replace(info, backoff=backoff, attributes=attributes)
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise CallerError(f"{name} is {value!r}; it must be 1 to {most}")
+
+
+def _check_start(start: object) -> None:
+    is_time = type(start) is int and 0 <= start <= TIME_MAX
+    if not is_time and not (isinstance(start, str) and start in ("begin", "end")):
+        raise CallerError(
+            f"start is {start!r}; it must be 'begin', 'end', or a time in milliseconds since the "
+            "epoch"
+        )
+
+
+def _check_dead_letters(topic: str | None) -> None:
+    if topic is None:
+        return
+    check_topic(topic)
+    if topic in SYSTEM_TOPICS:
+        raise CallerError(f"dead_letter_topic is {topic!r}, which the store keeps for itself")
+
+
+def _backoff_of(given: object) -> tuple[float, ...]:
+    if given is DEFAULT_BACKOFF:
+        return DEFAULT_BACKOFF
+    if not isinstance(given, list | tuple) or len(given) > BACKOFF_STEPS:
+        raise CallerError(
+            f"backoff is {given!r}; it must be a list of up to {BACKOFF_STEPS} durations"
+        )
+    for step in given:
+        # A nan is neither above nor below.
+        if type(step) not in (int, float) or not 0 <= step <= BACKOFF_MAX or math.isnan(step):
+            raise CallerError(
+                f"backoff has {step!r}; each step must be 0 to {BACKOFF_MAX:.0f} seconds (a year)"
+            )
+    return _shared(tuple(map(float, given)))
+
+
+def _shared(backoff: tuple[float, ...]) -> tuple[float, ...]:
+    """The one default instead of a copy of it for every group in memory."""
+    return DEFAULT_BACKOFF if backoff == DEFAULT_BACKOFF else backoff
 
 
 def _decode(name: str, row: bytes) -> GroupInfo:
     try:
-        return msgspec.msgpack.decode(row, type=GroupInfo)
+        info = msgspec.msgpack.decode(row, type=GroupInfo)
     except msgspec.MsgspecError as e:
         raise IndexDamaged(
             f"the row of group {name!r} can't be read: {e}; import or create it again"
         ) from e
+    msgspec.structs.force_setattr(info, "backoff", _shared(info.backoff))
+    return info

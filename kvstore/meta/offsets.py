@@ -1,44 +1,139 @@
-"""Committed offsets: how far each group is in each queue.
+"""Committed offsets: how far each group is in each queue, and how far it was.
 
-The idea: one small row per group and queue, written when it changes. RocksDB may be ahead of the
-log after a power cut (an offset was committed, the message it stands behind was lost), and new
-messages may have taken the lost places before the offset is asked for. So each opening after an
-unclean end notes where it found the log's end, numbered; a row says how many of these there were
-when it was written. The first one that is newer than the row bounds it: the offset is clamped to
-what its queue had there, when it is first read.
+The idea: one small row per group and queue, written when it changes, and in the same batch one of
+its history: the time is cut into stretches of `offset_history_interval`, and the last commit of a
+stretch is its row. So a commit is two puts whatever there was before; nothing is read for it. What
+is older than `offset_history_for` is not shown, and removed in slices by `sweep`.
 
-Invariants: what `get` returns is never above the queue's next offset, nor above the offset of a
-message that nobody has seen yet; nothing is looked at before it is asked for.
+RocksDB may be ahead of the log after a power cut (an offset was committed, the message it stands
+behind was lost), and new messages may have taken the lost places before the offset is asked for. So
+each opening after an unclean end notes where it found the log's end, numbered; a row says how many
+of these there were when it was written. The lowest of those that are newer than the row bounds it:
+the offset is clamped to what its queue had there, when it is first read.
+
+Who writes offsets together with something else adds them to his own batch with `stage`, and says
+`settle` when it is written.
+
+Invariants: what `get` and `history` return is never above the queue's next offset, nor above the
+offset of a message that nobody has seen yet; nothing is looked at before it is asked for; nothing
+is kept in memory, so whoever wrote a row last is right.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
+from kvstore.config import StoreConfig
 from kvstore.errors import CallerError, IndexDamaged
+from kvstore.index.families import Batch
 from kvstore.index.index import Index
-from kvstore.index.keys import META, OFFSET_MAX, OFFSETS, U32, U64, offset_key
+from kvstore.index.keys import (
+    META,
+    OFFSET_HISTORY,
+    OFFSET_MAX,
+    OFFSETS,
+    U32,
+    U64,
+    history_key,
+    offset_key,
+    read_history,
+    read_offset_key,
+)
 from kvstore.message import Bounds
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topics import Topic
 
 _ROW: Final = Struct(">QI")  # offset, recoveries noted before it was written
+_HISTORY_ROW: Final = Struct(">QII")  # the same, and ms from the key's time to the commit's
 _RECOVERIES: Final = b"recoveries"  # u32: how many there are of the next
 _RECOVERED: Final = b"recovered/"  # and a number, u32 -> u64: the log's end as it was found
-_KNOWN_MAX: Final = 1 << 18
+_SWEPT_AT_ONCE: Final = 2000
+"""Queues' histories that one slice of a sweep looks at: some 20 ms."""
+_SWEEPS: Final = 8
+"""Sweeps in the time that history is kept: so much longer at most is a row on the disk."""
+_SWEEP_MIN: Final = 60.0
+_SWEEP_FIRST: Final = 10.0
+"""Seconds after the opening: those who open often and shortly sweep too, but not each time."""
+_SEEK_EACH: Final = 8
+"""So many deleted topics are looked for group by group; for more, all rows are read once."""
+_END: Final = b"\xff" * 9
+"""Behind every key of a queue's history, added to what they begin with."""
+_ID_MAX: Final = (1 << 32) - 1
+
+
+class OffsetCommit(msgspec.Struct, frozen=True):
+    """What a group had committed at a time (ms since the epoch)."""
+
+    offset: int
+    committed_at: int
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a group is in a queue: `lag` messages are between what it wants next and the queue's
+    `end`. `committed` is None where it never committed; then it would begin at its `start`.
+    """
+
+    group: str
+    topic: str
+    queue: int
+    committed: int | None
+    begin: int
+    end: int
+    lag: int
+
+
+class Commit(NamedTuple):
+    """An offset to commit, by ids."""
+
+    group: int
+    topic: int
+    queue: int
+    offset: int
+
+
+class Popping(Protocol):
+    """What of a flight matters here."""
+
+    group: int
+    topic: int
+    history: dict[int, int]
+
+
+Resetting = Callable[[Batch, GroupInfo, Topic, Mapping[int, int]], AbstractContextManager[None]]
 
 
 class Offsets:
-    """See the module."""
+    """See the module. Each of `resetting` is entered before a reset is written, with its batch and
+    the new offsets by queue: to take its locks and add its own rows; it is left when the batch was
+    written, with the exception if it was not.
+    """
 
-    def __init__(self, index: Index, *, read_only: bool) -> None:
+    def __init__(self, index: Index, config: StoreConfig, *, read_only: bool) -> None:
         self._index = index
         self._families = index.families
         self._read_only = read_only
-        self._known: dict[bytes, int] = {}
+        self._clock = config.clock
+        self._history_ms = round(config.offset_history_for * 1000)
+        self._stretch_ms = max(1, round(config.offset_history_interval * 1000))
+        self._sync_interval = config.offset_sync_interval
+        self.resetting: list[Resetting] = []
         self._lock = threading.Lock()
+        self._last_ms = 0
+        self._unsynced = False
+        self._sync_at = 0.0
+        self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
+        self._swept = b""
         found = self._families.get(META, _RECOVERIES)
         self._recoveries = U32.unpack(found)[0] if found else 0
+        self._ends: list[int] | None = None
+
+    # --- recoveries ---
 
     def recovered(self, end: int) -> None:
         """Note where an opening after an unclean end found the log's end; before the first put."""
@@ -49,28 +144,17 @@ class Offsets:
         batch.put(META, _RECOVERIES, U32.pack(self._recoveries + 1))
         self._families.write(batch, sync=True)
         self._recoveries += 1
+        self._ends = None
 
-    def get(self, group: int, topic: int, queue: int, bounds: Bounds) -> int | None:
-        """A group's committed offset; None if it never committed. `bounds` are the queue's."""
-        key = offset_key(group, topic, queue)
-        found = self._known.get(key)
-        if found is None:
-            with self._lock:
-                found = self._read(key, topic << 32 | queue, bounds)
-        return found
-
-    def _read(self, key: bytes, queue: int, bounds: Bounds) -> int | None:
-        row = self._families.get(OFFSETS, key)
-        if row is None:
-            return None
-        offset, recoveries = read_offset(row)
-        found = min(offset, bounds.next_offset)
-        if recoveries < self._recoveries:
-            found = self._held_at(self._found_end(recoveries), queue, found, bounds.min_offset)
-        if found != offset:
-            self._write(key, found)
-        self._keep(key, found)
-        return found
+    def _lowest_end(self, since: int) -> int:
+        """The lowest end of the log that was found by recovery `since` or a later one."""
+        if self._ends is None:
+            ends: list[int] = []
+            for number in reversed(range(self._recoveries)):
+                end = self._found_end(number)
+                ends.append(min(end, ends[-1]) if ends else end)
+            self._ends = ends[::-1]
+        return self._ends[since]
 
     def _found_end(self, number: int) -> int:
         found = self._families.get(META, _RECOVERED + U32.pack(number))
@@ -80,6 +164,56 @@ class Offsets:
                 "so committed offsets of before can't be told; commit them again"
             )
         return int(U64.unpack(found)[0])
+
+    # --- reading ---
+
+    def get(self, group: int, topic: int, queue: int, bounds: Bounds) -> int | None:
+        """A group's committed offset; None if it never committed. `bounds` are the queue's."""
+        key = offset_key(group, topic, queue)
+        row = self._families.get(OFFSETS, key)
+        if row is None:
+            return None
+        offset, recoveries = read_offset(row)
+        if recoveries == self._recoveries and offset <= bounds.next_offset:
+            return offset
+        with self._lock:
+            return self._first_read(key, topic << 32 | queue, bounds)
+
+    def _first_read(self, key: bytes, queue: int, bounds: Bounds) -> int | None:
+        """Read a row of before a recovery, or one beyond its queue; what is clamped is written."""
+        row = self._families.get(OFFSETS, key)
+        if row is None:
+            return None
+        offset, recoveries = read_offset(row)
+        found = self._clamped(offset, recoveries, queue, bounds)
+        if found != offset and not self._read_only:
+            batch = self._families.batch()
+            batch.put(OFFSETS, key, _ROW.pack(found, self._recoveries))
+            self._families.write(batch)
+        return found
+
+    @property
+    def recoveries(self) -> int:
+        """How many openings after an unclean end there were: what a row has to note."""
+        return self._recoveries
+
+    def held(self, queue: int, offset: int, recoveries: int, bounds: Bounds) -> int:
+        """What is left, for the log there is, of an offset that a row noted so many recoveries ago.
+        `queue` is topic id << 32 | queue id.
+        """
+        return self._clamped(offset, recoveries, queue, bounds)
+
+    def behind(self, queue: int, position: int, bounds: Bounds) -> int:
+        """The first offset of a queue (topic id << 32 | queue id) whose record stands at or behind
+        a position of the log.
+        """
+        return self._held_at(position, queue, bounds.next_offset, bounds.min_offset)
+
+    def _clamped(self, offset: int, recoveries: int, queue: int, bounds: Bounds) -> int:
+        found = min(offset, bounds.next_offset)
+        if recoveries < self._recoveries:
+            found = self._held_at(self._lowest_end(recoveries), queue, found, bounds.min_offset)
+        return found
 
     def _held_at(self, end: int, queue: int, offset: int, lowest: int) -> int:
         """`offset`, or the queue's next offset when the log ended at `end` if that is lower."""
@@ -107,36 +241,201 @@ class Offsets:
         found = self._index.positions(queue, offset, 1, 0, OFFSET_MAX)
         return bool(found) and found[0] < end
 
+    def history(self, group: int, topic: int, queue: int, bounds: Bounds) -> list[OffsetCommit]:
+        """What a group had committed in a queue, oldest first; see `Store.offset_history`."""
+        prefix = offset_key(group, topic, queue)
+        oldest = self._clock.now_ms() - self._history_ms
+        found: list[tuple[int, int, int]] = []
+        for key, row in self._families.rows(OFFSET_HISTORY, prefix, prefix + _END):
+            offset, recoveries, late = _read_history_row(row)
+            at = read_history(key)[3] + late
+            if at >= oldest:
+                found.append((at, offset, recoveries))
+        # Another interval, or a clock that was set back, may have made other stretches.
+        found.sort(key=lambda commit: commit[0])
+        highest: dict[int, int] = {}
+        for _, offset, recoveries in found:
+            highest[recoveries] = max(offset, highest.get(recoveries, 0))
+        key_of_queue = topic << 32 | queue
+        # One search for all rows of as many recoveries: what the queue had is the same for them.
+        bound = {
+            recoveries: self._clamped(offset, recoveries, key_of_queue, bounds)
+            for recoveries, offset in highest.items()
+        }
+        return [OffsetCommit(min(offset, bound[number]), at) for at, offset, number in found]
+
+    def queues(self, group: int, topic: int | None = None) -> Iterator[tuple[int, int]]:
+        """Topic and queue of every offset that a group has committed, in order."""
+        end = U32.pack(group + 1) if topic is None else offset_key(group, topic + 1, 0)
+        for key, _ in self._families.rows(OFFSETS, offset_key(group, topic or 0, 0), end):
+            yield read_offset_key(key)[1:]
+
+    def topics(self, group: int) -> Iterator[int]:
+        """The topics in which a group has committed an offset: one seek each."""
+        it, topic = self._families.iter(OFFSETS), 0
+        while True:
+            it.seek(offset_key(group, topic, 0))
+            if not self._families.valid(it):
+                return
+            key = read_offset_key(it.key())
+            if key[0] != group:
+                return
+            yield key[1]
+            topic = key[1] + 1
+
+    # --- committing ---
+
     def check(self, offset: int, next_offset: int) -> None:
         """Raise `CallerError` for what can't be committed in a queue with this next offset."""
         if type(offset) is not int or not 0 <= offset <= next_offset:
             raise CallerError(f"offset is {offset!r}; this queue takes 0 to {next_offset}")
 
-    def commit(self, group: int, topic: int, queue: int, offset: int) -> None:
-        """Set a group's offset, which was checked: the next message it wants."""
-        key = offset_key(group, topic, queue)
+    def commit(self, commits: Collection[Commit], *, sync: bool = False) -> None:
+        """Set groups' offsets, which were checked: the next messages they want. What says what is
+        known already is not written; with `sync`, all of it is on the disk at the end.
+        """
         with self._lock:
-            self._write(key, offset)
-            self._keep(key, offset)
+            rows = {
+                offset_key(group, topic, queue): (offset, self._recoveries)
+                for group, topic, queue, offset in commits
+            }
+            if not sync:
+                # A look costs a fifth of a write, and most commits of an idle group change nothing.
+                get, pack = self._families.get, _ROW.pack
+                rows = {k: row for k, row in rows.items() if get(OFFSETS, k) != pack(*row)}
+            if not rows:
+                return
+            batch = self._families.batch()
+            for key, (offset, _) in rows.items():
+                self._put(batch, key, offset)
+            self._families.write(batch, sync=sync)
+            self._unsynced = self._unsynced or not sync
 
-    def forget(self, group: int) -> None:
-        """Take note that a group's rows were removed."""
-        prefix = U32.pack(group)
-        with self._lock:
-            for key in [k for k in self._known if k.startswith(prefix)]:
-                del self._known[key]
+    def stage(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
+        """Add to somebody's batch that a group wants `offset` next; when it is written: `settle`.
 
-    def _keep(self, key: bytes, offset: int) -> None:
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        self._known[key] = offset
+        The offset was checked, or is that of a message that was read.
+        """
+        self._put(batch, offset_key(group, topic, queue), offset)
 
-    def _write(self, key: bytes, offset: int) -> None:
-        if self._read_only:
-            return
-        batch = self._families.batch()
+    def stage_next(self, batch: Batch, flight: Popping, queue: int, offset: int, now: int) -> None:
+        """Add to the batch of a pop where its queue goes on. What pops remembers that itself: there
+        is nothing to settle. Of the pops of a stretch the first is in the history.
+        """
+        key = offset_key(flight.group, flight.topic, queue)
         batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
-        self._families.write(batch)
+        stretch = now // self._stretch_ms
+        if self._history_ms and flight.history.get(queue) != stretch:
+            flight.history[queue] = stretch
+            self._put(batch, key, offset)
+        self._unsynced = True
+
+    def settle(self) -> None:
+        """Say that a batch with offsets that were staged was written: it is to be synced."""
+        self._unsynced = True
+
+    def _put(self, batch: Batch, key: bytes, offset: int) -> None:
+        batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
+        if self._history_ms:
+            # Times of an opening never fall, so that a clock set back can't turn the order round.
+            now = self._last_ms = max(self._last_ms, self._clock.now_ms())
+            late = now % self._stretch_ms
+            value = _HISTORY_ROW.pack(offset, self._recoveries, late)
+            batch.put(OFFSET_HISTORY, history_key(key, now - late), value)
+
+    # --- durability ---
+
+    def sync_due(self) -> bool:
+        """Whether there are commits that nobody waited for, and the interval is over."""
+        return (
+            self._unsynced
+            and self._sync_interval is not None
+            and self._clock.monotonic() >= self._sync_at
+        )
+
+    def sync(self) -> None:
+        """Have all commits so far on the disk."""
+        self._unsynced = False
+        try:
+            self._families.sync()
+        except BaseException:
+            self._unsynced = True
+            raise
+        self._sync_at = self._clock.monotonic() + (self._sync_interval or 0.0)
+
+    # --- removing ---
+
+    def stage_forget(self, batch: Batch, topics: Collection[int]) -> None:
+        """Put the removal of all that groups keep of topics into a batch."""
+        last = b""
+        for key in self._keys_of(topics):
+            batch.delete(OFFSETS, key)
+            pair = key[:8]
+            if pair != last:
+                # What has history has an offset too.
+                group, topic, _ = read_offset_key(key)
+                batch.delete_range(OFFSET_HISTORY, pair, offset_key(group, topic + 1, 0))
+            last = pair
+
+    def _keys_of(self, topics: Collection[int]) -> Iterator[bytes]:
+        """The keys of all groups' offsets in topics."""
+        if len(topics) > _SEEK_EACH:
+            wanted = {U32.pack(topic) for topic in topics}
+            yield from (key for key, _ in self._families.rows(OFFSETS, b"") if key[4:8] in wanted)
+            return
+        for topic in topics:
+            yield from self._keys_in(topic)
+
+    def _keys_in(self, topic: int) -> Iterator[bytes]:
+        """The same for one topic, by one seek for each group that committed anywhere."""
+        it, families = self._families.iter(OFFSETS), self._families
+        it.seek(offset_key(0, topic, 0))
+        while families.valid(it):
+            key: bytes = it.key()
+            group, found, _ = read_offset_key(key)
+            if found == topic:
+                yield key
+                it.next()
+            elif found < topic:
+                it.seek(offset_key(group, topic, 0))
+            elif group < _ID_MAX:
+                it.seek(offset_key(group + 1, topic, 0))
+            else:
+                return
+
+    def sweep_due(self) -> bool:
+        """Whether a sweep is under way, or it is time for another."""
+        return bool(self._swept) or self._clock.monotonic() >= self._sweep_at
+
+    def sweep(self) -> int:
+        """Remove history that is too old, of some queues; the next call goes on behind them.
+        Returns how many there were with such.
+        """
+        oldest = max(0, self._clock.now_ms() - self._history_ms)
+        batch, it = self._families.batch(), self._families.iter(OFFSET_HISTORY)
+        at, found = self._swept, 0
+        for _ in range(_SWEPT_AT_ONCE):
+            it.seek(at)
+            if not self._families.valid(it):
+                at = b""
+                break
+            key: bytes = it.key()
+            prefix = key[:12]
+            # Keys have the beginning of their stretch; only stretches that are wholly over go.
+            limit = prefix + U64.pack(max(0, oldest - self._stretch_ms))
+            if not self._history_ms:
+                limit = prefix + _END
+            if key < limit:
+                batch.delete_range(OFFSET_HISTORY, prefix, limit)
+                found += 1
+            at = prefix + _END
+        if found:
+            self._families.write(batch)
+        if not at:
+            wait = max(_SWEEP_MIN, self._history_ms / 1000 / _SWEEPS)
+            self._sweep_at = self._clock.monotonic() + wait
+        self._swept = at
+        return found
 
 
 def read_offset(row: bytes) -> tuple[int, int]:
@@ -150,3 +449,13 @@ def read_offset(row: bytes) -> tuple[int, int]:
         )
     offset, recoveries = _ROW.unpack(row)
     return offset, recoveries
+
+
+def _read_history_row(row: bytes) -> tuple[int, int, int]:
+    if len(row) != _HISTORY_ROW.size:
+        raise IndexDamaged(
+            f"a row of offset_history has {len(row)} bytes, not {_HISTORY_ROW.size}; it goes when "
+            "it is old, or with its group"
+        )
+    offset, recoveries, late = _HISTORY_ROW.unpack(row)
+    return offset, recoveries, late

@@ -16,123 +16,43 @@ Invariants: a row is on the disk before a record can name its topic; ids only gr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from kvstore.config import QUEUES_MAX, KeyIndex, Retention, check_retention
+from kvstore.config import KeyIndex
 from kvstore.errors import (
-    CallerError,
     IndexDamaged,
     MessageIllegal,
     QueueNotFound,
     TopicExists,
     TopicNotFound,
 )
-from kvstore.index.families import Families
-from kvstore.index.keys import META, NEXT_TOPIC_ID, TOPICS, U32, U64
-from kvstore.meta.attributes import attributes_of
-from kvstore.record.decode_run import Middles
-from kvstore.record.hashes import topic_byte
-from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import LOG_START, META, NEXT_TOPIC_ID, TOPICS, U32, U64
+from kvstore.meta import keyhistory
+from kvstore.meta.topic import (
+    Kind,
+    Topic,
+    TopicConfig,
+    TopicInfo,
+    checked,
+    grown,
+    new_topic,
+    replayed_topic,
+    with_keys,
+    with_queues,
+)
 from kvstore.record.validate import check_topic
 
-Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
+__all__ = ["Kind", "Topic", "TopicConfig", "TopicInfo", "Topics"]
 
-KINDS: Final = get_args(Kind)
-KEY_INDEXES: Final = get_args(KeyIndex)
 CACHED_MAX: Final = 1 << 18
-_turn_lock: Final = threading.Lock()
+_KEPT_OF_A_BATCH: Final = 1024
+"""Topics of one call that are kept in memory: of many thousands most are not used at once."""
 _DROPPED: Final = b"dropped/"
-
-
-class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic is made with. `queues` are both read and written; `key_index` None takes the
-    store's default.
-
-    `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
-    """
-
-    name: str
-    queues: int = 4
-    kind: Kind = "normal"
-    key_index: KeyIndex | None = None
-    retention: Retention = Retention()
-    attributes: dict[str, str] = {}
-
-
-class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it is. `since` is the log position at which it was made; `keys_since` are those
-    from which on unique ids, and KEYS tokens, are in the index, if they are at all.
-    """
-
-    name: str
-    id: int
-    read_queues: int
-    write_queues: int
-    kind: Kind
-    key_index: KeyIndex
-    retention: Retention
-    since: int
-    attributes: dict[str, str]
-    keys_since: tuple[int, int] = (0, 0)
-
-
-class Topic:
-    """A topic in use: what `record.batch` and `index.replay` ask for, worked out once."""
-
-    __slots__ = (
-        "_turn",
-        "base",
-        "hash_byte",
-        "id",
-        "info",
-        "keys_all",
-        "keys_unique",
-        "magic",
-        "middles",
-        "name",
-        "overhead",
-        "read_queues",
-        "since",
-        "wire",
-        "write_queues",
-    )
-
-    def __init__(self, info: TopicInfo, host_extra: int) -> None:
-        name = info.name.encode()
-        self.info = info
-        self.name = info.name
-        self.id = info.id
-        self.base = info.id << 32
-        self.since = info.since
-        self.read_queues = info.read_queues
-        self.write_queues = info.write_queues
-        second = len(name) > TOPIC_MAX
-        self.magic = MAGIC_V2 if second else MAGIC_V1
-        self.wire = len(name).to_bytes(2 if second else 1, "big") + name
-        self.overhead = (FIXED_V2 if second else FIXED_V1) + len(name) + host_extra
-        self.hash_byte = topic_byte(name)
-        self.middles = Middles(info.name)
-        self.keys_unique = info.key_index != "off"
-        self.keys_all = info.key_index == "all"
-        self._turn = 0
-
-    def spread(self, count: int) -> int:
-        """The first of `count` turns for messages that name no queue."""
-        with _turn_lock:
-            first = self._turn
-            self._turn += count
-            return first
-
-    def key(self, queue: int) -> int:
-        """A queue's key in memory; `QueueNotFound` if the topic has no such queue."""
-        if type(queue) is not int or not 0 <= queue < self.read_queues:
-            raise QueueNotFound(
-                f"topic {self.name!r} has no queue {queue!r}; it has 0 to {self.read_queues - 1}"
-            )
-        return self.base + queue
+Removing = Callable[[Batch, TopicInfo], None]
 
 
 class Topics:
@@ -159,6 +79,11 @@ class Topics:
         self._cache: dict[str, Topic] = {}
         self.changed: Callable[[], None] = lambda: None
         """Called when a topic was altered or deleted: what was worked out from it is old."""
+        self.removing: list[Removing] = []
+        """What else goes with a topic: each adds to the batch that removes it."""
+        self.removed: list[Callable[[TopicInfo], None]] = []
+        """Told when that batch was written."""
+        self._names: dict[int, str] | None = None
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
@@ -180,13 +105,17 @@ class Topics:
     def _within(self, info: TopicInfo) -> TopicInfo:
         """A row as it holds for the log there is; it is written anew if that makes a difference."""
         end = self._recovered
-        if end is None or max(info.since, *info.keys_since) <= end:
+        positions = (info.since, *info.keys_since, *(p for p, _ in info.key_history))
+        if end is None or max(positions) <= end:
             return info
         if info.id >= self._fresh_from or info.id in self._altered:
             return info
         unique, tokens = info.keys_since
         within = msgspec.structs.replace(
-            info, since=min(info.since, end), keys_since=(min(unique, end), min(tokens, end))
+            info,
+            since=min(info.since, end),
+            keys_since=(min(unique, end), min(tokens, end)),
+            key_history=keyhistory.within(info.key_history, end),
         )
         # Durably, before a record can be put that stands below the old position.
         self._write([within], self.next_id)
@@ -196,7 +125,7 @@ class Topics:
 
     def get(self, name: str) -> Topic:
         """A topic in use; `TopicNotFound`."""
-        found = self._find(name)
+        found = self.find(name)
         if found is None:
             raise TopicNotFound(
                 f"there is no topic {name!r}; create it with create_topic, or open with "
@@ -206,7 +135,7 @@ class Topics:
 
     def for_put(self, name: str) -> Topic:
         """A topic to put to; makes it if the store does that by itself."""
-        found = self._find(name)
+        found = self.find(name)
         if found is None:
             check_topic(name)
             if not self._auto_create:
@@ -218,7 +147,8 @@ class Topics:
                     found = self._cache[name]
         return found
 
-    def _find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> Topic | None:
+        """A topic in use, or None."""
         if not isinstance(name, str):
             raise MessageIllegal(f"the topic is {name!r}; it must be a text")
         return self._cache.get(name) or self._read(name)
@@ -246,103 +176,132 @@ class Topics:
 
     # --- changes ---
 
+    @property
+    def lock(self) -> threading.RLock:
+        """Held from `stage` to `settle`, and from `stage_delete` to `settle_delete`."""
+        return self._lock
+
     def create(
         self, configs: Iterable[TopicConfig], *, since: int | None = None
     ) -> list[TopicInfo]:
         """Make topics, all or none, durably. `since` is where their records begin: the log's end,
         or 0 at an import.
         """
+        with self._lock:
+            batch = self._families.batch()
+            made = self.stage(batch, configs, since=since)
+            self._families.write(batch, sync=True)
+            self.settle(made)
+        return made
+
+    def stage(
+        self, batch: Batch, configs: Iterable[TopicConfig], *, since: int | None = None
+    ) -> list[TopicInfo]:
+        """Put new topics into a batch; what is wrong with one of them is raised. When it is
+        written: `settle`.
+        """
         made: list[TopicInfo] = []
         names: set[str] = set()
-        with self._lock:
-            if since is None:
-                since = self._log_end()
-            for config in configs:
-                made.append(self._new(config, self.next_id + len(made), since))
-                if config.name in names or self._exists(config.name):
-                    raise TopicExists(
-                        f"topic {config.name!r} exists already; use alter_topic to change it"
-                    )
-                names.add(config.name)
-            self._write(made, self.next_id + len(made))
-            self.next_id += len(made)
-            for info in made:
-                self._keep(info)
+        since = self._log_end() if since is None else since
+        for config in configs:
+            info = new_topic(config, self.next_id + len(made), since, self._default_key_index)
+            if info.name in names or self._exists(info.name):
+                raise TopicExists(
+                    f"topic {info.name!r} exists already; use alter_topic to change it"
+                )
+            names.add(info.name)
+            made.append(info)
+        rows = [msgspec.msgpack.encode(info) for info in made]
+        batch.put_many(TOPICS, [info.name.encode() for info in made], rows)
+        batch.put(META, NEXT_TOPIC_ID, U32.pack(self.next_id + len(made)))
         return made
+
+    def settle(self, made: Sequence[TopicInfo]) -> None:
+        """Say that what `stage` put into a batch was written."""
+        self.next_id += len(made)
+        for info in made[:_KEPT_OF_A_BATCH]:
+            self._keep(info)
+        if self._names is not None:
+            self._names.update((info.id, info.name) for info in made)
 
     def _exists(self, name: str) -> bool:
         return name in self._cache or self._families.get(TOPICS, name.encode()) is not None
 
-    def _new(self, config: TopicConfig, number: int, since: int) -> TopicInfo:
-        check_topic(config.name)
-        key_index = self._default_key_index if config.key_index is None else config.key_index
-        if config.kind not in KINDS:
-            raise CallerError(f"kind is {config.kind!r}; it must be one of {', '.join(KINDS)}")
-        _check(config.queues, key_index, config.retention)
-        return TopicInfo(
-            name=config.name,
-            id=number,
-            read_queues=config.queues,
-            write_queues=config.queues,
-            kind=config.kind,
-            key_index=key_index,
-            retention=config.retention,
-            since=since,
-            attributes=attributes_of(config.attributes),
-            keys_since=(since, since),
-        )
-
     def alter(
         self,
         name: str,
+        changes: dict[str, Any],
         *,
-        queues: int | None,
-        key_index: KeyIndex | None,
-        retention: Retention | None,
-        attributes: Mapping[str, str] | None,
+        queues: int | None = None,
+        read_queues: int | None = None,
+        may_shrink: Callable[[TopicInfo, TopicInfo], None] = lambda old, new: None,
     ) -> TopicInfo:
-        """Change a topic; what is None stays. Queues taken away stay readable."""
-        with self._lock:
-            old = self.get(name).info
-            queues = old.write_queues if queues is None else queues
-            key_index = old.key_index if key_index is None else key_index
-            retention = old.retention if retention is None else retention
-            attributes = old.attributes if attributes is None else attributes
-            _check(queues, key_index, retention)
-            new = msgspec.structs.replace(
-                old,
-                write_queues=queues,
-                read_queues=max(queues, old.read_queues),
-                key_index=key_index,
-                retention=retention,
-                attributes=attributes_of(attributes),
-                keys_since=_keys_since(old, key_index, self._log_end()),
-            )
-            self._write([new], self.next_id)
-            if new.id < self._fresh_from:
-                self._altered.add(new.id)
-            self._cache.pop(name, None)
-            self._keep(new)
-            self.changed()
-            return new
+        """Change a topic, durably; the fields that `changes` doesn't name stay.
 
-    def delete(self, name: str) -> TopicInfo:
-        """Remove a topic's row; its records stay out of the index from now on, and go with their
-        segments.
+        `may_shrink` is asked before queues are taken from readers, and raises if they hold
+        messages.
         """
         with self._lock:
-            info = self.get(name).info
-            batch = self._families.batch()
-            batch.delete(TOPICS, name.encode())
-            batch.put(META, _DROPPED + name.encode(), U64.pack(self._log_end()))
-            self._families.write(batch, sync=True)
-            self._cache.pop(name, None)
-            self.changed()
-            return info
+            old = self.get(name).info
+            new = checked(with_queues(msgspec.structs.replace(old, **changes), queues, read_queues))
+            log_start = self._families.get(META, LOG_START)
+            start = U64.unpack(log_start)[0] if log_start else 0
+            new = with_keys(old, new, self._log_end(), start)
+            if new.read_queues < old.read_queues:
+                may_shrink(old, new)
+            self._replace(new)
+            later = with_keys(old, new, self._log_end(), start)
+            if later != new:
+                # What was put meanwhile went by the old setting still.
+                self._replace(later)
+            return later
+
+    def _replace(self, new: TopicInfo) -> None:
+        self._write([new], self.next_id)
+        if new.id < self._fresh_from:
+            self._altered.add(new.id)
+        self._cache.pop(new.name, None)
+        self._keep(new)
+        self.changed()
+
+    def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
+        """Put the removal of topics into a batch: their records stay out of the index from now on,
+        and go with their segments. `TopicNotFound` for the first that is not there.
+
+        From here on nobody finds them: whoever looks waits for the lock.
+        """
+        infos = [self.get(name).info for name in dict.fromkeys(names)]
+        for info in infos:
+            self._cache.pop(info.name, None)
+        self.changed()
+        end = U64.pack(self._log_end())
+        for info in infos:
+            batch.delete(TOPICS, info.name.encode())
+            batch.put(META, _DROPPED + info.name.encode(), end)
+            for remove in self.removing:
+                remove(batch, info)
+        return infos
+
+    def settle_delete(self, infos: Iterable[TopicInfo]) -> None:
+        """Say that what `stage_delete` put into a batch was written."""
+        self.changed()
+        for info in infos:
+            self._cache.pop(info.name, None)
+            if self._names is not None:
+                self._names.pop(info.id, None)
+            for tell in self.removed:
+                tell(info)
+
+    def drop_until(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
+        """Have deleted topics end where the log does now: puts that were under way came behind."""
+        end = U64.pack(self._log_end())
+        for info in infos:
+            if not self._exists(info.name):
+                batch.put(META, _DROPPED + info.name.encode(), end)
 
     def is_live(self, name: str, position: int) -> bool:
         """Whether a record of that topic name at that position belongs to a topic that exists."""
-        found = self._find(name)
+        found = self.find(name)
         return found is not None and position >= found.since
 
     def _write(self, infos: Iterable[TopicInfo], next_id: int) -> None:
@@ -356,12 +315,23 @@ class Topics:
 
     # --- all of them ---
 
-    def all(self) -> list[TopicInfo]:
-        """All topics, by name."""
+    def all(self, first: bytes = b"", end: bytes | None = None) -> list[TopicInfo]:
+        """All topics, by name; or those whose names are from `first` to before `end`."""
         return [
             _decode(key.decode("utf-8", "replace"), row)
-            for key, row in self._families.rows(TOPICS, b"")
+            for key, row in self._families.rows(TOPICS, first, end)
         ]
+
+    def name_of(self, number: int) -> str | None:
+        """The name of the topic with an id; None if it was deleted."""
+        names = self._names
+        if names is None:
+            # Read when it is first asked for: a store that is only put to never needs it.
+            with self._lock:
+                if self._names is None:
+                    self._names = {info.id: info.name for info in self.all()}
+                names = self._names
+        return names.get(number)
 
     def count(self) -> int:
         """How many topics there are."""
@@ -385,29 +355,17 @@ class Topics:
             if not make:
                 raise TopicNotFound(f"the record says topic {name!r}, which there is not")
             with self._lock:
-                info = TopicInfo(
-                    name=name,
-                    id=self.next_id,
-                    read_queues=queue + 1,
-                    write_queues=queue + 1,
-                    kind="normal",
-                    key_index=self._default_key_index,
-                    retention=Retention(),
-                    since=0,
-                    attributes={},
-                )
+                info = replayed_topic(name, self.next_id, queue, self._default_key_index)
                 self._write([info], self.next_id + 1)
                 self.next_id += 1
+                self._names = None
                 found = self._keep(info)
         elif queue >= found.read_queues:
-            if not make:
+            if not make and queue >= found.info.queues_ever:
                 has = found.read_queues
                 raise QueueNotFound(f"the record says queue {queue} of {name!r}, which has {has}")
             with self._lock:
-                info = msgspec.structs.replace(found.info, read_queues=queue + 1)
-                if found.write_queues == found.read_queues:
-                    # Nobody took queues away from puts: a queue that has messages takes more.
-                    info = msgspec.structs.replace(info, write_queues=queue + 1)
+                info = grown(found.info, queue)
                 self._write([info], self.next_id)
                 self._cache.pop(name, None)
                 found = self._keep(info)
@@ -421,22 +379,3 @@ def _decode(name: str, row: bytes) -> TopicInfo:
         raise IndexDamaged(
             f"the row of topic {name!r} can't be read: {e}; import or create it again"
         ) from e
-
-
-def _keys_since(old: TopicInfo, key_index: KeyIndex, end: int) -> tuple[int, int]:
-    """From where on what the new setting adds is in the index."""
-    unique, tokens = old.keys_since
-    if old.key_index == "off" and key_index != "off":
-        unique = end
-    if old.key_index != "all" and key_index == "all":
-        tokens = end
-    return unique, tokens
-
-
-def _check(queues: object, key_index: object, retention: object) -> None:
-    """Raise `CallerError` for settings that could not be kept, or not be read again."""
-    if type(queues) is not int or not 1 <= queues <= QUEUES_MAX:
-        raise CallerError(f"queues is {queues!r}; a topic has 1 to {QUEUES_MAX} of them")
-    if key_index not in KEY_INDEXES:
-        raise CallerError(f"key_index is {key_index!r}; it must be 'all', 'unique' or 'off'")
-    check_retention(retention)

@@ -1,10 +1,9 @@
 """Batch: what a prepared batch is made of, and its encoding into one run of record bytes.
 
-The idea: what a record needs of its queue is a lane, found by one look-up. Under the log's lock a
-batch is columns, each used by one call: offsets, one `Struct.pack` for all fixed fields, and at the
-end one `b"".join`. Born host, both times, store host and what follows are the same for a whole
-batch, so they are one field of 44 bytes (8 fields instead of 15 pack in 140 ns instead of 195). A
-compiled twin can replace this module.
+The idea: under the log's lock a batch is columns, each used by one call: offsets, one
+`Struct.pack` for all fixed fields, and at the end one `b"".join`. Born host, both times, store host
+and what follows are the same for a whole batch, so they are one field of 44 bytes (8 fields instead
+of 15 pack in 140 ns instead of 195). A compiled twin can replace this module.
 
 Invariant: `encode` can't fail on a prepared batch.
 """
@@ -12,22 +11,16 @@ Invariant: `encode` can't fail on a prepared batch.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, compress, repeat
-from threading import Lock
+from itertools import accumulate, repeat
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
-from xxhash import xxh32_intdigest
 from zlib_ng.zlib_ng import crc32
 
-from kvstore.record.explain import TopicFacts, TopicOf, Wrong, is_creatable
+from kvstore.record.lanes import Lane
 from kvstore.record.layout import CRC_MASK
 
-_LANES_MAX: Final = 1 << 18
-_INT: Final = {int}
-_INT_OR_NONE: Final = {int, type(None)}
 _LENGTHS: Final = [i.to_bytes(2, "big") for i in range(1 << 15)]
 _TIME: Final = struct.Struct(">Q")
 # size, magic, body crc, queue id, flags, queue offset, position, system flags, (born at, born host,
@@ -37,99 +30,6 @@ _HEADER_V6: Final = struct.Struct(">IIIIIQQI68sI")
 # The same with flags 0, and the system flags inside the field that is the same for all.
 _PLAIN_V4: Final = struct.Struct(">IIII4xQQ48sI")
 _PLAIN_V6: Final = struct.Struct(">IIII4xQQ72sI")
-
-
-class Lane(NamedTuple):
-    """What putting into one queue needs: the topic's facts, worked out for the queue."""
-
-    key: int
-    """Topic id << 32 | queue."""
-    overhead: int
-    magic: int
-    wire: bytes
-    keyed: int
-    """What the key index takes of its messages: 0 nothing, 1 the unique id, 2 all keys as well."""
-
-
-class Lanes(dict[tuple[str, int], Lane]):
-    """(topic, queue) -> lane; made when first asked for.
-
-    One look-up a message takes the place of the topic's, the queue's range check and four
-    attributes: 110 ns instead of 150.
-    """
-
-    def __init__(self, topic_of: TopicOf, note: Callable[[int, int], None]) -> None:
-        """`note` is told each used topic's id and hash byte."""
-        super().__init__()
-        self.topic_of = topic_of
-        self._note = note
-        self._lock = Lock()
-        self._version = 0
-
-    def __missing__(self, at: tuple[str, int]) -> Lane:
-        name, queue = at
-        version = self._version
-        topic = self.topic_of(name)
-        if not 0 <= queue < topic.write_queues:
-            raise Wrong("no such queue")
-        self._note(topic.base >> 32, topic.hash_byte)
-        keyed = 0 if not topic.keys_unique else 2 if topic.keys_all else 1
-        lane = Lane(topic.base + queue, topic.overhead, topic.magic, topic.wire, keyed)
-        with self._lock:
-            # What was read while a topic changed is used once and not kept.
-            if version == self._version:
-                if len(self) >= _LANES_MAX:
-                    super().clear()
-                self[at] = lane
-        return lane
-
-    def find(
-        self, names: Sequence[str], queues: Sequence[Any], groups: Sequence[str | None]
-    ) -> tuple[Sequence[int], list[Lane]]:
-        """The queues of messages, those that the store draws included, and their lanes."""
-        kinds = set(map(type, queues))
-        if kinds != _INT:
-            if not kinds <= _INT_OR_NONE:
-                raise Wrong("the queues")
-            queues = self._draw(names, queues, groups)
-        found: list[Any] = list(map(self.get, zip(names, queues, strict=True)))
-        if not all(found):
-            self._topics(names, queues)
-            found = [self[at] for at in zip(names, queues, strict=True)]
-        return queues, found
-
-    def _topics(self, names: Sequence[str], queues: Sequence[int | None]) -> dict[str, TopicFacts]:
-        """The topics of messages. Makes none if one of them can't be made, or a queue can't be."""
-        if min([q for q in queues if q is not None], default=0) < 0:
-            raise Wrong("the queues")
-        different = dict.fromkeys(names)
-        return {name: self.topic_of(name) for name in sorted(different, key=is_creatable)}
-
-    def _draw(
-        self, names: Sequence[str], queues: Sequence[int | None], groups: Sequence[str | None]
-    ) -> list[int]:
-        """The queues of messages: one group's by the group, the others in turns of their topic."""
-        topics = self._topics(names, queues)
-        free = [q is None and g is None for q, g in zip(queues, groups, strict=True)]
-        turns = {n: topics[n].spread(count) for n, count in Counter(compress(names, free)).items()}
-        drawn: list[int] = []
-        for name, queue, group in zip(names, queues, groups, strict=True):
-            if queue is not None:
-                drawn.append(queue)
-                continue
-            if group is None:
-                turn = turns[name]
-                turns[name] = turn + 1
-            else:
-                turn = xxh32_intdigest(group.encode())
-            drawn.append(turn % topics[name].write_queues)
-        return drawn
-
-    def clear(self) -> None:
-        """Take note that a topic changed."""
-        with self._lock:
-            self._version += 1
-            super().clear()
 
 
 class Prepared(NamedTuple):

@@ -244,6 +244,23 @@ def check_body_crc(buffer: Buffer, parts: Parts, position: int) -> None:
         raise _damaged(position, "body CRC", f"{parts.body_crc:#010x}", f"{found:#010x}")
 
 
+def property_crc_problem(
+    buffer: Buffer, at: int, size: int, position: int, *, required: bool = False
+) -> str:
+    """What contradicts the whole, checked record of `size` bytes at index `at` in the CRC over all
+    of it; empty if nothing does, or if it carries none and that is not `required`.
+    """
+    end = at + size
+    head_at = end - PROPERTY_CRC_SIZE
+    if not required and buffer[head_at : head_at + len(PROPERTY_CRC_HEAD)] != PROPERTY_CRC_HEAD:
+        return ""
+    try:
+        _check_property_crc(buffer, at, measure(buffer, at, end, position), position)
+    except RecordDamaged as e:
+        return str(e)
+    return ""
+
+
 def _check_property_crc(buffer: Buffer, at: int, parts: Parts, position: int) -> None:
     suffix_at = at + parts.size - PROPERTY_CRC_SIZE
     # Where the properties are shorter than that, their length stands among these bytes, and no

@@ -64,6 +64,16 @@ class TopicFacts(Protocol):
     keys_all: bool
     keys_unique: bool
 
+    @property
+    def compress_above(self) -> int | None:
+        """Bytes of a body above which it is compressed; None: as the store does it."""
+        ...
+
+    @property
+    def compression(self) -> str | None:
+        """What with; None: as the store does it."""
+        ...
+
     def spread(self, count: int) -> int:
         """The first of `count` turns for messages that name no queue; a turn's queue is turn %
         write_queues.

@@ -45,8 +45,18 @@ MULTI_QUEUE_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 """The offsets in those queues, in the same order."""
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 """The topic a dead letter came from."""
+DLQ_ORIGIN_GROUP: Final = "DLQ_ORIGIN_GROUP"
+"""The group that gave up on it (RocketMQ says so by the topic's name alone)."""
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 """The id it had there."""
+DLQ_ORIGIN_QUEUE: Final = "DLQ_ORIGIN_QUEUE_ID"
+"""The queue it stood in there, in decimal."""
+DLQ_ORIGIN_OFFSET: Final = "DLQ_ORIGIN_QUEUE_OFFSET"
+"""Its offset there, in decimal."""
+DLQ_LEFT_OUT: Final = "DLQ_LEFT_OUT"
+"""On a dead letter that was too large to be copied: the bytes of the original's body, in decimal."""
+DLQ_ATTEMPTS: Final = "DLQ_ATTEMPTS"
+"""How often it had been handed out, in decimal."""
 
 # --- consuming -------------------------------------------------------------------------------
 
@@ -104,8 +114,6 @@ RESERVED: Final[frozenset[str]] = frozenset(
         RETRY_TOPIC,
         MULTI_DISPATCH,
         MULTI_QUEUE_OFFSETS,
-        DLQ_ORIGIN_TOPIC,
-        DLQ_ORIGIN_MESSAGE_ID,
         MAX_RECONSUME_TIMES,
         POP_CHECKPOINT,
         FIRST_POP_TIME,

@@ -20,7 +20,7 @@ from msgspec.structs import astuple
 from xxhash import xxh32_intdigest
 from zlib_ng.zlib_ng import crc32
 
-from kvstore.record.batch import Lanes, One, Prepared
+from kvstore.record.batch import One, Prepared
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.explain import (
     FLAGS_END,
@@ -32,6 +32,7 @@ from kvstore.record.explain import (
     lasting,
 )
 from kvstore.record.hashes import java_hash
+from kvstore.record.lanes import Lanes, Packing
 from kvstore.record.layout import CRC_MASK, FIXED_V1
 from kvstore.record.names import (
     KEYS,
@@ -95,7 +96,7 @@ def prepare_one(
     Columns of one cost 17 us; this costs 3.6.
     """
     body, tag, keys, properties, flags = m.body, m.tag, m.keys, m.properties, m.flags
-    queue, above = m.queue, limits.compress_above
+    queue = m.queue
     if (
         type(body) is not bytes
         or type(queue) is not int
@@ -107,10 +108,16 @@ def prepare_one(
         or type(flags) is not int
         or flags
         or limits.property_crc
-        or len(body) > (limits.max_body if above is None else above)
+        or len(body) > limits.max_body
     ):
         return None
     try:
+        packing = lanes.packing_of(m.topic)
+        above = limits.compress_above
+        if packing is not None and packing.above is not None:
+            above = packing.above
+        if above is not None and len(body) > above:
+            return None
         text, hashed, system_flags = _tags.get(tag) or _tag(tag)
         if keys:
             text = _keys_of_one(keys) + text
@@ -170,7 +177,7 @@ def _prepare(
     )
     count = len(names)
     flagged, born_at = _number_columns(flags, born)
-    bodies, body_sizes, system_flags = _bodies(bodies, limits)
+    bodies, body_sizes, system_flags = _bodies(names, bodies, lanes, limits)
     message_ids = ids.fill(given, now_ms)
     if given.count(None) != count:
         _check_tokens(message_ids)
@@ -228,7 +235,9 @@ def _number_columns(
     return flagged, born
 
 
-def _bodies(bodies: Sequence[Any], limits: Limits) -> tuple[Sequence[bytes], list[int], list[int]]:
+def _bodies(
+    names: Sequence[str], bodies: Sequence[Any], lanes: Lanes, limits: Limits
+) -> tuple[Sequence[bytes], list[int], list[int]]:
     """The bodies as stored, their sizes, and what of the system flags follows from them."""
     if set(map(type, bodies)) != _BYTES:
         bodies = [_as_bytes(b) for b in bodies]
@@ -237,15 +246,18 @@ def _bodies(bodies: Sequence[Any], limits: Limits) -> tuple[Sequence[bytes], lis
     if largest > limits.max_body:
         raise Wrong("bodies")
     system_flags = [0] * len(bodies)
-    above = limits.compress_above
-    if above is not None and largest > above:
+    above, codec = limits.compress_above, limits.compression
+    own = lanes.packings(names, above, codec)
+    if own or (above is not None and largest > above):
         bodies = list(bodies)
-        for i, body in enumerate(bodies):
-            if len(body) > above:
-                packed = compress(body, limits.compression)
+        everywhere = Packing(above, codec)
+        for i, (name, body) in enumerate(zip(names, bodies, strict=True)):
+            above, codec = own.get(name, everywhere)
+            if above is not None and len(body) > above:
+                packed = compress(body, codec)
                 if len(packed) < len(body):
                     bodies[i], sizes[i] = packed, len(packed)
-                    system_flags[i] = codec_flags(limits.compression)
+                    system_flags[i] = codec_flags(codec)
     return bodies, sizes, system_flags
 
 

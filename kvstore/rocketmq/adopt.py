@@ -17,12 +17,13 @@ all; every file of the target that may be written to is a copy.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kvstore.errors import CallerError
+from kvstore.errors import CallerError, DiskFull
 from kvstore.files import Files
 from kvstore.record.walk import Found
 from kvstore.rocketmq.layout import COMMITLOG
@@ -78,7 +79,15 @@ def stage_log(
     """
     _check_target(source, target, files)
     staging = target.with_name(target.name + STAGING)
-    _start(staging, files)
+    try:
+        _start(staging, files)
+    except OSError as e:
+        why = e.strerror or e
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no room for {target}: {why}; free disk space") from e
+        raise CallerError(
+            f"{target} can't be made: {why} ({e.filename or staging}); name a folder that can"
+        ) from e
     end = find_end(source, files, progress)
     linked: list[str] = []
     copied: list[str] = []
@@ -140,7 +149,7 @@ def _is_used(path: Path, files: Files) -> bool:
     try:
         return bool(files.list_dir(path))
     except NotADirectoryError:
-        return True
+        return path.exists()  # else it is something above that is no folder
 
 
 def _empty(folder: Path, files: Files) -> None:

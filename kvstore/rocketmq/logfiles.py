@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.errors import RecordDamaged, SegmentDamaged
 from kvstore.files import Files
-from kvstore.record.check import check_record
+from kvstore.record.check import check_record, property_crc_problem
 from kvstore.record.decode import decode
 from kvstore.record.values import StoredMessage
 from kvstore.record.walk import Found, Kind, walk
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 class Stretch(NamedTuple):
     """What was found, in which file, and the record if it is one.
 
-    The record's body is as stored. Of damage, `position` is -1 where it is not known, and `size` 0
-    where something is not there.
+    The record's body is as stored; `found.reason` says what contradicts it if it carries a CRC over
+    the whole record that is not its own. Of damage, `position` is -1 where it is not known, and
+    `size` 0 where something is not there.
     """
 
     path: Path
@@ -153,6 +154,7 @@ def _with_message(path: Path, buffer: Buffer, base: int, found: Found) -> Stretc
     if found.kind is not Kind.RECORD:
         return Stretch(path, found)
     at = found.position - base
+    found = found._replace(reason=property_crc_problem(buffer, at, found.size, found.position))
     try:
         message = decode(
             buffer,

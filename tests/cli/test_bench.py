@@ -75,3 +75,8 @@ def test_every_scenario_runs_small(words: tuple[object, ...], tmp_path: Path) ->
     assert all(r["figure"]["value"] > 0 for r in report["results"])
     (written,) = tmp_path.glob("*.json")
     assert json.loads(written.read_text())["results"] == report["results"]
+
+
+def test_fewer_messages_than_threads_are_no_error(tmp_path: Path) -> None:
+    done = bench("put_sync", "--messages", 5, "--runs", 1, "--out", tmp_path, "--dir", tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import kvstore
+from kvstore import MessageTooLarge, StoreConfig
 from kvstore.cli.demo.kinds import LineKinds
+from kvstore.cli.demo.load import load
 from kvstore.cli.demo.sources import Limited, Lines, StandardLibrary, topic_name
 from kvstore.cli.demo.steps import Step
 from kvstore.cli.draws import Draws, Sample
@@ -124,3 +127,17 @@ def test_a_step_counts_every_fault_and_keeps_a_few() -> None:
 def test_queue_files_take_whole_pages_and_whole_files() -> None:
     assert rocketmq_queue_files([1, 204, 205]) == (4096 * 4, 3 * 6_000_000)
     assert rocketmq_queue_files([300_001]) == (1465 * 4096, 12_000_000)
+
+
+def test_a_message_that_the_store_refuses_is_named_by_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"body": "a"}\nplain\n')
+    large = "y" * 3000
+    (tmp_path / "more.txt").write_text(f"x\n{large}\n")
+    files = [tmp_path / "in.jsonl", tmp_path / "more.txt"]
+    config = StoreConfig(segment_size=65536, max_body=2000)
+    with kvstore.open(tmp_path / "a", config) as store, pytest.raises(MessageTooLarge) as raised:
+        load(store, Lines(files), lambda what, done, total: None)
+    assert str(raised.value).startswith(f"{files[1]}, line 2: ")
+    assert Limited(Lines(files), 3).place(1) == f"{files[0]}, line 2"
+    (tmp_path / "os.py").write_text("import x\n\n")
+    assert StandardLibrary(tmp_path).place(1) == f"{tmp_path / 'os.py'}, line 2"

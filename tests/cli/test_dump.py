@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvstore
 from kvstore.cli import kvmq as command
 from tests.cli.conftest import Kvmq, Ran
 from tests.fixtures import NAMES, Fixture, unpack_fixture
@@ -491,3 +492,23 @@ def test_a_store_of_kvmqs_own_is_dumped_like_any_other(kvmq: Kvmq, folder: Path)
     (line,) = kvmq("dump", folder, *words).lines
     for field in ("position", "message_id", "position_id", "tag", "keys", "stored_at"):
         assert line[field] == got[field]
+
+
+def test_a_record_that_contradicts_the_crc_over_all_of_it_is_shown_and_marked(
+    kvmq: Kvmq, tmp_path: Path
+) -> None:
+    config = kvstore.StoreConfig(segment_size=1 << 16, property_crc=True)
+    with kvstore.open(tmp_path / "store", config) as store:
+        store.create_topic("t", queues=1)
+        placed = [store.put("t", b"body", properties={"region": "eu"}) for _ in range(3)]
+    assert kvmq("dump", tmp_path / "store", "--json").code == GOOD
+    log = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[data.index(b"region", placed[1].position)] ^= 1
+    log.write_bytes(data)
+    ran = kvmq("dump", tmp_path / "store", "--json")
+    assert ran.code == DAMAGED
+    assert len(of_kind(ran, "record")) == 3
+    (damage,) = of_kind(ran, "damage")
+    assert damage["position"] == placed[1].position
+    assert "CRC property" in damage["reason"]

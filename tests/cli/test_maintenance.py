@@ -66,8 +66,21 @@ def test_import_adopts_a_folder_that_holds_only_a_log(
     shutil.copytree(folder / "commitlog", source / "commitlog")
     ran = kvmq("import", source, tmp_path / "adopted", "--json")
     assert ran.code == 0, ran.err
+    assert any("topic 'orders' was not known" in p for p in ran.json["recovery"]["problems"])
     found = kvmq("pull", tmp_path / "adopted", "orders", "--all", "--json").lines
     assert len(found) == 41
+
+
+def test_a_target_that_cannot_be_made_is_said_with_its_name(
+    kvmq: Kvmq, folder: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "rocketmq"
+    shutil.copytree(folder / "commitlog", source / "commitlog")
+    (tmp_path / "file").write_bytes(b"x")
+    for target in (tmp_path / "file" / "new", Path("/proc/no/such/place")):
+        ran = kvmq("import", source, target, "--json")
+        assert (ran.code, ran.error["error"]) == (1, "CallerError")
+        assert ran.error["message"].startswith(f"{target} can't be made: ")
 
 
 def test_a_store_that_is_held_is_an_error_that_names_the_holder(kvmq: Kvmq, folder: Path) -> None:

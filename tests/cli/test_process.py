@@ -42,7 +42,7 @@ def verbs() -> list[str]:
 def test_every_verb_has_help_and_json(kvmq: Kvmq, verb: str) -> None:
     help_text = kvmq(verb, "--help")
     assert help_text.code == 0
-    if verb in ("topic", "offset"):
+    if verb in ("topic", "group", "offset", "namespace"):
         help_text = kvmq(verb, "show", "--help")
     assert "--json" in help_text.out
 

@@ -6,6 +6,8 @@ import base64
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Kvmq
 
 
@@ -131,3 +133,26 @@ def test_settings_come_from_a_file(kvmq: Kvmq, tmp_path: Path) -> None:
     assert (tmp_path / "store" / "commitlog" / ("0" * 20)).stat().st_size == 131072
     ran = kvmq(*put, tmp_path / "bad.toml", "--json")
     assert (ran.code, ran.error["error"]) == (1, "ConfigError")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 256])
+@pytest.mark.parametrize("bad", ['{"body": "x", "queue": 77}', '{"body": "x", "topic": "a b"}'])
+def test_a_line_that_the_store_refuses_is_named_with_its_file_and_those_before_it_are_stored(
+    kvmq: Kvmq, folder: Path, tmp_path: Path, batch: int, bad: str
+) -> None:
+    good = [f'{{"body": "b{n}"}}' for n in range(10)]
+    file = tmp_path / "in.jsonl"
+    file.write_text("\n".join([*good[:7], "", bad, *good[7:]]))
+    before = len(kvmq("pull", folder, "orders", "--queue", 2, "--all", "--json").lines)
+    ran = kvmq("put", folder, "orders", file, "--queue", 2, "--jsonl", "--batch", batch, "--json")
+    assert ran.code == 1
+    assert ran.error["message"].startswith(f"{file}, line 9: ")
+    assert "message" not in ran.error["message"].split(";")[0].removeprefix(str(file))
+    assert "7 messages were put before that" in ran.error["message"]
+    after = kvmq("pull", folder, "orders", "--queue", 2, "--all", "--json").lines
+    assert [m["body"] for m in after[before:]] == [f"b{n}" for n in range(7)]
+
+
+def test_a_line_of_standard_input_is_named_as_such(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("put", folder, "orders", "--jsonl", "--json", stdin='{"body": "a"}\n{"queue": 1}')
+    assert ran.error["message"].startswith("standard input, line 2: ")

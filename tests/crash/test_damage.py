@@ -5,6 +5,7 @@ Nor is it ever fatal, unless that is asked for.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -17,12 +18,17 @@ import pytest
 import kvstore
 from kvstore import (
     IndexDamaged,
+    IndexUnavailable,
     LogDamaged,
     PutResult,
     RecordDamaged,
     SegmentDamaged,
+    StoreNotFound,
 )
+from kvstore.index.families import Families
+from kvstore.index.keys import CHECKPOINT, META, checkpoint_value, read_checkpoint
 from tests.support.contents import bodies, read_around
+from tests.support.files import Effect, WatchedFiles, copy_folder
 from tests.support.stores import (
     SEGMENT,
     SMALL,
@@ -328,3 +334,172 @@ def test_a_reader_beside_damage_sees_the_same(tmp_path: Path, placed: list[PutRe
         assert {m.offset for m in found} >= set(range(COUNT)) - lost
         assert store.verify().problems
     assert fingerprint(tmp_path / "a") == before
+
+
+class Unreadable(WatchedFiles):
+    """Lets nobody open one segment."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.before = lambda effect: self._refuse(effect, path)
+
+    @staticmethod
+    def _refuse(effect: Effect, path: Path) -> None:
+        if effect.kind == "map" and effect.path == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_rebuild_refuses_to_do_without_a_segment_that_may_not_be_read(
+    tmp_path: Path, placed: list[PutResult], number: int
+) -> None:
+    path = tmp_path / "a"
+    config = settings(files=Unreadable(segment(path, number)))
+    with pytest.raises(SegmentDamaged, match="make the file readable"):
+        kvstore.rebuild(path, config)
+    assert_passed_over(path, placed, set())
+
+
+def test_a_segment_below_the_checkpoint_that_may_not_be_read_does_not_stop_an_opening(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = tmp_path / "a"
+    with opened(path, settings(files=Unreadable(segment(path, 1)))) as store:
+        found, errors = read_around(store, "t", 0)
+        assert {m.offset for m in found} == set(range(COUNT)) - set(in_segment(placed, 1))
+        assert len(errors) == 1
+        assert put(store, COUNT, 1)[0].offset == COUNT
+    with opened(path) as store:
+        assert len(read_around(store, "t", 0)[0]) == COUNT + 1
+
+
+def test_a_last_segment_that_may_not_be_read_stops_the_opening_and_nothing_is_changed(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = tmp_path / "a"
+    before = fingerprint(path)
+    with pytest.raises(SegmentDamaged, match="make it readable") as raised:
+        kvstore.open(path, settings(files=Unreadable(segment(path, 3))))
+    assert raised.value.path == str(segment(path, 3))
+    assert fingerprint(path) == before
+    assert_passed_over(path, placed, set())
+
+
+def test_a_rebuild_without_the_last_segments_gives_no_position_twice(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = tmp_path / "a"
+    segment(path, 3).unlink()
+    report = kvstore.rebuild(path, SMALL)
+    assert [(d.position, d.end) for d in report.recovery.damage] == [(3 * SEGMENT, 4 * SEGMENT)]
+    with opened(path) as store:
+        assert [(d.position, d.end) for d in store.recovery.damage] == [(3 * SEGMENT, 4 * SEGMENT)]
+        assert put(store, COUNT, 1)[0].position == 4 * SEGMENT > placed[-1].position
+
+
+def test_a_crash_before_the_last_segments_went_gives_no_position_twice(tmp_path: Path) -> None:
+    """The checkpoint is older than the durable end, and the end of the log is between the two."""
+    with opened(tmp_path / "a") as store:
+        put(store, 0, 10)
+        store.checkpoint()
+        put(store, 10, COUNT)
+        store.flush()
+        index = copy_folder(tmp_path / "a" / "index", tmp_path / "index")
+        store.checkpoint()
+    shutil.rmtree(tmp_path / "a" / "index")
+    shutil.copytree(index, tmp_path / "a" / "index")
+    families = Families(tmp_path / "a" / "index", read_only=False, create=False)
+    batch = families.batch()
+    found = families.get(META, CHECKPOINT)
+    assert found is not None
+    durable = read_checkpoint(found)._replace(durable=3 * SEGMENT + 5000)
+    batch.put(META, CHECKPOINT, checkpoint_value(durable))
+    families.write(batch, sync=True)
+    families.close()
+    for number in (2, 3):
+        segment(tmp_path / "a", number).unlink()
+    with opened(tmp_path / "a") as store:
+        assert [(d.position, d.end) for d in store.recovery.damage] == [(2 * SEGMENT, 4 * SEGMENT)]
+        assert put(store, COUNT, 1)[0].position == 4 * SEGMENT
+
+
+# --- what stands in the folder is something else ---
+
+
+@pytest.mark.parametrize("work", [kvstore.open, kvstore.rebuild])
+def test_a_file_in_the_place_of_the_logs_folder_is_a_typed_error(
+    tmp_path: Path, placed: list[PutResult], work: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "a"
+    (path / "commitlog").rename(tmp_path / "away")
+    (path / "commitlog").write_bytes(b"x")
+    with pytest.raises(SegmentDamaged, match="not a folder"):
+        work(path)
+    (path / "commitlog").unlink()
+    with pytest.raises(SegmentDamaged, match="put the folder back"):
+        work(path)
+    (tmp_path / "away").rename(path / "commitlog")
+    assert_passed_over(path, placed, set())
+
+
+def test_an_empty_folder_in_the_place_of_the_logs_is_all_segments_missing(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = tmp_path / "a"
+    shutil.rmtree(path / "commitlog")
+    (path / "commitlog").mkdir()
+    with opened(path) as store:
+        assert [(d.position, d.end) for d in store.recovery.damage] == [(0, 4 * SEGMENT)]
+        put_again = put(store, COUNT, 1)[0]
+        assert (put_again.offset, put_again.position) == (COUNT, 4 * SEGMENT)
+
+
+def test_a_file_in_the_place_of_the_index_is_an_index_that_is_missing(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = tmp_path / "a"
+    shutil.rmtree(path / "index")
+    (path / "index").write_bytes(b"x")
+    with pytest.raises(IndexDamaged, match="rebuild"):
+        kvstore.open(path)
+    assert kvstore.rebuild(path).set_aside == str(path / "index.damaged-1")
+    assert_passed_over(path, placed, set())
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_segment_that_is_a_link_to_itself_is_no_file(
+    tmp_path: Path, placed: list[PutResult], number: int
+) -> None:
+    path = tmp_path / "a"
+    segment(path, number).unlink()
+    segment(path, number).symlink_to(segment(path, number).name)
+    lost = set(in_segment(placed, number))
+    assert_passed_over(path, placed, lost, others=0 if number == 3 else OTHERS)
+    kvstore.rebuild(path)
+    with opened(path) as store:
+        assert store.recovery.problems
+
+
+def test_a_folder_that_can_hold_no_store_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "b" / "lock").mkdir(parents=True)
+    for path in (tmp_path / "file" / "a", tmp_path / "b"):
+        with pytest.raises(StoreNotFound):
+            kvstore.open(path)
+
+
+def test_an_index_that_may_not_be_read_is_not_set_aside(
+    tmp_path: Path, placed: list[PutResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions, or too many open files: an index made anew would be without its groups."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise Exception("IO error: While opening a file: CURRENT: Permission denied")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Families, "_open", refused)
+        for work in (kvstore.open, kvstore.rebuild):
+            with pytest.raises(IndexUnavailable):
+                work(tmp_path / "a")
+    assert not (tmp_path / "a" / "index.damaged-1").exists()
+    assert_passed_over(tmp_path / "a", placed, set())

@@ -144,3 +144,75 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
                 kvstore.open(tmp_path / "store")
             assert again.value.pid == os.getpid()
             assert store.topics() == []
+
+
+def fill_up(disk: Path, free: int) -> Path:
+    """Leave so many bytes of the disk free; returns the file that takes the rest."""
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    os.truncate(ballast, ballast.stat().st_size - free)
+    return ballast
+
+
+@pytest.mark.parametrize("free", [0, 16 << 10, 64 << 10, 140 << 10])
+def test_a_full_disk_is_no_damage_of_the_index_and_rebuild_sets_nothing_aside(
+    small_disk: Path, free: int
+) -> None:
+    path = small_disk / "store"
+    with kvstore.open(path, CONFIG) as store:
+        store.create_topic("t", queues=5)
+        store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(40)])
+        store.commit_offset("g", "t", 0, 33)
+    ballast = fill_up(small_disk, free)
+    for work in (kvstore.open, kvstore.rebuild, kvstore.open):
+        with pytest.raises(DiskFull, match="free disk space") as raised:
+            work(path, CONFIG)
+        assert "rebuild" not in str(raised.value)
+    with kvstore.open(path, CONFIG, read_only=True) as store:
+        assert store.get("t", 0, 7).body == b"7"
+    assert sorted(p.name for p in path.iterdir()) == ["commitlog", "index", "lock"]
+    ballast.unlink()
+    with kvstore.open(path, CONFIG) as store:
+        assert (store.topic("t").read_queues, store.committed_offset("g", "t", 0)) == (5, 33)
+        assert store.verify().problems == []
+
+
+def test_a_damaged_index_stays_where_it_is_as_long_as_there_is_no_room_for_another(
+    small_disk: Path,
+) -> None:
+    path = small_disk / "store"
+    with kvstore.open(path, CONFIG) as store:
+        store.create_topic("t", queues=5)
+        store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(40)])
+    next((path / "index").glob("MANIFEST-*")).write_bytes(b"garbage")
+    ballast = fill_up(small_disk, 0)
+    with pytest.raises(DiskFull):
+        kvstore.rebuild(path, CONFIG)
+    assert sorted(p.name for p in path.iterdir()) == ["commitlog", "index", "lock"]
+    ballast.unlink()
+    assert str(kvstore.rebuild(path, CONFIG).set_aside).endswith("index.damaged-1")
+    with kvstore.open(path, CONFIG) as store:
+        assert store.bounds("t", 0) == (0, 40)
+
+
+def test_a_disk_without_a_byte_for_a_new_store_says_so_and_the_folder_is_let_go_of(
+    small_disk: Path,
+) -> None:
+    ballast = fill_up(small_disk, 0)
+    for _ in range(2):
+        with pytest.raises(DiskFull, match="free disk space"):
+            kvstore.open(small_disk / "store", CONFIG)
+    ballast.unlink()
+    kvstore.open(small_disk / "store", CONFIG).close()
+
+
+def test_a_full_disk_does_not_cost_the_mark_that_says_whose_folder_it_is(small_disk: Path) -> None:
+    path = small_disk / "store"
+    kvstore.open(path, CONFIG).close()
+    ballast = fill_up(small_disk, 0)
+    with pytest.raises(DiskFull):
+        kvstore.open(path, CONFIG)
+    assert (path / "lock").read_bytes().startswith(b"kvmq")
+    ballast.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -283,6 +284,62 @@ def test_an_index_set_aside_loses_no_offset_of_a_queue_that_still_holds_messages
     with opened(tmp_path / "a") as store:
         assert store.bounds("t", 0) == bounds
         assert assert_whole(store)
+
+
+class FailingRename(kvstore.files.LocalFiles):
+    """Refuses to give the new index its name, once."""
+
+    def __init__(self) -> None:
+        self.left = 1
+
+    def rename(self, source: Path, target: Path) -> None:
+        if target.name == "index" and source.name == "index.new" and self.left:
+            self.left -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
+        super().rename(source, target)
+
+
+def test_a_rebuild_that_fails_puts_the_old_index_back(path: Path) -> None:
+    garbage_manifest(path / "index")
+    had = (path / "index" / "CURRENT").read_bytes()
+    files = FailingRename()
+    with pytest.raises(OSError, match="Input/output"):
+        kvstore.rebuild(path, settings(files=files))
+    assert (path / "index" / "CURRENT").read_bytes() == had
+    assert not list(path.glob("index.damaged-*"))
+    kvstore.rebuild(path, settings(files=files))
+    assert not (path / "index.new").exists()
+    assert_mended(path, offsets=False)
+
+
+def test_a_rebuild_cut_short_between_the_old_index_and_the_new_one_keeps_the_groups(
+    tmp_path: Path, path: Path
+) -> None:
+    """A damaged block: what the log can't tell is in the new index, which has no name yet."""
+    table = max(tables(path / "index"), key=lambda p: p.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[20] ^= 0x10
+    table.write_bytes(data)
+    spawn = multiprocessing.get_context("spawn")
+    for nth in range(1, 30):
+        copy = copy_folder(path, tmp_path / f"killed{nth}")
+        child = spawn.Process(target=rebuild_until, args=(copy, nth))
+        child.start()
+        child.join(60)
+        if (copy / "index.new").exists() and not (copy / "index").exists():
+            break
+    else:
+        pytest.fail("it was never cut short there")
+    with pytest.raises(IndexDamaged, match="rebuild"):
+        kvstore.open(copy)
+    kvstore.rebuild(copy)
+    assert_mended(copy)
+
+
+def test_what_an_older_rebuild_left_is_removed_by_an_opening(path: Path) -> None:
+    copy_folder(path / "index", path / "index.new")
+    kvstore.open(path).close()
+    assert not (path / "index.new").exists()
 
 
 class KillingFiles(kvstore.files.LocalFiles):

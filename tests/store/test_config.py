@@ -43,6 +43,9 @@ RIGHT: dict[str, list[Any]] = {
     "delete_when": [None, 0, 4, 23],
     "retention_interval": [0.1, 10],
     "delete_interval": [0, 0.1],
+    "offset_sync_interval": [None, 0.001, 60],
+    "offset_history_for": [0, 0.5, 7 * 86400, 1e9],
+    "offset_history_interval": [0, 0.001, 1, 86400],
     "secure_erase": [True, False],
     "watermarks": [(0.75, 0.85, 0.9), (0.1, 0.1, 0.1), (1, 1, 1), (0.0001, 0.5, 1.0)],
 }
@@ -113,6 +116,9 @@ WRONG: dict[str, list[Any]] = {
     ],
     "delete_when": [-1, 24, 4.5, "04", True],
     "delete_interval": [-1, -0.1, NAN, "1", None, True],
+    "offset_sync_interval": [0, -1, NAN, "1", True, 2e9],
+    "offset_history_for": [-1, NAN, "1", None, True, 2e9],
+    "offset_history_interval": [-1, NAN, "1", None, True, 86401],
     "watermarks": [
         (0.5, 0.6),
         (0.5, 0.6, 0.7, 0.8),
@@ -216,8 +222,11 @@ def test_settings_are_read_from_toml() -> None:
         "\x00",
         "segment_size = 65536.0",
         "flush_interval = nan",
+        None,
+        5,
+        b"flush = 'sync'",
     ],
 )
-def test_what_is_no_setting_in_toml_is_refused(text: str) -> None:
+def test_what_is_no_setting_in_toml_is_refused(text: Any) -> None:
     with pytest.raises(ConfigError):
         StoreConfig.from_toml(text)

@@ -80,6 +80,7 @@ ERRORS = [
     "ConfigError",
     "FormatTooNew",
     "IndexDamaged",
+    "IndexUnavailable",
     "LogDamaged",
     "RecordDamaged",
     "SegmentDamaged",

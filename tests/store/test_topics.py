@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvstore import (
     CallerError,
+    GroupConfig,
     GroupExists,
     GroupNotFound,
     Message,
     MessageIllegal,
     MessageNotFound,
     OffsetNotFound,
+    QueueNotEmpty,
     QueueNotFound,
     Retention,
     Store,
@@ -23,7 +26,8 @@ from kvstore import (
     TopicNotFound,
     rebuild,
 )
-from kvstore.index.keys import PLACES, RUNS
+from kvstore.index.keys import GROUPS, PLACES, RUNS, TOPICS
+from kvstore.meta.groups import DEFAULT_BACKOFF
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, SMALL, batch, bodies
 
@@ -76,6 +80,12 @@ def test_a_name_that_can_not_be_one_makes_no_topic(store: Store, name: Any) -> N
     [
         {"kind": "banana"},
         {"kind": None},
+        {"compress_above": -1},
+        {"compress_above": 1.5},
+        {"compress_above": True},
+        {"compression": "gzip"},
+        {"compression": 5},
+        {"compression": ["zstd"]},
         {"key_index": "some"},
         {"key_index": 5},
         {"attributes": {"a": 1}},
@@ -207,6 +217,123 @@ def test_what_is_not_given_stays_when_a_topic_is_altered(store: Store) -> None:
     assert store.alter_topic("t") == info
 
 
+def test_queues_that_are_empty_can_be_taken_from_readers_others_can_not(
+    store: Store, opens: Opens
+) -> None:
+    store.put_batch([Message("t", b"x", queue=q) for q in (0, 2)])
+    with pytest.raises(QueueNotEmpty) as refused:
+        store.alter_topic("t", queues=1, read_queues=2)
+    assert refused.value.queue == 2
+    assert (store.topic("t").write_queues, store.topic("t").read_queues) == (4, 4)
+    info = store.alter_topic("t", queues=1, read_queues=3)
+    assert (info.write_queues, info.read_queues) == (1, 3)
+    with pytest.raises(QueueNotFound):
+        store.pull("t", 3, 0)
+    assert store.get("t", 2, 0).body == b"x"
+    store.close()
+    again = opens()
+    assert again.topic("t") == info
+    assert bodies(again, "t", 2) == [b"x"]
+
+
+def test_a_topic_may_have_more_queues_for_readers_but_not_fewer(store: Store) -> None:
+    made = store.create_topic("u", queues=2, read_queues=5)
+    assert (made.write_queues, made.read_queues) == (2, 5)
+    assert store.alter_topic("u", write_queues=3).write_queues == 3
+    assert store.alter_topic("u", queues=4, read_queues=9).read_queues == 9
+    before = store.topics()
+    for wrong in (
+        {"read_queues": 3},
+        {"queues": 6, "read_queues": 5},
+        {"queues": 5, "write_queues": 5},
+        {"read_queues": 0},
+        {"read_queues": 65537},
+        {"read_queues": "9"},
+        {"write_queues": 1.5},
+    ):
+        with pytest.raises(CallerError):
+            store.alter_topic("u", **wrong)
+    with pytest.raises(CallerError):
+        store.create_topic("v", queues=4, read_queues=3)
+    assert store.topics() == before
+
+
+def test_a_queue_taken_from_readers_comes_back_where_it_was(store: Store, opens: Opens) -> None:
+    store.put_batch(batch("t", 3, queue=3))
+    store.seal()
+    store.put("t", b"later", queue=0)
+    store.checkpoint()
+    store._index.retire(0, SEGMENT)
+    store._log.segments.remove(0, erase=False)
+    store.alter_topic("t", queues=2, read_queues=2)
+    store.close()
+    again = opens()
+    again.alter_topic("t", queues=4)
+    assert again.bounds("t", 3) == (3, 3)
+    assert again.put("t", b"x", queue=3).offset == 3
+
+
+def test_a_message_put_to_a_queue_just_before_readers_lost_it_is_there_after_a_crash(
+    store: Store, opens: Opens
+) -> None:
+    """A put that was under way: what it wrote belongs to the topic, not to damage."""
+    store.put("t", b"kept", queue=3)
+    topics = store._topics
+    topics.alter("t", {}, queues=2, read_queues=2)  # as if queue 3 had been empty a moment before
+    store.flush()
+    rebuild_from_log(store)
+    again = opens()
+    assert again.recovery.damage == []
+    assert bodies(again, "t", 3) == [b"kept"]
+
+
+def rebuild_from_log(store: Store) -> None:
+    store.close()
+    rebuild(store.path, SMALL)
+
+
+# --- settings of their own ---
+
+
+def test_compression_is_set_per_topic_and_taken_back(store: Store, opens: Opens) -> None:
+    made = store.create_topic("u", compress_above=100, compression="lz4")
+    assert (made.compress_above, made.compression) == (100, "lz4")
+    used = store._topics.get("u")
+    assert (used.compress_above, used.compression) == (100, "lz4")
+    assert store.alter_topic("u", queues=2) == msgspec.structs.replace(made, write_queues=2)
+    info = store.alter_topic("u", compress_above=None)
+    assert (info.compress_above, info.compression) == (None, "lz4")
+    store.alter_topic("u", compression="zstd", compress_above=0)
+    store.close()
+    info = opens().topic("u")
+    assert (info.compress_above, info.compression) == (0, "zstd")
+
+
+def test_a_row_of_a_topic_of_before_its_newer_settings_is_read(store: Store, opens: Opens) -> None:
+    store.put("t", b"x", queue=3)
+    row = msgspec.msgpack.decode(msgspec.msgpack.encode(store.topic("t")))
+    for name in ("compress_above", "compression", "queues_ever"):
+        del row[name]
+    families = store._index.families
+    rows = families.batch()
+    rows.put(TOPICS, b"t", msgspec.msgpack.encode(row))
+    families.write(rows)
+    store.close()
+    again = opens()
+    info = again.topic("t")
+    assert (info.compress_above, info.compression, info.read_queues) == (None, None, 4)
+    assert again.alter_topic("t", queues=2).queues_ever == 4
+    assert bodies(again, "t", 3) == [b"x"]
+
+
+def test_changing_one_topic_of_many_writes_one_row(store: Store) -> None:
+    store.create_topics(TopicConfig(name=f"t{i}") for i in range(2000))
+    database = store._index.families._db
+    before = database.latest_sequence_number()
+    store.alter_topic("t7", queues=2)
+    assert database.latest_sequence_number() - before == 2, "the row, and the next topic's id"
+
+
 # --- key index ---
 
 
@@ -331,6 +458,63 @@ def test_a_topic_that_is_not_there_can_not_be_deleted(store: Store) -> None:
         store.delete_topic("t")
 
 
+@pytest.mark.parametrize("names", [["a", "b", "none"], ["none", "a"], ["a b"], "a"])
+def test_of_topics_with_one_that_is_not_there_none_is_deleted(store: Store, names: Any) -> None:
+    store.create_topics([TopicConfig(name="a"), TopicConfig(name="b")])
+    with pytest.raises(CallerError):
+        store.delete_topics(names)
+    assert [t.name for t in store.topics()] == ["a", "b", "t"]
+
+
+def test_topics_deleted_in_one_call_leave_no_row_of_theirs(store: Store) -> None:
+    names = [f"t{i}" for i in range(20)]
+    store.create_topics(TopicConfig(name=name, queues=2) for name in names)
+    for sealed in (False, True):
+        store.put_batch([m for name in ["t", *names[:15]] for m in batch(name, 2)])
+        if sealed:
+            store.seal()
+        store.checkpoint()
+    store.put_batch([m for name in names[:5] for m in batch(name, 1)])
+    store.commit_offsets([("g", name, 0, 1) for name in names[:5]])
+    store.delete_topics([*names, names[3]])
+    families = store._index.families
+    ids = {store.topic("t").id.to_bytes(4, "big")}
+    assert {key[4:8] for key, _ in families.rows(RUNS, b"")} == ids
+    assert {key[:4] for key, _ in families.rows(PLACES, b"")} == ids
+    assert [t.name for t in store.topics()] == ["t"]
+    assert store.verify().problems == []
+
+
+def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
+    store: Store, opens: Opens
+) -> None:
+    """The put had begun before: it holds the topic that is gone by now."""
+    store.put("t", b"x", queue=0)
+    writer, index = store._writer, store._index
+    gone = store._topics.get("t")
+    settle = store._topics.settle_delete
+
+    def put_late(infos: Any) -> None:
+        settle(infos)
+        writer._lanes["t", 1] = late
+        writer.put_batch([Message("t", b"late", queue=1), Message("t", b"too", queue=1)])
+        writer._lanes.clear()
+
+    late = writer._lanes["t", 1]
+    store._topics.settle_delete = put_late  # type: ignore[method-assign]  # between two steps
+    store.delete_topic("t")
+    assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []
+    assert not index.in_tails(gone.id, 4)
+    store.close()
+    again = opens()
+    assert (again.recovery.damage, again.verify().problems) == ([], [])
+    again.close()
+    rebuild(again.path, SMALL)
+    final = opens()
+    assert final.recovery.damage == []
+    assert final.topics() == []
+
+
 def test_a_topic_deleted_many_times_over_stays_clean(store: Store, opens: Opens) -> None:
     for i in range(6):
         store.put_batch(batch("t", 3, keys=["k"]))
@@ -385,9 +569,95 @@ def test_a_group_name_may_have_120_characters(store: Store) -> None:
     assert store.create_group("g" * 120).max_attempts == 16
 
 
+def test_a_group_has_all_it_was_made_with_and_what_is_not_given_stays(opens: Opens) -> None:
+    store = opens()
+    made = store.create_group(
+        "g",
+        backoff=[0, 1.5, 60],
+        dead_letter_topic="dead",
+        start=1_700_000_000_000,
+        max_in_flight=100,
+    )
+    assert made.backoff == (0.0, 1.5, 60.0)
+    assert (made.dead_letter_topic, made.dead_letters) == ("dead", "dead")
+    assert (made.start, made.max_in_flight) == (1_700_000_000_000, 100)
+    assert [made.backoff_after(n) for n in (1, 2, 3, 4, 1000)] == [0, 1.5, 60, 60, 60]
+    changed = store.alter_group("g", max_attempts=5)
+    assert changed == msgspec.structs.replace(made, max_attempts=5)
+    store.close()
+    again = opens()
+    assert again.group("g") == changed
+    back = again.alter_group(
+        "g", backoff=None, dead_letter_topic=None, start="end", max_in_flight=None
+    )
+    assert back.backoff == DEFAULT_BACKOFF
+    assert (back.dead_letters, back.start, back.max_in_flight) == ("%DLQ%g", "end", None)
+    assert back.max_attempts == 5
+
+
+def test_a_row_of_a_group_of_before_its_newer_settings_is_read(opens: Opens) -> None:
+    store = opens()
+    made = store.create_group("g", max_attempts=3)
+    old = {"name": "g", "id": made.id, "max_attempts": 3, "ordered": False, "attributes": {}}
+    families = store._index.families
+    rows = families.batch()
+    rows.put(GROUPS, b"g", msgspec.msgpack.encode(old))
+    families.write(rows)
+    store.close()
+    assert opens().group("g") == made
+
+
+def test_thousands_of_groups_come_and_go_in_one_call(opens: Opens) -> None:
+    store = opens()
+    made = store.create_groups(GroupConfig(name=f"g{i:04}") for i in range(3000))
+    assert store.groups() == made
+    assert len({g.id for g in made}) == 3000
+    store.close()
+    store = opens()
+    store.delete_groups([g.name for g in made[:2999]])
+    assert [g.name for g in store.groups()] == ["g2999"]
+    assert store.create_group("g0000").id > made[-1].id
+
+
+@pytest.mark.parametrize("names", [["a", "b", "a"], ["a", "g"], ["a", "a b"], ["a", None]])
+def test_of_groups_with_one_that_can_not_be_made_none_is(store: Store, names: list[Any]) -> None:
+    store.create_group("g")
+    with pytest.raises(CallerError):
+        store.create_groups([GroupConfig(name=name) for name in names])
+    with pytest.raises(CallerError):
+        store.create_groups(["a"])  # type: ignore[list-item]  # no configuration
+    assert [g.name for g in store.groups()] == ["g"]
+    with pytest.raises(GroupNotFound):
+        store.delete_groups(["g", "none"])
+    assert [g.name for g in store.groups()] == ["g"]
+
+
 @pytest.mark.parametrize(
     "field",
     [
+        {"backoff": [1] * 65},
+        {"backoff": [1, -1]},
+        {"backoff": [float("nan")]},
+        {"backoff": [float("inf")]},
+        {"backoff": [366 * 86400]},
+        {"backoff": ["1"]},
+        {"backoff": [True]},
+        {"backoff": 5},
+        {"backoff": "15"},
+        {"dead_letter_topic": "a b"},
+        {"dead_letter_topic": ""},
+        {"dead_letter_topic": 5},
+        {"dead_letter_topic": "SCHEDULE_TOPIC_XXXX"},
+        {"start": "middle"},
+        {"start": -1},
+        {"start": 1 << 63},
+        {"start": 1.5},
+        {"start": True},
+        {"start": ["begin"]},
+        {"max_in_flight": 0},
+        {"max_in_flight": 1.5},
+        {"max_in_flight": True},
+        {"max_in_flight": "9"},
         {"max_attempts": 0},
         {"max_attempts": 1.5},
         {"max_attempts": True},
@@ -403,8 +673,14 @@ def test_a_setting_of_a_group_that_is_none_is_refused(
 ) -> None:
     with pytest.raises(CallerError):
         store.create_group("g", **field)
+    with pytest.raises(CallerError):
+        store.create_groups([GroupConfig(name="fine"), GroupConfig(name="g", **field)])
+    assert store.groups() == []
+    before = store.create_group("h")
+    with pytest.raises(CallerError):
+        store.alter_group("h", **field)
     store.close()
-    assert opens().groups() == []
+    assert opens().groups() == [before]
 
 
 def test_a_committed_offset_is_kept_per_group_and_queue(store: Store, opens: Opens) -> None:

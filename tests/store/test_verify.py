@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore import Message, Problem, Store
+from kvstore import Message, Problem, RecordDamaged, Store, StoreConfig
 from kvstore.index.keys import MESSAGE_KEYS, PLACES, RUNS
 from kvstore.index.runs import HEADER
 from tests.store.conftest import Opens
-from tests.store.stores import SEGMENT, segment_path
+from tests.store.stores import SEGMENT, SMALL, segment_path
 
 
 @pytest.fixture
@@ -187,3 +187,55 @@ def test_progress_is_told(filled: Store) -> None:
     filled.verify(lambda *words: said.append(words))
     assert said
     assert said[-1][1] == said[-1][2]
+
+
+# --- the CRC over the whole record ---
+
+CHECKED = StoreConfig(segment_size=SEGMENT, property_crc=True, check_property_crc=True)
+
+
+@pytest.fixture
+def rotten(opens: Opens) -> Store:
+    """A closed store whose records carry that CRC; in offset 5 of queue 0 a property has rotted."""
+    store = opens(CHECKED, "whole")
+    store.create_topic("t", queues=4)
+    store.put_batch(
+        [Message("t", b"%d" % i, queue=0, properties={"region": "eu"}) for i in range(9)]
+    )
+    victim = store.get("t", 0, 5)
+    store.close()
+    flip(store, victim.position + victim.size - 20 - len("eu\x02"))
+    return store
+
+
+def test_a_record_that_contradicts_its_own_crc_is_found_whatever_the_settings(
+    opens: Opens, rotten: Store
+) -> None:
+    victim = opens(SMALL, "whole", read_only=True).get("t", 0, 5)
+    for config in (SMALL, CHECKED):
+        (problem,) = opens(config, "whole", read_only=True).verify().problems
+        assert (problem.kind, "CRC property" in problem.message) == ("record", True)
+        assert problem.position == victim.position
+
+
+def test_reads_refuse_a_record_that_contradicts_its_own_crc_if_that_is_asked_for(
+    opens: Opens, rotten: Store
+) -> None:
+    store = opens(CHECKED, "whole", read_only=True)
+    with pytest.raises(RecordDamaged, match="CRC property") as raised:
+        store.get("t", 0, 5)
+    assert [m.body for m in store.pull("t", 0, 0).messages] == [b"0", b"1", b"2", b"3", b"4"]
+    with pytest.raises(RecordDamaged, match="go on at offset 6"):
+        store.pull("t", 0, 5)
+    with pytest.raises(RecordDamaged):
+        store.read_at(raised.value.position)
+    assert len(store.pull("t", 0, 6).messages) == 3
+    assert len(opens(SMALL, "whole", read_only=True).pull("t", 0, 0).messages) == 9
+
+
+def test_reads_that_ask_for_the_crc_refuse_a_record_without_it(filled: Store, opens: Opens) -> None:
+    filled.close()
+    store = opens(CHECKED, read_only=True)
+    with pytest.raises(RecordDamaged, match="no CRC property"):
+        store.pull("t", 0, 0)
+    assert store.verify().problems

@@ -17,7 +17,9 @@ from kvstore import Message, PutResult, Store, TopicConfig
 from kvstore.cli.demo.sources import QUEUES, Source
 from kvstore.cli.draws import Sample
 from kvstore.cli.output import Report
+from kvstore.cli.places import index_of, say_place
 from kvstore.clock import SystemClock
+from kvstore.errors import CallerError
 
 BATCH: Final = 64
 """Messages of one put_batch."""
@@ -47,7 +49,7 @@ def load(store: Store, source: Source, report: Report) -> Loaded:
     for batch in _batches(source.messages()):
         begin = clock.monotonic()
         _create_topics(store, loaded, batch)
-        results = store.put_batch(batch)
+        results = _put(store, source, loaded.messages, batch)
         loaded.seconds += clock.monotonic() - begin
         _remember(loaded, sample, batch, results)
         report("putting", loaded.messages, 0)
@@ -56,6 +58,17 @@ def load(store: Store, source: Source, report: Report) -> Loaded:
     loaded.seconds += clock.monotonic() - begin
     loaded.sample = sample.items
     return loaded
+
+
+def _put(store: Store, source: Source, done: int, batch: list[Message]) -> list[PutResult]:
+    """Put a batch; an error about one of its messages says where in the source that stands."""
+    try:
+        return store.put_batch(batch)
+    except CallerError as e:
+        at = index_of(e, len(batch))
+        if at is not None:
+            say_place(e, source.place(done + at))
+        raise
 
 
 def _batches(messages: Iterator[Message]) -> Iterator[list[Message]]:

@@ -22,6 +22,7 @@ import msgspec
 
 from kvstore import Message
 from kvstore.cli.demo.kinds import LineKinds
+from kvstore.cli.places import line_of
 from kvstore.record.names import RESERVED, SYSTEM_TOPICS
 
 QUEUES: Final = 8
@@ -46,6 +47,10 @@ class Source(Protocol):
         """All messages; the same every time."""
         ...
 
+    def place(self, number: int) -> str:
+        """Where a message stands, counted from 0; found by reading on from the beginning."""
+        ...
+
 
 class Limited:
     """The first so many messages of a source."""
@@ -59,6 +64,10 @@ class Limited:
     def messages(self) -> Iterator[Message]:
         """See `Source.messages`."""
         return islice(self._source.messages(), self._limit)
+
+    def place(self, number: int) -> str:
+        """See `Source.place`."""
+        return self._source.place(number)
 
 
 class StandardLibrary:
@@ -86,6 +95,11 @@ class StandardLibrary:
             seen[topic] += 1
             key = _SPACE.sub("_", name.as_posix())
             yield from _python_lines(path, topic, queue, key)
+
+    def place(self, number: int) -> str:
+        """See `Source.place`."""
+        message = next(islice(self.messages(), number, None))
+        return line_of(str(self.root / message.keys[0]), int(message.properties["line"]))
 
 
 def _python_lines(path: Path, topic: str, queue: int, key: str) -> Iterator[Message]:
@@ -125,6 +139,16 @@ class Lines:
                     message.queue = seen[message.topic] % QUEUES
                     seen[message.topic] += 1
                     yield message
+
+    def place(self, number: int) -> str:
+        """See `Source.place`."""
+        for path in self._files:
+            with path.open("rb") as stream:
+                lines = sum(1 for _ in stream)
+            if number < lines:
+                return line_of(str(path), number + 1)
+            number -= lines
+        raise IndexError(number)
 
 
 def _from_line(line: bytes, topic: str, key: str, number: int) -> Message:

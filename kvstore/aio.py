@@ -1,0 +1,450 @@
+"""The store for asyncio: the same calls, to be awaited.
+
+    import kvstore.aio
+
+    async with kvstore.aio.open("data") as store:
+        for popped in await store.pop("billing", "orders", limit=32, wait=60.0):
+            await store.ack(popped.receipt)
+
+The idea: a call may wait for a lock or the disk, so it runs in a thread; the threads are the
+store's own, because the loop's are few and somebody's name look-ups stand in line there, and
+because closing has to wait for just these calls. A pop that waits has none: it stands among the
+store's waiters like a thread would, but what wakes it sets a future, and one timer for each group
+and topic stands for all who wait for the next lock there to run out.
+
+Invariants: a pop that waits holds no thread; one that is cancelled leaves no waiter behind, and
+what it took meanwhile is given back at once, as if it had not been handed out; after `close` every
+call raises `StoreClosed`, and every pop that waits does so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+
+from kvstore.config import StoreConfig
+from kvstore.consume.flight import Flight
+from kvstore.consume.poll import Poll
+from kvstore.consume.popped import Popped
+from kvstore.consume.sql import SqlFilter
+from kvstore.errors import CallerError, StoreClosed, StoreError
+from kvstore.meta.namespaces import wrap
+from kvstore.namespace import Namespace as SyncNamespace
+from kvstore.recovery import Progress, RecoveryReport
+from kvstore.store import Store as SyncStore
+
+THREADS: Final = 16
+"""How many calls run at a time: more than processors, since puts that wait for the disk share one
+sync."""
+_THREADS_MAX: Final = 1024
+_TIMER_MAX: Final = 24 * 3600.0
+"""Seconds: what no timer is set beyond."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+Looked = tuple[list[Popped], Poll | None]
+
+
+class _Caller(Protocol):
+    """What calls are made on; `_sync` is its like that waits."""
+
+    _sync: Any
+
+    async def _run(self, work: Callable[[], R]) -> R: ...
+
+
+def _awaited(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[_Caller, P], Coroutine[Any, Any, R]]:
+    """The same call, to be awaited. (A namespace's view has the store's, for its own names.)"""
+    name = method.__name__
+
+    async def awaited(self: _Caller, /, *args: P.args, **more: P.kwargs) -> R:
+        call: Callable[..., R] = getattr(self._sync, name)
+        return await self._run(functools.partial(call, *args, **more))
+
+    functools.update_wrapper(awaited, method)
+    return awaited
+
+
+class _Bell:
+    """Wakes one coroutine, from any thread."""
+
+    __slots__ = ("_future", "_loop", "_rung")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._rung = False
+
+    def ring(self) -> None:
+        """From any thread."""
+        with suppress(RuntimeError):  # the loop is gone, and all who waited in it
+            self._loop.call_soon_threadsafe(self.ring_here)
+
+    def ring_here(self) -> None:
+        """From the loop's."""
+        self._rung = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Until it rings, or has rung since the last wait; or so many seconds."""
+        if not self._rung:
+            self._future = self._loop.create_future()
+            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self.ring_here)
+            try:
+                await self._future
+            finally:
+                timer.cancel()
+                self._future = None
+        self._rung = False
+
+
+class Store:
+    """An open store, see `kvstore.Store`; made by `open`, for the loop it is opened in."""
+
+    def __init__(self, store: SyncStore, threads: ThreadPoolExecutor) -> None:
+        self._sync = self._store = store
+        self._threads = threads
+        self._closing: asyncio.Future[None] | None = None
+        self._bells: set[_Bell] = set()
+        self._alarms: dict[Flight, asyncio.TimerHandle] = {}
+
+    def __repr__(self) -> str:
+        return f"<kvstore.aio.Store of {self._store!r}>"
+
+    @property
+    def path(self) -> Path:
+        """The store's folder."""
+        return self._store.path
+
+    @property
+    def config(self) -> StoreConfig:
+        """The settings it was opened with."""
+        return self._store.config
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What opening it did."""
+        return self._store.recovery
+
+    def namespace(self, name: str) -> Namespace:
+        """See `kvstore.Store.namespace`."""
+        return Namespace(self, self._store.namespace(name))
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        return await asyncio.wrap_future(self._submit(work))
+
+    def _submit(self, work: Callable[[], R]) -> Future[R]:
+        self._check_open()
+        return self._threads.submit(work)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise StoreClosed(f"{self.path} was closed; open it again")
+
+    # --- popping ---
+
+    async def pop(
+        self,
+        group: str,
+        topic: str,
+        limit: int = 1,
+        invisible_for: float = 30.0,
+        wait: float = 0.0,
+        filter: str | SqlFilter | None = None,
+        queue: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        attempt_id: str | None = None,
+    ) -> list[Popped]:
+        """See `kvstore.Store.pop`. Waiting costs no thread.
+
+        If it is cancelled, what it took is given back at once and the attempt does not count;
+        unless it has an `attempt_id`, by which it can be had again. `StoreClosed` if the store is
+        closed meanwhile.
+        """
+        bell = _Bell()
+        asked = (limit, max_bytes, invisible_for, queue, filter, attempt_id)
+        begin = functools.partial(self._store._begin_pop, bell.ring, group, topic, wait, *asked)
+        found, poll = await self._look(begin, keep=attempt_id is not None)
+        if poll is None:
+            return found
+        again = functools.partial(_look_again, poll)
+        self._bells.add(bell)
+        try:
+            while not found and (left := poll.left()) > 0:
+                if poll.due_in:
+                    self._set_alarm(poll)
+                    await bell.wait(left)
+                found, _ = await self._look(again, keep=attempt_id is not None)
+            return found
+        finally:
+            self._bells.discard(bell)
+            poll.end()
+            if not poll.flight.waiters:
+                self._stop_alarm(poll.flight)
+
+    async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
+        """Look in a thread; whoever is cancelled meanwhile gives back what he doesn't see."""
+        future = self._submit(look)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # Called at once if it has ended, and not by a thread if it never began.
+            future.add_done_callback(functools.partial(self._abandon, keep))
+            raise
+
+    def _abandon(self, keep: bool, future: Future[Looked]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        found, poll = future.result()
+        if poll is not None:
+            poll.end()
+        if found and not keep:
+            try:
+                self._threads.submit(self._give_back, found)
+            except RuntimeError:  # they end; this is one of them, or the last to be there
+                self._give_back(found)
+
+    def _give_back(self, found: list[Popped]) -> None:
+        # What can't be given back comes back when its lock runs out.
+        with suppress(StoreError):
+            self._store._give_back(found)
+
+    def _set_alarm(self, poll: Poll) -> None:
+        """Have somebody look when the flight's first lock runs out, as this poll found it. Who
+        finds something wakes the next by leaving; who doesn't sets the alarm anew.
+        """
+        if poll.due_in > _TIMER_MAX:
+            return
+        loop, flight = asyncio.get_running_loop(), poll.flight
+        when, alarm = loop.time() + poll.due_in, self._alarms.get(flight)
+        if alarm is None or alarm.when() > when:
+            self._stop_alarm(flight)
+            self._alarms[flight] = loop.call_at(when, self._alarmed, flight)
+
+    def _alarmed(self, flight: Flight) -> None:
+        del self._alarms[flight]
+        self._store._waiting.freed(flight, 1)
+
+    def _stop_alarm(self, flight: Flight) -> None:
+        alarm = self._alarms.pop(flight, None)
+        if alarm is not None:
+            alarm.cancel()
+
+    # --- the other calls, as they are ---
+
+    put = _awaited(SyncStore.put)
+    put_batch = _awaited(SyncStore.put_batch)
+    get = _awaited(SyncStore.get)
+    pull = _awaited(SyncStore.pull)
+    query = _awaited(SyncStore.query)
+    read_at = _awaited(SyncStore.read_at)
+    find = _awaited(SyncStore.find)
+    find_in = _awaited(SyncStore.find_in)
+    offset_at = _awaited(SyncStore.offset_at)
+    bounds = _awaited(SyncStore.bounds)
+    ack = _awaited(SyncStore.ack)
+    ack_batch = _awaited(SyncStore.ack_batch)
+    change_invisible = _awaited(SyncStore.change_invisible)
+    redrive = _awaited(SyncStore.redrive)
+    group_stats = _awaited(SyncStore.group_stats)
+    create_topic = _awaited(SyncStore.create_topic)
+    create_topics = _awaited(SyncStore.create_topics)
+    topics = _awaited(SyncStore.topics)
+    topics_of = _awaited(SyncStore.topics_of)
+    topic = _awaited(SyncStore.topic)
+    alter_topic = _awaited(SyncStore.alter_topic)
+    delete_topic = _awaited(SyncStore.delete_topic)
+    delete_topics = _awaited(SyncStore.delete_topics)
+    create_group = _awaited(SyncStore.create_group)
+    create_groups = _awaited(SyncStore.create_groups)
+    groups = _awaited(SyncStore.groups)
+    groups_of = _awaited(SyncStore.groups_of)
+    group = _awaited(SyncStore.group)
+    alter_group = _awaited(SyncStore.alter_group)
+    delete_group = _awaited(SyncStore.delete_group)
+    delete_groups = _awaited(SyncStore.delete_groups)
+    create_namespace = _awaited(SyncStore.create_namespace)
+    namespaces = _awaited(SyncStore.namespaces)
+    delete_namespace = _awaited(SyncStore.delete_namespace)
+    commit_offset = _awaited(SyncStore.commit_offset)
+    commit_offsets = _awaited(SyncStore.commit_offsets)
+    committed_offset = _awaited(SyncStore.committed_offset)
+    offset_history = _awaited(SyncStore.offset_history)
+    reset_offset = _awaited(SyncStore.reset_offset)
+    lag = _awaited(SyncStore.lag)
+    export_rocketmq = _awaited(SyncStore.export_rocketmq)
+    import_rocketmq_config = _awaited(SyncStore.import_rocketmq_config)
+    flush = _awaited(SyncStore.flush)
+    checkpoint = _awaited(SyncStore.checkpoint)
+    seal = _awaited(SyncStore.seal)
+    apply_retention = _awaited(SyncStore.apply_retention)
+    stats = _awaited(SyncStore.stats)
+    verify = _awaited(SyncStore.verify)
+
+    # --- the end ---
+
+    async def close(self) -> None:
+        """See `kvstore.Store.close`. Pops that wait raise `StoreClosed`; calls that run are waited
+        for. Whoever closes it a second time waits for the first.
+        """
+        if self._closing is None:
+            loop = asyncio.get_running_loop()
+            # By a thread of the loop's: those of the store's are to end.
+            self._closing = loop.run_in_executor(None, self._close)
+            for bell in self._bells:
+                bell.ring_here()
+            for flight in list(self._alarms):
+                self._stop_alarm(flight)
+        # Closing goes on when its caller is cancelled.
+        await asyncio.shield(self._closing)
+
+    def _close(self) -> None:
+        self._threads.shutdown()
+        self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _look_again(poll: Poll) -> Looked:
+    return poll.look(), None
+
+
+class Namespace:
+    """A namespace's calls, see `kvstore.Namespace`."""
+
+    def __init__(self, store: Store, view: SyncNamespace) -> None:
+        self.name = view.name
+        self._store = store
+        self._sync = view
+
+    def __repr__(self) -> str:
+        return f"<kvstore.aio.Namespace {self.name} of {self._store.path}>"
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        return await self._store._run(work)
+
+    async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
+        """See `Store.pop`."""
+        own = wrap(self.name, group), wrap(self.name, topic)
+        found = await self._store.pop(*own, *args, **more)
+        for popped in found:
+            popped.message.topic = topic
+        return found
+
+    put = _awaited(SyncStore.put)
+    put_batch = _awaited(SyncStore.put_batch)
+    get = _awaited(SyncStore.get)
+    pull = _awaited(SyncStore.pull)
+    query = _awaited(SyncStore.query)
+    read_at = _awaited(SyncStore.read_at)
+    find = _awaited(SyncStore.find)
+    offset_at = _awaited(SyncStore.offset_at)
+    bounds = _awaited(SyncStore.bounds)
+    ack = _awaited(SyncStore.ack)
+    ack_batch = _awaited(SyncStore.ack_batch)
+    change_invisible = _awaited(SyncStore.change_invisible)
+    redrive = _awaited(SyncStore.redrive)
+    group_stats = _awaited(SyncStore.group_stats)
+    create_topic = _awaited(SyncStore.create_topic)
+    create_topics = _awaited(SyncStore.create_topics)
+    topics = _awaited(SyncStore.topics)
+    topic = _awaited(SyncStore.topic)
+    alter_topic = _awaited(SyncStore.alter_topic)
+    delete_topic = _awaited(SyncStore.delete_topic)
+    delete_topics = _awaited(SyncStore.delete_topics)
+    create_group = _awaited(SyncStore.create_group)
+    create_groups = _awaited(SyncStore.create_groups)
+    groups = _awaited(SyncStore.groups)
+    group = _awaited(SyncStore.group)
+    alter_group = _awaited(SyncStore.alter_group)
+    delete_group = _awaited(SyncStore.delete_group)
+    delete_groups = _awaited(SyncStore.delete_groups)
+    commit_offset = _awaited(SyncStore.commit_offset)
+    commit_offsets = _awaited(SyncStore.commit_offsets)
+    committed_offset = _awaited(SyncStore.committed_offset)
+    offset_history = _awaited(SyncStore.offset_history)
+    reset_offset = _awaited(SyncStore.reset_offset)
+    lag = _awaited(SyncStore.lag)
+
+
+class _Opening:
+    """What `open` returns: to be awaited, or entered by `async with`."""
+
+    def __init__(self, opens: Callable[[], SyncStore], threads: int) -> None:
+        self._opens = opens
+        self._threads = threads
+        self._opened: Store | None = None
+
+    def __await__(self) -> Generator[Any, None, Store]:
+        return self._open().__await__()
+
+    async def _open(self) -> Store:
+        threads = ThreadPoolExecutor(self._threads, thread_name_prefix="kvmq-aio")
+        future = threads.submit(self._opens)
+        try:
+            return Store(await asyncio.wrap_future(future), threads)
+        except BaseException:
+            # A store that is opened for nobody is closed again.
+            future.add_done_callback(_close_unseen)
+            threads.shutdown(wait=False)
+            raise
+
+    async def __aenter__(self) -> Store:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._opened is not None, "it is left after it was entered"
+        await self._opened.close()
+
+
+def _close_unseen(future: Future[SyncStore]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+def open(
+    path: str | Path,
+    config: StoreConfig | None = None,
+    *,
+    read_only: bool = False,
+    progress: Progress | None = None,
+    threads: int = THREADS,
+) -> _Opening:
+    """Open a store, see `kvstore.open`: `async with kvstore.aio.open(...) as store`, or
+    `store = await kvstore.aio.open(...)`. `progress` is called by a thread. Up to `threads` calls
+    run at a time, the others stand in line; a pop that waits doesn't count.
+
+    >>> async def first(path: str) -> bytes:
+    ...     async with kvstore.aio.open(path) as store:
+    ...         return (await store.get("orders", queue=0, offset=0)).body
+    """
+    if type(threads) is not int or not 1 <= threads <= _THREADS_MAX:
+        raise CallerError(f"threads is {threads!r}; it must be 1 to {_THREADS_MAX}")
+    opens = functools.partial(SyncStore, path, config, read_only=read_only, progress=progress)
+    return _Opening(opens, threads)

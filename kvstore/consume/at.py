@@ -1,0 +1,50 @@
+"""Messages at given offsets, whatever became of them.
+
+The idea: what was locked once is read again long after; meanwhile damage or retention may have
+taken it. Whoever hands messages out goes on then, and says so in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from kvstore.consume.pull import take
+from kvstore.consume.reader import Reader
+from kvstore.errors import RecordDamaged
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+
+_log = logging.getLogger("kvmq")
+
+
+def messages_at(
+    reader: Reader, topic: Topic, queue: int, offsets: list[int], group: str
+) -> Iterator[StoredMessage]:
+    """The messages at ascending offsets of a queue; without those that are lost or gone."""
+    low, high = reader.bounds(topic.base + queue)
+    for first, count in _stretches(offsets):
+        at, end = max(first, low), min(first + count, high)
+        while at < end:
+            try:
+                found = take(reader, topic, queue, at, end - at, None)
+            except RecordDamaged as e:
+                at = passed_over(e, at, group)
+            else:
+                yield from found
+                at += len(found)
+
+
+def passed_over(error: RecordDamaged, at: int, group: str) -> int:
+    """Say that a group goes on behind damage met at an offset; returns where."""
+    _log.error("kvmq passed over messages that group %r popped: %s", group, error)
+    return max(at + 1, error.next_offset if error.next_offset is not None else 0)
+
+
+def _stretches(offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Ascending offsets as stretches without a gap: (first, count)."""
+    start = 0
+    for i in range(1, len(offsets) + 1):
+        if i == len(offsets) or offsets[i] != offsets[i - 1] + 1:
+            yield offsets[start], i - start
+            start = i

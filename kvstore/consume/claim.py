@@ -1,0 +1,269 @@
+"""A claim: one look for messages to hand out, and the one change that locks them.
+
+The idea: rows that are due first, then unread messages, queue by queue, until there are enough.
+What is taken is collected with the change that will lock it; the caller writes the change, and only
+then are the receipts made. (docs/pop.md)
+
+Invariants: nothing is changed before the change is written, and nothing but by it; a message is in
+one row at most; whatever is passed over (refused by the filter, lost to damage, gone by retention)
+is done by the same change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Final, NamedTuple
+
+from kvstore.consume.at import messages_at, passed_over
+from kvstore.consume.flight import Change, Flight
+from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
+from kvstore.consume.popped import Popped, Wanted
+from kvstore.consume.pull import SCAN_MAX, take
+from kvstore.consume.reader import Reader
+from kvstore.consume.receipts import Delivery, Receipts
+from kvstore.errors import RecordDamaged
+from kvstore.index.keys import PARKED, LockKey, lock_key
+from kvstore.message import StoredMessage
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topics import Topic
+
+AHEAD: Final = 512
+_AHEAD_BYTES: Final = 512 << 10
+"""What is read ahead of a topic at most: that many messages, that many bytes."""
+UNLIMITED: Final = 1 << 62
+"""What `Wanted.max_bytes` is where nobody gave one."""
+_DEAD_AT_ONCE: Final = 256
+"""Messages that one claim sends to the dead letters, or passes over, before it goes on."""
+
+
+class Taken(NamedTuple):
+    """Messages of one row that are handed out."""
+
+    key: LockKey
+    lock: Lock
+    messages: list[StoredMessage]
+
+
+class Claim:
+    """See the module. Used under the flight's lock, once."""
+
+    def __init__(
+        self,
+        flight: Flight,
+        change: Change,
+        reader: Reader,
+        topic: Topic,
+        group: GroupInfo,
+        wanted: Wanted,
+        now: int,
+        recoveries: int,
+        nonces: Iterator[int],
+    ) -> None:
+        self.change = change
+        self.taken: list[Taken] = []
+        self.dead: list[tuple[LockKey, Lock]] = []
+        """Rows that were handed out too often."""
+        self.ended: list[tuple[int, int]] = []
+        """Nonces of rows that go, with the bits that can't be acked any more."""
+        self.dropped: list[tuple[int, int]] = []
+        """Queue and offset of locked messages that are done by this: passed over, or dead."""
+        self.unparked: list[tuple[int, int]] = []
+        self.parking: list[tuple[int, int, int]] = []
+        self.locking: list[tuple[int, int, int]] = []
+        """What an ordered group's `Order` has to be told: queue, offset, and message group."""
+        self._flight = flight
+        self._reader = reader
+        self._topic = topic
+        self._group = group
+        self._wanted = wanted
+        self._now = now
+        self._recoveries = recoveries
+        self._nonces = nonces
+        self._left = wanted.limit
+        self._parked_left = True
+        self.room = UNLIMITED
+        """How many more messages the group may have under lock."""
+        self.made_way = False
+        """Whether another claim may find what this one did not."""
+        self._bytes = wanted.max_bytes
+        self._simple = wanted.matches is None and wanted.max_bytes >= UNLIMITED
+
+    @property
+    def left(self) -> int:
+        """How many more messages are wanted."""
+        return self._left if self._bytes > 0 else 0
+
+    # --- what is due ---
+
+    def take_due(self) -> None:
+        """Take messages whose locks have run out, oldest first."""
+        queue, dead = self._wanted.queue, 0
+        for key, lock in self._flight.due(self._now):
+            if not self.left or dead >= _DEAD_AT_ONCE:
+                return
+            if queue is not None and key.queue != queue:
+                continue
+            if lock.attempts >= self._group.max_attempts:
+                self.dead.append((key, lock))
+                dead += lock.locked.bit_count()
+                self.dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
+            else:
+                self._take_again(key, lock)
+
+    def _take_again(self, key: LockKey, lock: Lock) -> None:
+        """Hand out a row once more; what doesn't fit stays in it."""
+        offsets = offsets_of(key.first, lock.locked)
+        asked = offsets
+        if self._wanted.matches is None:
+            asked = offsets[: min(self._left, self.room) if key.due == PARKED else self._left]
+        before = self._left
+        messages, unfit = self._fitting(
+            messages_at(self._reader, self._topic, key.queue, asked, self._group.name)
+        )
+        end = asked[-1] + 1 if unfit is None else unfit
+        if messages:
+            self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
+        if key.due == PARKED:
+            self.room -= before - self._left
+        kept = {message.offset for message in messages}
+        self.dropped += [(key.queue, o) for o in asked if o < end and o not in kept]
+        rest = bits_of(key.first, (offset for offset in offsets if offset >= end))
+        # Receipts of what left the row are too late from now on.
+        gone = lock.moved | lock.locked & ~rest
+        # Some that were asked for are lost: there may be room for the rest.
+        self.made_way = self.made_way or (unfit is None and rest != 0)
+        self.change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
+        if not rest:
+            self.ended.append((lock.nonce, gone))
+
+    def _fitting(self, messages: Iterable[StoredMessage]) -> tuple[list[StoredMessage], int | None]:
+        """Of messages in order, those that match and fit; and the offset of the first that doesn't
+        fit, if there is one."""
+        matches, out = self._wanted.matches, list[StoredMessage]()
+        for message in messages:
+            if not self.left:
+                return out, message.offset
+            if matches is None or matches(message):
+                if message.size > self._bytes and self._left < self._wanted.limit:
+                    self._bytes = 0
+                    return out, message.offset
+                out.append(message)
+                self._left -= 1
+                self._bytes -= message.size
+        return out, None
+
+    # --- what was parked ---
+
+    def take_parked(self) -> None:
+        """Take what was parked while the group was an ordered one: nothing holds it up now."""
+        for key, lock in self._flight.parked():
+            if not self.left or not self.room:
+                return
+            if self._wanted.queue in (None, key.queue):
+                self._take_again(key, lock)
+        self._parked_left = self._wanted.queue is not None
+
+    def finish(self) -> None:
+        """Complete the change; nothing is taken after that."""
+
+    def settled(self) -> None:
+        """Take note that the change was written."""
+        self._flight.order = None
+        self._flight.has_parked = self._parked_left and self._flight.has_parked
+
+    # --- what is unread ---
+
+    def take_unread(self, queue: int) -> None:
+        """Take unread messages of a queue."""
+        first = self._flight.next[queue]
+        low, high = self._reader.bounds(self._topic.base + queue)
+        at = max(first, low)
+        stop = min(high, at + SCAN_MAX) if self._wanted.matches is not None else high
+        messages: list[StoredMessage] = []
+        before = self._left
+        end = max(0, before - self.room)
+        while at < stop and self.left > end:
+            count = min(self._left - end, stop - at)
+            try:
+                found = self._read(queue, at, count)
+            except RecordDamaged as e:
+                at = passed_over(e, at, self._group.name)
+                continue
+            at += len(found)
+            fits, unfit = self._fit_all(found) if self._simple else self._fitting(found)
+            messages += fits
+            if unfit is not None:
+                at = unfit
+                break
+        if at != first:
+            self.change.next[queue] = at
+        # What the filter has to look at may go on behind what one claim reads.
+        self.made_way = self.made_way or stop <= at < high
+        self.room -= before - self._left
+        if messages:
+            self._lock(queue, messages, 1, fresh=True)
+
+    def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:
+        """Messages from an offset on, one at least; more are read ahead if they are small."""
+        flight = self._flight
+        ahead = flight.ahead.pop(queue, None)
+        if ahead and ahead[-1].offset == at:
+            found = ahead[: -count - 1 : -1]
+            del ahead[-count:]
+        else:
+            most = min(AHEAD, _AHEAD_BYTES // flight.message_bytes) // self._topic.read_queues
+            found = take(self._reader, self._topic, queue, at, max(count, most), None)
+            flight.message_bytes = max(1, sum(m.size for m in found) // len(found))
+            ahead = found[: count - 1 : -1]
+            del found[count:]
+        if ahead:
+            flight.ahead[queue] = ahead
+        return found
+
+    def _fit_all(self, messages: list[StoredMessage]) -> tuple[list[StoredMessage], None]:
+        """`_fitting`, where everything matches and nothing is too large."""
+        self._left -= len(messages)
+        return messages, None
+
+    # --- locking ---
+
+    def _lock(
+        self, queue: int, messages: list[StoredMessage], attempts: int, *, fresh: bool
+    ) -> None:
+        """Put messages of a queue, in order, under lock, for as long as is wanted."""
+        wanted, group = self._wanted, self._group
+        due = self._now + wanted.invisible_ms
+        if attempts < group.max_attempts:
+            due += round(group.backoff_after(attempts) * 1000)
+        for part, locked in _rows(messages):
+            first = part[0].offset
+            nonce = next(self._nonces)
+            if fresh:
+                key = LockKey(group.id, self._topic.id, due, queue, first)
+            else:
+                key = self._flight.free_key(self.change, queue, first, due)
+            lock = Lock(attempts, self._recoveries, nonce, locked, 0, wanted.attempt_id)
+            self.change.add(key, lock)
+            self.taken.append(Taken(key, lock, part))
+
+    def popped(self, receipts: Receipts) -> list[Popped]:
+        """What was taken, with receipts; after the change was written."""
+        out: list[Popped] = []
+        for key, lock, messages in self.taken:
+            delivery = Delivery(key, lock.nonce)
+            delivery.raw_key, delivery.epoch = lock_key(*key), self._flight.epoch
+            made = receipts.make(delivery, lock.locked)
+            out += map(Popped, messages, made, repeat(lock.attempts), repeat(key.due))
+        return out
+
+
+def _rows(messages: list[StoredMessage]) -> Iterator[tuple[list[StoredMessage], int]]:
+    """Messages of a queue, in order, as pieces that fit a row, with the bitmap of each."""
+    first, count = messages[0].offset, len(messages)
+    if count <= SPAN and messages[-1].offset - first == count - 1:
+        yield messages, (1 << count) - 1
+        return
+    offsets = [message.offset for message in messages]
+    for start, stop in spans(offsets):
+        yield messages[start:stop], bits_of(offsets[start], offsets[start:stop])

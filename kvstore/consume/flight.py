@@ -1,0 +1,270 @@
+"""A flight: what a group has under way in one topic.
+
+The idea: rows of `locks` are the state; here are only counters over them (rows and messages, rows
+by eighth of a second of their due time), the key of the first row as long as it is known, and the
+queues' next offsets. So whether anything is due is mostly answered without RocksDB, and a search
+never begins among the tombstones of rows that went before. A change is collected in a `Change`,
+written as one WriteBatch, and only then taken into the counters.
+
+Invariants: no object per message; the counters agree with the rows between changes; a row is
+found by its key, or by being due, never by a search through all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from kvstore.consume.locks import Lock, pack_lock, unpack_lock
+from kvstore.index.keys import LOCKS, PARKED, LockKey, behind, lock_key, lock_prefix, read_lock_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.consume.order import Order
+    from kvstore.consume.waiting import Waiter
+    from kvstore.index.families import Batch, Families
+    from kvstore.message import StoredMessage
+
+_BUCKET: Final = 7
+"""Due times are counted by 1 << 7 ms."""
+_births: Final = itertools.count()
+_DUE_MAX: Final = PARKED - 1
+
+
+class Change:
+    """What one WriteBatch does to a flight."""
+
+    __slots__ = ("added", "batch", "messages", "next", "removed", "touched")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.added: list[LockKey] = []
+        self.removed: list[LockKey] = []
+        self.messages = 0
+        """By how many more messages are locked."""
+        self.touched = False
+        """Whether rows that were there are shrunk or removed."""
+        self.next: dict[int, int] = {}
+        """Queue -> its new next offset."""
+
+    def park(self, key: LockKey, lock: Lock) -> None:
+        """A row of parked messages as it is from now on; it goes if it has none."""
+        if lock.locked:
+            self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
+        else:
+            self.batch.delete(LOCKS, lock_key(*key))
+
+    def add(self, key: LockKey, lock: Lock) -> None:
+        """A new row."""
+        self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
+        self.added.append(key)
+        self.messages += lock.locked.bit_count()
+
+    def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
+        """A row that keeps only some of its messages; it goes if it keeps none."""
+        if key.due == PARKED:
+            self.park(key, new)
+            return
+        self.touched = True
+        if new.locked:
+            self.batch.put(LOCKS, lock_key(*key), pack_lock(new))
+        else:
+            self.batch.delete(LOCKS, lock_key(*key))
+            self.removed.append(key)
+        self.messages += new.locked.bit_count() - old.locked.bit_count()
+
+    def remove(self, key: LockKey, old: Lock) -> None:
+        """A row that goes."""
+        self.shrink(key, old, old._replace(locked=0))
+
+    def __bool__(self) -> bool:
+        return len(self.batch) > 0
+
+
+class Flight:
+    """See the module. Whoever uses it holds `lock`; one that is `gone` is to be asked for anew."""
+
+    def __init__(self, families: Families, group: int, topic: int) -> None:
+        self.group = group
+        self.topic = topic
+        self.lock = threading.RLock()
+        self.gone = False
+        self.rows = 0
+        self.messages = 0
+        """How many are locked."""
+        self.next: dict[int, int] = {}
+        """Queue -> its next offset, for the queues that were used."""
+        self.turn = 0
+        self.ahead: dict[int, list[StoredMessage]] = {}
+        """Queue -> messages that were read before anybody wanted them, the next one last."""
+        self.message_bytes = 1 << 30
+        """What a record had last, about; much, before any was read."""
+        self.capped = False
+        """Whether only so many messages of the group may be locked: an ack makes room."""
+        self.waiters: set[Waiter] = set()
+        self.asleep: OrderedDict[Waiter, None] = OrderedDict()
+        """Those of them that were not woken since they looked last."""
+        self.changes = 0
+        """How many there were but the quickest; tells whether there was one."""
+        self.picky = 0
+        """How many of them are."""
+        self.epoch = next(_births) << 32
+        """Counts what happened to rows but adding new ones and removing whole ones. No two flights
+        have the same one, not even one after the other.
+        """
+        self.order: Order | None = None
+        """What an ordered group knows beside the rows; None: not made yet."""
+        self.has_parked = False
+        """Whether there may be parked rows."""
+        self.history: dict[int, int] = {}
+        """Queue -> the stretch of offset history that was noted last."""
+        self._families = families
+        self._prefix = lock_prefix(group, topic)
+        self._end = behind(self._prefix)
+        self._first: LockKey | None = None
+        self._buckets: dict[int, int] = {}
+        self._order: list[int] = []
+
+    # --- counters ---
+
+    def count(self, key: LockKey, messages: int) -> None:
+        """Count a row that was there before; parked ones are not locks."""
+        if key.due == PARKED:
+            self.has_parked = True
+        else:
+            self._count(key)
+            self.messages += messages
+
+    def may_be_due(self, now: int) -> bool:
+        """Whether a row can be due; mostly without a look at RocksDB."""
+        return self.rows > 0 and self._earliest() <= now
+
+    def added(self, key: LockKey, messages: int) -> None:
+        """Take note of a row that was written."""
+        self._count(key)
+        self.messages += messages
+
+    def removed(self, key: LockKey, messages: int) -> None:
+        """Take note of a row that was removed."""
+        self._uncount(key)
+        self.messages -= messages
+
+    def settle(self, change: Change) -> None:
+        """Take note of what was written."""
+        self.changes += 1
+        if change.touched:
+            self.epoch += 1
+        for key in change.removed:
+            self._uncount(key)
+        for key in change.added:
+            self._count(key)
+        self.messages += change.messages
+        if change.next:
+            self.next.update(change.next)
+
+    def clear(self) -> None:
+        """Take note that all rows, or the next offsets, changed otherwise; they are read anew."""
+        self.rows = self.messages = 0
+        self.epoch += 1
+        self.next.clear()
+        self.ahead = {}
+        self.order = None
+        self.has_parked = False
+        self._first = None
+        self._buckets.clear()
+        self._order.clear()
+
+    def _count(self, key: LockKey) -> None:
+        bucket = key.due >> _BUCKET
+        if not self.rows:
+            self._buckets.clear()
+            self._order.clear()
+        counted = self._buckets.get(bucket)
+        if counted is None:
+            heapq.heappush(self._order, bucket)
+            counted = 0
+        self._buckets[bucket] = counted + 1
+        if not self.rows or (self._first is not None and key < self._first):
+            self._first = key
+        self.rows += 1
+
+    def _uncount(self, key: LockKey) -> None:
+        # An empty one stays: the next row is mostly in it as well.
+        self._buckets[key.due >> _BUCKET] -= 1
+        if key == self._first:
+            self._first = None
+        self.rows -= 1
+
+    def _earliest(self) -> int:
+        """The beginning of the first 1/8 s that has rows; there is one."""
+        order, buckets = self._order, self._buckets
+        while not buckets[order[0]]:
+            del buckets[heapq.heappop(order)]
+        return order[0] << _BUCKET
+
+    # --- rows ---
+
+    def next_due(self) -> int | None:
+        """When the first row is due, ms since the epoch; None if there is none."""
+        if not self.rows:
+            return None
+        if self._first is None:
+            self._first = next((key for key, _ in self._from(self._earliest(), _DUE_MAX)), None)
+        return None if self._first is None else self._first.due
+
+    def due(self, now: int) -> Iterator[tuple[LockKey, Lock]]:
+        """The rows that are due, oldest first, as they were when this began."""
+        if not self.rows or self._earliest() > now:
+            return
+        if self._first is not None:
+            if self._first.due > now:
+                return
+            start = lock_key(*self._first)
+        else:
+            start = lock_key(self.group, self.topic, self._earliest(), 0, 0)
+        end = lock_key(self.group, self.topic, min(now, _DUE_MAX) + 1, 0, 0)
+        for key, value in self._families.rows(LOCKS, start, end):
+            yield read_lock_key(key), unpack_lock(value)
+
+    def all(self) -> Iterator[tuple[LockKey, Lock]]:
+        """Every row that locks something, in the order of due times."""
+        return self._from(0, _DUE_MAX)
+
+    def parked(self) -> Iterator[tuple[LockKey, Lock]]:
+        """The rows of what an ordered group has passed."""
+        return self._from(PARKED, None)
+
+    def _from(self, first_due: int, end_due: int | None) -> Iterator[tuple[LockKey, Lock]]:
+        start = lock_key(self.group, self.topic, first_due, 0, 0)
+        end = self._end if end_due is None else lock_key(self.group, self.topic, end_due, 0, 0)
+        for key, value in self._families.rows(LOCKS, start, end):
+            yield read_lock_key(key), unpack_lock(value)
+
+    def lowest(self) -> dict[int, int]:
+        """Queue -> its lowest offset that is locked or parked; reads every row."""
+        found: dict[int, int] = {}
+        for rows in (
+            self.all() if self.rows else (),
+            self.parked() if self.has_parked else (),
+        ):
+            for key, lock in rows:
+                offset = key.first + (lock.locked & -lock.locked).bit_length() - 1
+                if offset < found.get(key.queue, offset + 1):
+                    found[key.queue] = offset
+        return found
+
+    def get(self, key: LockKey) -> Lock | None:
+        """A row's value, or None."""
+        value = self._families.get(LOCKS, lock_key(*key))
+        return None if value is None else unpack_lock(value)
+
+    def free_key(self, change: Change, queue: int, first: int, due: int) -> LockKey:
+        """A key for a new row, `due` then or a little later: never that of another row."""
+        key = LockKey(self.group, self.topic, due, queue, first)
+        while key in change.added or self.get(key) is not None:
+            key = key._replace(due=key.due + 1)
+        return key

@@ -1,0 +1,190 @@
+"""The flights of a store: each is made when its group is first used, from the group's lock rows.
+
+The idea: opening reads nothing; the first use of a group reads its rows once, for the counters.
+Rows of before an unclean opening are cut to what the log still had then. Flights that nothing is
+under way in are let go again when there are many.
+
+Invariants: there is one flight for a group and topic at a time; a row that names what the log lost
+is cut before anybody sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from kvstore.consume.flight import Change, Flight
+from kvstore.consume.locks import Lock, unpack_lock
+from kvstore.index.families import Families
+from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
+from kvstore.message import Bounds
+from kvstore.meta.offsets import Offsets
+
+_KEPT_MAX: Final = 1 << 16
+ENDED_MAX: Final = 1 << 16
+_ROWS_OF_ATTEMPT_MAX: Final = 1 << 12
+_AHEAD_MAX: Final = 64
+"""Flights that may have read ahead, half a megabyte each."""
+_ATTEMPT_IDS_MAX: Final = 1 << 16
+
+
+class Flights:
+    """See the module."""
+
+    def __init__(
+        self, families: Families, offsets: Offsets, bounds: Callable[[int], Bounds]
+    ) -> None:
+        self._families = families
+        self._bounds = bounds
+        self._offsets = offsets
+        self._lock = threading.Lock()
+        self._flights: dict[tuple[int, int], Flight] = {}
+        self._ahead: OrderedDict[tuple[int, int], Flight] = OrderedDict()
+        self._groups: set[int] = set()
+        """The groups whose rows were read."""
+        self.ended: OrderedDict[int, int] = OrderedDict()
+        """Nonce -> the bits that can't be acked any more, for the rows that ended last."""
+        self.attempt_ids: OrderedDict[tuple[int, int, bytes], dict[LockKey, None]] = OrderedDict()
+        """Group, topic and attempt id -> its rows, for the last ones."""
+
+    def get(self, group: int, topic: int) -> Flight:
+        """A flight; made if there is none."""
+        flight = self._flights.get((group, topic))
+        if flight is None or group not in self._groups:
+            self._ensure(group)
+            with self._lock:
+                flight = self._flights.get((group, topic))
+                if flight is None:
+                    flight = self._make(group, topic)
+        return flight
+
+    def _ensure(self, group: int) -> None:
+        """Read a group's rows if that was not done."""
+        if group not in self._groups:
+            with self._lock:
+                if group not in self._groups:
+                    self._load(group)
+                    self._groups.add(group)
+
+    def find(self, group: int, topic: int) -> Flight | None:
+        """A flight, if there is one; there is, where messages are locked."""
+        self._ensure(group)
+        return self._flights.get((group, topic))
+
+    @contextmanager
+    def flying(self, group: int, topic: int) -> Iterator[Flight]:
+        """A flight, with its lock held."""
+        while True:
+            flight = self.get(group, topic)
+            with flight.lock:
+                if not flight.gone:
+                    yield flight
+                    return
+
+    def _make(self, group: int, topic: int) -> Flight:
+        if len(self._flights) >= _KEPT_MAX:
+            self._let_go()
+        flight = self._flights[group, topic] = Flight(self._families, group, topic)
+        return flight
+
+    def _let_go(self) -> None:
+        for key, flight in list(self._flights.items()):
+            if not flight.rows and not flight.waiters and flight.lock.acquire(blocking=False):
+                flight.gone = True
+                del self._flights[key]
+                flight.lock.release()
+
+    def under_way(self, group: int) -> list[Flight]:
+        """A group's flights that have locked messages."""
+        self._ensure(group)
+        with self._lock:
+            return [f for (g, _), f in self._flights.items() if g == group and f.messages]
+
+    def messages(self, group: int) -> int:
+        """How many messages a group has under lock, in all topics."""
+        return sum(f.messages for f in self.under_way(group))
+
+    def forget(self, *, group: int | None = None, topic: int | None = None) -> None:
+        """Take note that a group's or a topic's rows were removed."""
+        with self._lock:
+            for key in [k for k in self._flights if k[0] == group or k[1] == topic]:
+                flight = self._flights.pop(key)
+                flight.gone = True
+
+    def reads_ahead(self, flight: Flight) -> None:
+        """Take note that a flight has read ahead; the one that did so longest ago forgets it, if
+        there are many.
+        """
+        ahead = self._ahead
+        ahead[flight.group, flight.topic] = flight
+        ahead.move_to_end((flight.group, flight.topic))
+        if len(ahead) > _AHEAD_MAX:
+            # Whoever is at it right now goes on with what he has.
+            ahead.popitem(last=False)[1].ahead = {}
+
+    # --- what is remembered of rows ---
+
+    def end(self, nonce: int, bad: int) -> None:
+        """Remember that a row ended: acking its `bad` bits is too late, its others was done."""
+        if len(self.ended) >= ENDED_MAX:
+            self.ended.popitem(last=False)
+        self.ended[nonce] = bad
+
+    def note_attempt(self, key: LockKey, attempt_id: bytes) -> None:
+        """Remember which rows an attempt id has."""
+        if len(self.attempt_ids) >= _ATTEMPT_IDS_MAX:
+            self.attempt_ids.popitem(last=False)
+        rows = self.attempt_ids.setdefault((key.group, key.topic, attempt_id), {})
+        rows[key] = None
+        if len(rows) > _ROWS_OF_ATTEMPT_MAX:
+            del rows[next(iter(rows))]
+
+    def rows_of(self, flight: Flight, attempt_id: bytes) -> list[LockKey]:
+        """The rows that a pop with an attempt id made; they may have gone since."""
+        return list(self.attempt_ids.get((flight.group, flight.topic, attempt_id), ()))
+
+    # --- loading ---
+
+    def reload(self, flight: Flight) -> None:
+        """Take note that a flight's rows and offsets were changed otherwise. Its lock is held."""
+        flight.clear()
+        self._read(lock_prefix(flight.group, flight.topic))
+
+    def next_of(self, flight: Flight, queue: int) -> int:
+        """A queue's next offset; 0 where the group has none yet."""
+        found = flight.next.get(queue)
+        if found is None:
+            bounds = self._bounds(flight.topic << 32 | queue)
+            found = self._offsets.get(flight.group, flight.topic, queue, bounds)
+        return found or 0
+
+    def _load(self, group: int) -> None:
+        self._read(U32.pack(group))
+
+    def _read(self, prefix: bytes) -> None:
+        group = U32.unpack_from(prefix)[0]
+        for raw, value in self._families.rows(LOCKS, prefix, behind(prefix)):
+            key, lock = read_lock_key(raw), unpack_lock(value)
+            if lock.recoveries < self._offsets.recoveries:
+                lock = self._cut(key, lock)
+                if not lock.locked:
+                    continue
+            flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
+            flight.count(key, lock.locked.bit_count())
+            if lock.attempt_id:
+                self.note_attempt(key, lock.attempt_id)
+
+    def _cut(self, key: LockKey, lock: Lock) -> Lock:
+        """A row as it holds for the log there is; it is written so."""
+        queue = key.topic << 32 | key.queue
+        last = key.first + lock.locked.bit_length()
+        held = self._offsets.held(queue, last, lock.recoveries, self._bounds(queue))
+        kept = lock.locked & ((1 << max(0, held - key.first)) - 1)
+        cut = lock._replace(locked=kept, recoveries=self._offsets.recoveries)
+        change = Change(self._families.batch())
+        change.shrink(key, lock, cut)
+        self._families.write(change.batch)
+        return cut

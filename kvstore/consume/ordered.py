@@ -1,0 +1,143 @@
+"""A claim for an ordered group: at most one message of a message group at a time, in order.
+
+The idea: besides what `Claim` does, a message whose message group has an earlier one that is not
+done is parked: passed by the queue's next offset, but in a row that waits until its turn has come.
+So one slow message group holds up nobody else of its queue. (docs/pop.md)
+
+Invariants: a message is handed out only when all earlier ones of its message group are done or
+dead; a queue has at most `PARKED_MAX` parked messages, so what is read and kept is bounded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvstore.consume.at import messages_at, passed_over
+from kvstore.consume.claim import Claim
+from kvstore.consume.flight import Flight
+from kvstore.consume.locks import SPAN, Lock, bits_of
+from kvstore.consume.order import Order, group_hash
+from kvstore.consume.pull import take
+from kvstore.consume.reader import Reader
+from kvstore.errors import RecordDamaged
+from kvstore.index.keys import PARKED, LockKey
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+
+PARKED_MAX: Final = 4096
+"""Messages of a queue that one may pass."""
+_READ_AT_ONCE: Final = 64
+
+
+def order_of(flight: Flight, reader: Reader, topic: Topic, group: str) -> Order:
+    """A flight's order; made if it is not there."""
+    if flight.order is None:
+        flight.order = Order.of(
+            flight, lambda queue, offsets: messages_at(reader, topic, queue, offsets, group)
+        )
+    return flight.order
+
+
+class OrderedClaim(Claim):
+    """See the module."""
+
+    def take_parked(self) -> None:
+        """Take parked messages whose turn has come."""
+        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        found: dict[int, list[int]] = {}
+        for queue, offset, _ in order.heads(self._wanted.queue):
+            if sum(map(len, found.values())) >= min(self.left, self.room):
+                break
+            found.setdefault(queue, []).append(offset)
+        for queue, offsets in found.items():
+            offsets.sort()
+            before = self._left
+            messages, unfit = self._fitting(
+                messages_at(self._reader, self._topic, queue, offsets, self._group.name)
+            )
+            # What was refused or is lost is done; what did not fit stays.
+            self.unparked += [(queue, o) for o in offsets if unfit is None or o < unfit]
+            self.room -= before - self._left
+            self._lock_in_order(queue, messages)
+
+    def take_unread(self, queue: int) -> None:
+        """Take unread messages of a queue whose turn it is; park the others."""
+        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        first = self._flight.next[queue]
+        low, high = self._reader.bounds(self._topic.base + queue)
+        at, before = max(first, low), self._left
+        end = max(0, before - self.room)
+        # Of what this claim takes, `order` knows nothing yet.
+        taken: set[int] = set()
+        messages: list[StoredMessage] = []
+        places = PARKED_MAX - order.parked_in(queue)
+        while at < high and self.left > end and places > 0:
+            try:
+                found = take(
+                    self._reader, self._topic, queue, at, min(_READ_AT_ONCE, high - at), None
+                )
+            except RecordDamaged as e:
+                at = passed_over(e, at, self._group.name)
+                continue
+            for message in found:
+                if self.left <= end or places <= 0:
+                    break
+                hashed = group_hash(message)
+                if hashed in taken or not order.is_free(hashed):
+                    if self._wanted.matches is None or self._wanted.matches(message):
+                        self.parking.append((queue, message.offset, hashed))
+                        taken.add(hashed)
+                        places -= 1
+                else:
+                    fits, unfit = self._fitting([message])
+                    if unfit is not None:
+                        break
+                    if fits:
+                        taken.add(hashed)
+                        messages += fits
+                at = message.offset + 1
+            else:
+                continue
+            break
+        if at != first:
+            self.change.next[queue] = at
+        self.room -= before - self._left
+        self._lock_in_order(queue, messages)
+
+    def _lock_in_order(self, queue: int, messages: list[StoredMessage]) -> None:
+        if messages:
+            self._lock(queue, messages, 1, fresh=False)
+            self.locking += [(queue, m.offset, group_hash(m)) for m in messages]
+
+    # --- the change ---
+
+    def finish(self) -> None:
+        """Add the rows of parked messages to the change; nothing is taken after that."""
+        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        added: dict[tuple[int, int], set[int]] = {}
+        removed: dict[tuple[int, int], set[int]] = {}
+        for queue, offset, _ in self.parking:
+            added.setdefault((queue, offset - offset % SPAN), set()).add(offset)
+        for queue, offset in self.unparked:
+            removed.setdefault((queue, offset - offset % SPAN), set()).add(offset)
+        for queue, first in sorted(added.keys() | removed.keys()):
+            offsets = set(order.block(queue, first, SPAN)) - removed.get((queue, first), set())
+            bits = bits_of(first, offsets | added.get((queue, first), set()))
+            key = LockKey(self._flight.group, self._flight.topic, PARKED, queue, first)
+            self.change.park(key, Lock(0, self._recoveries, 0, bits))
+
+    def settled(self) -> None:
+        """Take note that the change was written."""
+        self._flight.has_parked = self._flight.has_parked or bool(self.parking)
+        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        for queue, offset in self.unparked:
+            order.unpark(queue, offset)
+        for queue, offset, hashed in self.parking:
+            order.park(queue, offset, hashed)
+        for queue, offset, hashed in self.locking:
+            order.lock(queue, offset, hashed)
+        # Last: what was parked just now may be next.
+        for queue, offset in self.dropped:
+            order.free(queue, offset)
+        # A turn that came by this is taken by the next claim.
+        self.made_way = bool(self.dropped or self.unparked) and bool(order.ripe)

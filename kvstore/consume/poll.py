@@ -1,0 +1,80 @@
+"""A poll: one pop that waits for something to hand out.
+
+The idea: it stands with its flight, looks, and says how long nothing will happen by itself; how
+that time passes is the affair of who polls: a thread waits for an event, a coroutine for a future.
+
+Invariants: it is among the waiters before its first look, and until `end`; what comes between a
+look and the sleep after it wakes the sleeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.clock import Clock
+from kvstore.consume.flight import Flight
+from kvstore.consume.popped import Popped
+from kvstore.consume.waiting import Waiter, Waiting
+
+_PAUSE: Final = 0.02
+"""Seconds until another look where something stays due that is not for this poll."""
+
+
+class Poll:
+    """See the module. `end` is to be called whatever happens; `due_in` says, as of the last look
+    that found nothing, in how many seconds the flight's first lock runs out: 0 if there may be more
+    behind what it passed over, so that it is to look again now.
+    """
+
+    __slots__ = ("_claim", "_clock", "_until", "_waiter", "_waiting", "due_in", "flight")
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        flight: Flight,
+        clock: Clock,
+        claim: Callable[[], list[Popped]],
+        wait: float,
+        wake: Callable[[], None],
+        *,
+        picky: bool,
+    ) -> None:
+        self.flight = flight
+        self.due_in = 0.0
+        self._waiting = waiting
+        self._clock = clock
+        self._claim = claim
+        self._until = clock.monotonic() + wait
+        self._waiter = Waiter(wake, picky=picky)
+        waiting.enter(flight, self._waiter)
+
+    def look(self) -> list[Popped]:
+        """Hand out what there is now. Whoever sleeps on something that `wake` sets clears that
+        before. `StoreClosed` if the store closes.
+        """
+        self._waiting.check_open()
+        flight = self.flight
+        self._waiting.rest(flight, self._waiter)
+        with flight.lock:
+            before = flight.changes
+            found = self._claim()
+            if not found:
+                self.due_in = 0.0 if flight.changes != before else self._until_due()
+        return found
+
+    def _until_due(self) -> float:
+        due = self.flight.next_due()
+        if due is None:
+            return float("inf")
+        # What is due by now was not for this poll: it is of another queue.
+        left = due - self._clock.now_ms()
+        return left / 1000 if left > 0 else _PAUSE
+
+    def left(self) -> float:
+        """Seconds until its time is over; 0 or less afterwards."""
+        return self._until - self._clock.monotonic()
+
+    def end(self) -> None:
+        """Wait no more."""
+        self._waiting.leave(self.flight, self._waiter)

@@ -1,0 +1,324 @@
+"""Pop: messages under locks of their own.
+
+The idea: a claim looks for messages and collects the change that locks them; here it is written,
+and what waits is woken. A pop that finds nothing waits for a put, for a lock that runs out, or for
+its time. (docs/pop.md)
+
+Invariants: a message is handed out only after the WriteBatch that locks it was written; a flight's
+lock is held from the look to the write; a pop that raised changed nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from xxhash import xxh3_128_digest
+
+from kvstore.clock import Clock
+from kvstore.consume.at import messages_at
+from kvstore.consume.claim import UNLIMITED, Claim
+from kvstore.consume.deadletters import DeadLetters
+from kvstore.consume.filters import compile_filter
+from kvstore.consume.flight import Change, Flight
+from kvstore.consume.flights import Flights
+from kvstore.consume.locks import SPAN, offsets_of
+from kvstore.consume.ordered import OrderedClaim
+from kvstore.consume.poll import Poll
+from kvstore.consume.popped import Popped, Wanted
+from kvstore.consume.pull import LIMIT_MAX
+from kvstore.consume.quick import Quick
+from kvstore.consume.reader import Reader
+from kvstore.consume.receipts import Delivery, Receipts
+from kvstore.consume.sql import SqlFilter
+from kvstore.consume.turns import order
+from kvstore.consume.waiting import Waiting
+from kvstore.errors import CallerError
+from kvstore.index.families import Families
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.offsets import Offsets
+from kvstore.meta.topics import Topic
+
+INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
+"""Seconds: what no lock should outlast."""
+WAIT_MAX: Final = 24 * 3600.0
+_ATTEMPT_ID_MAX: Final = 1024
+_CHECKED_MAX: Final = 1024
+
+
+class Pop:
+    """See the module."""
+
+    def __init__(
+        self,
+        families: Families,
+        reader: Reader,
+        offsets: Offsets,
+        flights: Flights,
+        receipts: Receipts,
+        waiting: Waiting,
+        dead_letters: DeadLetters,
+        quick: Quick,
+        clock: Clock,
+        nonces: Iterator[int],
+        still_there: Callable[[GroupInfo, Topic], tuple[GroupInfo, Topic]],
+    ) -> None:
+        self._families = families
+        self._reader = reader
+        self._offsets = offsets
+        self._flights = flights
+        self._receipts = receipts
+        self._waiting = waiting
+        self._dead_letters = dead_letters
+        self._quick = quick
+        self._clock = clock
+        self._nonces = nonces
+        self._still_there = still_there
+        self._capped = threading.RLock()
+        self._checked: dict[tuple[object, ...], Wanted] = {}
+
+    def pop(self, group: GroupInfo, topic: Topic, wait: float, *asked: Any) -> list[Popped]:
+        """See `Store.pop`; `asked` are its limit, max_bytes, invisible_for, queue, filter and
+        attempt_id.
+        """
+        wanted = self.wanted(topic, asked)
+        return self.claim(group, topic, wanted) or (
+            self._wait(group, topic, wanted, wait) if wait > 0 else []
+        )
+
+    def wanted(self, topic: Topic, asked: tuple[Any, ...]) -> Wanted:
+        """What was asked, checked."""
+        # The same few are asked again and again: finding them costs a third of checking them.
+        limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
+        # Of what is equal but of another type (True and 1) only one is right.
+        is_usual = (
+            attempt_id is None
+            and max_bytes is None
+            and type(limit) is int
+            and type(invisible_for) is float
+            and (queue is None or type(queue) is int)
+            and (filter is None or isinstance(filter, str | SqlFilter))
+        )
+        wanted = self._checked.get((topic, *asked)) if is_usual else None
+        if wanted is None:
+            wanted = check_wanted(topic, *asked)
+            if is_usual:
+                if len(self._checked) >= _CHECKED_MAX:
+                    self._checked.clear()
+                self._checked[topic, *asked] = wanted
+        return wanted
+
+    def _wait(self, group: GroupInfo, topic: Topic, wanted: Wanted, wait: float) -> list[Popped]:
+        event = threading.Event()
+        poll = self.poll(group, topic, wanted, wait, event.set)
+        try:
+            while True:
+                event.clear()
+                found = poll.look()
+                left = poll.left()
+                if found or left <= 0:
+                    return found
+                self._clock.wait(event, min(left, poll.due_in))
+        finally:
+            poll.end()
+
+    def poll(
+        self,
+        group: GroupInfo,
+        topic: Topic,
+        wanted: Wanted,
+        wait: float,
+        wake: Callable[[], None],
+    ) -> Poll:
+        """Begin to wait; `wake` is called from any thread when there is something to look for."""
+        return Poll(
+            self._waiting,
+            self._flights.get(group.id, topic.id),
+            self._clock,
+            lambda: self.claim(*self._still_there(group, topic), wanted),
+            wait,
+            wake,
+            picky=wanted.queue is not None or wanted.matches is not None,
+        )
+
+    # --- one look ---
+
+    def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
+        """Hand out what there is now."""
+        if group.max_in_flight is None:
+            return self._claim(group, topic, wanted)
+        with self._capped:  # what is locked in the group's other topics counts as well
+            return self._claim(group, topic, wanted)
+
+    def _claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
+        flight = self._flights.get(group.id, topic.id)
+        with flight.lock:
+            if flight.gone:
+                return self._claim(group, topic, wanted)
+            found = None
+            if flight.ahead and wanted.plain and group.is_plain:
+                found = self._quick.pop(flight, group, topic, wanted)
+            if wanted.attempt_id:
+                found = self._again(flight, topic, group.name, wanted.attempt_id)
+            if not found:
+                found = self._take_all(flight, group, topic, wanted)
+            if found and flight.waiters:
+                # Who waits may have to look again earlier than he thought.
+                self._waiting.freed(flight, 1)
+            return found
+
+    def _take_all(
+        self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted
+    ) -> list[Popped]:
+        """Claim until there is enough, or nothing more: what one claim passes over, or sends to the
+        dead letters, may be what the next one was waiting for.
+        """
+        out: list[Popped] = []
+        while True:
+            claim = self._take(flight, group, topic, wanted)
+            out += claim.popped(self._receipts)
+            if not claim.left or not claim.made_way or (out and wanted.max_bytes != UNLIMITED):
+                return out
+            wanted = wanted._replace(limit=claim.left)
+
+    def _take(self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted) -> Claim:
+        change = Change(self._families.batch())
+        claim = (OrderedClaim if group.ordered else Claim)(
+            flight,
+            change,
+            self._reader,
+            topic,
+            group,
+            wanted,
+            self._clock.now_ms(),
+            self._offsets.recoveries,
+            self._nonces,
+        )
+        claim.take_due()
+        if claim.dead:
+            claim.ended += self._dead_letters.bury(change, topic, group, claim.dead)
+        flight.capped = group.max_in_flight is not None
+        if group.max_in_flight is not None:
+            held = self._flights.messages(group.id) + change.messages
+            claim.room = max(0, group.max_in_flight - held)
+        if flight.has_parked:
+            claim.take_parked()
+        self._take_unread(claim, flight, topic, group, wanted)
+        claim.finish()
+        if change or change.next:
+            self._write(flight, change)
+            claim.settled()
+        if flight.ahead:
+            self._flights.reads_ahead(flight)
+        for nonce, bad in claim.ended:
+            self._flights.end(nonce, bad)
+        if wanted.attempt_id:
+            for taken in claim.taken:
+                self._flights.note_attempt(taken.key, wanted.attempt_id)
+        return claim
+
+    def _write(self, flight: Flight, change: Change) -> None:
+        now = self._clock.now_ms()
+        for queue, offset in change.next.items():
+            self._offsets.stage_next(change.batch, flight, queue, offset, now)
+        self._families.write(change.batch)
+        flight.settle(change)
+
+    def _take_unread(
+        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo, wanted: Wanted
+    ) -> None:
+        if wanted.queue is not None:
+            queues: Sequence[int] = (wanted.queue,)
+        else:
+            queues = order(topic.read_queues, flight.turn, priority=topic.is_priority)
+            flight.turn += 1
+        end_of, known = self._reader.next_offset, flight.next
+        for queue in queues:
+            if not claim.left or not claim.room:
+                return
+            at = known.get(queue)
+            if at is None:
+                at = known[queue] = self.start(group, topic, queue)
+            if at < end_of(topic.base + queue):
+                claim.take_unread(queue)
+
+    def start(self, group: GroupInfo, topic: Topic, queue: int) -> int:
+        """Where a group goes on in a queue, or begins."""
+        bounds = self._reader.bounds(topic.base + queue)
+        found = self._offsets.get(group.id, topic.id, queue, bounds)
+        if found is not None:
+            return found
+        if group.start == "begin":
+            return bounds.min_offset
+        if group.start == "end":
+            return self._offsets.behind(topic.base + queue, group.since, bounds)
+        return self._reader.offset_at(topic, queue, group.start, upper=False)
+
+    def _again(self, flight: Flight, topic: Topic, group: str, attempt_id: bytes) -> list[Popped]:
+        """What an earlier pop with this attempt id took, and is still locked by it."""
+        now, out = self._clock.now_ms(), list[Popped]()
+        for key in self._flights.rows_of(flight, attempt_id):
+            lock = flight.get(key)
+            if lock is None or lock.attempt_id != attempt_id or key.due <= now:
+                continue
+            offsets = offsets_of(key.first, lock.locked)
+            made = self._receipts.make(Delivery(key, lock.nonce), lock.locked)
+            receipts = dict(zip(offsets, made, strict=True))
+            for message in messages_at(self._reader, topic, key.queue, offsets, group):
+                receipt = receipts[message.offset]
+                out.append(Popped(message, receipt, lock.attempts, key.due))
+        return out
+
+
+def check_wanted(
+    topic: Topic,
+    limit: object,
+    max_bytes: object,
+    invisible_for: object,
+    queue: object,
+    filter: str | SqlFilter | None,
+    attempt_id: object,
+) -> Wanted:
+    """What a pop asks for; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {limit!r}; it must be 1 to {LIMIT_MAX} messages")
+    if max_bytes is None:
+        max_bytes = UNLIMITED
+    elif type(max_bytes) is not int or max_bytes < 1:
+        raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
+    invisible_ms = check_seconds("invisible_for", invisible_for)
+    if not invisible_ms:
+        raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
+    if queue is not None:
+        topic.key(queue)  # type: ignore[arg-type]  # it says what is wrong
+        assert type(queue) is int
+    hashed = b""
+    if attempt_id is not None:
+        if not isinstance(attempt_id, str) or not 0 < len(attempt_id) <= _ATTEMPT_ID_MAX:
+            raise CallerError(
+                f"attempt_id is {attempt_id!r}; it must be a text of 1 to {_ATTEMPT_ID_MAX} "
+                "characters, or None"
+            )
+        hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
+    matches = compile_filter(filter)
+    plain = matches is None and max_bytes == UNLIMITED and not hashed and limit <= SPAN
+    return Wanted(limit, max_bytes, invisible_ms, queue, matches, hashed, plain)
+
+
+def check_seconds(name: str, seconds: object) -> int:
+    """A duration in ms; `CallerError` if it is negative, no number, or too long."""
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds <= INVISIBLE_MAX
+    ):
+        raise CallerError(f"{name} is {seconds!r}; it must be 0 to {INVISIBLE_MAX:.0f} seconds")
+    return round(seconds * 1000)
+
+
+def check_wait(wait: object) -> float:
+    """How long a pop waits; `CallerError`."""
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_MAX:
+        raise CallerError(f"wait is {wait!r}; it must be 0 to {WAIT_MAX:.0f} seconds")
+    return float(wait)

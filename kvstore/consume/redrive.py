@@ -1,0 +1,296 @@
+"""Redrive: dead letters go back to the group that gave up on them.
+
+The idea: a dead letter says which message it is a copy of. That message is locked for the group
+once more, in a row that is due at once and was never handed out: so only this group gets it, with
+its old offset and id. The group's offset in its dead-letter topic says which letters were taken.
+Where the original is gone (or its place has another message now), the letter itself is put to the
+topic it came from, under the letter's id, which is how a second try finds that it was done.
+
+Invariants: the rows and the group's offset in the dead-letter topic are one WriteBatch; a letter
+that is put back is on the disk before that; a message that is unread or locked already gets no
+second row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import chain
+from typing import Final, NamedTuple
+
+from kvstore.clock import Clock
+from kvstore.consume.at import messages_at
+from kvstore.consume.deadletters import Put
+from kvstore.consume.flight import Change, Flight
+from kvstore.consume.flights import Flights
+from kvstore.consume.locks import Lock, bits_of, offsets_of, spans
+from kvstore.consume.reader import Reader
+from kvstore.consume.waiting import Waiting
+from kvstore.errors import CallerError, OffsetNotFound, RecordDamaged, TopicNotFound
+from kvstore.index.families import Batch, Families
+from kvstore.message import Message, StoredMessage
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.offsets import Offsets
+from kvstore.meta.topics import Topic, Topics
+from kvstore.record.names import (
+    DLQ_ATTEMPTS,
+    DLQ_ORIGIN_GROUP,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_OFFSET,
+    DLQ_ORIGIN_QUEUE,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_PREFIX,
+)
+
+_AT_ONCE: Final = 512
+"""Dead letters that are looked at, and put back, by one WriteBatch."""
+_OF_THE_LETTER: Final = frozenset(
+    {DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP, DLQ_ORIGIN_QUEUE, DLQ_ORIGIN_OFFSET, DLQ_ATTEMPTS}
+)
+"""What a letter that is put back doesn't take along; it keeps the id of what it is a copy of."""
+
+
+class _Letter(NamedTuple):
+    """A dead letter, and where its original stood; -1 where that isn't said."""
+
+    message: StoredMessage
+    topic: Topic
+    queue: int
+    offset: int
+
+
+class Redrive:
+    """See the module. `put` returns when messages are on the disk; `start` says where a group goes
+    on in a queue that its flight doesn't know yet.
+    """
+
+    def __init__(
+        self,
+        families: Families,
+        reader: Reader,
+        topics: Topics,
+        offsets: Offsets,
+        flights: Flights,
+        waiting: Waiting,
+        clock: Clock,
+        nonces: Iterator[int],
+        put: Put,
+        start: Callable[[GroupInfo, Topic, int], int],
+    ) -> None:
+        self._families = families
+        self._reader = reader
+        self._topics = topics
+        self._offsets = offsets
+        self._flights = flights
+        self._waiting = waiting
+        self._clock = clock
+        self._nonces = nonces
+        self._put = put
+        self._start = start
+
+    def redrive(self, group: GroupInfo, limit: int | None) -> int:
+        """See `Store.redrive`."""
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise CallerError(f"limit is {limit!r}; it must be None or at least 1 dead letter")
+        try:
+            letters = self._topics.get(group.dead_letters)
+        except TopicNotFound:
+            return 0  # it is made with the first one
+        done = 0
+        for queue in range(letters.read_queues):
+            # What dies while this runs is for the next time.
+            end = self._reader.bounds(letters.base + queue).next_offset
+            while limit is None or done < limit:
+                most = _AT_ONCE if limit is None else min(_AT_ONCE, limit - done)
+                found = self._step(group, letters, queue, end, most)
+                if found is None:
+                    break
+                done += found
+        return done
+
+    # --- some letters ---
+
+    def _step(
+        self, group: GroupInfo, letters: Topic, queue: int, end: int, most: int
+    ) -> int | None:
+        """Put back some letters, in order; how many, or None if there are no more."""
+        at = self._first(group, letters, queue)
+        if at >= end:
+            return None
+        mine, behind = self._look(group, letters, queue, range(at, min(end, at + _AT_ONCE)), most)
+        topics = {letter.topic.id: letter.topic for letter in mine}
+        with ExitStack() as held:
+            flights = {
+                # In the order in which committing takes them.
+                topic: held.enter_context(self._flights.flying(group.id, topic))
+                for topic in sorted({letters.id, *topics})
+            }
+            if self._first(group, letters, queue) != at:
+                return 0  # somebody else took them meanwhile: look again
+            batch = self._families.batch()
+            lost: list[_Letter] = []
+            changes = [
+                (flights[topic], self._lock(group, flights[topic], batch, mine, lost))
+                for topic in topics
+            ]
+            if lost:
+                self._put_back(lost)
+            self._offsets.stage(batch, group.id, letters.id, queue, behind)
+            self._families.write(batch, sync=True)
+            self._offsets.settle()
+            flights[letters.id].next.pop(queue, None)
+            for flight, change in changes:
+                flight.settle(change)
+                self._waiting.freed(flight, change.messages)
+        return len(mine)
+
+    def _first(self, group: GroupInfo, letters: Topic, queue: int) -> int:
+        """The first letter that was not taken yet; whether the group pops them or has them put
+        back is the same.
+        """
+        bounds = self._reader.bounds(letters.base + queue)
+        flight = self._flights.find(group.id, letters.id)
+        known = None if flight is None else flight.next.get(queue)
+        if known is None:
+            known = self._offsets.get(group.id, letters.id, queue, bounds)
+        return max(known or 0, bounds.min_offset)
+
+    def _look(
+        self, group: GroupInfo, letters: Topic, queue: int, offsets: range, most: int
+    ) -> tuple[list[_Letter], int]:
+        """The group's letters among some, and the offset behind the last one that was looked at."""
+        mine: list[_Letter] = []
+        for message in messages_at(self._reader, letters, queue, list(offsets), group.name):
+            if not _is_of(message, group):
+                continue
+            try:
+                mine.append(self._letter(message))
+            except TopicNotFound as e:
+                if mine:
+                    return mine, message.offset
+                raise TopicNotFound(
+                    f"the dead letter at offset {message.offset} of queue {queue} of "
+                    f"{letters.name!r} can't be put back: {e}; or commit offset "
+                    f"{message.offset + 1} there for group {group.name!r}, to leave it where it is"
+                ) from e
+            if len(mine) == most:
+                return mine, message.offset + 1
+        return mine, offsets.stop
+
+    def _letter(self, message: StoredMessage) -> _Letter:
+        """What a letter says about its original, as far as that can be one."""
+        said = message.properties
+        topic = self._topics.get(said[DLQ_ORIGIN_TOPIC])
+        queue, offset = _number(said.get(DLQ_ORIGIN_QUEUE)), _number(said.get(DLQ_ORIGIN_OFFSET))
+        if not 0 <= queue < topic.read_queues or offset < 0:
+            queue = offset = -1
+        return _Letter(message, topic, queue, offset)
+
+    # --- locking originals ---
+
+    def _lock(
+        self,
+        group: GroupInfo,
+        flight: Flight,
+        batch: Batch,
+        mine: list[_Letter],
+        lost: list[_Letter],
+    ) -> Change:
+        """Add the rows of one topic's originals to a batch; letters whose original is gone are
+        added to `lost`.
+        """
+        change = Change(batch)
+        wanted: dict[int, set[int]] = {}
+        for letter in mine:
+            if letter.topic.id != flight.topic:
+                continue
+            if not self._has_original(letter):
+                lost.append(letter)
+            elif letter.offset < self._next(group, flight, letter.topic, letter.queue):
+                wanted.setdefault(letter.queue, set()).add(letter.offset)
+        if wanted:
+            _drop_locked(flight, wanted)
+        due = self._clock.now_ms()
+        for queue, found in wanted.items():
+            offsets = sorted(found)
+            for begin, stop in spans(offsets):
+                first = offsets[begin]
+                bits = bits_of(first, offsets[begin:stop])
+                lock = Lock(0, self._offsets.recoveries, next(self._nonces), bits)
+                change.add(flight.free_key(change, queue, first, due), lock)
+        return change
+
+    def _has_original(self, letter: _Letter) -> bool:
+        """Whether the message a letter is a copy of is still where it was."""
+        if letter.queue < 0:
+            return False
+        try:
+            found = self._reader.get(letter.topic, letter.queue, letter.offset)
+        except (OffsetNotFound, RecordDamaged):
+            return False
+        return found.message_id == letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
+
+    def _next(self, group: GroupInfo, flight: Flight, topic: Topic, queue: int) -> int:
+        """The group's next offset in a queue: what stands there and behind is unread."""
+        found = flight.next.get(queue)
+        if found is None:
+            found = flight.next[queue] = self._start(group, topic, queue)
+        return found
+
+    # --- putting letters back ---
+
+    def _put_back(self, lost: list[_Letter]) -> None:
+        copies = []
+        for letter in lost:
+            known = self._reader.query(letter.topic, letter.message.message_id, None, None, 1)
+            if not known:
+                copies.append(_copy(letter))
+        if copies:
+            self._put(copies)
+
+
+def _is_of(message: StoredMessage, group: GroupInfo) -> bool:
+    """Whether a message is a dead letter of a group: several may share a topic."""
+    said = message.properties
+    if DLQ_ORIGIN_TOPIC not in said:
+        return False
+    owner = said.get(DLQ_ORIGIN_GROUP)
+    if owner is None:
+        # As RocketMQ writes them: there the topic says whose they are.
+        return message.topic == DLQ_PREFIX + group.name
+    return owner == group.name
+
+
+def _number(text: str | None) -> int:
+    """A number of a property, -1 if it is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else -1
+
+
+def _drop_locked(flight: Flight, wanted: dict[int, set[int]]) -> None:
+    """Take out what a row has already: a reset may have made it unread since, and a pop locked."""
+    sought = {queue: sorted(offsets) for queue, offsets in wanted.items()}
+    for key, lock in chain(flight.all() if flight.rows else (), flight.parked()):
+        offsets = sought.get(key.queue)
+        if offsets is None:
+            continue
+        at = bisect_left(offsets, key.first)
+        if at < len(offsets) and offsets[at] < key.first + lock.locked.bit_length():
+            wanted[key.queue].difference_update(offsets_of(key.first, lock.locked))
+
+
+def _copy(letter: _Letter) -> Message:
+    message, topic = letter.message, letter.topic
+    kept = {k: v for k, v in message.user_properties.items() if k not in _OF_THE_LETTER}
+    return Message(
+        topic.name,
+        message.body,
+        letter.queue if 0 <= letter.queue < topic.write_queues else None,
+        message.tag,
+        message.keys,
+        kept,
+        message.message_group,
+        message.flags,
+        message.message_id,
+        message.born_at,
+    )

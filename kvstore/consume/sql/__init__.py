@@ -1,0 +1,68 @@
+"""SQL filters: which messages to let through, by an expression over their properties.
+
+The idea: `sql` reads an expression once and keeps the result, so that an expression written in a
+loop costs one look-up. `lexer` cuts the text into tokens, `parser` makes a typed tree of them
+(`tree`), `compiler` turns the tree into one function. The language, and how it differs from
+RocketMQ's and JMS's selectors, is docs/filters.md.
+
+Invariants: a `SqlFilter` that exists is right: a bad expression raised `FilterIllegal`, with the
+place, when it was made; asking it never raises, whatever the properties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from kvstore.consume.sql.compiler import compile_condition
+from kvstore.consume.sql.parser import parse
+from kvstore.errors import CallerError
+from kvstore.record.values import StoredMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """A filter made by `sql`: a value, equal to any other of the same `expression`.
+
+    `matches(message)` says whether the expression is TRUE for a message: not FALSE, not unknown.
+    """
+
+    expression: str
+    matches: Callable[[StoredMessage], bool] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expression, str):
+            raise CallerError(
+                f"an SQL filter is {self.expression!r}; it must be a text such as \"region = 'eu'\""
+            )
+        is_true = compile_condition(parse(self.expression), True)
+
+        def matches(message: StoredMessage) -> bool:
+            return is_true(message.properties)
+
+        object.__setattr__(self, "matches", matches)
+
+    def __reduce__(self) -> tuple[Callable[[str], SqlFilter], tuple[str]]:
+        # The function inside can't be copied or pickled; its text can, and is read anew.
+        return sql, (self.expression,)
+
+
+@lru_cache(maxsize=256)
+def _made(expression: str) -> SqlFilter:
+    return SqlFilter(expression)
+
+
+def sql(expression: str) -> SqlFilter:
+    """A filter by an SQL expression over a message's properties, as `pull` takes it.
+
+    `FilterIllegal` says where a bad expression is wrong and what was expected there.
+
+    >>> import kvstore
+    >>> kvstore.sql("amount > 5 AND region = 'eu'")
+    SqlFilter(expression="amount > 5 AND region = 'eu'")
+    """
+    # What can't be a key of the cache is refused by the class.
+    return _made(expression) if isinstance(expression, str) else SqlFilter(expression)
+
+
+__all__ = ["SqlFilter", "sql"]

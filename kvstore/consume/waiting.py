@@ -1,0 +1,121 @@
+"""Waiting: pops that found nothing, until a put or a lock that runs out wakes them.
+
+The idea: a waiter stands with its flight; a put wakes as many waiters of each flight of its topic
+as it brought messages (all of them where one asks for a certain queue or filter). A put asks only
+whether anybody waits at all. How a waiter is woken is its own affair: a thread has an event, a
+coroutine a future.
+
+Invariant: no wake-up is lost: a waiter registers before it looks, and one that leaves wakes the
+next, who looks for what it left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from kvstore.errors import StoreClosed
+
+if TYPE_CHECKING:
+    from kvstore.consume.flight import Flight
+
+
+class Waiter:
+    """One pop that waits. `picky`: not any message of the topic will do."""
+
+    __slots__ = ("picky", "wake")
+
+    def __init__(self, wake: Callable[[], None], *, picky: bool) -> None:
+        self.wake = wake
+        self.picky = picky
+
+
+class Waiting:
+    """Who waits for messages of which topic."""
+
+    def __init__(self) -> None:
+        self.topics: dict[int, list[Flight]] = {}
+        """Topic id -> the flights that have waiters. Empty if nobody waits."""
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `StoreClosed` after `close`."""
+        if self._closed:
+            raise StoreClosed("the store was closed while this pop waited; open it again")
+
+    def close(self) -> None:
+        """Wake all, to learn that the store closes."""
+        self._closed = True
+        self.everybody()
+
+    def enter(self, flight: Flight, waiter: Waiter) -> None:
+        """Begin to wait."""
+        with self._lock:
+            if not flight.waiters:
+                self.topics.setdefault(flight.topic, []).append(flight)
+            flight.waiters.add(waiter)
+            flight.asleep[waiter] = None
+            flight.picky += waiter.picky
+
+    def rest(self, flight: Flight, waiter: Waiter) -> None:
+        """To be woken again; before each look. Who has waited longest is woken first."""
+        with self._lock:
+            # One that was cancelled may have left before this last look: it would be woken in vain.
+            if waiter in flight.waiters:
+                flight.asleep[waiter] = None
+
+    def leave(self, flight: Flight, waiter: Waiter) -> None:
+        """End to wait."""
+        with self._lock:
+            flight.waiters.remove(waiter)
+            flight.asleep.pop(waiter, None)
+            flight.picky -= waiter.picky
+            # It may have been woken for more than it took, or know of a lock that runs out.
+            self._wake(flight, 1)
+            if not flight.waiters:
+                flights = self.topics[flight.topic]
+                flights.remove(flight)
+                if not flights:
+                    del self.topics[flight.topic]
+
+    def arrived(self, queue_keys: Iterable[int]) -> None:
+        """Wake who waits for what was put to these queues (topic id << 32 | queue id each)."""
+        counts: dict[int, int] = {}
+        for key in queue_keys:
+            topic = key >> 32
+            if topic in self.topics:
+                counts[topic] = counts.get(topic, 0) + 1
+        with self._lock:
+            for topic, count in counts.items():
+                for flight in self.topics.get(topic, ()):
+                    self._wake(flight, count)
+
+    def freed(self, flight: Flight, count: int) -> None:
+        """Wake who waits for messages that were given back, or whose turn has come."""
+        if flight.waiters:
+            with self._lock:
+                self._wake(flight, count)
+
+    def made_room(self, group: int) -> None:
+        """Wake who waits because too many of a group's messages were locked."""
+        if self.topics:
+            with self._lock:
+                for flights in self.topics.values():
+                    for flight in flights:
+                        if flight.group == group:
+                            self._wake(flight, len(flight.waiters))
+
+    def everybody(self) -> None:
+        """Wake all: much became visible at once."""
+        with self._lock:
+            for flights in self.topics.values():
+                for flight in flights:
+                    self._wake(flight, len(flight.waiters))
+
+    def _wake(self, flight: Flight, count: int) -> None:
+        asleep = flight.asleep
+        for _ in range(len(asleep) if flight.picky else min(count, len(asleep))):
+            waiter, _ = asleep.popitem(last=False)
+            waiter.wake()

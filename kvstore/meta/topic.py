@@ -1,0 +1,272 @@
+"""One topic: what it is made with, what its row says, and what is worked out of that for its use.
+
+Invariants: a row can be read by every later version (a field that came later has a default); what
+`checked` lets pass can be kept and read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from kvstore.config import QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
+from kvstore.errors import CallerError, QueueNotFound
+from kvstore.meta.attributes import attributes_of
+from kvstore.meta.keyhistory import LEVELS, History, begun, changed, exact_from, level_at
+from kvstore.record.decode_run import Middles
+from kvstore.record.hashes import topic_byte
+from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
+from kvstore.record.validate import check_topic
+
+Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
+
+KINDS: Final = get_args(Kind)
+KEY_INDEXES: Final = get_args(KeyIndex)
+CODECS: Final = get_args(Codec)
+_COMPRESS_MAX: Final = (1 << 63) - 1
+_turn_lock: Final = threading.Lock()
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic is made with.
+
+    `queues` take messages; as many are read unless `read_queues` says more. `key_index`,
+    `compress_above` (bytes of a body above which it is compressed) and `compression` None take the
+    store's setting: the first as it is when the topic is made, the others as it is at each put.
+    `attributes` are texts of the caller's own (RocketMQ's topic attributes come here at an import).
+    """
+
+    name: str
+    queues: int = 4
+    read_queues: int | None = None
+    kind: Kind = "normal"
+    key_index: KeyIndex | None = None
+    retention: Retention = Retention()
+    compress_above: int | None = None
+    compression: Codec | None = None
+    attributes: dict[str, str] = {}
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it is. `since` is the log position at which it was made; `keys_since` are those
+    from which on unique ids, and KEYS tokens, are in the index, if they are at all. `queues_ever`
+    is the most read queues it had: records in them are its own (0: as many as it has).
+    `key_history` is what `key_index` was, and from which position on; empty if it never changed.
+    """
+
+    name: str
+    id: int
+    read_queues: int
+    write_queues: int
+    kind: Kind
+    key_index: KeyIndex
+    retention: Retention
+    since: int
+    attributes: dict[str, str]
+    keys_since: tuple[int, int] = (0, 0)
+    compress_above: int | None = None
+    compression: Codec | None = None
+    queues_ever: int = 0
+    key_history: History = ()
+
+
+class Topic:
+    """A topic in use: what `record.batch` and `index.replay` ask for, worked out once."""
+
+    __slots__ = (
+        "_sure",
+        "_turn",
+        "base",
+        "compress_above",
+        "compression",
+        "hash_byte",
+        "id",
+        "info",
+        "is_priority",
+        "keyed",
+        "keys_all",
+        "keys_ever",
+        "keys_unique",
+        "magic",
+        "middles",
+        "name",
+        "overhead",
+        "read_queues",
+        "since",
+        "wire",
+        "write_queues",
+    )
+
+    def __init__(self, info: TopicInfo, host_extra: int) -> None:
+        name = info.name.encode()
+        self.info = info
+        self.name = info.name
+        self.id = info.id
+        self.base = info.id << 32
+        self.since = info.since
+        self.read_queues = info.read_queues
+        self.write_queues = info.write_queues
+        self.compress_above = info.compress_above
+        self.compression = info.compression
+        self.middles = Middles(info.name)
+        second = len(name) > TOPIC_MAX
+        self.magic = MAGIC_V2 if second else MAGIC_V1
+        self.wire = len(name).to_bytes(2 if second else 1, "big") + name
+        self.overhead = (FIXED_V2 if second else FIXED_V1) + len(name) + host_extra
+        self.hash_byte = topic_byte(name)
+        self.is_priority = info.kind == "priority"
+        self.keys_unique = info.key_index != "off"
+        self.keys_all = info.key_index == "all"
+        self.keyed = LEVELS[info.key_index]
+        self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
+        self._sure: History = ()
+        self._turn = 0
+
+    def keyed_at(self, position: int) -> int:
+        """The level of keys that a record's replay puts into the index: what was taken when it was
+        put, and what is taken today.
+        """
+        return max(self.keyed, level_at(self.info.key_history, position))
+
+    def keyed_for_sure(self, position: int) -> int:
+        """The level of keys that a record at a position must be found by."""
+        if not self._sure:
+            info = self.info
+            self._sure = info.key_history or begun(info.key_index, info.since, info.keys_since)
+        return level_at(self._sure, position) if position >= exact_from(self._sure) else 0
+
+    def spread(self, count: int) -> int:
+        """The first of `count` turns for messages that name no queue."""
+        with _turn_lock:
+            first = self._turn
+            self._turn += count
+            return first
+
+    def key(self, queue: int) -> int:
+        """A queue's key in memory; `QueueNotFound` if the topic has no such queue."""
+        if type(queue) is not int or not 0 <= queue < self.read_queues:
+            raise QueueNotFound(
+                f"topic {self.name!r} has no queue {queue!r}; it has 0 to {self.read_queues - 1}"
+            )
+        return self.base + queue
+
+
+def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex) -> TopicInfo:
+    """The row of a topic that is made; `key_index` is for one whose config says none."""
+    if type(config) is not TopicConfig:
+        raise CallerError(f"{config!r} is no TopicConfig; give a list of them")
+    check_topic(config.name)
+    if config.kind not in KINDS:
+        raise CallerError(f"kind is {config.kind!r}; it must be one of {', '.join(KINDS)}")
+    read = config.queues if config.read_queues is None else config.read_queues
+    return checked(
+        TopicInfo(
+            name=config.name,
+            id=number,
+            read_queues=read,
+            write_queues=config.queues,
+            kind=config.kind,
+            key_index=key_index if config.key_index is None else config.key_index,
+            retention=config.retention,
+            since=since,
+            attributes=attributes_of(config.attributes) if config.attributes != {} else {},
+            keys_since=(since, since),
+            compress_above=config.compress_above,
+            compression=config.compression,
+            queues_ever=read,
+        )
+    )
+
+
+def replayed_topic(name: str, number: int, queue: int, key_index: KeyIndex) -> TopicInfo:
+    """The row of a topic of which only a record in a queue is known."""
+    return TopicInfo(
+        name=name,
+        id=number,
+        read_queues=queue + 1,
+        write_queues=queue + 1,
+        kind="normal",
+        key_index=key_index,
+        retention=Retention(),
+        since=0,
+        attributes={},
+    )
+
+
+def grown(info: TopicInfo, queue: int) -> TopicInfo:
+    """The topic with a queue that a record shows."""
+    write = info.write_queues
+    if write == info.read_queues:
+        # Nobody took queues away from puts: a queue that has messages takes more.
+        write = queue + 1
+    return msgspec.structs.replace(
+        info,
+        read_queues=queue + 1,
+        write_queues=write,
+        queues_ever=max(info.queues_ever, queue + 1),
+    )
+
+
+def with_queues(info: TopicInfo, write: int | None, read: int | None) -> TopicInfo:
+    """The topic with other numbers of queues. Without `read` no queue is taken from readers."""
+    write = info.write_queues if write is None else write
+    check_queues("queues", write)
+    read = max(write, info.read_queues) if read is None else read
+    check_queues("read_queues", read)
+    ever = max(info.queues_ever, info.read_queues, read)
+    return msgspec.structs.replace(info, write_queues=write, read_queues=read, queues_ever=ever)
+
+
+def keys_since(old: TopicInfo, key_index: KeyIndex, end: int) -> tuple[int, int]:
+    """From where on what the new setting adds is in the index."""
+    unique, tokens = old.keys_since
+    if old.key_index == "off" and key_index != "off":
+        unique = end
+    if old.key_index != "all" and key_index == "all":
+        tokens = end
+    return unique, tokens
+
+
+def with_keys(old: TopicInfo, new: TopicInfo, end: int, log_start: int) -> TopicInfo:
+    """The topic as it is to be, where what it says of its keys holds from `end` on."""
+    if new.key_index == old.key_index:
+        return new
+    history = old.key_history or begun(old.key_index, old.since, old.keys_since)
+    return msgspec.structs.replace(
+        new,
+        keys_since=keys_since(old, new.key_index, end),
+        key_history=changed(history, new.key_index, end, log_start),
+    )
+
+
+def checked(info: TopicInfo) -> TopicInfo:
+    """The topic; `CallerError` for settings that could not be kept, or not be read again."""
+    check_queues("queues", info.write_queues)
+    check_queues("read_queues", info.read_queues)
+    if info.read_queues < info.write_queues:
+        raise CallerError(
+            f"read_queues is {info.read_queues} and queues {info.write_queues}: what is put to a "
+            "queue that nobody may read would be lost; read as many at least"
+        )
+    if info.key_index not in KEY_INDEXES:
+        raise CallerError(f"key_index is {info.key_index!r}; it must be 'all', 'unique' or 'off'")
+    above = info.compress_above
+    if above is not None and (type(above) is not int or not 0 <= above <= _COMPRESS_MAX):
+        raise CallerError(
+            f"compress_above is {above!r}; it must be None (the store's), or 0 bytes and more"
+        )
+    if info.compression is not None and info.compression not in CODECS:
+        raise CallerError(
+            f"compression is {info.compression!r}; it must be None (the store's) or one of "
+            f"{', '.join(CODECS)}"
+        )
+    check_retention(info.retention)
+    return info
+
+
+def check_queues(name: str, count: object) -> None:
+    """Raise `CallerError` for what is no number of queues."""
+    if type(count) is not int or not 1 <= count <= QUEUES_MAX:
+        raise CallerError(f"{name} is {count!r}; a topic has 1 to {QUEUES_MAX} of them")

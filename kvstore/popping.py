@@ -1,0 +1,204 @@
+"""What popping consists of, wired together for one open store.
+
+The idea: pop, settle and the dead letters share the flights, the receipts and who waits. What
+changes offsets, topics and groups otherwise has to take the locks along: it does so by the hooks
+that are hung up here.
+
+Invariant: the rows of `locks` go with their group or topic, and with a reset, in the same
+WriteBatch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from kvstore.clock import Clock
+from kvstore.consume.deadletters import DeadLetters, Put
+from kvstore.consume.flight import Flight
+from kvstore.consume.flights import ENDED_MAX, Flights
+from kvstore.consume.pop import Pop
+from kvstore.consume.quick import Quick
+from kvstore.consume.reader import Reader
+from kvstore.consume.receipts import Receipts
+from kvstore.consume.redrive import Redrive
+from kvstore.consume.settle import Settle
+from kvstore.consume.waiting import Waiting
+from kvstore.errors import GroupNotFound, InFlight, TopicNotFound
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import (
+    LOCKS,
+    META,
+    RECEIPT_SECRET,
+    U32,
+    behind,
+    lock_key,
+    lock_prefix,
+    read_lock_key,
+)
+from kvstore.meta.groups import GroupInfo, Groups
+from kvstore.meta.offsets import Commit, Offsets
+from kvstore.meta.topics import Topic, TopicInfo, Topics
+
+_SECRET_BYTES: Final = 32
+
+
+class Popper:
+    """See the module."""
+
+    def __init__(
+        self,
+        families: Families,
+        reader: Reader,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        clock: Clock,
+        waiting: Waiting,
+        put: Put,
+    ) -> None:
+        self._families = families
+        self._groups = groups
+        self._topics = topics
+        receipts = Receipts(_secret(families))
+        nonces = itertools.count(secrets.randbits(62))
+        self.waiting = waiting
+        self.flights = Flights(families, offsets, reader.bounds)
+        dead_letters = DeadLetters(reader, topics, put)
+        quick = Quick(families, offsets, self.flights, receipts, waiting, clock, nonces)
+        self.pop = Pop(
+            families,
+            reader,
+            offsets,
+            self.flights,
+            receipts,
+            self.waiting,
+            dead_letters,
+            quick,
+            clock,
+            nonces,
+            self._still_there,
+        )
+        self.settle = Settle(
+            families, self.flights, receipts, self.waiting, clock, nonces, quick, self._group_of
+        )
+        self.redrive = Redrive(
+            families,
+            reader,
+            topics,
+            offsets,
+            self.flights,
+            self.waiting,
+            clock,
+            nonces,
+            put,
+            self.pop.start,
+        )
+        groups.removing.append(self._removing_group)
+        groups.removed.append(lambda info: self.flights.forget(group=info.id))
+        topics.removing.append(self._removing_topic)
+        topics.removed.append(lambda info: self.flights.forget(topic=info.id))
+        offsets.resetting.append(self._resetting)
+
+    def _still_there(self, group: GroupInfo, topic: Topic) -> tuple[GroupInfo, Topic]:
+        """A group and a topic as they are now; `GroupNotFound`, `TopicNotFound` if they were
+        deleted.
+        """
+        known, used = self._groups.get(group.name), self._topics.get(topic.name)
+        if known.id != group.id:
+            raise GroupNotFound(f"group {group.name!r} was deleted meanwhile, and made anew")
+        if used.id != topic.id:
+            raise TopicNotFound(f"topic {topic.name!r} was deleted meanwhile, and made anew")
+        return known, used
+
+    def _group_of(self, number: int) -> GroupInfo:
+        found = self._groups.by_id(number)
+        if found is None:
+            raise GroupNotFound("the receipt's group was deleted; its messages go to nobody")
+        return found
+
+    # --- what else takes locks along ---
+
+    def _removing_group(self, batch: Batch, group: GroupInfo) -> None:
+        batch.delete_range(LOCKS, U32.pack(group.id), U32.pack(group.id + 1))
+
+    def _removing_topic(self, batch: Batch, topic: TopicInfo) -> None:
+        # One seek for each group that has any locks.
+        it, families, group = self._families.iter(LOCKS), self._families, 0
+        while True:
+            it.seek(lock_prefix(group, topic.id))
+            if not families.valid(it):
+                return
+            key = read_lock_key(it.key())
+            if key.topic == topic.id:
+                prefix = lock_prefix(key.group, topic.id)
+                batch.delete_range(LOCKS, prefix, behind(prefix))
+            elif key.topic < topic.id:
+                group = key.group
+                continue
+            group = key.group + 1
+
+    @contextmanager
+    def _resetting(
+        self, batch: Batch, group: GroupInfo, topic: Topic, offsets: Mapping[int, int]
+    ) -> Iterator[None]:
+        with self.flights.flying(group.id, topic.id) as flight:
+            ended: dict[int, int] = {}
+            for key, lock in itertools.chain(flight.all(), flight.parked()):
+                if key.queue in offsets:
+                    batch.delete(LOCKS, lock_key(*key))
+                    if len(ended) < ENDED_MAX:
+                        ended[lock.nonce] = lock.locked | lock.moved
+            try:
+                yield
+            finally:
+                self.flights.reload(flight)
+            for nonce, bad in ended.items():
+                self.flights.end(nonce, bad)
+            self.waiting.freed(flight, len(flight.waiters))
+
+    @contextmanager
+    def committing(self, commits: Collection[Commit]) -> Iterator[None]:
+        """Around committing offsets, which `InFlight` refuses where messages are locked."""
+        with ExitStack() as held:
+            flights: dict[tuple[int, int], Flight] = {}
+            for group, topic in sorted({(c.group, c.topic) for c in commits}):
+                flight = self.flights.find(group, topic)
+                if flight is not None:
+                    held.enter_context(flight.lock)
+                    flights[group, topic] = flight
+            for group, topic, queue, offset in commits:
+                used = flights.get((group, topic))
+                if used is not None and queue in used.lowest():
+                    raise InFlight(
+                        f"offset {offset} can't be committed: messages of queue {queue} are locked "
+                        "by this group; ack them, or use reset_offset"
+                    )
+            yield
+            for group, topic, queue, _ in commits:
+                if (group, topic) in flights:
+                    flights[group, topic].next.pop(queue, None)
+
+    def lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
+        """Queue -> the lowest offset there that a group has under lock, or has passed over for now;
+        all below its next offset that are not behind that are done.
+        """
+        flight = self.flights.find(group, topic)
+        if flight is None:
+            return {}
+        with flight.lock:
+            return flight.lowest()
+
+
+def _secret(families: Families) -> bytes:
+    """What the store's receipts are signed with; made once."""
+    found = families.get(META, RECEIPT_SECRET)
+    if found is None:
+        found = secrets.token_bytes(_SECRET_BYTES)
+        batch = families.batch()
+        batch.put(META, RECEIPT_SECRET, found)
+        families.write(batch, sync=True)
+    return found

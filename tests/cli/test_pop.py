@@ -1,0 +1,81 @@
+"""`kvmq pop`: messages under lock, with their receipts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from tests.cli.conftest import Kvmq
+
+
+@pytest.fixture
+def folder(folder: Path) -> Path:
+    """The store with a group."""
+    with kvstore.open(folder) as store:
+        store.create_group("g")
+    return folder
+
+
+def test_messages_come_with_receipts(kvmq: Kvmq, folder: Path) -> None:
+    found = kvmq("pop", folder, "g", "orders", "--limit", 2, "--queue", 0, "--json").json
+    assert [m["body"] for m in found] == ["order 0", "order 1"]
+    assert [m["attempt"] for m in found] == [1, 1]
+    assert found[0]["due_at"] > found[0]["stored_at"]
+    with kvstore.open(folder) as store:
+        store.ack(found[0]["receipt"])
+    ran = kvmq("pop", folder, "g", "orders", "--limit", 1, "--queue", 0)
+    assert "order 2" in ran.out
+    assert "receipt " in ran.out
+    assert "1 messages" in ran.err
+
+
+def test_what_is_printed_is_acked_if_asked(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("pop", folder, "g", "orders", "--limit", 100, "--ack")
+    assert "order 39" in ran.out
+    assert "receipt" not in ran.out
+    assert kvmq("pop", folder, "g", "orders", "--json").json == []
+
+
+def test_a_short_lock_is_soon_over(kvmq: Kvmq, folder: Path) -> None:
+    for attempt in (1, 2):
+        ran = kvmq("pop", folder, "g", "orders", "--queue", 0, "--invisible", 0.001, "--json")
+        assert [m["attempt"] for m in ran.json] == [attempt]
+
+
+def test_filters(kvmq: Kvmq, folder: Path) -> None:
+    pop = ("pop", folder, "g", "orders", "--limit", 3, "--json")
+    assert [m["tag"] for m in kvmq(*pop, "--filter", "paid").json] == ["paid"] * 3
+    assert [m["properties"] for m in kvmq(*pop, "--sql", "region = 'eu'").json] == [
+        {"region": "eu"}
+    ] * 3
+    assert kvmq(*pop, "--filter", "a", "--sql", "b = 1").code == 2
+    wrong = kvmq(*pop, "--sql", "region =")
+    assert (wrong.code, wrong.error["error"]) == (1, "FilterIllegal")
+
+
+def test_a_namespace(kvmq: Kvmq, folder: Path) -> None:
+    with kvstore.open(folder) as store:
+        view = store.namespace("ns")
+        view.create_topic("orders")
+        view.create_group("g")
+        view.put("orders", b"ours")
+    found = kvmq("pop", folder, "g", "orders", "--limit", 9, "--namespace", "ns", "--json").json
+    assert [(m["topic"], m["body"]) for m in found] == [("orders", "ours")]
+
+
+def test_errors_are_lines(kvmq: Kvmq, folder: Path) -> None:
+    assert "no group 'x'" in kvmq("pop", folder, "x", "orders").err
+    assert kvmq("pop", folder, "g", "nowhere").code == 1
+    assert kvmq("pop", folder, "g", "orders", "--queue", 9).code == 1
+    assert kvmq("pop", folder, "g", "orders", "--limit", 0).code == 2
+    assert kvmq("pop", folder, "g", "orders", "--invisible", 0).code == 2
+
+
+def test_pull_takes_sql_too(kvmq: Kvmq, folder: Path) -> None:
+    pull = ("pull", folder, "orders", "--limit", 100, "--json")
+    assert len(kvmq(*pull, "--sql", "region = 'eu' AND TAGS = 'paid'").json["messages"]) in (0, 20)
+    assert len(kvmq(*pull, "--sql", "region = 'us'").json["messages"]) == 0
+    assert len(kvmq(*pull, "--sql", "region LIKE 'e%'").json["messages"]) == 40
+    assert kvmq(*pull, "--sql", "region = 'us'", "--filter", "paid").code == 2

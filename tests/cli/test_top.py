@@ -1,0 +1,177 @@
+"""`kvmq top`: rates and what is left to do, beside a process that writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Message, StoreConfig
+from kvstore.cli.top import look
+from tests.cli.conftest import SMALL, Kvmq
+
+Process = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def store(folder: Path) -> Path:
+    """A store in which group "g" has 3 in flight, 2 of them twice, one dead letter, 4 done."""
+    with kvstore.open(folder) as opened:
+        opened.create_group("g", max_attempts=2)
+        opened.create_topic("t", queues=1)
+        opened.put_batch([Message("t", b"x") for _ in range(10)])
+        opened.ack_batch([p.receipt for p in opened.pop("g", "t", limit=4)])
+        for count in (1, 2):
+            for popped in opened.pop("g", "t", limit=count):
+                opened.change_invisible(popped.receipt, 0)
+            time.sleep(0.01)
+        opened.pop("g", "t", limit=4, invisible_for=600)
+    return folder
+
+
+def test_a_look_counts_what_rows_say(store: Path) -> None:
+    found = look(store)
+    (group,) = found.groups
+    assert (group.group, group.topic, group.end) == ("g", "t", 10)
+    assert group.lag == group.unread + group.in_flight
+    with kvstore.open(store) as opened:
+        assert opened.group_stats("g") == [group]
+        assert look(store).groups == [group]
+        assert opened.namespace("ns").groups() == []
+        with pytest.raises(kvstore.GroupNotFound):
+            opened.group_stats("nobody")
+        with pytest.raises(kvstore.TopicNotFound):
+            opened.group_stats("g", "nowhere")
+        assert opened.group_stats("g", "orders")[0].unread == 41
+
+
+def test_unread_locked_due_redelivered_and_dead(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        store.create_topic("t", queues=2)
+        store.create_group("g", max_attempts=2)
+        store.put_batch([Message("t", b"x", queue=i % 2) for i in range(10)])
+
+        def figures() -> tuple[int, ...]:
+            (s,) = store.group_stats("g", "t")
+            assert s.lag == s.unread + s.in_flight
+            return s.taken, s.unread, s.in_flight, s.due, s.redelivered, s.dead_letters
+
+        assert figures() == (0, 10, 0, 0, 0, 0)
+        assert store.group_stats("g") == []
+        taken = store.pop("g", "t", limit=5, invisible_for=600)
+        assert figures() == (5, 5, 5, 0, 0, 0)
+        assert store.group_stats("g")[0].oldest_due == taken[0].due_at
+        store.ack_batch([p.receipt for p in taken[:2]])
+        assert figures() == (5, 5, 3, 0, 0, 0)
+        receipt = store.change_invisible(taken[2].receipt, 0)
+        time.sleep(0.005)
+        assert figures() == (5, 5, 3, 1, 0, 0)
+        (again,) = store.pop("g", "t", invisible_for=600)
+        assert figures() == (5, 5, 3, 0, 1, 0)
+        with pytest.raises(kvstore.ReceiptExpired):
+            store.ack(receipt)
+        store.change_invisible(again.receipt, 0)
+        time.sleep(0.005)
+        store.pop("g", "t", invisible_for=600)
+        assert figures() == (6, 4, 3, 0, 0, 1)
+        store.redrive("g")
+        assert figures() == (6, 4, 4, 1, 0, 0)
+
+
+def test_groups_that_begin_elsewhere(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        store.create_topic("t", queues=1)
+        store.put_batch([Message("t", b"x") for _ in range(10)])
+        store.create_group("end", start="end")
+        store.create_group("time", start=0)
+        assert store.group_stats("end", "t")[0].unread == 0
+        assert store.group_stats("time", "t")[0].unread == 10
+
+
+def test_once_shows_one_interval(kvmq: Kvmq, store: Path) -> None:
+    ran = kvmq("top", store, "--once", "--interval", 0.05)
+    assert ran.code == 0
+    assert ran.out.splitlines()[0].split("  ")[0] == "group"
+    found = kvmq("top", store, "--once", "--interval", 0.05, "--json").json
+    (group,) = found["groups"]
+    assert (group["group"], group["pop_per_second"], group["ack_per_second"]) == ("g", 0, 0)
+    topics = {t["topic"]: (t["messages"], t["put_per_second"]) for t in found["topics"]}
+    assert topics == {"orders": (41, 0), "t": (10, 0), "%DLQ%g": (1, 0)}
+
+
+def test_rates_beside_a_writer_that_is_busy(process: Process, tmp_path: Path) -> None:
+    """Also while segments, checkpoints and RocksDB's files come and go."""
+    config = StoreConfig(segment_size=1 << 20, checkpoint_bytes=1 << 20)
+    with kvstore.open(tmp_path / "s", config) as store:
+        store.create_topic("t", queues=2)
+        store.create_group("g")
+        top = process("top", tmp_path / "s", "--interval", 0.1, "--json")
+        lines: list[bytes] = []
+        batch = [Message("t", bytes(100)) for _ in range(64)]
+        assert top.stdout is not None
+        until = time.monotonic() + 30
+        while len(lines) < 8 and time.monotonic() < until:
+            for _ in range(20):
+                store.put_batch(batch)
+                store.ack_batch([p.receipt for p in store.pop("g", "t", limit=64)])
+            store._index.families.flush("locks", "offsets")
+            while select.select([top.stdout], [], [], 0)[0]:
+                lines.append(top.stdout.readline())
+        top.send_signal(signal.SIGINT)
+        _, err = top.communicate(timeout=30)
+        assert (top.returncode, err) == (0, b"")
+    found = [json.loads(line) for line in lines]
+    assert len(found) >= 8
+    assert any(f["topics"][0]["put_per_second"] > 0 for f in found)
+    busy = [f["groups"][0] for f in found if f["groups"]]
+    assert any(g["pop_per_second"] > 0 and g["ack_per_second"] > 0 for g in busy)
+    assert [g["end"] for g in busy] == sorted(g["end"] for g in busy)
+
+
+def on_terminal(store: Path, end: bytes | signal.Signals) -> tuple[int, bytes]:
+    """Run it on a terminal for two intervals; returns its exit code and what it drew."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "kvstore", "top", str(store), "--interval", "0.1"]
+    child = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True
+    )
+    os.close(follower)
+    drawn, ended = b"", False
+    while True:
+        try:
+            drawn += os.read(leader, 65536)
+        except OSError:  # it has closed the terminal
+            break
+        if drawn.count(b"\x1b[2J") >= 3 and not ended:
+            ended = True
+            if isinstance(end, bytes):
+                os.write(leader, end)
+            else:
+                child.send_signal(end)
+    os.close(leader)
+    return child.wait(timeout=30), drawn
+
+
+@pytest.mark.parametrize("end", [b"q", signal.SIGINT])
+def test_a_screen_that_is_left_as_it_was(store: Path, end: bytes | signal.Signals) -> None:
+    code, drawn = on_terminal(store, end)
+    assert code == 0
+    assert drawn.startswith(b"\x1b[?1049h\x1b[?25l")
+    assert drawn.endswith(b"\x1b[?25h\x1b[?1049l")
+    for word in (b"lag", b"in flight", b"retried", b"dead", b"put/s", b"orders"):
+        assert word in drawn.replace(b"\x1b[1;36m", b"").replace(b"\x1b[0m", b""), drawn[-3000:]
+
+
+def test_no_store_is_an_error(kvmq: Kvmq, tmp_path: Path) -> None:
+    assert kvmq("top", tmp_path, "--once").code == 1
+    assert kvmq("top", tmp_path, "--interval", 0).code == 2
