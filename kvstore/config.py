@@ -56,8 +56,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Messages: `max_body` and `max_properties` limit a message (RocketMQ's 4 MiB and 32,767). Bodies
     above `compress_above` bytes (None: never) are compressed with `compression`. `check_crc` checks
     bodies when read; `property_crc` writes a CRC over the whole record into it,
-    `check_property_crc` has recovery and reads demand it. `host`, `port` are what records carry as store and
-    born host.
+    `check_property_crc` has recovery and reads demand it. `host`, `port` are what records carry as
+    store and born host.
 
     Index: `checkpoint_bytes` of log, or `checkpoint_interval`, are between two checkpoints.
     `key_index` is the default of topics: all KEYS tokens and the unique id, the unique id only, or
@@ -121,8 +121,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_toml(cls, text: str) -> StoreConfig:
         """Read settings from TOML, the names being this class's.
 
-        Raises `ConfigError` for what is no text, or not TOML, and for a name or a value that is not a
-        setting's."""
+        Raises `ConfigError` for what is no text, or not TOML, and for a name or a value that is not
+        a setting's."""
         if not isinstance(text, str):
             raise ConfigError(f"the settings are {text!r}; they must be a text in TOML")
         try:

@@ -98,10 +98,15 @@ class Popper:
             self.pop.start,
         )
         groups.removing.append(self._removing_group)
-        groups.removed.append(lambda info: self.flights.forget(group=info.id))
+        groups.removed.append(lambda info: self._end(self.flights.forget_group(info.id)))
         topics.removing.append(self._removing_topic)
-        topics.removed.append(lambda info: self.flights.forget(topic=info.id))
+        topics.removed.append(lambda info: self._end(self.flights.forget_topic(info.id)))
         offsets.resetting.append(self._resetting)
+
+    def _end(self, flights: list[Flight]) -> None:
+        """Wake who waits for flights that are gone: they are told that the group or topic is."""
+        for flight in flights:
+            self.waiting.freed(flight, len(flight.waiters))
 
     def _still_there(self, group: GroupInfo, topic: Topic) -> tuple[GroupInfo, Topic]:
         """A group and a topic as they are now; `GroupNotFound`, `TopicNotFound` if they were

@@ -156,7 +156,7 @@ class _Worker:
         self._begun = 0
         self._running = 0
         self._pops: set[asyncio.Future[list[Popped]]] = set()
-        self._checking = asyncio.Lock()
+        self._looking = asyncio.Lock()
         self._error: BaseException | None = None
         self._attempts_max = 0
 
@@ -215,36 +215,29 @@ class _Worker:
         """The next message; None if it is to be asked again whether to go on."""
         if not self._plan.until_empty:
             return await self._pop(_WAIT)
-        popped = await self._pop(0)
-        if popped is None and not self._stopping:
-            async with self._checking:
-                popped = await self._last()
-        return popped
+        async with self._looking:
+            return None if self._stopping else await self._last()
 
     async def _last(self) -> Popped | None:
-        """A message after all, or the end. A pop that gives nothing may have passed over much that
-        a filter refuses, or buried what was tried too often: it is over when that changes nothing,
-        and nobody was at anything meanwhile that may come back.
+        """A message, or the end if there is none. A pop that gives nothing may have passed over
+        much that a filter refuses, or buried what was tried too often: it is over when that changes
+        nothing. One looks at a time, so nothing begins meanwhile.
         """
-        if not self._is_busy():
-            before = await self._state()
-            popped = await self._pop(0)
-            if popped is not None or self._stopping:
-                return popped
-            after = await self._state()
-            if not self._is_busy():
-                if after == before:
-                    self._stop()
-                return None
-        await asyncio.sleep(_LOOK)
-        return None
+        popped = await self._pop(0)
+        if popped is not None or self._stopping:
+            return popped
+        if self._running:
+            await asyncio.sleep(_LOOK)  # what runs may come back
+            return None
+        before = await self._state()
+        popped = await self._pop(0)
+        if popped is None and await self._state() == before:
+            self._stop()
+        return popped
 
-    def _is_busy(self) -> bool:
-        return self._running > 0 or bool(self._pops)
-
-    async def _state(self) -> tuple[int, ...]:
+    async def _state(self) -> tuple[int, int, int]:
         (stats,) = await self._store.group_stats(self._plan.group, self._plan.topic)
-        return stats.taken, stats.in_flight, stats.dead_letters, self.tally.runs
+        return stats.taken, stats.in_flight, stats.dead_letters
 
     async def _pop(self, wait: float) -> Popped | None:
         plan = self._plan

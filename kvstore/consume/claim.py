@@ -100,7 +100,10 @@ class Claim:
         """Take messages whose locks have run out, oldest first."""
         queue, dead = self._wanted.queue, 0
         for key, lock in self._flight.due(self._now):
-            if not self.left or dead >= _DEAD_AT_ONCE:
+            if dead >= _DEAD_AT_ONCE:
+                self.made_way = True
+                return
+            if not self.left:
                 return
             if queue is not None and key.queue != queue:
                 continue

@@ -108,8 +108,6 @@ class Flight:
         self.waiters: set[Waiter] = set()
         self.asleep: OrderedDict[Waiter, None] = OrderedDict()
         """Those of them that were not woken since they looked last."""
-        self.changes = 0
-        """How many there were but the quickest; tells whether there was one."""
         self.picky = 0
         """How many of them are."""
         self.epoch = next(_births) << 32
@@ -155,7 +153,6 @@ class Flight:
 
     def settle(self, change: Change) -> None:
         """Take note of what was written."""
-        self.changes += 1
         if change.touched:
             self.epoch += 1
         for key in change.removed:

@@ -43,6 +43,8 @@ class Flights:
         self._lock = threading.Lock()
         self._flights: dict[tuple[int, int], Flight] = {}
         self._ahead: OrderedDict[tuple[int, int], Flight] = OrderedDict()
+        self._by_group: dict[int, dict[int, Flight]] = {}
+        self._by_topic: dict[int, dict[int, Flight]] = {}
         self._groups: set[int] = set()
         """The groups whose rows were read."""
         self.ended: OrderedDict[int, int] = OrderedDict()
@@ -88,31 +90,49 @@ class Flights:
         if len(self._flights) >= _KEPT_MAX:
             self._let_go()
         flight = self._flights[group, topic] = Flight(self._families, group, topic)
+        self._by_group.setdefault(group, {})[topic] = flight
+        self._by_topic.setdefault(topic, {})[group] = flight
         return flight
 
     def _let_go(self) -> None:
-        for key, flight in list(self._flights.items()):
+        for flight in list(self._flights.values()):
             if not flight.rows and not flight.waiters and flight.lock.acquire(blocking=False):
-                flight.gone = True
-                del self._flights[key]
+                self._remove(flight)
                 flight.lock.release()
 
     def under_way(self, group: int) -> list[Flight]:
         """A group's flights that have locked messages."""
         self._ensure(group)
         with self._lock:
-            return [f for (g, _), f in self._flights.items() if g == group and f.messages]
+            return [f for f in self._by_group.get(group, {}).values() if f.messages]
 
     def messages(self, group: int) -> int:
         """How many messages a group has under lock, in all topics."""
         return sum(f.messages for f in self.under_way(group))
 
-    def forget(self, *, group: int | None = None, topic: int | None = None) -> None:
-        """Take note that a group's or a topic's rows were removed."""
+    def forget_group(self, group: int) -> list[Flight]:
+        """Take note that a group was deleted; its flights."""
+        return self._forget(self._by_group, group)
+
+    def forget_topic(self, topic: int) -> list[Flight]:
+        """Take note that a topic was deleted; its flights."""
+        return self._forget(self._by_topic, topic)
+
+    def _forget(self, kept: dict[int, dict[int, Flight]], number: int) -> list[Flight]:
         with self._lock:
-            for key in [k for k in self._flights if k[0] == group or k[1] == topic]:
-                flight = self._flights.pop(key)
-                flight.gone = True
+            flights = list(kept.get(number, {}).values())
+            for flight in flights:
+                self._remove(flight)
+        return flights
+
+    def _remove(self, flight: Flight) -> None:
+        flight.gone = True
+        group, topic = flight.group, flight.topic
+        del self._flights[group, topic]
+        for kept, one, other in ((self._by_group, group, topic), (self._by_topic, topic, group)):
+            del kept[one][other]
+            if not kept[one]:
+                del kept[one]
 
     def reads_ahead(self, flight: Flight) -> None:
         """Take note that a flight has read ahead; the one that did so longest ago forgets it, if

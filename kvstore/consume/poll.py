@@ -23,8 +23,7 @@ _PAUSE: Final = 0.02
 
 class Poll:
     """See the module. `end` is to be called whatever happens; `due_in` says, as of the last look
-    that found nothing, in how many seconds the flight's first lock runs out: 0 if there may be more
-    behind what it passed over, so that it is to look again now.
+    that found nothing, in how many seconds the flight's first lock runs out.
     """
 
     __slots__ = ("_claim", "_clock", "_until", "_waiter", "_waiting", "due_in", "flight")
@@ -56,11 +55,10 @@ class Poll:
         self._waiting.check_open()
         flight = self.flight
         self._waiting.rest(flight, self._waiter)
-        with flight.lock:
-            before = flight.changes
-            found = self._claim()
-            if not found:
-                self.due_in = 0.0 if flight.changes != before else self._until_due()
+        found = self._claim()
+        if not found:
+            with flight.lock:
+                self.due_in = self._until_due()
         return found
 
     def _until_due(self) -> float:

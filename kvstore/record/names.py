@@ -54,7 +54,7 @@ DLQ_ORIGIN_QUEUE: Final = "DLQ_ORIGIN_QUEUE_ID"
 DLQ_ORIGIN_OFFSET: Final = "DLQ_ORIGIN_QUEUE_OFFSET"
 """Its offset there, in decimal."""
 DLQ_LEFT_OUT: Final = "DLQ_LEFT_OUT"
-"""On a dead letter that was too large to be copied: the bytes of the original's body, in decimal."""
+"""On a dead letter that was too large to be copied: bytes of the original's body, in decimal."""
 DLQ_ATTEMPTS: Final = "DLQ_ATTEMPTS"
 """How often it had been handed out, in decimal."""
 

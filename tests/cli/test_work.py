@@ -23,7 +23,7 @@ FAILS_NOW_AND_THEN: Final = """
 import os, pathlib, sys
 body = sys.stdin.buffer.read()
 attempt = int(os.environ["KVMQ_ATTEMPT"])
-if (hash(body) + attempt) % 5 == 0 or int(os.environ["KVMQ_OFFSET"]) == 7:
+if (int(body.split()[-1]) + attempt) % 5 == 0 or int(os.environ["KVMQ_OFFSET"]) == 7:
     sys.exit(3)
 with open(sys.argv[1], "ab") as log:
     log.write(body + b"\\n")

@@ -617,6 +617,9 @@ class Pops(RuleBasedStateMachine):
         for d in self.deliveries:
             if d.entry is entry and d.ended != "acked":
                 d.ended = "gone"
+            elif d.entry is entry:
+                # What is known of a row goes with its group or topic.
+                d.ended_in = -1
 
     # --- what always holds ---
 
