@@ -99,7 +99,7 @@ class Families:
     def __init__(self, path: Path, *, read_only: bool, create: bool) -> None:
         self.path = path
         self._cache = Cache(_CACHE_BYTES)
-        self._read_only = read_only
+        self.read_only = read_only
         self._handles: dict[str, ColumnFamily] = {}
         self._families: dict[str, Rdict] = {}
         self._full = False
@@ -116,7 +116,7 @@ class Families:
         self._lazy = WriteOptions()
 
     def _open(self, *, create: bool) -> None:
-        path, read_only = self.path, self._read_only
+        path, read_only = self.path, self.read_only
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
         # Also families of a newer format: RocksDB wants all of them named, and the caller shall
         # learn the version, not that.

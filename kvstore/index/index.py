@@ -96,7 +96,9 @@ class Index:
     # --- opening ---
 
     def check_format(self) -> None:
-        """Raise `FormatTooNew` if a newer version wrote this index."""
+        """Raise `FormatTooNew` if a newer version wrote this index; one of an older version is of
+        this one from now on.
+        """
         found = self.families.get(META, FORMAT)
         if found is None:
             raise IndexDamaged(
@@ -111,6 +113,11 @@ class Index:
                 version,
                 FORMAT_VERSION,
             )
+        if version < FORMAT_VERSION and not self.families.read_only:
+            # What is there is read as it is; what is written from now on an older version can't.
+            batch = self.families.batch()
+            batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
+            self.families.write(batch, sync=True)
 
     def set_segment_size(self, size: int) -> None:
         """Take the store's own segment size, once it was read."""

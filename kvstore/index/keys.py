@@ -12,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 META: Final = "meta"
 TOPICS: Final = "topics"

@@ -4,7 +4,8 @@ The idea: columns, not rows. Position deltas, sizes, tag hashes and store-time d
 fewest whole bytes that fit the run's largest, and a constant column takes none. A column is stored
 plane by plane (all lowest bytes, then the next), which RocksDB's block compression likes, which
 packs a hundred thousand small runs with a few numpy calls, and which finds one position as a sum
-over the head of each plane. Layout in docs/runs.md.
+over the head of each plane. Sizes, tags and times that fit less than a byte take as many bits;
+positions never, so that one can be found without unpacking. Layout in docs/runs.md.
 
 Invariant: `unpack_many(pack_many(x)) == x`; bytes that are not a run raise `FormatError`, never
 more."""
@@ -26,6 +27,10 @@ I64 = NDArray[np.int64]
 
 RUN_MAX: Final = 1024
 """Entries in one run: bounds what one read decodes."""
+_BITS: Final = 8
+"""A width above it is one in bits, less this."""
+_SKIPS: Final = (1, 0, 0, 1)
+"""Entries that a column doesn't have: the first position and time are in the header."""
 
 # Little-endian, because numpy's planes are: widths (position, size), widths (tag, time), count,
 # first position in the segment, smallest size, smallest tag hash, first store time (low 4, high 2
@@ -85,23 +90,28 @@ def pack_many(columns: Columns, starts: I64) -> Packed:
     base_size = np.minimum.reduceat(columns.sizes, starts)
     base_tag = np.minimum.reduceat(columns.tag_hashes, starts)
     deltas = (
-        (_deltas(columns.positions, starts), 1),
-        (columns.sizes - base_size[owner], 0),
-        (columns.tag_hashes - base_tag[owner], 0),
-        (_deltas(columns.stored_at, starts), 1),
+        _deltas(columns.positions, starts),
+        columns.sizes - base_size[owner],
+        columns.tag_hashes - base_tag[owner],
+        _deltas(columns.stored_at, starts),
     )
-    widths = [_widths(np.maximum.reduceat(column, starts)) for column, _ in deltas]
+    largest = [np.maximum.reduceat(column, starts) for column in deltas]
+    widths = [_widths(most) for most in largest]
+    widths[1:] = [_narrowed(w, most) for w, most in zip(widths[1:], largest[1:], strict=True)]
     lengths = np.full(len(starts), _SIZE, dtype=np.int64)
     places = []
-    for (_, skip), width in zip(deltas, widths, strict=True):
+    for skip, width in zip(_SKIPS, widths, strict=True):
         places.append(lengths.copy())
-        lengths += width * (counts - skip)
+        lengths += _bytes_of(width, counts - skip)
     ends = np.cumsum(lengths)
     begins = ends - lengths
     out = np.zeros(int(ends[-1]), dtype=np.uint8)
     _put_headers(out, begins, widths, counts, columns, starts, base_size, base_tag)
-    for (column, skip), width, place in zip(deltas, widths, places, strict=True):
-        _put_planes(out, column, skip, width, begins + place, owner, nth, counts)
+    for column, skip, width, place in zip(deltas, _SKIPS, widths, places, strict=True):
+        planes = np.where(width > _BITS, 0, width)
+        _put_planes(out, column, skip, planes, begins + place, owner, nth, counts)
+    for column, skip, width, place in zip(deltas, _SKIPS, widths, places, strict=True):
+        _put_bits(out, column, skip, width - _BITS, begins + place, owner, nth)
     return Packed(out.tobytes(), begins.tolist(), ends.tolist())
 
 
@@ -121,6 +131,20 @@ def _widths(largest: I64) -> I64:
             break
         found += more
     return found
+
+
+def _narrowed(widths: I64, largest: I64) -> I64:
+    """Widths with those of one byte in bits, where seven are enough."""
+    bits = np.zeros(len(largest), dtype=np.int64)
+    for bit in range(_BITS):
+        bits += (largest >> bit) != 0
+    return np.where((widths == 1) & (bits < _BITS), _BITS + bits, widths)
+
+
+def _bytes_of(widths: I64, counts: I64) -> I64:
+    """How many bytes columns take."""
+    in_bits = (counts * (widths - _BITS) + 7) >> 3
+    return np.where(widths > _BITS, in_bits, widths * counts)
 
 
 def _put_headers(
@@ -159,6 +183,23 @@ def _put_planes(
         runs = owner[rows]
         target = begins[runs] + plane * (counts[runs] - skip) + nth[rows] - skip
         out[target] = (column[rows] >> (8 * plane)) & 0xFF
+
+
+def _put_bits(
+    out: U8, column: I64, skip: int, bits: I64, begins: I64, owner: I64, nth: I64
+) -> None:
+    """Put columns of so many bits a number, where that is more than none; the lowest bit first."""
+    if int(bits.max(initial=0)) <= 0:
+        return
+    rows = np.flatnonzero((bits[owner] > 0) & (nth >= skip))
+    runs = owner[rows]
+    at = (nth[rows] - skip) * bits[runs]
+    target = begins[runs] + (at >> 3)
+    shifted = column[rows] << (at & 7)
+    # Numbers share bytes but no bits, so adding is as good as or.
+    np.add.at(out, target, (shifted & 0xFF).astype(np.uint8))
+    over = np.flatnonzero(shifted > 0xFF)
+    np.add.at(out, target[over] + 1, (shifted[over] >> 8).astype(np.uint8))
 
 
 def count_of(value: bytes) -> int:
@@ -227,25 +268,26 @@ def unpack_many(values: Sequence[bytes]) -> tuple[Columns, I64]:
     counts = head["count"].astype(np.int64)
     widths = [(head["a"] & 15), (head["a"] >> 4), (head["b"] & 15), (head["b"] >> 4)]
     widths = [w.astype(np.int64) for w in widths]
-    skips = (1, 0, 0, 1)
     places = []
     at = begins + _SIZE
-    for width, skip in zip(widths, skips, strict=True):
+    for width, skip in zip(widths, _SKIPS, strict=True):
         places.append(at)
-        at = at + width * (counts - skip)
+        at = at + _bytes_of(width, counts - skip)
     if (
         (counts == 0).any()
         or (at != begins + lengths).any()
-        or any(int(w.max(initial=0)) > 8 for w in widths)
+        or int(widths[0].max(initial=0)) > _BITS
     ):
         raise FormatError("a run's length does not follow from its header")
     starts = np.cumsum(counts) - counts
     owner = np.repeat(np.arange(len(values)), counts)
     nth = np.arange(len(owner)) - starts[owner]
     columns = [
-        _take_planes(data, skip, width, place, owner, nth, counts)
-        for skip, width, place in zip(skips, widths, places, strict=True)
+        _take_planes(data, skip, np.where(width > _BITS, 0, width), place, owner, nth, counts)
+        for skip, width, place in zip(_SKIPS, widths, places, strict=True)
     ]
+    for column, skip, width, place in zip(columns, _SKIPS, widths, places, strict=True):
+        _take_bits(column, data, skip, width - _BITS, place, owner, nth)
     stored_at = head["low"].astype(np.int64) | head["high"].astype(np.int64) << 32
     return (
         Columns(
@@ -270,6 +312,22 @@ def _take_planes(
         source = begins[runs] + plane * (counts[runs] - skip) + nth[rows] - skip
         found[rows] |= data[source].astype(np.int64) << (8 * plane)
     return found
+
+
+def _take_bits(
+    found: I64, data: U8, skip: int, bits: I64, begins: I64, owner: I64, nth: I64
+) -> None:
+    """Take what `_put_bits` put, into `found`."""
+    if int(bits.max(initial=0)) <= 0:
+        return
+    rows = np.flatnonzero((bits[owner] > 0) & (nth >= skip))
+    runs = owner[rows]
+    at = (nth[rows] - skip) * bits[runs]
+    source = begins[runs] + (at >> 3)
+    # Of the byte behind a number that ends with its own byte no bit is used.
+    behind = np.minimum(source + 1, len(data) - 1)
+    both = data[source].astype(np.int64) | data[behind].astype(np.int64) << 8
+    found[rows] = both >> (at & 7) & ((1 << bits[runs]) - 1)
 
 
 def _sum_up(deltas: I64, firsts: I64, starts: I64, owner: I64) -> I64:

@@ -15,7 +15,7 @@ import pytest
 import kvstore
 from kvstore import FormatTooNew, IndexDamaged, Store, StoreConfig, StoreError
 from kvstore.index.families import Families
-from kvstore.index.keys import FORMAT, META, U32, read_place, read_run_key
+from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
 from tests.support.contents import assert_found_by_key, assert_whole, bodies, read_all
 from tests.support.files import copy_folder
@@ -155,6 +155,27 @@ def set_format(path: Path, version: int) -> None:
     families.close()
 
 
+def get_format(path: Path) -> int:
+    families = Families(path / "index", read_only=True, create=False)
+    found = families.get(META, FORMAT)
+    families.close()
+    assert found is not None
+    return int(U32.unpack(found)[0])
+
+
+def test_a_store_of_an_older_format_is_of_this_one_once_it_was_opened_for_writing(
+    path: Path,
+) -> None:
+    """A reader changes nothing; an older kvmq must not take what this one wrote for its own."""
+    set_format(path, 1)
+    with kvstore.open(path, read_only=True) as store:
+        assert bodies(store)[("t", 0)][:COUNT] == [body(n) for n in range(COUNT)]
+    assert get_format(path) == 1
+    with opened(path) as store:
+        assert bodies(store)[("t", 0)][:COUNT] == [body(n) for n in range(COUNT)]
+    assert get_format(path) == FORMAT_VERSION
+
+
 def test_a_store_of_a_newer_format_is_refused_and_not_touched(path: Path) -> None:
     set_format(path, 99)
     names = sorted(p.name for p in path.iterdir())
@@ -165,7 +186,7 @@ def test_a_store_of_a_newer_format_is_refused_and_not_touched(path: Path) -> Non
     ):
         with pytest.raises(FormatTooNew) as raised:
             work()
-        assert (raised.value.found, raised.value.supported) == (99, 1)
+        assert (raised.value.found, raised.value.supported) == (99, FORMAT_VERSION)
     assert sorted(p.name for p in path.iterdir()) == names
     set_format(path, 1)
     assert_mended(path)

@@ -184,3 +184,23 @@ def test_an_entry_that_a_run_has_not_is_told(index: int) -> None:
     (value,) = values_of(*columns_of([[(1, 91, 0, 0)] * 3], 1))
     with pytest.raises(FormatError):
         position_at(value, index)
+
+
+def test_narrow_columns_take_bits_and_give_back_what_was_put() -> None:
+    for bits in range(1, 8):
+        largest = (1 << bits) - 1
+        count = 13
+        codes = np.array([largest, *[i % (largest + 1) for i in range(count - 1)]], dtype=np.int64)
+        columns = Columns(
+            np.arange(count, dtype=np.int64) * 300,
+            codes + 100,
+            codes - (1 << 40),
+            1_700_000_000_000 + np.cumsum(codes),
+        )
+        packed = pack_many(columns, np.array([0]))
+        in_bits = (2 * count * bits + 7) // 8  # sizes and tags; less than a byte each
+        assert len(packed.data) <= 26 + 2 * (count - 1) + in_bits + 1 + (count * bits + 7) // 8
+        found, starts = unpack_many([packed.data])
+        assert starts.tolist() == [0]
+        for got, put in zip(found, columns, strict=True):
+            assert got.tolist() == put.tolist()
