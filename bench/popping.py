@@ -44,7 +44,7 @@ def run_one(folder: Path, options: Options) -> list[Figure]:
 
 def run_threads(folder: Path, options: Options) -> list[Figure]:
     """Four threads that pop(32) and ack_batch(32), against one."""
-    count = options.messages or 400_000
+    count = max(1024, options.messages or 400_000)
     with _loaded(folder, options, count + 256) as store:
         half = count // 2
         alone = _rate(store, half, 32)
@@ -84,7 +84,7 @@ def measure_curve(folder: Path, options: Options) -> tuple[list[tuple[int, float
     last bytes on disk of a message under lock.
     """
     count = options.messages or 5_000_000
-    window, held = count // _WINDOWS, count // 5
+    window, held = max(32, count // _WINDOWS), max(32, count // 5)
     curve: list[tuple[int, float, int]] = []
     with _loaded(folder, options, count + held + _ENDS * window) as store:
         acked = 0
