@@ -107,6 +107,8 @@ class Popper:
         """Wake who waits for flights that are gone: they are told that the group or topic is."""
         for flight in flights:
             self.waiting.freed(flight, len(flight.waiters))
+        for group in {flight.group for flight in flights}:
+            self.waiting.made_room(group)
 
     def _still_there(self, group: GroupInfo, topic: Topic) -> tuple[GroupInfo, Topic]:
         """A group and a topic as they are now; `GroupNotFound`, `TopicNotFound` if they were
@@ -163,6 +165,7 @@ class Popper:
                 self.flights.reload(flight)
             for nonce, bad in ended.items():
                 self.flights.end(nonce, bad)
+            self.waiting.made_room(group.id)
             self.waiting.freed(flight, len(flight.waiters))
 
     @contextmanager
@@ -171,10 +174,8 @@ class Popper:
         with ExitStack() as held:
             flights: dict[tuple[int, int], Flight] = {}
             for group, topic in sorted({(c.group, c.topic) for c in commits}):
-                flight = self.flights.find(group, topic)
-                if flight is not None:
-                    held.enter_context(flight.lock)
-                    flights[group, topic] = flight
+                # Also where there is none yet: a first pop must not come in between.
+                flights[group, topic] = held.enter_context(self.flights.flying(group, topic))
             for group, topic, queue, offset in commits:
                 used = flights.get((group, topic))
                 if used is not None and queue in used.lowest():

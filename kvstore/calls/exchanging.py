@@ -73,7 +73,9 @@ class Exchanging(Parts):
                 bounds = self._reader.bounds(topic << 32 | queue)
                 offset = self._offsets.get(group.id, topic, queue, bounds)
                 if offset is not None:
-                    yield group.name, name, queue, offset
+                    # What is popped and not done would be lost to who goes on from there.
+                    lowest = self._lowest_locked(group.id, topic).get(queue, offset)
+                    yield group.name, name, queue, min(offset, lowest)
 
     def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
         """Make the topics, groups and offsets that RocketMQ's configuration in `folder` or

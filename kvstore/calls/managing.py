@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from kvstore.calls.parts import Parts
 from kvstore.config import Codec, KeyIndex, Retention
-from kvstore.errors import CallerError, QueueNotEmpty
+from kvstore.errors import CallerError, QueueNotEmpty, TopicNotFound
 from kvstore.index.families import Batch
 from kvstore.meta.attributes import attributes_of
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
@@ -135,18 +135,26 @@ class Managing(Parts):
         also: Callable[[Batch], None] = lambda batch: None,
     ) -> None:
         """Delete topics and groups, and what `also` adds, in one batch."""
-        for name in topics:
-            self._topics.get(name)
-        for name in groups:
-            self._groups.get(name)
+        topic_ids = {self._topics.get(name).id for name in topics}
+        group_ids = {self._groups.get(name).id for name in groups}
         if topics:
             # Most of the tail, before anybody has to wait for it.
             self._upkeep.checkpoint()
-        with self._topics.lock, self._groups.lock:
+        with (
+            # First, and for those ids: whoever pops has a flight's lock when he asks for a topic.
+            self._popping.flights.deleting(group_ids, topic_ids),
+            self._topics.lock,
+            self._groups.lock,
+        ):
             batch = self._index.families.batch()
             gone = self._topics.stage_delete(batch, topics)
             leaving = self._groups.stage_delete(batch, groups)
             ids = [info.id for info in gone]
+            if set(ids) != topic_ids or {info.id for info in leaving} != group_ids:
+                raise TopicNotFound(
+                    "topics or groups were deleted and made again by somebody else at the same "
+                    "time; nothing was deleted, try again"
+                )
             self._offsets.stage_forget(batch, ids)
             also(batch)
             if topics:
@@ -238,7 +246,10 @@ class Managing(Parts):
             "max_in_flight": max_in_flight,
             "attributes": UNSET if attributes is None else attributes_of(attributes),
         }
-        return self._groups.alter(name, {k: v for k, v in changes.items() if v is not UNSET})
+        changed = self._groups.alter(name, {k: v for k, v in changes.items() if v is not UNSET})
+        # There may be room now for who waits.
+        self._popping.waiting.made_room(changed.id)
+        return changed
 
     def delete_group(self, name: str) -> None:
         """Delete a group, its committed offsets and their history; `GroupNotFound`."""

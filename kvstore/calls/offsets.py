@@ -9,12 +9,11 @@ batch with whatever else is known of the messages that are given back (`Offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Literal
 
 from kvstore.calls.parts import Parts
-from kvstore.consume.flights import Flights
 from kvstore.errors import CallerError
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
@@ -74,15 +73,6 @@ class Keeping(Parts):
             return None
         found = self._offsets.get(known.id, used.id, queue, bounds)
         return _below(found, self._lowest_locked(known.id, used.id).get(queue))
-
-    def _lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
-        """Queue -> the lowest offset that a group has under lock there: all below is done."""
-        if self._log.writable:
-            return self._popping.lowest_locked(group, topic)
-        # A reader pops nothing, so it has no flights: they are read for this look alone.
-        flights = Flights(self._index.families, self._offsets, self._reader.bounds)
-        found = flights.find(group, topic)
-        return {} if found is None else found.lowest()
 
     def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
         """What a group had committed in a queue and when, oldest first; the last one is the newest

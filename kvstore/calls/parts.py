@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvstore.config import StoreConfig
+from kvstore.consume.flights import Flights
 from kvstore.consume.reader import Reader
 from kvstore.errors import StoreClosed
 from kvstore.index.index import Index
@@ -38,3 +40,12 @@ class Parts:
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"{self.path} was closed; open it again")
+
+    def _lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
+        """Queue -> the lowest offset that a group has under lock there: all below is done."""
+        if self._log.writable:
+            return self._popping.lowest_locked(group, topic)
+        # A reader pops nothing, so it has no flights: they are read for this look alone.
+        flights = Flights(self._index.families, self._offsets, self._reader.bounds)
+        found = flights.find(group, topic)
+        return {} if found is None else found.lowest()

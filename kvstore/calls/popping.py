@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -95,7 +95,7 @@ class Popping(Parts):
     def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
         """Ack many; for each, in order, True or the error that `ack` would have raised."""
         self._log.check_writable()
-        if isinstance(receipts, str | bytes):
+        if isinstance(receipts, str | bytes) or not isinstance(receipts, Iterable):
             raise CallerError(f"receipts is {receipts!r}; it must be a list of receipts")
         return self._popping.settle.ack(receipts if type(receipts) is list else list(receipts))
 

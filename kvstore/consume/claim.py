@@ -99,6 +99,10 @@ class Claim:
     def take_due(self) -> None:
         """Take messages whose locks have run out, oldest first."""
         queue, dead = self._wanted.queue, 0
+        # With one queue asked for, there is an end to looking through what is due in the others.
+        rows = self._flight.rows if queue is None else self._flight.rows_in(queue)
+        if not rows:
+            return
         for key, lock in self._flight.due(self._now):
             if dead >= _DEAD_AT_ONCE:
                 self.made_way = True
@@ -107,10 +111,12 @@ class Claim:
                 return
             if queue is not None and key.queue != queue:
                 continue
+            if not rows:
+                return
+            rows -= 1
             if lock.attempts >= self._group.max_attempts:
                 self.dead.append((key, lock))
                 dead += lock.locked.bit_count()
-                self.dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
             else:
                 self._take_again(key, lock)
 
@@ -155,6 +161,11 @@ class Claim:
                 self._left -= 1
                 self._bytes -= message.size
         return out, None
+
+    def buried(self) -> None:
+        """Take note that what is dead was copied to the dead letters."""
+        for key, lock in self.dead:
+            self.dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
 
     # --- what was parked ---
 

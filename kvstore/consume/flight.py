@@ -38,14 +38,14 @@ _DUE_MAX: Final = PARKED - 1
 class Change:
     """What one WriteBatch does to a flight."""
 
-    __slots__ = ("added", "batch", "messages", "next", "removed", "touched")
+    __slots__ = ("added", "batch", "counts", "next", "removed", "touched")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.added: list[LockKey] = []
         self.removed: list[LockKey] = []
-        self.messages = 0
-        """By how many more messages are locked."""
+        self.counts: list[tuple[LockKey, int]] = []
+        """Rows, and by how many more of their messages are locked."""
         self.touched = False
         """Whether rows that were there are shrunk or removed."""
         self.next: dict[int, int] = {}
@@ -62,7 +62,7 @@ class Change:
         """A new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
         self.added.append(key)
-        self.messages += lock.locked.bit_count()
+        self.counts.append((key, lock.locked.bit_count()))
 
     def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
         """A row that keeps only some of its messages; it goes if it keeps none."""
@@ -75,7 +75,7 @@ class Change:
         else:
             self.batch.delete(LOCKS, lock_key(*key))
             self.removed.append(key)
-        self.messages += new.locked.bit_count() - old.locked.bit_count()
+        self.counts.append((key, new.locked.bit_count() - old.locked.bit_count()))
 
     def remove(self, key: LockKey, old: Lock) -> None:
         """A row that goes."""
@@ -88,7 +88,9 @@ class Change:
 class Flight:
     """See the module. Whoever uses it holds `lock`; one that is `gone` is to be asked for anew."""
 
-    def __init__(self, families: Families, group: int, topic: int) -> None:
+    def __init__(self, families: Families, group: int, topic: int, *, dead: bool = False) -> None:
+        """`dead`: its group or topic is deleted, so it has nothing and takes nothing."""
+        self.dead = dead
         self.group = group
         self.topic = topic
         self.lock = threading.RLock()
@@ -125,6 +127,8 @@ class Flight:
         self._end = behind(self._prefix)
         self._first: LockKey | None = None
         self._buckets: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._queues: dict[int, int] = {}
         self._order: list[int] = []
 
     # --- counters ---
@@ -134,8 +138,7 @@ class Flight:
         if key.due == PARKED:
             self.has_parked = True
         else:
-            self._count(key)
-            self.messages += messages
+            self.added(key, messages)
 
     def may_be_due(self, now: int) -> bool:
         """Whether a row can be due; mostly without a look at RocksDB."""
@@ -144,12 +147,12 @@ class Flight:
     def added(self, key: LockKey, messages: int) -> None:
         """Take note of a row that was written."""
         self._count(key)
-        self.messages += messages
+        self._hold(key, messages)
 
     def removed(self, key: LockKey, messages: int) -> None:
         """Take note of a row that was removed."""
+        self._hold(key, -messages)
         self._uncount(key)
-        self.messages -= messages
 
     def settle(self, change: Change) -> None:
         """Take note of what was written."""
@@ -159,7 +162,8 @@ class Flight:
             self._uncount(key)
         for key in change.added:
             self._count(key)
-        self.messages += change.messages
+        for key, messages in change.counts:
+            self._hold(key, messages)
         if change.next:
             self.next.update(change.next)
 
@@ -173,12 +177,15 @@ class Flight:
         self.has_parked = False
         self._first = None
         self._buckets.clear()
+        self._held.clear()
+        self._queues.clear()
         self._order.clear()
 
     def _count(self, key: LockKey) -> None:
         bucket = key.due >> _BUCKET
         if not self.rows:
             self._buckets.clear()
+            self._held.clear()
             self._order.clear()
         counted = self._buckets.get(bucket)
         if counted is None:
@@ -188,6 +195,7 @@ class Flight:
         if not self.rows or (self._first is not None and key < self._first):
             self._first = key
         self.rows += 1
+        self._queues[key.queue] = self._queues.get(key.queue, 0) + 1
 
     def _uncount(self, key: LockKey) -> None:
         # An empty one stays: the next row is mostly in it as well.
@@ -195,12 +203,35 @@ class Flight:
         if key == self._first:
             self._first = None
         self.rows -= 1
+        left = self._queues[key.queue] - 1
+        if left:
+            self._queues[key.queue] = left
+        else:
+            del self._queues[key.queue]
+
+    def _hold(self, key: LockKey, messages: int) -> None:
+        bucket = key.due >> _BUCKET
+        self._held[bucket] = self._held.get(bucket, 0) + messages
+        self.messages += messages
+
+    def locked_at(self, now: int) -> int:
+        """How many messages are locked, less those whose locks have run out."""
+        if not self.may_be_due(now):
+            return self.messages
+        last = now >> _BUCKET
+        return self.messages - sum(n for bucket, n in self._held.items() if bucket < last)
+
+    def rows_in(self, queue: int) -> int:
+        """How many rows a queue has."""
+        return self._queues.get(queue, 0)
 
     def _earliest(self) -> int:
         """The beginning of the first 1/8 s that has rows; there is one."""
         order, buckets = self._order, self._buckets
         while not buckets[order[0]]:
-            del buckets[heapq.heappop(order)]
+            bucket = heapq.heappop(order)
+            del buckets[bucket]
+            self._held.pop(bucket, None)
         return order[0] << _BUCKET
 
     # --- rows ---

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from kvstore.consume.flight import Change, Flight
@@ -45,6 +45,9 @@ class Flights:
         self._ahead: OrderedDict[tuple[int, int], Flight] = OrderedDict()
         self._by_group: dict[int, dict[int, Flight]] = {}
         self._by_topic: dict[int, dict[int, Flight]] = {}
+        self._dead_groups: set[int] = set()
+        self._dead_topics: set[int] = set()
+        """Ids that were deleted; none is given again."""
         self._groups: set[int] = set()
         """The groups whose rows were read."""
         self.ended: OrderedDict[int, int] = OrderedDict()
@@ -59,6 +62,8 @@ class Flights:
             self._ensure(group)
             with self._lock:
                 flight = self._flights.get((group, topic))
+                if group in self._dead_groups or topic in self._dead_topics:
+                    return Flight(self._families, group, topic, dead=True)
                 if flight is None:
                     flight = self._make(group, topic)
         return flight
@@ -109,6 +114,47 @@ class Flights:
     def messages(self, group: int) -> int:
         """How many messages a group has under lock, in all topics."""
         return sum(f.messages for f in self.under_way(group))
+
+    def locked_at(self, group: int, now: int) -> int:
+        """The same, less those whose locks have run out."""
+        return sum(f.locked_at(now) for f in self.under_way(group))
+
+    def next_due(self, flight: Flight) -> int | None:
+        """When something may change by itself for who waits at a flight, ms since the epoch: a lock
+        of it runs out, or of its group if that makes room. None if there is none.
+        """
+        flights = self.under_way(flight.group) if flight.capped else [flight]
+        found = []
+        for one in flights:
+            with one.lock:
+                found.append(one.next_due())
+        return min((due for due in found if due is not None), default=None)
+
+    @contextmanager
+    def deleting(self, groups: Collection[int], topics: Collection[int]) -> Iterator[None]:
+        """Around deleting groups and topics, by their ids: nothing of theirs is handed out, or
+        written, meanwhile and ever after.
+        """
+        with self._lock:
+            self._dead_groups.update(groups)
+            self._dead_topics.update(topics)
+            found = {
+                (flight.group, flight.topic): flight
+                for kept, ids in ((self._by_group, groups), (self._by_topic, topics))
+                for number in ids
+                for flight in kept.get(number, {}).values()
+            }
+        with ExitStack() as held:
+            # In the order in which everybody takes several.
+            for at in sorted(found):
+                held.enter_context(found[at].lock)
+            try:
+                yield
+            except BaseException:
+                with self._lock:
+                    self._dead_groups.difference_update(groups)
+                    self._dead_topics.difference_update(topics)
+                raise
 
     def forget_group(self, group: int) -> list[Flight]:
         """Take note that a group was deleted; its flights."""

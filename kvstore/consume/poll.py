@@ -26,7 +26,16 @@ class Poll:
     that found nothing, in how many seconds the flight's first lock runs out.
     """
 
-    __slots__ = ("_claim", "_clock", "_until", "_waiter", "_waiting", "due_in", "flight")
+    __slots__ = (
+        "_claim",
+        "_clock",
+        "_next_due",
+        "_until",
+        "_waiter",
+        "_waiting",
+        "due_in",
+        "flight",
+    )
 
     def __init__(
         self,
@@ -34,6 +43,7 @@ class Poll:
         flight: Flight,
         clock: Clock,
         claim: Callable[[], list[Popped]],
+        next_due: Callable[[Flight], int | None],
         wait: float,
         wake: Callable[[], None],
         *,
@@ -44,6 +54,7 @@ class Poll:
         self._waiting = waiting
         self._clock = clock
         self._claim = claim
+        self._next_due = next_due
         self._until = clock.monotonic() + wait
         self._waiter = Waiter(wake, picky=picky)
         waiting.enter(flight, self._waiter)
@@ -57,12 +68,11 @@ class Poll:
         self._waiting.rest(flight, self._waiter)
         found = self._claim()
         if not found:
-            with flight.lock:
-                self.due_in = self._until_due()
+            self.due_in = self._until_due()
         return found
 
     def _until_due(self) -> float:
-        due = self.flight.next_due()
+        due = self._next_due(self.flight)
         if due is None:
             return float("inf")
         # What is due by now was not for this poll: it is of another queue.

@@ -10,6 +10,7 @@ lock is held from the look to the write; a pop that raised changed nothing.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -34,12 +35,13 @@ from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
 from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import CallerError
+from kvstore.errors import CallerError, PutRefused
 from kvstore.index.families import Families
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
 
+_log = logging.getLogger("kvmq")
 INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
 """Seconds: what no lock should outlast."""
 WAIT_MAX: Final = 24 * 3600.0
@@ -137,6 +139,7 @@ class Pop:
             self._flights.get(group.id, topic.id),
             self._clock,
             lambda: self.claim(*self._still_there(group, topic), wanted),
+            self._flights.next_due,
             wait,
             wake,
             picky=wanted.queue is not None or wanted.matches is not None,
@@ -156,6 +159,9 @@ class Pop:
         with flight.lock:
             if flight.gone:
                 return self._claim(group, topic, wanted)
+            if flight.dead:
+                self._still_there(group, topic)
+                return []  # being deleted
             found = None
             if flight.ahead and wanted.plain and group.is_plain:
                 found = self._quick.pop(flight, group, topic, wanted)
@@ -197,10 +203,12 @@ class Pop:
         )
         claim.take_due()
         if claim.dead:
-            claim.ended += self._dead_letters.bury(change, topic, group, claim.dead)
+            self._bury(claim, topic, group)
         flight.capped = group.max_in_flight is not None
         if group.max_in_flight is not None:
-            held = self._flights.messages(group.id) + change.messages
+            now = self._clock.now_ms()
+            held = self._flights.locked_at(group.id, now)
+            held += sum(n for key, n in change.counts if key.due > now)
             claim.room = max(0, group.max_in_flight - held)
         if flight.has_parked:
             claim.take_parked()
@@ -217,6 +225,16 @@ class Pop:
             for taken in claim.taken:
                 self._flights.note_attempt(taken.key, wanted.attempt_id)
         return claim
+
+    def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
+        try:
+            claim.ended += self._dead_letters.bury(claim.change, topic, group, claim.dead)
+        except PutRefused as e:
+            # They stay due; nobody else's messages have to wait for a disk with room.
+            claim.made_way = False
+            _log.error("kvmq can't copy the dead letters of group %r: %s", group.name, e)
+        else:
+            claim.buried()
 
     def _write(self, flight: Flight, change: Change) -> None:
         now = self._clock.now_ms()

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from kvstore.clock import Clock
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
-from kvstore.consume.locks import offsets_of
+from kvstore.consume.locks import Lock, offsets_of
 from kvstore.consume.order import Order
 from kvstore.consume.quick import Quick
 from kvstore.consume.receipts import Delivery, Receipts
@@ -185,6 +185,7 @@ class Settle:
             lock = flight.get(key)
             if lock is None or lock.nonce != delivery.nonce or not lock.locked & bit:
                 raise expired()
+            attempt_id = lock.attempt_id if invisible_ms else b""
             if invisible_ms is None:
                 group = self._group_of(key.group)
                 invisible_ms = round(group.backoff_after(lock.attempts) * 1000)
@@ -192,17 +193,17 @@ class Settle:
             left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
             due = self._clock.now_ms() + invisible_ms
             new = flight.free_key(change, key.queue, key.first + place, due)
-            moved = lock._replace(
-                attempts=lock.attempts - unseen, nonce=next(self._nonces), locked=1, moved=0
-            )
+            attempts, nonce = lock.attempts - unseen, next(self._nonces)
+            # What is given back is not to be had before its time by asking for the attempt again.
+            moved = Lock(attempts, lock.recoveries, nonce, 1, 0, attempt_id)
             change.shrink(key, lock, left)
             change.add(new, moved)
             self._families.write(change.batch)
             flight.settle(change)
             if not left.locked:
                 self._flights.end(lock.nonce, left.moved)
-            if lock.attempt_id:
-                self._flights.note_attempt(new, lock.attempt_id)
+            if attempt_id:
+                self._flights.note_attempt(new, attempt_id)
             self._waiting.freed(flight, 1)
         return self._receipts.make(Delivery(new, moved.nonce), 1)[0]
 
