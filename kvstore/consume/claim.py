@@ -23,7 +23,7 @@ from kvstore.consume.pull import SCAN_MAX, take
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.errors import RecordDamaged
-from kvstore.index.keys import PARKED, LockKey, lock_key
+from kvstore.index.keys import LockKey, lock_key
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
@@ -100,7 +100,7 @@ class Claim:
         """Take messages whose locks have run out, oldest first."""
         queue, dead = self._wanted.queue, 0
         # With one queue asked for, there is an end to looking through what is due in the others.
-        rows = self._flight.rows if queue is None else self._flight.rows_in(queue)
+        rows = self._flight.rows if queue is None else self._flight.rows_in(queue, self._now)
         if not rows:
             return
         for key, lock in self._flight.due(self._now):
@@ -114,10 +114,13 @@ class Claim:
             if not rows:
                 return
             rows -= 1
+            if self._flight.counts(key, self._now):
+                # It was taken for locked still: what is counted is counted by 1/8 s.
+                self.room += lock.locked.bit_count()
             if lock.attempts >= self._group.max_attempts:
                 self.dead.append((key, lock))
                 dead += lock.locked.bit_count()
-            else:
+            elif self.room:
                 self._take_again(key, lock)
 
     def _take_again(self, key: LockKey, lock: Lock) -> None:
@@ -125,16 +128,14 @@ class Claim:
         offsets = offsets_of(key.first, lock.locked)
         asked = offsets
         if self._wanted.matches is None:
-            asked = offsets[: min(self._left, self.room) if key.due == PARKED else self._left]
+            asked = offsets[: min(self._left, self.room)]
         before = self._left
-        messages, unfit = self._fitting(
-            messages_at(self._reader, self._topic, key.queue, asked, self._group.name)
-        )
+        found = messages_at(self._reader, self._topic, key.queue, asked, self._group.name)
+        messages, unfit = self._fitting(found, self.room)
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
-        if key.due == PARKED:
-            self.room -= before - self._left
+        self.room -= before - self._left
         kept = {message.offset for message in messages}
         self.dropped += [(key.queue, o) for o in asked if o < end and o not in kept]
         rest = bits_of(key.first, (offset for offset in offsets if offset >= end))
@@ -146,12 +147,14 @@ class Claim:
         if not rest:
             self.ended.append((lock.nonce, gone))
 
-    def _fitting(self, messages: Iterable[StoredMessage]) -> tuple[list[StoredMessage], int | None]:
+    def _fitting(
+        self, messages: Iterable[StoredMessage], most: int = UNLIMITED
+    ) -> tuple[list[StoredMessage], int | None]:
         """Of messages in order, those that match and fit; and the offset of the first that doesn't
         fit, if there is one."""
         matches, out = self._wanted.matches, list[StoredMessage]()
         for message in messages:
-            if not self.left:
+            if not self.left or len(out) >= most:
                 return out, message.offset
             if matches is None or matches(message):
                 if message.size > self._bytes and self._left < self._wanted.limit:

@@ -129,6 +129,7 @@ class Flight:
         self._buckets: dict[int, int] = {}
         self._held: dict[int, int] = {}
         self._queues: dict[int, int] = {}
+        self._queue_due: dict[int, int] = {}
         self._order: list[int] = []
 
     # --- counters ---
@@ -179,13 +180,13 @@ class Flight:
         self._buckets.clear()
         self._held.clear()
         self._queues.clear()
+        self._queue_due.clear()
         self._order.clear()
 
     def _count(self, key: LockKey) -> None:
         bucket = key.due >> _BUCKET
         if not self.rows:
             self._buckets.clear()
-            self._held.clear()
             self._order.clear()
         counted = self._buckets.get(bucket)
         if counted is None:
@@ -195,7 +196,10 @@ class Flight:
         if not self.rows or (self._first is not None and key < self._first):
             self._first = key
         self.rows += 1
-        self._queues[key.queue] = self._queues.get(key.queue, 0) + 1
+        rows = self._queues.get(key.queue, 0)
+        self._queues[key.queue] = rows + 1
+        if not rows or key.due < self._queue_due[key.queue]:
+            self._queue_due[key.queue] = key.due
 
     def _uncount(self, key: LockKey) -> None:
         # An empty one stays: the next row is mostly in it as well.
@@ -207,11 +211,15 @@ class Flight:
         if left:
             self._queues[key.queue] = left
         else:
-            del self._queues[key.queue]
+            del self._queues[key.queue], self._queue_due[key.queue]
 
     def _hold(self, key: LockKey, messages: int) -> None:
         bucket = key.due >> _BUCKET
-        self._held[bucket] = self._held.get(bucket, 0) + messages
+        held = self._held.get(bucket, 0) + messages
+        if held:
+            self._held[bucket] = held
+        else:
+            self._held.pop(bucket, None)
         self.messages += messages
 
     def locked_at(self, now: int) -> int:
@@ -221,17 +229,19 @@ class Flight:
         last = now >> _BUCKET
         return self.messages - sum(n for bucket, n in self._held.items() if bucket < last)
 
-    def rows_in(self, queue: int) -> int:
-        """How many rows a queue has."""
-        return self._queues.get(queue, 0)
+    def counts(self, key: LockKey, now: int) -> bool:
+        """Whether `locked_at` counts a row."""
+        return key.due >> _BUCKET >= now >> _BUCKET
+
+    def rows_in(self, queue: int, now: int) -> int:
+        """How many rows a queue has, if one of them can be due."""
+        return self._queues[queue] if self._queue_due.get(queue, now + 1) <= now else 0
 
     def _earliest(self) -> int:
         """The beginning of the first 1/8 s that has rows; there is one."""
         order, buckets = self._order, self._buckets
         while not buckets[order[0]]:
-            bucket = heapq.heappop(order)
-            del buckets[bucket]
-            self._held.pop(bucket, None)
+            del buckets[heapq.heappop(order)]
         return order[0] << _BUCKET
 
     # --- rows ---

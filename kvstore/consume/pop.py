@@ -201,15 +201,14 @@ class Pop:
             self._offsets.recoveries,
             self._nonces,
         )
+        flight.capped = group.max_in_flight is not None
+        if group.max_in_flight is not None:
+            # What has run out counts no more: nobody may ever ask for it again.
+            held = self._flights.locked_at(group.id, self._clock.now_ms())
+            claim.room = max(0, group.max_in_flight - held)
         claim.take_due()
         if claim.dead:
             self._bury(claim, topic, group)
-        flight.capped = group.max_in_flight is not None
-        if group.max_in_flight is not None:
-            now = self._clock.now_ms()
-            held = self._flights.locked_at(group.id, now)
-            held += sum(n for key, n in change.counts if key.due > now)
-            claim.room = max(0, group.max_in_flight - held)
         if flight.has_parked:
             claim.take_parked()
         self._take_unread(claim, flight, topic, group, wanted)

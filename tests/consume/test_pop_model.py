@@ -428,12 +428,15 @@ class Pops(RuleBasedStateMachine):
                 assert blocked, "an unread message was left, though there was room"
             if e.state == "locked":
                 assert e.lock is not None
-                assert e.lock.due > self.now, "a due message was left, though there was room"
+                assert is_full or e.lock.due > self.now, "a due message was left, with room"
 
     def locked(self, group: Group, *, certain: bool = False) -> int:
-        """How many messages are locked, at least or at most."""
-        states = ("locked",) if certain else ("locked", "maybe")
-        return sum(e.lock is not None and e.state in states for e in group.all())
+        """How many messages are under locks that have not run out, at least or at most (it is
+        counted by 128 ms).
+        """
+        over = self.now if certain else self.now - 128
+        live = sum(e.state == "locked" and e.lock.due > over for e in group.all() if e.lock)
+        return live if certain else live + sum(e.state == "maybe" for e in group.all())
 
     # --- ack and change ---
 
@@ -514,7 +517,9 @@ class Pops(RuleBasedStateMachine):
         group = next(g for g in self.groups.values() if entry in g.all())
         ms = group.backoff_ms(d.attempt) if seconds is None else round(seconds * 1000)
         entry.end("moved", self.opening)
-        new = Delivery(receipt, entry, d.attempt, self.now + ms, d.attempt_id)
+        # What is given back is not had by its attempt any more.
+        attempt_id = d.attempt_id if seconds is not None and ms else None
+        new = Delivery(receipt, entry, d.attempt, self.now + ms, attempt_id)
         new.due = max(new.due, int(receipt[16:32], 16))  # moved on where the place was taken
         assert new.due <= self.now + ms + 100
         self.deliveries.append(new)
