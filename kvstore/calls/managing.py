@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from kvstore.calls.parts import Parts
+from kvstore.calls.parts import Parts, listed
 from kvstore.config import Codec, KeyIndex, Retention
 from kvstore.errors import CallerError, QueueNotEmpty, TopicNotFound
 from kvstore.index.families import Batch
@@ -55,7 +55,7 @@ class Managing(Parts):
     def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
         """Make topics, all or none, in one batch."""
         self._log.check_writable()
-        return self._topics.create(configs)
+        return self._topics.create(listed("configs", configs))
 
     def topics(self) -> list[TopicInfo]:
         """All topics, by name."""
@@ -208,7 +208,7 @@ class Managing(Parts):
     def create_groups(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
         """Make groups, all or none, in one batch."""
         self._log.check_writable()
-        return self._groups.create(configs)
+        return self._groups.create(listed("configs", configs))
 
     def groups(self) -> list[GroupInfo]:
         """All groups, by name."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Literal
 
-from kvstore.calls.parts import Parts
+from kvstore.calls.parts import Parts, listed
 from kvstore.errors import CallerError
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
@@ -47,7 +47,12 @@ class Keeping(Parts):
         wanted: list[tuple[str, int, int, int]] = []
         ids: dict[str, int] = {}
         end = self._reader.visible_end()
-        for group, topic, queue, offset in commits:
+        for commit in listed("commits", commits):
+            if not isinstance(commit, tuple | list) or len(commit) != 4:
+                raise CallerError(
+                    f"a commit is {commit!r}; it must be (group, topic, queue, offset)"
+                )
+            group, topic, queue, offset = commit
             used = self._topics.get(topic)
             self._offsets.check(offset, self._index.next_offset(used.key(queue), end))
             known = self._groups.find(group)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from kvstore.config import StoreConfig
 from kvstore.consume.flights import Flights
 from kvstore.consume.reader import Reader
-from kvstore.errors import StoreClosed
+from kvstore.errors import CallerError, StoreClosed
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.groups import Groups
@@ -18,6 +19,15 @@ from kvstore.meta.topics import Topics
 from kvstore.popping import Popper
 from kvstore.upkeep import Upkeep
 from kvstore.writer import Writer
+
+T = TypeVar("T")
+
+
+def listed(name: str, values: Iterable[T]) -> list[T]:
+    """What a caller gave for several things, as a list; `CallerError` if it is none."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise CallerError(f"{name} is {values!r}; it must be a list")
+    return list(values)
 
 
 class Parts:

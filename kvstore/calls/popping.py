@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from kvstore.calls.parts import Parts
+from kvstore.calls.parts import Parts, listed
 from kvstore.consume.poll import Poll
 from kvstore.consume.pop import check_seconds, check_wait
 from kvstore.consume.popped import Popped
 from kvstore.consume.settle import AckResult
 from kvstore.consume.sql import SqlFilter
-from kvstore.errors import CallerError, ReceiptExpired
+from kvstore.errors import ReceiptExpired
 from kvstore.groupstats import GroupStats, collect_group
 
 _NO_WAIT: Final = 0.0
@@ -95,9 +95,9 @@ class Popping(Parts):
     def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
         """Ack many; for each, in order, True or the error that `ack` would have raised."""
         self._log.check_writable()
-        if isinstance(receipts, str | bytes) or not isinstance(receipts, Iterable):
-            raise CallerError(f"receipts is {receipts!r}; it must be a list of receipts")
-        return self._popping.settle.ack(receipts if type(receipts) is list else list(receipts))
+        return self._popping.settle.ack(
+            receipts if type(receipts) is list else listed("receipts", receipts)
+        )
 
     def change_invisible(self, receipt: str, invisible_for: float | None = None) -> str:
         """Let a message's lock end `invisible_for` seconds from now; 0 gives it back at once, None

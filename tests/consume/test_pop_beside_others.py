@@ -167,6 +167,18 @@ def test_what_was_given_back_is_not_had_early_by_its_attempt_id(tmp_path: Path) 
         assert [p.attempt for p in store.pop("g", "t", attempt_id="x")] == [2]
 
 
+@pytest.mark.parametrize("given", [None, 5, "text", [5], [("g", "t")]])
+def test_what_is_no_list_of_commits_or_settings_is_refused(store: Store, given: object) -> None:
+    calls: tuple[Callable[..., object], ...] = (
+        store.commit_offsets,
+        store.create_topics,
+        store.create_groups,
+    )
+    for call in calls:
+        with pytest.raises(CallerError):
+            call(given)
+
+
 @pytest.mark.parametrize("receipts", [None, 5, "text", b"bytes"])
 def test_what_is_no_list_of_receipts_is_refused(store: Store, receipts: object) -> None:
     with pytest.raises(CallerError):
