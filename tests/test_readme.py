@@ -44,7 +44,7 @@ def test_the_example_prints_what_the_readme_says_it_prints(readme: str, tmp_path
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", block(readme, "python")],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.environ["PYTHONPATH"], str(ROOT)))},
         capture_output=True,
         text=True,
         check=False,

@@ -79,21 +79,28 @@ class Segments:
         numbers = []
         for name in self.files.list_dir(self.folder):
             position = named_position(name)
-            if name.endswith((_NEW, _WHOLE)) and (self.folder / name).is_file():
-                # An allocation or copy that a crash cut short; it never was part of the log.
-                if self._writable:
-                    with _told(self.folder / name, "removed"):
-                        self.files.remove(self.folder / name)
-            elif name.endswith(_GONE) and (self.folder / name).is_file():
-                if self._writable:
-                    with _told(self.folder / name, "erased"):
-                        self._erase(self.folder / name)
+            if name.endswith((_NEW, _WHOLE, _GONE)):
+                self._unfinished(self.folder / name)
             elif position is None or position % self.size or position // self.size >= NUMBERS_END:
                 self.foreign.append(name)
             else:
                 numbers.append(position // self.size)
                 self._check(numbers[-1])
         self.numbers = self._without_strays(sorted(numbers))
+
+    def _unfinished(self, path: Path) -> None:
+        """Clear away what a crash cut short: an allocation or copy, which never was part of the
+        log, or an erasure. To a reader it is the writer's work, which may be done by now.
+        """
+        if not path.is_file():
+            if path.exists():
+                self.foreign.append(path.name)
+        elif self._writable and path.name.endswith(_GONE):
+            with _told(path, "erased"):
+                self._erase(path)
+        elif self._writable:
+            with _told(path, "removed"):
+                self.files.remove(path)
 
     def _without_strays(self, numbers: list[int]) -> list[int]:
         """The numbers that are of one log: of stretches with more than `GAP_MAX` segments between

@@ -25,6 +25,7 @@ from kvstore import (
     SegmentDamaged,
     StoreNotFound,
 )
+from kvstore.files import LocalFiles
 from kvstore.index.families import Families
 from kvstore.index.keys import CHECKPOINT, META, checkpoint_value, read_checkpoint
 from tests.support.contents import bodies, read_around
@@ -217,6 +218,25 @@ def test_a_foreign_file_is_reported_and_left_alone(
         assert len(bodies(store)[("t", 0)]) == COUNT
         put(store, COUNT, 300)
     assert stranger.read_bytes() == b"not yours"
+
+
+class VanishingFiles(LocalFiles):
+    """A reader's files: what the writer has in the making is done between listing and looking."""
+
+    def list_dir(self, path: Path) -> list[str]:
+        names = super().list_dir(path)
+        return [*names, *(f"{SEGMENT * 9:020d}{end}" for end in (".new", ".whole", ".gone"))]
+
+
+def test_a_reader_takes_what_the_writer_has_in_the_making_for_nothing_foreign(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    folder = tmp_path / "a" / "commitlog"
+    (folder / f"{SEGMENT * 8:020d}.new").write_bytes(b"half made")
+    config = settings(files=VanishingFiles())
+    with kvstore.open(tmp_path / "a", config=config, read_only=True) as reader:
+        assert not [p for p in reader.recovery.problems if "segment" in p]
+        assert len(bodies(reader)[("t", 0)]) == COUNT
 
 
 def crashed(path: Path, target: Path) -> Path:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
+from tests.support.disk import half_full
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["pytest", "kvstore", "kvstore.rebuild", "tests.support.files", "tests.support.stores"]
@@ -126,6 +128,7 @@ def fail(tell: Teller) -> None:
 
 def _run(writing: Connection, work: Callable[..., object], *args: Any) -> None:
     tell = Teller(writing)
+    half_full()
     try:
         work(tell, *args)
     except BaseException:
