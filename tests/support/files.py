@@ -11,10 +11,12 @@ copied as they are.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,6 +25,8 @@ from kvstore.errors import DiskFull
 from kvstore.files import LocalFiles, LocalMappedFile, MappedFile
 
 PAGE: Final = 4096
+_TRIES: Final = 100
+_PAUSE: Final = 0.01
 
 
 class Effect(NamedTuple):
@@ -242,10 +246,28 @@ def _differing(data: bytes, image: bytes) -> list[int]:
 
 
 def copy_folder(source: Path, target: Path) -> Path:
-    """Copy a folder that is in use: RocksDB may remove a file between the look and the copy."""
-    for _ in range(20):
+    """Copy a folder that is in use, as it was at one moment: RocksDB may finish a file, and remove
+    the ones before it, between the first file copied and the last.
+    """
+    for _ in range(_TRIES):
+        before = _seen(source)
         try:
-            return Path(shutil.copytree(source, target))
+            shutil.copytree(source, target)
+            if _seen(source) == before:
+                return target
         except (FileNotFoundError, shutil.Error):
-            shutil.rmtree(target, ignore_errors=True)
+            pass
+        shutil.rmtree(target, ignore_errors=True)
+        time.sleep(_PAUSE)
     raise AssertionError(f"{source} did not hold still")
+
+
+def _seen(folder: Path) -> set[tuple[str, int, int]]:
+    """Name, size and time of change of every file but RocksDB's own diary."""
+    found = set()
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and not path.name.startswith("LOG"):
+                stat = path.stat()
+                found.add((str(path), stat.st_size, stat.st_mtime_ns))
+    return found
