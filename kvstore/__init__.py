@@ -21,6 +21,9 @@ from kvstore.config import Retention, StoreConfig
 from kvstore.consume.popped import Popped
 from kvstore.consume.sql import SqlFilter, sql
 from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
     CallerError,
     ConfigError,
     Damaged,
@@ -34,6 +37,7 @@ from kvstore.errors import (
     IndexDamaged,
     IndexUnavailable,
     InFlight,
+    KeyDestroyed,
     LogDamaged,
     MessageIllegal,
     MessageNotFound,
@@ -112,6 +116,9 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "ArchiveDamaged",
+    "ArchiveMissing",
+    "ArchiveUnavailable",
     "Bounds",
     "CallerError",
     "ConfigError",
@@ -132,6 +139,7 @@ __all__ = [
     "InFlight",
     "IndexDamaged",
     "IndexUnavailable",
+    "KeyDestroyed",
     "Lag",
     "LogDamaged",
     "Message",

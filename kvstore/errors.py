@@ -226,3 +226,46 @@ class LogDamaged(Damaged):
 
 class FormatError(Damaged):
     """A packed value (run, key block, manifest) does not follow its format."""
+
+
+# --- archives -------------------------------------------------------------------------------
+
+
+class ArchiveDamaged(Damaged):
+    """An archive, or a block of it, is not what was written; the rest of it stays readable.
+
+    `archive` names it, `block` is the block's number (-1: not one block alone). `next_offset` is
+    the queue offset at which a reader can go on, where that is known.
+    """
+
+    def __init__(
+        self, message: str, archive: str = "", block: int = -1, next_offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.archive = archive
+        self.block = block
+        self.next_offset = next_offset
+
+
+class ArchiveMissing(ArchiveDamaged):
+    """An archive that the catalog lists is not where it should be."""
+
+
+class ArchiveUnavailable(StoreError):
+    """An archive can't be read now, for a reason that says nothing about what is in it: the place
+    does not answer, or refuses; `archive` names it.
+    """
+
+    def __init__(self, message: str, archive: str = "") -> None:
+        super().__init__(message)
+        self.archive = archive
+
+
+class KeyDestroyed(StoreError):
+    """What a topic's messages in archives are encrypted with is not there any more; `topic` names
+    it.
+    """
+
+    def __init__(self, message: str, topic: str = "") -> None:
+        super().__init__(message)
+        self.topic = topic

@@ -1,0 +1,1 @@
+"""Tiering: sealed segments as compact archives that read like the store."""

@@ -1,0 +1,1 @@
+"""One archive: its format (docs/archive.md), writing and reading it."""
