@@ -80,6 +80,7 @@ from kvstore.namespace import Namespace
 from kvstore.rebuild import RebuildReport, rebuild
 from kvstore.recovery import Progress, RecoveryReport
 from kvstore.rocketmq.export import ExportReport
+from kvstore.segmentstats import SegmentStats, TopicShare
 from kvstore.stats import StoreStats
 from kvstore.store import Store
 from kvstore.verify import Problem, VerifyReport
@@ -169,6 +170,7 @@ __all__ = [
     "RecoveryReport",
     "Retention",
     "SegmentDamaged",
+    "SegmentStats",
     "SqlFilter",
     "Store",
     "StoreBusy",
@@ -184,6 +186,7 @@ __all__ = [
     "TopicExists",
     "TopicInfo",
     "TopicNotFound",
+    "TopicShare",
     "VerifyReport",
     "import_rocketmq",
     "open",

@@ -290,6 +290,7 @@ class Store:
     seal = _awaited(SyncStore.seal)
     apply_retention = _awaited(SyncStore.apply_retention)
     stats = _awaited(SyncStore.stats)
+    segments = _awaited(SyncStore.segments)
     verify = _awaited(SyncStore.verify)
 
     # --- the end ---

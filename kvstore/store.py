@@ -35,6 +35,7 @@ from kvstore.meta.topics import Topics
 from kvstore.namespace import Namespace
 from kvstore.popping import Popper
 from kvstore.recovery import Progress, recover
+from kvstore.segmentstats import SegmentStats, segment_stats
 from kvstore.stats import StoreStats, collect
 from kvstore.upkeep import Upkeep, drop_orphans
 from kvstore.verify import VerifyReport, verify
@@ -224,6 +225,13 @@ class Store(Calls):
         """Figures about the store as it is now."""
         self._check_open()
         return collect(self.path, self._log, self._index, self._topics, self.config, self.recovery)
+
+    def segments(self, progress: Progress | None = None) -> list[SegmentStats]:
+        """What each sealed, wholly checkpointed segment holds, oldest first, and when that was
+        stored; from the index alone.
+        """
+        self._check_open()
+        return segment_stats(self._log, self._index, self._topics, progress)
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Check every record's CRC, and the one over the whole record of those that carry it, and

@@ -48,7 +48,9 @@ PUBLIC: Final = "__init__"
 CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
 RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
+# The configuration because a topic's own Retention goes before a tiering policy.
 TIERING_MAY_IMPORT: Final = (
+    "kvstore.config",
     "kvstore.record",
     "kvstore.index.keys",
     "kvstore.errors",

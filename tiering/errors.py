@@ -70,3 +70,13 @@ class TieringStopped(StoreError):
 
 class TieringBusy(StoreError):
     """Another worker does this for this store."""
+
+
+class ExtraMissing(StoreError):
+    """Something was asked for that needs an optional dependency; `extra` names it, as in
+    `pip install kvmq[plot]`.
+    """
+
+    def __init__(self, message: str, extra: str = "") -> None:
+        super().__init__(message)
+        self.extra = extra

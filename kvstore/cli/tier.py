@@ -1,0 +1,207 @@
+"""The verbs `tier ...`: archives of old segments."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
+from kvstore.cli.output import Output, output_option, size_text
+
+if TYPE_CHECKING:
+    from tiering.plan import Plan
+    from tiering.policy import Policy
+
+_SHARE = click.FloatRange(0, 1)
+_price = click.FloatRange(min=0)
+
+
+@click.group()
+def tier() -> None:
+    """Archives of old segments: plan what a policy moves and costs."""
+
+
+@tier.command()
+@folder_argument
+@click.option(
+    "--policy",
+    "policy_file",
+    metavar="FILE",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with a tiering.Policy.",
+)
+@click.option("--price-hot", type=_price, help="Of a GB on the store's disk for a month.")
+@click.option("--price-warm", type=_price, help="Of a GB in the place warm for a month.")
+@click.option("--price-cold", type=_price, help="Of a GB in the place cold for a month.")
+@click.option("--price-requests", type=_price, help="Of 1,000 requests to the place cold.")
+@click.option("--price-transfer", type=_price, help="Of a GB read from the place cold.")
+@click.option("--currency", help="What prices are in; only shown.")
+@click.option(
+    "--ratio",
+    type=click.FloatRange(0, 10, min_open=True),
+    help="Bytes of an archive for one of records; else measured, or assumed.",
+)
+@click.option(
+    "--read-share",
+    type=_SHARE,
+    default=0.0,
+    show_default=True,
+    help="How much of what is cold is read each month.",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw it too: .svg, .png or .pdf. Needs kvmq[plot].",
+)
+@config_option
+@output_option
+def plan(
+    out: Output, folder: Path, policy_file: Path, config_file: Path | None, ratio: float | None,
+    read_share: float, plot: Path | None, currency: str | None, **prices: float | None,
+) -> None:  # fmt: skip
+    """Show what a policy would move in the store in DIR now, and what it costs and saves a month.
+
+    Nothing is changed. Costs are those of the coming twelve months if as much comes in as so far,
+    for this policy and for others.
+    """
+    from tiering.plan import make_plan
+    from tiering.policy import Policy, check_with_store
+    from tiering.survey import segments_of, traits_of
+
+    policy = _priced(Policy.from_toml(_text(policy_file)), currency, prices)
+    with open_store(out, folder, config_file, read_only=True) as store:
+        config = store.config
+        check_with_store(policy, config.retention, config.watermarks)
+        with out.progress() as report:
+            found = store.segments(progress=report)
+        known = traits_of(store.topics())
+        stats = store.stats()
+    made = make_plan(
+        policy,
+        segments_of(policy, found, known),
+        [],
+        now_ms=config.clock.now_ms(),
+        hour=config.clock.local_hour(),
+        disk_used=stats.disk_used,
+        other_bytes=(stats.segments - len(found)) * stats.segment_size,
+        ratio=ratio,
+        read_share=read_share,
+    )
+    if plot is not None:
+        from tiering.planplot import plot_plan
+
+        plot_plan(made, plot)
+    if out.json:
+        out.document(made)
+    else:
+        _show(out, made)
+
+
+def _text(file: Path) -> str:
+    # What is not UTF-8 is not TOML either, and that is what the policy says then.
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _priced(policy: Policy, currency: str | None, prices: dict[str, float | None]) -> Policy:
+    """The policy with the prices of the command line."""
+    old = policy.prices
+    fields = {
+        "hot": {"gb_month": prices["price_hot"]},
+        "warm": {"gb_month": prices["price_warm"]},
+        "cold": {
+            "gb_month": prices["price_cold"],
+            "requests": prices["price_requests"],
+            "transfer": prices["price_transfer"],
+        },
+    }
+    new = {
+        name: msgspec.structs.replace(
+            getattr(old, name), **{k: v for k, v in given.items() if v is not None}
+        )
+        for name, given in fields.items()
+    }
+    if currency is not None:
+        return msgspec.structs.replace(
+            policy, prices=msgspec.structs.replace(old, currency=currency, **new)
+        )
+    return msgspec.structs.replace(policy, prices=msgspec.structs.replace(old, **new))
+
+
+def _show(out: Output, made: Plan) -> None:
+    _show_moves(out, made)
+    how = "measured" if made.is_ratio_measured else "assumed"
+    rows: list[tuple[str, str]] = [
+        ("now", _tiers(made.before.hot, made.before.warm, made.before.cold)),
+        ("then", _tiers(made.after.hot, made.after.warm, made.after.cold)),
+        ("bytes of archives to bytes of records", f"{made.ratio:.2f} ({how})"),
+        ("comes in each month", size_text(made.bytes_per_month) if made.bytes_per_month else "-"),
+    ]
+    if made.held_segment is not None:
+        until = (
+            "without limit" if made.held_until is None else f"until {time_text(made.held_until)}"
+        )
+        topic = f", for topic {made.held_by}" if made.held_by else ""
+        rows.append((f"segment {made.held_segment} stays hot", until + topic))
+    if made.upload_seconds:
+        rows.append(("uploading takes", f"{made.upload_seconds:,.0f} s"))
+    out.table(("what", "value"), rows)
+    if not made.bytes_per_month:
+        out.text("what is stored spans less than an hour: costs are of what is there alone")
+    _show_costs(out, made)
+
+
+def _show_moves(out: Output, made: Plan) -> None:
+    if not made.moves:
+        out.text("nothing is due")
+        return
+    sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for move in made.moves:
+        found = sums[move.to or "deleted", move.retention_class or "no topic's any more"]
+        for i, more in enumerate((1, move.bytes, move.bytes_after)):
+            found[i] += more
+    rows = [
+        (to, name, count, size_text(size), size_text(after))
+        for (to, name), (count, size, after) in sorted(sums.items())
+    ]
+    title = "due, but it waits for its hours" if made.waits_for_hours else "due now"
+    columns = ("to", "retention class", "archives", "bytes", "bytes then")
+    out.table(columns, rows, title, right=("bytes", "bytes then"))
+
+
+def _show_costs(out: Output, made: Plan) -> None:
+    rows = []
+    for found in made.alternatives:
+        last = found.months[-1].bytes
+        rows.append(
+            (
+                found.name,
+                _money(found.months[1].cost),
+                _money(found.months[-1].cost),
+                _money(found.per_month),
+                _money(found.saves_per_month),
+                size_text(last.hot),
+                size_text(last.warm),
+                size_text(last.cold),
+                found.what,
+            )
+        )
+    month = made.alternatives[0].months[-1].month
+    columns = (
+        "policy", "first month", f"month {month}", "mean", "saves", "hot", "warm", "cold", "what"
+    )  # fmt: skip
+    title = f"{made.currency} a month; saved against all hot; bytes after {month} months"
+    out.table(columns, rows, title, right=columns[1:8])
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else f"{amount:.3g}"
+
+
+def _tiers(hot: float, warm: float, cold: float) -> str:
+    return f"hot {size_text(hot)}, warm {size_text(warm)}, cold {size_text(cold)}"

@@ -1,0 +1,35 @@
+"""Durations as text: "36h" and back.
+
+The idea: what an operator writes into a policy's file, what a retention class is called and what a
+plan says are the same few letters: ms, s, m, h, d.
+
+Invariant: `parsed(text_of(n)) == n` for every whole number of milliseconds, 0 or more.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
+
+
+def text_of(milliseconds: int) -> str:
+    """The shortest exact text: 129,600,000 is "36h"."""
+    if milliseconds == 0:
+        return "0"
+    unit = next(u for u, size in _UNITS.items() if milliseconds % size == 0)
+    return f"{milliseconds // _UNITS[unit]}{unit}"
+
+
+def parsed(text: str) -> int | None:
+    """Milliseconds of a text; None if it is no duration."""
+    if text == "0":
+        return 0
+    found = _TEXT.fullmatch(text.strip())
+    if found is None:
+        return None
+    size = _UNITS[found[2]]
+    # Whole numbers stay whole, however large: a float has 53 bits only.
+    return int(found[1]) * size if found[1].isdigit() else round(float(found[1]) * size)

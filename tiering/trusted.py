@@ -1,0 +1,82 @@
+"""The time by which things are deleted: the wall clock, less whatever it leapt.
+
+The idea: durations are measured on store times against the wall clock, and an operator, a dead
+battery or a wrong time server may set that forward by a year: then all would be over at once. So
+the time that counts here follows the wall clock only as fast as the monotonic clock shows time to
+pass. What the wall clock is ahead of that is a leap, and is believed only after it has lasted for
+`clock_doubt`. What happened between two processes (the machine was off, or its clock was set:
+nobody can tell) is a leap as well: after a long stop what is due waits for `clock_doubt` once more.
+A clock that goes back takes the trusted time back with it, at once.
+
+Store times themselves never go back (the log sees to that). So what was put while the clock was
+ahead is kept longer, what was put while it was behind has the time of the message before it.
+
+Invariants: the trusted time is never ahead of the wall clock; a leap forward that is taken back
+within `clock_doubt` never moves it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+DRIFT: Final = 1 / 1000
+"""How much faster than the monotonic clock the wall clock may run and still not leap: adjusting a
+clock slowly (slewing) stays below.
+"""
+DRIFT_MAX_MS: Final = 60_000
+JITTER_MS: Final = 1_000
+"""What is no leap in any case: the two clocks are not read at one moment."""
+
+
+class Trusted(msgspec.Struct, frozen=True):
+    """What is known of the time; kept from one process to the next by whoever uses it.
+
+    `now_ms` is the trusted time, ms since the epoch; `wall_ms` the wall clock at that look. If that
+    is ahead by a leap, `doubted_ms` is the least that it has been ahead, as a time that goes on
+    since, and `lasted_ms` for how long (both 0: there is no leap).
+    """
+
+    now_ms: int
+    wall_ms: int
+    doubted_ms: int = 0
+    lasted_ms: int = 0
+
+
+def observe(
+    before: Trusted | None, wall_ms: int, elapsed: float | None, clock_doubt: float
+) -> Trusted:
+    """The trusted time at a new look at the clock. Pure.
+
+    `elapsed` are seconds on the monotonic clock since `before`; None if that was another process's.
+    `before` None: nothing is known, as at a store's first use; the wall clock is believed.
+    `clock_doubt` is the policy's, in seconds.
+    """
+    if before is None or wall_ms <= before.now_ms:
+        return Trusted(wall_ms, wall_ms)
+    passed = 0 if elapsed is None else int(elapsed * 1000)
+    slack = JITTER_MS + min(int(passed * DRIFT), DRIFT_MAX_MS)
+    now = before.now_ms + passed
+    if wall_ms <= now + slack:
+        return Trusted(wall_ms, wall_ms)
+    if not before.lasted_ms or wall_ms + slack < before.doubted_ms + passed:
+        # A leap begins; or one was taken back in part, and what is left of it is another.
+        return _doubt(now, wall_ms, clock_doubt)
+    # What the clock leapt once more meanwhile is not believed with it.
+    doubted = min(before.doubted_ms + passed, wall_ms)
+    # Where nobody saw the time pass, what the wall clock says did counts up to half the doubt: one
+    # look at a clock that leapt is never enough, and short runs once a day do get on.
+    unseen = min(max(wall_ms - before.wall_ms, 0), int(clock_doubt * 500))
+    lasted = before.lasted_ms + (unseen if elapsed is None else passed)
+    if lasted <= clock_doubt * 1000:
+        return Trusted(now, wall_ms, doubted, lasted)
+    if wall_ms <= doubted + slack:
+        return Trusted(wall_ms, wall_ms)
+    return _doubt(doubted, wall_ms, clock_doubt)
+
+
+def _doubt(now: int, wall_ms: int, clock_doubt: float) -> Trusted:
+    if clock_doubt == 0:
+        return Trusted(wall_ms, wall_ms)
+    return Trusted(now, wall_ms, wall_ms, 1)
