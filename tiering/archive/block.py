@@ -4,8 +4,9 @@ The idea: blocks are encoded many at a time, because with thousands of queues in
 has a dozen messages, and numpy pays per call. They are decoded one at a time and lazily: the fixed
 columns first, properties and bodies when somebody asks for a message.
 
-Invariants: the exact bytes of every record come back, since every block is rebuilt and compared when
-it is encoded, and kept as it is where that fails; any bytes decode to a block or ArchiveDamaged.
+Invariants: the exact bytes of every record come back, since every block is rebuilt and compared
+when it is encoded, and kept as it is where that fails; any bytes decode to a block or
+ArchiveDamaged.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class EncodedBlock(NamedTuple):
     """The three parts, one behind the other."""
     part_sizes: tuple[int, int, int]
     decoded_sizes: tuple[int, int, int]
-    count: int
+    messages: int
     raw_bytes: int
     first_offset: int
     last_offset: int

@@ -1,4 +1,4 @@
-"""Coder: a payload <-> one part of an archive, compressed, encrypted where its topic is, checksummed.
+"""Coder: a payload <-> one part of an archive: compressed, encrypted, checksummed.
 
 The idea: one object for one archive, which knows codec, level and dictionary. Payloads that do not
 get smaller are kept as they are.
@@ -12,20 +12,16 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import google_crc32c
-import lz4.block
 import zstandard
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.layout import (
     CRC,
     DECODED_MAX,
-    LZ4,
-    LZ4_DICTIONARY,
     PART_EXTRA,
     PART_HEAD,
     RAW,
     ZSTD,
-    ZSTD_DICTIONARY,
 )
 
 CodecName = Literal["zstd", "lz4"]
