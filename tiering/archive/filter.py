@@ -80,6 +80,19 @@ class Filter:
             mixed >>= _BITS_OF_PLACE
         return True
 
+    def denied(self, digests: NDArray[np.int64]) -> int:
+        """How many of those digests are said not to be there."""
+        some = digests.astype(np.uint64)
+        block = ((some * np.uint64(self._blocks)) >> np.uint64(32)).astype(np.int64)
+        filled = np.frombuffer(self._data, np.uint8, offset=_HEAD.size)
+        mixed = _mix_many(some)
+        held = np.ones(len(some), np.bool_)
+        for turn in range(self._hashes):
+            place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(_BLOCK_BITS - 1)
+            byte = filled[block * _BLOCK_BYTES + (place >> np.uint64(3)).astype(np.int64)]
+            held &= (byte >> (place & np.uint64(7)).astype(np.uint8)) & 1 == 1
+        return len(held) - int(held.sum())
+
     @property
     def memory_bytes(self) -> int:
         """What it takes."""

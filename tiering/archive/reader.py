@@ -24,6 +24,7 @@ from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew, KeyDestroy
 from kvstore.record.hashes import topic_byte
 from tiering.archive import positions
 from tiering.archive.block import Block, decode_block
+from tiering.archive.check import Problem, problems
 from tiering.archive.coder import Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import Directory, Rows, decode_rows
@@ -264,6 +265,24 @@ class Archive:
             raise
         return block
 
+    def read_blocks(self, blocks: range) -> Iterator[Block]:
+        """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
+        does, when it comes to the block in question.
+        """
+        if not blocks:
+            return
+        place = self.directory.place
+        begin = place(blocks[0])[0]
+        last, sizes = place(blocks[-1])
+        data = memoryview(_read(self.source, begin, last + sum(sizes) - begin))
+        for number in blocks:
+            at, sizes = place(number)
+            yield self.decode_block(number, data[at - begin : at - begin + sum(sizes)])
+
+    def verify(self) -> Iterator[Problem]:
+        """Everything that is wrong with the archive; see `tiering.archive.check`."""
+        return problems(self)
+
     # --- by position, by key ---
 
     def place(self, position: int) -> tuple[int, int] | None:
@@ -347,7 +366,9 @@ class Archive:
     def _ranked(self, ranks: I64) -> list[Found]:
         """The messages of some ranks, which rise."""
         fences = self.position_fences
-        if fences is None or not len(ranks) or int(ranks[-1]) >= fences.messages:
+        if not len(ranks):
+            return []
+        if fences is None or int(ranks[-1]) >= fences.messages:
             raise ArchiveDamaged(f"{self.name}: a key names a message that is not there", self.name)
         chunks = np.unique(ranks // positions.CHUNK)
         found: list[Found] = []
@@ -391,10 +412,15 @@ class Archive:
         return self._blocks_end - HEADER_SIZE
 
     @cached_property
-    def _coder(self) -> Coder:
+    def dictionary(self) -> bytes | None:
+        """What compression began with, if anything."""
         if Section.DICTIONARY not in self._places:
-            return _PLAIN
-        return Coder(dictionary=self._section(Section.DICTIONARY, bytes))
+            return None
+        return self._section(Section.DICTIONARY, bytes)
+
+    @cached_property
+    def _coder(self) -> Coder:
+        return _PLAIN if self.dictionary is None else Coder(dictionary=self.dictionary)
 
     @cached_property
     def _topics(self) -> list[tuple[str, str | None]]:
