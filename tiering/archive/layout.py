@@ -40,6 +40,8 @@ PART_HEAD: Final = struct.Struct(">BI")
 CRC: Final = struct.Struct(">I")
 PART_EXTRA: Final = PART_HEAD.size + CRC.size
 """Bytes of a part beside the payload as coded."""
+PART_ASSOCIATED: Final = struct.Struct(">IB")
+"""What is authenticated with an encrypted part beside its head: topic number, kind of part."""
 DECODED_MAX: Final = 1 << 30
 """What a part may say that its payload takes when decoded."""
 
@@ -69,6 +71,8 @@ class PartKind(IntEnum):
 BLOCK_BYTES_DEFAULT: Final = 256 * 1024
 """Raw bytes of the records of one block, at most (a larger record has a block to itself)."""
 PARTS: Final = 3
+BLOCK_ROWS_MAX: Final = 1 << 16
+"""Records of one block, at most."""
 COLUMNS_FORMAT: Final = 1
 """Format byte of a fixed part and of a properties part that are in columns."""
 VERBATIM_FORMAT: Final = 255
