@@ -64,10 +64,6 @@ class PlaceUnsuitable(PlaceError):
     """The place can't do what keeping archives takes; two workers could both commit there."""
 
 
-class ExtraMissing(PlaceError):
-    """The place needs a package that is not installed; the message names the extra to install."""
-
-
 class TieringStopped(StoreError):
     """What was under way was told to stop."""
 

@@ -475,7 +475,7 @@ def _client_library(name: str) -> Any:
         return importlib.import_module("obstore")
     except ImportError:
         raise ExtraMissing(
-            f"{name} needs the package obstore: pip install 'kvmq[cloud]'", name
+            f"{name} needs the package obstore: pip install 'kvmq[cloud]'", "cloud"
         ) from None
 
 

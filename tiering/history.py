@@ -1,0 +1,71 @@
+"""History: what workers did to a store, a line each, for people and programs.
+
+The idea: one JSON object a line, with the time, what was done and how much of it; the file is
+written anew without its oldest half when it has grown too large.
+
+Invariant: nothing depends on it; what can't be read of it is passed over.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.clock import Clock
+from kvstore.files import Files
+
+_BYTES_MAX: Final = 1 << 20
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was done: `what` is "archived", "cold", "merged", "expired", "removed",
+    "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it took.
+    """
+
+    at: int
+    what: str
+    source: str
+    archives: list[str] = []
+    messages: int = 0
+    raw_bytes: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+class History:
+    """The lines in a file."""
+
+    def __init__(self, path: Path, files: Files, clock: Clock) -> None:
+        self._path = path
+        self._files = files
+        self._clock = clock
+
+    def add(self, what: str, source: str, **figures: object) -> Done:
+        """Note what was done now."""
+        done = msgspec.convert(
+            {"at": self._clock.now_ms(), "what": what, "source": source, **figures}, Done
+        )
+        line = msgspec.json.encode(done) + b"\n"
+        before = self._read()
+        if len(before) > _BYTES_MAX:
+            half = before.find(b"\n", len(before) // 2) + 1
+            before = before[half:]
+        self._files.make_dir(self._path.parent)
+        self._files.write_whole(self._path, before + line)
+        return done
+
+    def last(self, count: int = 100) -> list[Done]:
+        """The newest entries, oldest first."""
+        out = []
+        for line in self._read().splitlines()[-count:]:
+            try:
+                out.append(msgspec.json.decode(line, type=Done))
+            except msgspec.MsgspecError:
+                continue
+        return out
+
+    def _read(self) -> bytes:
+        return self._files.read(self._path) if self._files.size(self._path) is not None else b""

@@ -1,0 +1,69 @@
+"""Intents: what a worker is about to put into a place, written down before it does.
+
+The idea: an object that was put and never came into the catalog is an orphan. A list of a bucket
+can't tell an orphan from what another store keeps there, so the worker notes each name in a small
+file first, and the next worker of this store looks at what was noted and not finished.
+
+Invariants: a name is noted, on the disk, before its object can exist; it is forgotten once the
+catalog has the archive, or the object is gone; nothing that the catalog has is ever removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.files import Files
+
+_SUFFIX: Final = ".intent"
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """An object that may exist: the place (path or URL) and its name there."""
+
+    number: int
+    place: str
+    key: str
+
+
+class Intents:
+    """The notes in a folder."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        self._folder = folder
+        self._files = files
+
+    def note(self, intent: Intent) -> None:
+        """Write it down; on the disk when this returns."""
+        self._files.make_dir(self._folder)
+        self._files.write_whole(self._path(intent.number), msgspec.json.encode(intent))
+
+    def forget(self, number: int) -> None:
+        """It is in the catalog, or gone."""
+        if self._files.size(self._path(number)) is not None:
+            self._files.remove(self._path(number))
+
+    def unfinished(self, known: Collection[int]) -> Iterator[Intent]:
+        """What was noted and is not in the catalog, which has the archives `known`; notes of those
+        are forgotten.
+        """
+        for name in self._files.list_dir(self._folder) if self._folder.is_dir() else ():
+            if not name.endswith(_SUFFIX):
+                continue
+            path = self._folder / name
+            try:
+                intent = msgspec.json.decode(self._files.read(path), type=Intent)
+            except msgspec.MsgspecError:
+                # Cut off while it was written: what it was to announce was not begun.
+                self._files.remove(path)
+                continue
+            if intent.number in known:
+                self.forget(intent.number)
+            else:
+                yield intent
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:010d}{_SUFFIX}"

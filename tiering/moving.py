@@ -1,0 +1,293 @@
+"""Moving: one sealed segment from the log into archives, step by step.
+
+The idea: records are regrouped and compressed in a process of its own, into files in a work folder.
+Each archive is announced (an intent), put into its place, read back; what the archives hold is held
+against the index; then one WriteBatch makes the change, and the segment goes. Whatever step a crash
+comes in, `tidy` at the next start puts things right.
+
+Invariants: the segment stays until every archive was read back byte for byte and holds just what
+the index says of the segment's queues; a step that fails leaves the store as it was.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+import msgspec
+import numpy as np
+
+from kvstore.archived import Arriving
+from kvstore.config import Retention
+from kvstore.errors import ArchiveDamaged, IndexDamaged
+from kvstore.files import Files
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.writer import ArchiveSettings
+from tiering.catalog import ArchiveRow, Tier, encode_row
+from tiering.due import SegmentDue
+from tiering.errors import PlaceError, TieringStopped
+from tiering.intents import Intent, Intents
+from tiering.place import Place
+from tiering.pool import Pool
+from tiering.ratelimit import RateLimit
+from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
+from tiering.storeside import HandOver, Store, TopicFacts
+
+READ_BACK: Final = 8 << 20
+SUFFIX: Final = ".kvarc"
+WORK: Final = "tiering"
+"""The folder in the store's for what is being made."""
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a segment."""
+
+    number: int
+    rows: list[ArchiveRow]
+    messages: int
+    raw_bytes: int
+    bytes: int
+    left_out: int
+
+
+def archived_topic(info: TopicFacts) -> ArchivedTopic:
+    """A topic as an archive's manifest has it."""
+    retention: Retention = info.retention
+    return ArchivedTopic(
+        name=info.name,
+        id=info.id,
+        kind=info.kind,
+        queues=info.write_queues,
+        read_queues=info.read_queues,
+        since=info.since,
+        key_index=info.key_index,
+        key_history=tuple((position, level) for position, level in info.key_history),
+        retention={k: v for k, v in msgspec.to_builtins(retention).items() if v is not None},
+        attributes=dict(info.attributes),
+        compress_above=info.compress_above,
+        compression=info.compression,
+    )
+
+
+def object_key(store_id: bytes, first_position: int, number: int, class_name: str) -> str:
+    """An archive's name in its place: no other archive of any store has it."""
+    return f"{store_id.hex()}/{first_position:020d}-{number:08d}-{class_name}{SUFFIX}"
+
+
+def read_back(place: Place, key: str, size: int, crc: int, pace: Callable[[int], object]) -> None:
+    """Read a whole object; raise `ArchiveDamaged` unless it is what was put."""
+    found = 0
+    for at in range(0, size, READ_BACK):
+        wanted = min(READ_BACK, size - at)
+        pace(wanted)
+        found = google_crc32c.extend(found, place.read(key, at, wanted))
+    if found != crc or place.size(key) != size:
+        raise ArchiveDamaged(
+            f"{place.name}/{key} is not what was put there: crc32c {found:#010x}, not {crc:#010x}; "
+            "nothing was changed in the store, the next run puts it again",
+            f"{place.name}/{key}",
+        )
+
+
+class Mover:
+    """See the module. `places` are the places by tier."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: ArchiveSettings,
+        places: Mapping[Tier, Place],
+        pool: Pool,
+        reading: RateLimit,
+        uploading: RateLimit,
+        check: Callable[[], None],
+        tell: Callable[[str, int, int], None],
+    ) -> None:
+        self._store = store
+        self._side: HandOver = store.handover
+        self._files: Files = store.config.files
+        self._settings = settings
+        self._places = places
+        self._pool = pool
+        self._reading = reading
+        self._uploading = uploading
+        self._check = check
+        self._tell = tell
+        self._work = store.path / WORK
+        # A process that a kill of this one left behind must not write where the next one does.
+        self._made = self._work / "made" / secrets.token_hex(8)
+        self.intents = Intents(self._work / "intents", self._files)
+
+    # --- after a crash ---
+
+    def tidy(self, known: set[int]) -> list[str]:
+        """Remove what a worker that was cut off has left: files, and objects that never came into
+        the catalog. Returns their names.
+        """
+        removed = []
+        for intent in self.intents.unfinished(known):
+            place = next((p for p in self._places.values() if p.name == intent.place), None)
+            if place is None:
+                continue  # of a policy with other places; it is looked at again under that
+            place.delete(intent.key)
+            self.intents.forget(intent.number)
+            removed.append(f"{place.name}/{intent.key}")
+        made = self._work / "made"
+        for name in self._files.list_dir(made) if made.is_dir() else ():
+            shutil.rmtree(made / name, ignore_errors=True)
+            removed.append(name)
+        return removed
+
+    # --- one segment ---
+
+    def move(self, due: SegmentDue) -> Moved:
+        """Move a segment. Raises what kept it from moving; it is where it was then."""
+        sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
+        if sealed is None:
+            raise IndexDamaged(f"segment {due.number} is not in the log any more")
+        job = self._job(due, sealed.path, sealed.first_position)
+        regrouped = self._regroup(job)
+        try:
+            self._compare(due.number, regrouped)
+            rows, arriving = [], []
+            for made in regrouped.archives:
+                self._check()
+                row = self._keep(made, self._tier_of(due, made))
+                rows.append(row)
+                arriving.append(self._arriving(row, made))
+            self._check()
+            self._side.hand_over([due.number], arriving, regrouped.unkept)
+        finally:
+            self._clear(regrouped)
+        for row in rows:
+            self.intents.forget(row.number)
+        return Moved(
+            number=due.number,
+            rows=rows,
+            messages=regrouped.messages,
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            left_out=regrouped.left_out,
+        )
+
+    def _job(self, due: SegmentDue, path: Path, base: int) -> SegmentJob:
+        classes = {
+            name: part.retention_class if part.to is not None else None
+            for part in due.parts
+            for name in part.topics
+        }
+        self._files.make_dir(self._made)
+        return SegmentJob(
+            number=due.number,
+            path=str(path),
+            base=base,
+            topics={
+                info.name: TopicPlan(archived_topic(info), classes[info.name])
+                for info in self._store.topics()
+                if info.name in classes
+            },
+            settings=self._settings,
+            store_id=self._side.store_id.hex(),
+            folder=str(self._made),
+        )
+
+    def _regroup(self, job: SegmentJob) -> Regrouped:
+        self._reading.take(self._side.segment_size)
+        self._tell(f"regrouping segment {job.number}", 0, 0)
+        return self._pool.run(self._check, regroup_locally, job)
+
+    def _compare(self, number: int, regrouped: Regrouped) -> None:
+        """Hold what the archives have of each queue against what the index has."""
+        found = {
+            (q.topic, q.queue): (q.messages, q.first, q.last)
+            for made in regrouped.archives
+            for q in made.queues
+        }
+        says: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for queue, (count, first, last) in self._index_says(number):
+            before = says.get(queue)
+            known, begin = before[:2] if before is not None else (0, first)
+            says[queue] = known + count, begin, last
+        for queue in regrouped.unkept:
+            says.pop(queue, None)
+        if found == says:
+            return
+        wrong = next(q for q in {**found, **says} if found.get(q) != says.get(q))
+        raise IndexDamaged(
+            f"segment {number} and the index disagree about queue {wrong[1]} of topic "
+            f"{wrong[0]}: {found.get(wrong)} against {says.get(wrong)} (messages, first and last "
+            "offset); the segment stays; `kvmq verify` tells which is wrong"
+        )
+
+    def _index_says(self, number: int) -> Iterator[tuple[tuple[int, int], tuple[int, int, int]]]:
+        for entries in self._side.entries(number):
+            if not len(entries.offsets):
+                continue
+            change = (np.diff(entries.topics) != 0) | (np.diff(entries.queues) != 0)
+            begins = [0, *(np.flatnonzero(change) + 1).tolist()]
+            for a, b in zip(begins, [*begins[1:], len(entries.offsets)], strict=True):
+                queue = int(entries.topics[a]), int(entries.queues[a])
+                yield queue, (b - a, int(entries.offsets[a]), int(entries.offsets[b - 1]))
+
+    def _tier_of(self, due: SegmentDue, made: Made) -> Tier:
+        name = made.manifest.retention_class
+        return next(p.to for p in due.parts if p.retention_class == name and p.to is not None)
+
+    def _keep(self, made: Made, tier: Tier) -> ArchiveRow:
+        """Put an archive where it belongs and read it back."""
+        place, manifest = self._places[tier], made.manifest
+        number = self._side.take_number()
+        key = object_key(
+            self._side.store_id, manifest.first_position, number, manifest.retention_class
+        )
+        self.intents.note(Intent(number, place.name, key))
+        self._tell(f"putting {key}", 0, made.size)
+        try:
+            place.put(key, Path(made.path), pace=self._uploading.take)
+            read_back(place, key, made.size, made.crc, self._reading.take)
+        except (PlaceError, ArchiveDamaged, TieringStopped):
+            with suppress(PlaceError):
+                place.delete(key)
+                self.intents.forget(number)
+            raise
+        return row_of(made, number, place.name, key, tier, self._store.config.clock.now_ms())
+
+    def _arriving(self, row: ArchiveRow, made: Made) -> Arriving:
+        queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues]
+        return Arriving(row.number, row.first_position, encode_row(row), queues)
+
+    def _clear(self, regrouped: Regrouped) -> None:
+        for made in regrouped.archives:
+            with suppress(OSError):
+                self._files.remove(Path(made.path))
+
+
+def row_of(made: Made, number: int, place: str, key: str, tier: Tier, now: int) -> ArchiveRow:
+    """The catalog's row of an archive that was made."""
+    manifest = made.manifest
+    return ArchiveRow(
+        number=number,
+        place=place,
+        key=key,
+        tier=tier,
+        size=made.size,
+        crc=made.crc,
+        first_position=manifest.first_position,
+        last_position=manifest.last_position,
+        first_stored_at=manifest.first_stored_at,
+        last_stored_at=manifest.last_stored_at,
+        messages=manifest.messages,
+        raw_bytes=manifest.raw_bytes,
+        segments=list(manifest.segments),
+        retention_class=manifest.retention_class,
+        codec=manifest.codec,
+        level=manifest.level,
+        generation=manifest.generation,
+        is_encrypted=any(t.key_id is not None for t in manifest.topics),
+        made_at=now,
+    )

@@ -1,0 +1,142 @@
+"""The process that archives are made in: what it does costs the store's own process nothing.
+
+The idea: another Python, at a low priority, started when there is something to do and ended when
+there is nothing left. It is given a function of a module and its arguments through a pipe, and
+answers with what came of it. (It is not one of `multiprocessing`'s: those are forked, and inherit
+locks and RocksDB's threads' state, or import the caller's main program once more, which then opens
+the store again.)
+
+Invariants: it never touches the store; if it dies, or is told to stop, the job has not happened; it
+ends when this process does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from struct import Struct
+from typing import IO, Any, Final, TypeVar
+
+from kvstore.errors import StoreError
+
+T = TypeVar("T")
+_LOOK: Final = 0.1
+_NICE: Final = 10
+_LENGTH: Final = Struct(">Q")
+_START: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tiering.pool import serve; serve()"
+)
+
+
+class WorkerDied(StoreError):
+    """The process that made archives ended in the middle; nothing was changed."""
+
+
+class Pool:
+    """See the module; `close` it. One job at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        """Have `work`, a function of a module, done there; `check` is asked meanwhile, and may
+        raise to give up. Raises what `work` raises, and `WorkerDied`.
+        """
+        with self._lock:
+            process = self._process or self._start()
+            try:
+                _send(_pipe(process.stdin), (work, args))
+                is_done, found = self._answer(process, check)
+            except (OSError, EOFError) as e:
+                self._end()
+                raise WorkerDied(
+                    "the process that makes archives ended in the middle, perhaps for want of "
+                    "memory; nothing was changed, the next run begins again"
+                ) from e
+            except BaseException:
+                self._end()
+                raise
+        if not is_done:
+            raise found
+        result: T = found
+        return result
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0)
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes], check: Callable[[], None]) -> Any:
+        out = _pipe(process.stdout)
+        while not select.select([out], [], [], _LOOK)[0]:
+            check()
+        return _receive(out)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                _pipe(pipe).close()
+            process.wait()
+
+
+def serve() -> None:
+    """What the other process does: jobs from standard input, until that ends."""
+    os.nice(_NICE)
+    # Not standard output itself, which something may print to.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0) as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        source = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+        while True:
+            try:
+                work, args = _receive(source)
+            except EOFError:
+                return
+            try:
+                answer = True, work(*args)
+            except Exception as e:  # whatever it is, the other side raises it
+                answer = False, e
+            _send(out, answer)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None, "both are asked for"
+    return pipe
+
+
+def _send(out: Any, value: object) -> None:
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    left = memoryview(_LENGTH.pack(len(data)) + data)
+    while left:
+        left = left[out.write(left) :]
+
+
+def _receive(source: Any) -> Any:
+    (size,) = _LENGTH.unpack(_exactly(source, _LENGTH.size))
+    # What a process of ours sends to another; nobody else has an end of the pipe.
+    return pickle.loads(_exactly(source, size))  # noqa: S301
+
+
+def _exactly(source: Any, size: int) -> bytes:
+    out = bytearray()
+    while len(out) < size:
+        some = source.read(min(size - len(out), 1 << 20))
+        if not some:
+            raise EOFError("the other process is gone")
+        out += some
+    return bytes(out)

@@ -1,0 +1,318 @@
+"""Regroup: the records of one sealed segment -> one archive for each retention class.
+
+The idea: runs in a process of its own and is told everything it needs, so that the store's process
+feels nothing of it. Records are sorted by class, topic, queue and offset as columns; bytes are
+touched once, when a block of them is encoded.
+
+Invariants: every message of a queue that is to be kept is in exactly one of the archives; a segment
+with damage, or with offsets that do not rise, is refused, whole, because what can't be told apart
+must not be let go of; the same segment and job give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import google_crc32c
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import SegmentDamaged
+from kvstore.files import Files, LocalFiles
+from kvstore.record.layout import STORED_TIME, stored_time_at
+from tiering.archive.dictionary import train
+from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.segment import SegmentRecords, read_segment
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+I64 = NDArray[np.int64]
+Progress = Callable[[int], None]
+"""Called with how many bytes of records were encoded since the last call."""
+_SAMPLED: Final = 4096
+
+
+class TopicPlan(NamedTuple):
+    """What becomes of a topic's messages: the class whose archive they go to; None: they go."""
+
+    topic: ArchivedTopic
+    retention_class: str | None
+
+
+class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to do: the segment's file, which begins at `base` of the log; the topics whose
+    messages count, by name; and the folder for the archives.
+    """
+
+    number: int
+    path: str
+    base: int
+    topics: Mapping[str, TopicPlan]
+    settings: ArchiveSettings
+    store_id: str
+    folder: str
+    suffix: str = ".kvarc"
+
+
+class HeldQueue(NamedTuple):
+    """What an archive holds of a queue: how many messages, of which offsets from `first` to `last`,
+    and when the first was stored.
+    """
+
+    topic: int
+    queue: int
+    first: int
+    last: int
+    messages: int
+    stored_at: int
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive that was written to the file at `path`; `crc` is the crc32c of all its bytes."""
+
+    path: str
+    size: int
+    crc: int
+    manifest: Manifest
+    queues: list[HeldQueue]
+
+
+class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a segment. `unkept` are the queues (topic id, queue) whose messages the plan
+    lets go; `left_out` counts records that no queue holds.
+    """
+
+    archives: list[Made]
+    unkept: list[tuple[int, int]]
+    messages: int
+    left_out: int
+
+
+class Pace(Protocol):
+    """Takes note of bytes read, and waits where that is too fast."""
+
+    def take(self, size: int) -> None:
+        """Wait until so many bytes may be read."""
+
+
+def regroup(
+    job: SegmentJob, files: Files, *, progress: Progress | None = None, pace: Pace | None = None
+) -> Regrouped:
+    """Write the archives of a segment.
+
+    Raises `SegmentDamaged` for a segment that can't be read whole; files written so far stay where
+    they are, for whoever clears the folder.
+    """
+    mapped = files.map(Path(job.path), writable=False)
+    try:
+        return _Regrouping(job, files, mapped.buffer, mapped.size, progress, pace).run()
+    finally:
+        mapped.close()
+
+
+def regroup_locally(job: SegmentJob) -> Regrouped:
+    """`regroup` with the files of this machine: what a process of its own is asked to do."""
+    return regroup(job, LocalFiles())
+
+
+class _Regrouping:
+    """See `regroup`."""
+
+    def __init__(
+        self,
+        job: SegmentJob,
+        files: Files,
+        buffer: Buffer,
+        size: int,
+        progress: Progress | None,
+        pace: Pace | None,
+    ) -> None:
+        self._job = job
+        self._files = files
+        self._buffer = buffer
+        self._size = size
+        self._progress = progress
+        self._pace = pace
+
+    def run(self) -> Regrouped:
+        job = self._job
+        if self._pace is not None:
+            self._pace.take(self._size)
+        found = read_segment(self._buffer, job.base, self._size)
+        if found.damage:
+            first = found.damage[0]
+            raise SegmentDamaged(
+                f"{job.path} is damaged at {first.position}: {first.reason}; it stays as it is",
+                job.path,
+            )
+        names = [name.decode("utf-8", "surrogateescape") for name in found.names]
+        plans = [job.topics.get(name) for name in names]
+        live = self._live(found, plans)
+        order = self._order(found, names, live)
+        self._check_rising(found, order)
+        by_class: dict[str, list[int]] = {}
+        unkept = []
+        for number in sorted(range(len(names)), key=names.__getitem__):
+            plan = plans[number]
+            if plan is None:
+                continue
+            if plan.retention_class is None:
+                queues = np.unique(found.queues[live & (found.topics == number)])
+                unkept += [(plan.topic.id, queue) for queue in queues.tolist()]
+            else:
+                by_class.setdefault(plan.retention_class, []).append(number)
+        borders = _borders(found, order)
+        made = [
+            self._write(name, numbers, found, plans, order, borders)
+            for name, numbers in sorted(by_class.items())
+        ]
+        archives = [archive for archive in made if archive is not None]
+        return Regrouped(
+            archives=archives,
+            unkept=unkept,
+            messages=sum(a.manifest.messages for a in archives),
+            left_out=len(found.starts) - int(np.count_nonzero(live)),
+        )
+
+    def _live(self, found: SegmentRecords, plans: list[TopicPlan | None]) -> NDArray[np.bool_]:
+        """Which records are messages of a queue that is there."""
+        never = 1 << 62
+        since = np.array([p.topic.since if p is not None else never for p in plans] or [never])
+        return found.in_queue & (found.starts + self._job.base >= since[found.topics])
+
+    def _order(self, found: SegmentRecords, names: list[str], live: NDArray[np.bool_]) -> I64:
+        """The live rows by topic name and queue, each queue's in the order of the log."""
+        rank = np.empty(max(len(names), 1), np.int64)
+        rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+        rows = np.flatnonzero(live)
+        sort = np.lexsort((rows, found.queues[rows], rank[found.topics[rows]]))
+        return rows[sort]
+
+    def _check_rising(self, found: SegmentRecords, order: I64) -> None:
+        topics, queues, offsets = (
+            column[order] for column in (found.topics, found.queues, found.offsets)
+        )
+        same = (topics[1:] == topics[:-1]) & (queues[1:] == queues[:-1])
+        wrong = np.flatnonzero(same & (offsets[1:] <= offsets[:-1]))
+        if len(wrong):
+            row = int(order[wrong[0] + 1])
+            raise SegmentDamaged(
+                f"{self._job.path}: the record at {self._job.base + int(found.starts[row])} says "
+                f"offset {int(found.offsets[row])}, which its queue had already passed; the "
+                "segment stays as it is",
+                self._job.path,
+            )
+
+    def _write(
+        self,
+        class_name: str,
+        numbers: list[int],
+        found: SegmentRecords,
+        plans: list[TopicPlan | None],
+        order: I64,
+        borders: list[tuple[int, int]],
+    ) -> Made | None:
+        job = self._job
+        wanted = set(numbers)
+        mine = [(a, b) for a, b in borders if int(found.topics[order[a]]) in wanted]
+        if not mine:
+            return None
+        path = Path(job.folder) / f"{job.base:020d}-{class_name}{job.suffix}"
+        sink = _Summed()
+        writer = ArchiveWriter(
+            sink,
+            self._with_dictionary(found, plans, order, mine),
+            ArchiveOrigin(
+                store_id=job.store_id,
+                segments=((job.base, job.base + self._size),),
+                retention_class=class_name,
+            ),
+        )
+        queues: list[HeldQueue] = []
+        manifest: list[Manifest] = []
+
+        def chunks() -> Iterator[bytes]:
+            for a, b in mine:
+                rows = order[a:b]
+                plan = plans[int(found.topics[rows[0]])]
+                assert plan is not None, "only planned topics are in an archive"
+                queue = int(found.queues[rows[0]])
+                records = RecordBatch(self._buffer, found.starts[rows], found.sizes[rows])
+                writer.add(plan.topic, queue, records)
+                queues.append(self._held(plan.topic.id, queue, found, rows))
+                if self._progress is not None:
+                    self._progress(int(found.sizes[rows].sum()))
+                yield from sink.taken()
+            manifest.append(writer.finish())
+            yield from sink.taken()
+
+        self._files.write_new(path, chunks(), replace=True)
+        return Made(
+            path=str(path), size=sink.size, crc=sink.crc, manifest=manifest[0], queues=queues
+        )
+
+    def _held(self, topic: int, queue: int, found: SegmentRecords, rows: I64) -> HeldQueue:
+        at = int(found.starts[rows[0]])
+        flags = int.from_bytes(self._buffer[at + 36 : at + 40], "big")
+        (stored_at,) = STORED_TIME.unpack_from(self._buffer, at + stored_time_at(flags))
+        first, last = int(found.offsets[rows[0]]), int(found.offsets[rows[-1]])
+        return HeldQueue(topic, queue, first, last, len(rows), stored_at)
+
+    def _with_dictionary(
+        self,
+        found: SegmentRecords,
+        plans: list[TopicPlan | None],
+        order: I64,
+        mine: list[tuple[int, int]],
+    ) -> ArchiveSettings:
+        """The settings with a dictionary for these records; what is encrypted is not in it."""
+        settings = self._job.settings
+        rows = np.concatenate([order[a:b] for a, b in mine])
+        total = int(found.sizes[rows].sum())
+        if settings.keys is not None:
+            secret = [
+                p is not None and settings.keys.key_for_writing(p.topic.name) is not None
+                for p in plans
+            ]
+            rows = rows[~np.array(secret, bool)[found.topics[rows]]]
+        sample = rows[:: max(len(rows) // _SAMPLED, 1)]
+        if not len(sample):
+            return settings
+        fields = Fields(RecordBatch(self._buffer, found.starts[sample], found.sizes[sample]))
+        dictionary = train(fields, total, settings.codec, settings.level)
+        return msgspec.structs.replace(settings, dictionary=dictionary)
+
+
+class _Summed:
+    """A sink that hands on what it took, and knows how much that was, and its crc32c."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self.size = 0
+        self.crc = 0
+
+    def write(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self.size += len(data)
+        self.crc = google_crc32c.extend(self.crc, data)
+
+    def taken(self) -> list[bytes]:
+        """What came since the last call."""
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+
+def _borders(found: SegmentRecords, order: I64) -> list[tuple[int, int]]:
+    """Where each queue's rows begin and end in `order`."""
+    if not len(order):
+        return []
+    topics, queues = found.topics[order], found.queues[order]
+    change = np.flatnonzero((topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])) + 1
+    begins = [0, *change.tolist()]
+    return list(zip(begins, [*begins[1:], len(order)], strict=True))

@@ -1,0 +1,137 @@
+"""Shifting: archives that go cold, expire, and are removed.
+
+The idea: an archive keeps its number when its object moves, so that no place in the index changes:
+the object is copied, read back, and one row of the catalog says where it is now. What nothing needs
+any more gets a row of its own, "retired", and its object goes when the grace time is over.
+
+Invariants: the object that the catalog names is there and was read back; an object goes only when
+its row says retired, and its time has come; what an archive holds is judged by its topics as they
+are today before it is let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import google_crc32c
+import msgspec
+
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.reader import Archive
+from tiering.catalog import ArchiveRow, Tier, encode_row
+from tiering.classes import TopicTraits, class_of_archive
+from tiering.errors import PlaceError, TieringStopped
+from tiering.intents import Intent, Intents
+from tiering.moving import READ_BACK, WORK, object_key, read_back
+from tiering.place import Place, open_place
+from tiering.policy import Policy
+from tiering.ratelimit import RateLimit
+from tiering.storeside import Store
+
+
+class Shifter:
+    """See the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        places: Mapping[Tier, Place],
+        intents: Intents,
+        reading: RateLimit,
+        uploading: RateLimit,
+        options: Mapping[str, object],
+    ) -> None:
+        self._side = store.handover
+        self._policy = policy
+        self._places = places
+        self._intents = intents
+        self._reading = reading
+        self._uploading = uploading
+        self._options = options
+        self._files = store.config.files
+        self._clock = store.config.clock
+        self._work = store.path / WORK / "shifting"
+
+    def place_of(self, row: ArchiveRow) -> Place:
+        """Where an archive is, whether or not the policy still names that place."""
+        for place in self._places.values():
+            if place.name == row.place:
+                return place
+        is_url = "://" in row.place and not row.place.startswith("file://")
+        options = self._options if is_url else None
+        return open_place(row.place, options=options, files=self._files, clock=self._clock)
+
+    def to_cold(self, row: ArchiveRow) -> bool:
+        """Copy an archive to the cold place and have the catalog say so."""
+        source, target = self.place_of(row), self._places["cold"]
+        number = self._side.take_number()
+        key = object_key(self._side.store_id, row.first_position, number, row.retention_class)
+        self._intents.note(Intent(number, target.name, key))
+        copy = self._work / f"{number:010d}"
+        self._files.make_dir(self._work)
+        try:
+            self._fetch(source, row, copy)
+            target.put(key, copy, pace=self._uploading.take)
+            read_back(target, key, row.size, row.crc, self._reading.take)
+        except (PlaceError, ArchiveDamaged, TieringStopped):
+            with suppress(PlaceError):
+                target.delete(key)
+                self._intents.forget(number)
+            raise
+        finally:
+            self._files.remove(copy)
+        moved = msgspec.structs.replace(row, place=target.name, key=key, tier="cold")
+        old = self._retired(row, number)
+        self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
+        self._intents.forget(number)
+        return True
+
+    def _fetch(self, source: Place, row: ArchiveRow, copy: Path) -> None:
+        found = 0
+
+        def chunks() -> object:
+            nonlocal found
+            for at in range(0, row.size, READ_BACK):
+                wanted = min(READ_BACK, row.size - at)
+                self._reading.take(wanted)
+                data = source.read(row.key, at, wanted)
+                found = google_crc32c.extend(found, data)
+                yield data
+
+        self._files.write_new(copy, chunks(), replace=True)  # type: ignore[arg-type]
+        if found != row.crc:
+            raise ArchiveDamaged(
+                f"{row.name} is not what was put there: crc32c {found:#010x}, not {row.crc:#010x}; "
+                "it stays where it is; `kvmq tier verify` tells what of it can be read",
+                row.name,
+            )
+
+    def expire(self, row: ArchiveRow, known: Mapping[str, TopicTraits], now: int) -> bool:
+        """Let an archive go, if by the policy of today nobody is to have its messages any more."""
+        place = self.place_of(row)
+        archive = Archive.open(place.source(row.key, row.size))
+        topics = [topic.name for topic in archive.manifest.topics]
+        kind = class_of_archive(self._policy, row.retention_class, topics, known)
+        if not kind.is_over(now - row.last_stored_at):
+            return False
+        number = self._side.take_number()
+        gone = self._retired(row, number)
+        rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
+        self._side.swap([row.number], rows=rows)
+        return True
+
+    def _retired(self, row: ArchiveRow, number: int) -> ArchiveRow:
+        """A row that only keeps an object until its time has come."""
+        delete_at = self._clock.now_ms() + round(self._policy.grace * 1000)
+        return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
+
+    def sweep(self, row: ArchiveRow, now: int) -> bool:
+        """Remove a retired archive's object, if its time has come."""
+        if row.delete_at is not None and now < row.delete_at:
+            return False
+        self.place_of(row).delete(row.key)
+        self._side.set_rows([(row.catalog_key, None)])
+        return True

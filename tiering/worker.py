@@ -1,0 +1,445 @@
+"""The worker: has a store's segments and archives go where a policy says.
+
+The idea: look at what there is, ask the policy what is due (`due`), do it one thing after the other
+(`moving`, `shifting`), note what was done (`history`), and look again until nothing is due. It runs
+when it is called, or by itself in a thread. CPU-heavy steps run in a process of their own.
+
+Invariants: one worker for a store at a time; a step that fails leaves everything readable as it
+was, is noted, and is tried again by the next run; what cannot be told is never deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+from weakref import WeakSet
+
+import msgspec
+
+from kvstore.errors import CallerError, StoreClosed, StoreError
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.writer import ArchiveSettings
+from tiering.catalog import ArchiveRow, Tier, decode_rows
+from tiering.classes import TopicTraits, read_class
+from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due
+from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
+from tiering.history import Done, History
+from tiering.moving import WORK, Mover
+from tiering.place import Place, open_place
+from tiering.plan import Plan, make_plan
+from tiering.policy import Policy, check_with_store
+from tiering.pool import Pool
+from tiering.ratelimit import RateLimit
+from tiering.shifting import Shifter
+from tiering.storeside import Progress, Store
+from tiering.survey import segments_of, traits_of
+from tiering.trusted import Trusted, observe
+
+INTERVAL: Final = 60.0
+_log = logging.getLogger("kvmq")
+_taken: WeakSet[object] = WeakSet()
+_taken_lock = threading.Lock()
+
+
+class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive as `Worker.archives` lists it; sizes are bytes, positions of the log, times ms."""
+
+    key: str
+    place: str
+    tier: Tier
+    messages: int
+    raw_bytes: int
+    bytes: int
+    first_position: int
+    last_position: int
+    first_stored_at: int
+    last_stored_at: int
+    retention_class: str
+    generation: int
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did. `removed` are the names of objects and files that nothing needs any more;
+    `failed` says, for what could not be done, why. `waits_for_hours`: more is due, at other hours.
+    """
+
+    segments: list[int] = []
+    archives: list[str] = []
+    shifted: list[str] = []
+    expired: list[str] = []
+    removed: list[str] = []
+    failed: dict[str, str] = {}
+    messages: int = 0
+    raw_bytes: int = 0
+    bytes: int = 0
+    waits_for_hours: bool = False
+
+
+class Worker:
+    """See the module.
+
+    >>> with tiering.Worker(store, Policy(hot_for=60, warm_for=3600, warm="archive")) as worker:
+    ...     worker.run_once()  # doctest: +SKIP
+
+    `keys` gives the keys of topics that are to be encrypted; `options` are settings of the places
+    (docs/places.md); `progress` is called with what is being done, how much of it is done, and the
+    whole. Raises `PolicyIllegal` for a policy that does not fit the store, `TieringBusy` if the
+    store has a worker already.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        *,
+        keys: KeyProvider | None = None,
+        options: Mapping[str, object] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise PolicyIllegal(f"the policy is {policy!r}; it must be a tiering.Policy")
+        config = store.config
+        check_with_store(policy, config.retention, config.watermarks)
+        self._store = store
+        self._side = store.handover
+        self.policy = policy
+        self._clock = config.clock
+        self._files = config.files
+        self._progress = progress
+        self._keys = keys
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._busy = threading.Lock()
+        self._unfit: set[int] = set()
+        self._looked_at = 0.0
+        self._places = self._open_places(options or {})
+        self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
+        self._reading = RateLimit(policy.read_rate, self._clock)
+        self._uploading = RateLimit(policy.upload_rate, self._clock)
+        self._pool = Pool()
+        settings = ArchiveSettings(
+            codec=policy.codec, level=policy.level, block_bytes=policy.block_bytes, keys=keys
+        )
+        self._mover = Mover(
+            store, settings, self._places, self._pool, self._reading, self._uploading,
+            self._check, self._tell,
+        )  # fmt: skip
+        self._shifter = Shifter(
+            store, policy, self._places, self._mover.intents, self._reading, self._uploading,
+            options or {},
+        )  # fmt: skip
+        with _taken_lock:
+            if self._side in _taken:
+                raise TieringBusy(f"{store.path} has a worker already; stop that one first")
+            _taken.add(self._side)
+        self._side.attach()
+
+    def _open_places(self, options: Mapping[str, object]) -> dict[Tier, Place]:
+        found: dict[Tier, Place] = {}
+        policy = self.policy
+        if policy.warm is not None:
+            # A folder without a root is the store's: "archive" is DIR/archive.
+            warm = policy.warm if "://" in policy.warm else self._store.path / policy.warm
+            found["warm"] = open_place(warm, files=self._files, clock=self._clock)
+        if policy.cold is not None:
+            is_url = "://" in policy.cold
+            cold = policy.cold if is_url else self._store.path / policy.cold
+            found["cold"] = open_place(
+                cold, options=options if is_url else None, files=self._files, clock=self._clock
+            )
+        return found
+
+    # --- what there is ---
+
+    def archives(self) -> list[ArchiveInfo]:
+        """The archives of the store, by their first position."""
+        return [
+            ArchiveInfo(
+                key=row.key, place=row.place, tier=row.tier, messages=row.messages,
+                raw_bytes=row.raw_bytes, bytes=row.size, first_position=row.first_position,
+                last_position=row.last_position, first_stored_at=row.first_stored_at,
+                last_stored_at=row.last_stored_at, retention_class=row.retention_class,
+                generation=row.generation,
+            )
+            for row in self._rows()
+        ]  # fmt: skip
+
+    def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
+        """What a run would do now, and what that costs or saves; nothing is changed."""
+        segments, archives, _ = self._look()
+        return make_plan(
+            self.policy, segments, archives,
+            now_ms=self._observed().now_ms, hour=self._clock.local_hour(),
+            disk_used=self._disk_used(), other_bytes=self._side.segment_size, ratio=ratio,
+            read_share=read_share,
+        )  # fmt: skip
+
+    def _rows(self) -> list[ArchiveRow]:
+        return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
+
+    def _look(self) -> tuple[list[Segment], list[Archived], dict[str, TopicTraits]]:
+        topics = self._store.topics()
+        encrypted = frozenset(
+            t.name
+            for t in topics
+            if self._keys is not None and self._keys.key_for_writing(t.name) is not None
+        )
+        known = traits_of(topics, encrypted)
+        segments = segments_of(self.policy, self._store.segments(), known)
+        archives = [
+            Archived(
+                row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
+                read_class(row.retention_class),
+            )
+            for row in self._rows()
+        ]  # fmt: skip
+        return segments, archives, known
+
+    # --- runs ---
+
+    def run_once(self) -> RunReport:
+        """Do what is due, until nothing is. Raises `TieringBusy` while another run is under way,
+        `TieringStopped` once `stop` was called, `StoreClosed`; what else goes wrong is in the
+        report, and tried again by the next run.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
+        try:
+            return self._run()
+        finally:
+            self._pool.close()
+            self._busy.release()
+
+    def _run(self) -> RunReport:
+        run = _Run(self.history)
+        self._unfit.clear()
+        known = {row.number for row in decode_rows(self._side.rows())}
+        with run.noting("tidying", StoreError):
+            run.removed += self._mover.tidy(known)
+        self._sweep(run)
+        while True:
+            self._check()
+            agenda, known_topics = self._agenda()
+            if agenda.is_empty or agenda.waits_for_hours:
+                return run.report(waits_for_hours=agenda.waits_for_hours)
+            done = False
+            for segment in agenda.segments:
+                done |= self._move(segment, run)
+            for archive in agenda.archives:
+                done |= self._shift(archive, known_topics, run)
+            if not done:
+                return run.report(waits_for_hours=False)
+            self._sweep(run)
+
+    def _agenda(self) -> tuple[Agenda, dict[str, TopicTraits]]:
+        self._store.checkpoint()
+        segments, archives, known = self._look()
+        fit = [s for s in segments if s.number not in self._unfit]
+        agenda = due(
+            self.policy, fit, archives,
+            now_ms=self._observed().now_ms, hour=self._clock.local_hour(),
+            disk_used=self._disk_used(), other_bytes=self._side.segment_size,
+        )  # fmt: skip
+        return agenda, known
+
+    def _move(self, segment: SegmentDue, run: _Run) -> bool:
+        self._check()
+        began = self._clock.monotonic()
+        try:
+            moved = self._mover.move(segment)
+        except (TieringStopped, StoreClosed):
+            raise
+        except (StoreError, OSError) as e:
+            # The others may still go: one that is damaged must not fill the disk with them.
+            self._unfit.add(segment.number)
+            run.failed_with(f"segment {segment.number}", e)
+            return False
+        run.moved(segment, moved.rows, moved.messages, self._clock.monotonic() - began)
+        return True
+
+    def _shift(self, archive: ArchiveDue, known: Mapping[str, TopicTraits], run: _Run) -> bool:
+        self._check()
+        row = next((r for r in self._rows() if r.key == archive.key), None)
+        if row is None:
+            return False
+        try:
+            now = self._observed().now_ms
+            if archive.to == "cold":
+                is_done = self._shifter.to_cold(row)
+                if is_done:
+                    run.shifted.append(row.key)
+                    self.history.add("cold", row.key, bytes=row.size, messages=row.messages)
+            else:
+                is_done = self._shifter.expire(row, known, now)
+                if is_done:
+                    run.expired.append(row.key)
+                    self.history.add("expired", row.key, bytes=row.size, messages=row.messages)
+        except (TieringStopped, StoreClosed):
+            raise
+        except (StoreError, OSError) as e:
+            run.failed_with(row.key, e)
+            return False
+        return is_done
+
+    def _sweep(self, run: _Run) -> None:
+        for row in decode_rows(self._side.rows()):
+            if row.state == "retired":
+                with run.noting(row.key, StoreError, OSError):
+                    if self._shifter.sweep(row, self._clock.now_ms()):
+                        run.removed.append(row.name)
+
+    def _disk_used(self) -> float:
+        return self._files.disk_used(self._store.path)
+
+    def _observed(self) -> Trusted:
+        """The trusted time, kept from one look, and one process, to the next."""
+        path = self._store.path / WORK / "clock.json"
+        before: Trusted | None = None
+        if self._files.size(path) is not None:
+            with suppress(msgspec.MsgspecError):
+                before = msgspec.json.decode(self._files.read(path), type=Trusted)
+        now = self._clock.monotonic()
+        elapsed = now - self._looked_at if self._looked_at else None
+        self._looked_at = now
+        found = observe(before, self._clock.now_ms(), elapsed, self.policy.clock_doubt)
+        self._files.make_dir(path.parent)
+        self._files.write_whole(path, msgspec.json.encode(found))
+        return found
+
+    def _check(self) -> None:
+        if self._stopping.is_set():
+            raise TieringStopped("the worker was told to stop; what it was doing is undone")
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(what, done, total)
+
+    # --- by itself ---
+
+    def start(self, interval: float = INTERVAL) -> None:
+        """Run by itself, every `interval` seconds, in a thread; until `stop`."""
+        if not interval > 0:
+            raise CallerError(f"interval is {interval!r}; it must be above 0 seconds")
+        if self._thread is not None:
+            raise TieringBusy("this worker runs by itself already")
+        self._thread = threading.Thread(
+            target=self._loop, args=(interval,), name="kvmq tiering", daemon=True
+        )
+        self._thread.start()
+
+    def _loop(self, interval: float) -> None:
+        while True:
+            try:
+                self.run_once()
+            except (TieringStopped, StoreClosed):
+                return
+            except TieringBusy:
+                pass
+            except Exception:
+                # The next run begins anew; a thread that died would let the disk run full.
+                _log.exception("%s: a tiering run failed", self._store.path)
+            if self._clock.wait(self._stopping, interval):
+                return
+
+    def stop(self) -> None:
+        """End a run under way, and running by itself; the store is as if the step under way had not
+        begun. The worker is of no use from then on.
+        """
+        self._stopping.set()
+        self._reading.stop()
+        self._uploading.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        with self._busy:
+            self._pool.close()
+        with _taken_lock:
+            if self._side in _taken:
+                _taken.discard(self._side)
+                self._side.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class _Run:
+    """What a run has done so far."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.rows: list[ArchiveRow] = []
+        self.segments: list[int] = []
+        self.shifted: list[str] = []
+        self.expired: list[str] = []
+        self.removed: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.messages = 0
+
+    def moved(
+        self, segment: SegmentDue, rows: list[ArchiveRow], messages: int, seconds: float
+    ) -> Done:
+        self.segments.append(segment.number)
+        self.rows += rows
+        self.messages += messages
+        return self._history.add(
+            "archived",
+            f"segment {segment.number}",
+            archives=[row.key for row in rows],
+            messages=messages,
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            seconds=round(seconds, 3),
+            note=segment.reason,
+        )
+
+    def failed_with(self, what: str, why: Exception) -> None:
+        _log.warning("tiering: %s: %s", what, why)
+        self.failed[what] = str(why)
+        self._history.add("failed", what, note=str(why)[:1000])
+
+    def noting(self, what: str, *kinds: type[Exception]) -> _Noting:
+        """What goes wrong inside is in the report, and no more than that."""
+        return _Noting(self, what, kinds)
+
+    def report(self, *, waits_for_hours: bool) -> RunReport:
+        return RunReport(
+            segments=self.segments,
+            archives=[row.key for row in self.rows],
+            shifted=self.shifted,
+            expired=self.expired,
+            removed=self.removed,
+            failed=self.failed,
+            messages=self.messages,
+            raw_bytes=sum(row.raw_bytes for row in self.rows),
+            bytes=sum(row.size for row in self.rows),
+            waits_for_hours=waits_for_hours,
+        )
+
+
+class _Noting:
+    """See `_Run.noting`."""
+
+    def __init__(self, run: _Run, what: str, kinds: tuple[type[Exception], ...]) -> None:
+        self._run, self._what, self._kinds = run, what, kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
+        if isinstance(value, TieringStopped | StoreClosed) or not isinstance(value, self._kinds):
+            return False
+        assert isinstance(value, Exception), "only those are asked for"
+        self._run.failed_with(self._what, value)
+        return True
