@@ -160,7 +160,7 @@ class _Check:
     def _figures(self, number: int, block: Block, records: list[bytes]) -> Iterator[str]:
         row = self._rows.row(number)
         found = (
-            min(block.positions.tolist()), max(block.positions.tolist()),
+            int(block.positions[0]), int(block.positions[-1]),
             int(block.stored_at.min()), int(block.stored_at.max()), sum(map(len, records)),
         )  # fmt: skip
         said = (

@@ -36,6 +36,7 @@ from tiering.archive.layout import (
     FORMAT_VERSION,
     HEADER_SIZE,
     OPENING_READ,
+    PART_HEAD,
     TRAILER,
     TRAILER_COVERED,
     TRAILER_MAGIC,
@@ -247,23 +248,34 @@ class Archive:
         topic_number, queue = directory.queue_of(number)
         topic, key_id = self._topic(topic_number)
         try:
+            sizes = directory.place(number)[1]
             block = decode_block(
-                data, directory.place(number)[1], directory.decoded_max, self._coder,
-                topic=topic, queue=queue, topic_number=topic_number,
-                secret=self._secret(topic, key_id), archive=self.name, number=number,
+                data, sizes, self._decoded_sizes(data, sizes), self._coder, topic=topic,
+                queue=queue, topic_number=topic_number, secret=self._secret(topic, key_id),
+                archive=self.name, number=number, messages=directory.count(number),
             )  # fmt: skip
-            held = (block.count, int(block.offsets[0]), int(block.offsets[-1]))
-            first, last = directory.first_offset(number), directory.last_offset(number)
-            if held != (directory.count(number), first, last):
+            held = (int(block.offsets[0]), int(block.offsets[-1]))
+            if held != (directory.first_offset(number), directory.last_offset(number)):
                 raise ArchiveDamaged(
-                    f"{self.name}: block {number} holds {held[0]} messages from offset {held[1]} "
-                    f"to {held[2]}, the directory says {directory.count(number)}, {first} to {last}"
+                    f"{self.name}: block {number} holds offsets {held[0]} to {held[1]}, which "
+                    f"the directory does not say"
                 )
         except ArchiveDamaged as error:
             error.archive, error.block = self.name, number
             error.next_offset = directory.last_offset(number) + 1
             raise
         return block
+
+    def _decoded_sizes(
+        self, data: bytes | memoryview, sizes: tuple[int, int, int]
+    ) -> tuple[int, int, int]:
+        """What the parts say that they take: three bytes a block less in memory."""
+        ends = (0, sizes[0], sizes[0] + sizes[1])
+        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
+        most = self.directory.decoded_max
+        if fixed > most[0] or properties > most[1] or bodies > most[2]:
+            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
+        return fixed, properties, bodies
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
         """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`

@@ -190,7 +190,10 @@ class ArchiveWriter:
         self._waiting.clear()
         self._waiting_bytes = 0
         if left < fields.count:
-            self._keep(number, queue, fields.batch, left)
+            # Copies, without the buffer that they came in, which may be large.
+            rest = RecordBatch.of_records(fields.records(left, fields.count))
+            self._waiting.append(_Queue(number, queue, rest))
+            self._waiting_bytes = int(rest.sizes.sum())
 
     def _stretches(self) -> Iterable[tuple[tuple[int, int], int]]:
         """The queues that wait, each with how many records."""
@@ -206,13 +209,6 @@ class ArchiveWriter:
         if bool((offsets[1:] <= offsets[:-1]).any()):
             name = self._topics[number].topic.name
             raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
-
-    def _keep(self, number: int, queue: int, batch: RecordBatch, left: int) -> None:
-        """Let the records from row `left` on wait for more, without the buffer they came in."""
-        stretches = zip(batch.starts[left:].tolist(), batch.sizes[left:].tolist(), strict=True)
-        rest = [bytes(batch.buffer[start : start + size]) for start, size in stretches]
-        self._waiting.append(_Queue(number, queue, RecordBatch.of_records(rest)))
-        self._waiting_bytes = sum(map(len, rest))
 
     def _write_block(self, span: BlockSpan, block: EncodedBlock) -> None:
         self._file.write(block.data)
@@ -239,7 +235,7 @@ class ArchiveWriter:
                 continue
             for row in range(span.start, span.stop):
                 level = levels.only or levels.at(int(fields.positions[row]))
-                for digest in digests_of(fields.properties(row), level):
+                for digest in digests_of(fields.property_list[row], level):
                     self._digests.append(digest)
                     self._keyed.append(base + row)
 
