@@ -28,7 +28,7 @@ FUNCTION_LINES_MAX: Final = 80
 LAYERS: Final = (
     ("errors", "config", "files", "clock"),
     ("record",),
-    ("message",),
+    ("message", "archived"),
     ("log", "index"),
     ("meta",),
     ("consume", "timing"),
@@ -49,6 +49,7 @@ CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
 RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
 TIERING_MAY_IMPORT: Final = (
+    "kvstore.archived",
     "kvstore.record",
     "kvstore.index.keys",
     "kvstore.errors",
