@@ -12,6 +12,10 @@ class PolicyIllegal(ConfigError):
     """A tiering policy that is out of range or contradicts itself."""
 
 
+class EncryptionMissing(ConfigError):
+    """Something is encrypted, or to be, and the package that does it is not installed."""
+
+
 class PlaceError(StoreError):
     """Base of what goes wrong with a place that keeps archives; `place` is its path or URL."""
 

@@ -1,0 +1,328 @@
+"""A whole archive: any messages in, the same bytes out, by offset, by position and by key."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstore.errors import CallerError
+from kvstore.record.facts import facts, names_of
+from kvstore.record.hashes import key_hash, key_hash_range
+from tests.rocketmq.logs import record
+from tests.tiering.archive.making import (
+    ORIGIN,
+    SMALL_BLOCKS,
+    Made,
+    MemorySource,
+    Queue,
+    drawn_queues,
+    keyed,
+    make,
+    plain_queues,
+)
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.reader import Archive, read_tail
+from tiering.archive.records import RecordBatch
+from tiering.archive.writer import ArchiveSettings, ArchiveWriter
+
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+LZ4 = ArchiveSettings(codec="lz4", block_bytes=2048)
+
+
+def position_of(raw: bytes) -> int:
+    return int.from_bytes(raw[28:36], "big")
+
+
+def read(archive: Archive, queue: Queue, offset: int) -> bytes | None:
+    """The record with the first held offset from `offset` on."""
+    number = archive.block_at(queue.topic.id, queue.queue, offset)
+    if number is None:
+        return None
+    block = archive.read_block(number)
+    return block.record(int(np.searchsorted(block.offsets, offset)))
+
+
+def check_all_is_found(made: Made) -> None:
+    archive, _ = made.open()
+    for queue in made.queues:
+        topic = queue.topic.name.encode()
+        for offset, raw in queue.records.items():
+            assert read(archive, queue, offset) == raw
+            position = position_of(raw)
+            place = archive.place(position)
+            assert place is not None
+            assert archive.read_block(place[0]).record(place[1]) == raw
+            unique, keys, _ = names_of(facts(raw, 0, len(raw)).properties)
+            for key in filter(None, (unique, *keys)):
+                one = key_hash(topic, key)
+                assert position in archive.find(one, one)
+                assert (position, *place) in archive.find_places(*key_hash_range(key))
+    assert list(archive.verify()) == []
+
+
+@SLOW
+@given(drawn_queues(), st.sampled_from([SMALL_BLOCKS, LZ4, ArchiveSettings()]))
+def test_any_messages_come_out_as_they_went_in(
+    queues: list[Queue], settings: ArchiveSettings
+) -> None:
+    check_all_is_found(make(queues, settings))
+
+
+@SLOW
+@given(drawn_queues(), st.integers(1, 5))
+def test_the_same_records_give_the_same_bytes_however_they_are_given(
+    queues: list[Queue], at_once: int
+) -> None:
+    assert make(queues, at_once=at_once).data == make(queues).data
+
+
+@SLOW
+@given(drawn_queues())
+def test_a_queue_is_read_from_any_offset_over_its_gaps(queues: list[Queue]) -> None:
+    made = make(queues)
+    archive, _ = made.open()
+    for queue in made.queues:
+        held = sorted(queue.records)
+        assert read(archive, queue, held[0] - 1) == queue.records[held[0]]
+        for before, offset in pairwise(held):
+            assert read(archive, queue, before + 1) == queue.records[offset]
+        assert read(archive, queue, held[-1] + 1) is None
+        blocks = archive.blocks(queue.topic.id, queue.queue)
+        found = [raw for block in archive.read_blocks(blocks) for raw in block.records()]
+        assert found == list(queue.records.values())
+
+
+def test_messages_that_fill_many_batches_and_chunks_are_found() -> None:
+    queues = plain_queues(topics=2, queues=2, messages=5000, body=1000)
+    made = make(queues, ArchiveSettings())
+    archive, _ = made.open()
+    assert made.manifest.messages == 20_000
+    for queue in made.queues:
+        for offset in range(0, 5000, 701):
+            raw = queue.records[offset]
+            assert read(archive, queue, offset) == raw
+            assert archive.find(*[key_hash(queue.topic.name.encode(), b"all")] * 2) == sorted(
+                position_of(raw) for q in queues if q.topic == queue.topic
+                for raw in q.records.values()
+            )  # fmt: skip
+    assert list(archive.verify()) == []
+
+
+def test_one_huge_message_among_small_ones_has_a_block_to_itself() -> None:
+    queue = plain_queues(1, 1, 3)[0]
+    huge = record(
+        position_of(queue.records[2]), bytes(range(256)) * (16 << 10),
+        topic=queue.topic.name, offset=2,
+    )  # fmt: skip
+    made = make([queue._replace(records={**queue.records, 2: huge})], ArchiveSettings())
+    archive, _ = made.open()
+    assert len(archive.blocks(queue.topic.id, 0)) == 2
+    check_all_is_found(made)
+
+
+def test_forty_thousand_queues_fit_in_one_archive() -> None:
+    position, queues = 0, []
+    for number in range(5000):
+        topic = ArchivedTopic(name=f"topic{number:04}", id=number + 1, queues=8)
+        for queue in range(8):
+            raw = record(position, b"one", topic=topic.name, queue=queue, offset=7)
+            position += len(raw)
+            queues.append(Queue(topic, queue, {7: raw}))
+    made = make(queues)
+    archive, _ = made.open()
+    for some in made.queues[::1777]:
+        assert read(archive, some, 0) == some.records[7]
+    assert archive.directory.memory_bytes / 40_000 < 16
+
+
+def test_an_archive_of_nothing_opens_and_holds_nothing() -> None:
+    archive, _ = make([]).open()
+    assert archive.manifest.messages == 0
+    assert archive.block_at(1, 0, 0) is None
+    assert archive.place(0) is None
+    assert archive.find(0, (1 << 40) - 1) == []
+    assert list(archive.verify()) == []
+
+
+# -- reads
+
+
+def test_opening_takes_at_most_two_reads_and_a_message_one_more() -> None:
+    for messages in (10, 9000):
+        made = make(plain_queues(2, 2, messages, 300), ArchiveSettings())
+        archive, source = made.open()
+        assert len(source.reads) <= 2
+        source.reads.clear()
+        assert read(archive, made.queues[1], messages // 2) is not None
+        assert len(source.reads) == 1
+
+
+def test_a_message_by_position_takes_one_read_more_and_by_key_another() -> None:
+    made = make(plain_queues(2, 2, 9000, 300), ArchiveSettings())
+    archive, source = made.open()
+    queue = made.queues[2]
+    raw = queue.records[4321]
+    source.reads.clear()
+    assert archive.place(position_of(raw)) is not None
+    assert len(source.reads) == 1
+    source.reads.clear()
+    key = key_hash(queue.topic.name.encode(), f"{queue.topic.name}-{queue.queue}-4321".encode())
+    assert archive.find(key, key) == [position_of(raw)]
+    assert len(source.reads) == 2
+
+
+def test_a_key_that_is_nowhere_takes_no_read_in_most_archives() -> None:
+    archive, source = make(plain_queues(2, 2, 500)).open()
+    source.reads.clear()
+    for number in range(200):
+        key = key_hash(b"topic0", f"nowhere{number}".encode())
+        assert archive.find(key, key) == []
+    assert len(source.reads) < 2 * 80
+
+
+def test_an_archive_opens_from_a_kept_tail_without_a_read() -> None:
+    made = make(plain_queues())
+    source = MemorySource(made.data)
+    tail = read_tail(source)
+    source.reads.clear()
+    archive = Archive.open(source, tail=tail)
+    assert archive.manifest == made.manifest
+    assert archive.block_at(100, 0, 0) == 0
+    assert source.reads == []
+
+
+def test_directory_filter_and_fences_take_less_than_two_bytes_a_message() -> None:
+    made = make(plain_queues(4, 2, 2500, 1000), ArchiveSettings())
+    archive, _ = made.open()
+    one = key_hash(b"topic0", b"all")
+    assert archive.find(one, one)
+    archive.read_block(0).check()
+    parts = (archive.directory, archive.filter, archive.key_fences, archive.position_fences)
+    assert sum(part.memory_bytes for part in parts if part is not None) / 20_000 < 2
+
+
+# -- keys
+
+
+def test_a_key_in_any_topic_is_found_by_its_range_and_in_one_by_its_hash() -> None:
+    made = make(plain_queues(3, 1, 5))
+    archive, _ = made.open()
+    assert len(archive.find(*key_hash_range(b"all"))) == 15
+    one = key_hash(b"topic1", b"all")
+    assert len(archive.find(one, one)) == 5
+
+
+@pytest.mark.parametrize(("level", "by_id", "by_key"), [("off", 0, 0), ("unique", 1, 0),
+                                                        ("all", 1, 1)])  # fmt: skip
+def test_keys_are_found_as_the_topic_says(level: str, by_id: int, by_key: int) -> None:
+    topic = ArchivedTopic(name="T", id=1, key_index=level)
+    made = make([Queue(topic, 0, {0: record(0, properties=keyed("ID", "key"))})])
+    archive, _ = made.open()
+    assert len(archive.find(*key_hash_range(b"ID"))) == by_id
+    assert len(archive.find(*key_hash_range(b"key"))) == by_key
+    assert list(archive.verify()) == []
+
+
+def test_keys_are_found_as_the_topic_said_when_the_message_was_put() -> None:
+    topic = ArchivedTopic(
+        name="T", id=1, key_index="off", key_history=((0, "all"), (1000, "unique"), (2000, "off"))
+    )
+    records = {
+        n: record(position, offset=n, properties=keyed(f"ID{n}", "key"))
+        for n, position in enumerate((0, 1000, 2000))
+    }
+    archive, _ = make([Queue(topic, 0, records)]).open()
+    assert [archive.find(*key_hash_range(f"ID{n}".encode())) for n in range(3)] == [[0], [1000], []]
+    assert archive.find(*key_hash_range(b"key")) == [0]
+
+
+def test_a_key_is_not_looked_for_where_no_message_has_the_time() -> None:
+    made = make(plain_queues())
+    archive, source = made.open()
+    first, last = made.manifest.first_stored_at, made.manifest.last_stored_at
+    bounds = key_hash_range(b"all")
+    assert archive.find(*bounds, begin=last, end=last)
+    assert archive.find(*bounds, begin=first, end=first)
+    source.reads.clear()
+    assert archive.find(*bounds, begin=last + 1) == []
+    assert archive.find(*bounds, end=first - 1) == []
+    assert source.reads == []
+
+
+# -- what it says of itself
+
+
+def test_the_manifest_says_what_is_in_it() -> None:
+    queues = plain_queues(2, 2, 30)
+    made = make(queues)
+    archive, _ = made.open()
+    records = [raw for queue in queues for raw in queue.records.values()]
+    manifest = archive.manifest
+    assert manifest == made.manifest
+    assert manifest.store_id == ORIGIN.store_id
+    assert manifest.segments == ORIGIN.segments
+    assert manifest.retention_class == "week"
+    assert manifest.messages == 120
+    assert manifest.raw_bytes == sum(map(len, records))
+    assert manifest.first_position == 1000
+    assert manifest.last_position == max(map(position_of, records))
+    assert manifest.blocks == archive.directory.blocks
+    assert [(t.name, t.id, t.messages) for t in manifest.topics] == [
+        ("topic0", 100, 60), ("topic1", 101, 60),
+    ]  # fmt: skip
+    assert sum(topic.raw_bytes for topic in manifest.topics) == manifest.raw_bytes
+
+
+def test_a_topic_is_kept_with_all_that_makes_it_again() -> None:
+    topic = ArchivedTopic(
+        name="T", id=9, kind="fifo", queues=3, read_queues=5, since=77, key_index="unique",
+        key_history=((5, "off"), (9, "unique")), retention={"hot_for": 3600.0},
+        attributes={"owner": "billing"}, compress_above=4096, compression="zstd",
+    )  # fmt: skip
+    archive, _ = make([Queue(topic, 0, {0: record(0)})]).open()
+    (kept,) = archive.manifest.topics
+    figures = {"messages": 0, "raw_bytes": 0, "first_stored_at": 0, "last_stored_at": 0}
+    assert msgspec.structs.replace(kept, **figures) == topic
+
+
+# -- what the writer refuses
+
+
+def writer() -> ArchiveWriter:
+    return ArchiveWriter(BytesIO(), SMALL_BLOCKS)
+
+
+def one(position: int, offset: int) -> RecordBatch:
+    return RecordBatch.of_records([record(position, offset=offset)])
+
+
+def test_topics_and_queues_that_come_out_of_order_are_refused() -> None:
+    topic, later = ArchivedTopic(name="a", id=1), ArchivedTopic(name="b", id=2)
+    made = writer()
+    made.add(later, 1, one(0, 0))
+    with pytest.raises(CallerError, match="comes after"):
+        made.add(topic, 0, one(100, 0))
+    with pytest.raises(CallerError, match="comes after"):
+        made.add(later, 0, one(100, 0))
+
+
+def test_offsets_that_do_not_rise_are_refused() -> None:
+    made = writer()
+    made.add(ArchivedTopic(name="T", id=1), 0, one(0, 5))
+    made.add(ArchivedTopic(name="T", id=1), 0, one(100, 5))
+    with pytest.raises(CallerError, match="do not rise"):
+        made.finish()
+
+
+def test_two_records_of_one_position_are_refused() -> None:
+    made = writer()
+    made.add(ArchivedTopic(name="T", id=1), 0, one(0, 5))
+    made.add(ArchivedTopic(name="T", id=1), 1, one(0, 5))
+    with pytest.raises(CallerError, match="same position"):
+        made.finish()

@@ -1,0 +1,140 @@
+"""The directory: every queue's blocks are found by offset, at few bytes each."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import FormatError
+from tiering.archive.directory import BLOCK_MIN, Directory, Row, decode_rows, encode_directory
+from tiering.archive.layout import HEADER_SIZE
+
+COUNTS = st.integers(0, 3)
+
+
+@st.composite
+def directories(draw: st.DrawFn) -> tuple[list[int], list[Row]]:
+    """Ids of topics, and rows: queues of many blocks and few, with gaps in and between them."""
+    ids = draw(st.lists(st.integers(1, (1 << 32) - 1), max_size=5, unique=True))
+    rows = []
+    for number in range(len(ids)):
+        queues = st.sets(st.one_of(st.integers(0, 9), st.just((1 << 32) - 1)), min_size=1)
+        for queue in sorted(draw(queues)):
+            offset = draw(st.sampled_from([0, 5, 1 << 40]))
+            for _ in range(draw(st.integers(1, 6))):
+                first = offset + draw(COUNTS)
+                messages = draw(st.integers(1, 300))
+                offset = first + messages + draw(COUNTS)
+                sizes = draw(st.tuples(*[st.integers(9, 70_000)] * 3))
+                times = sorted(draw(st.tuples(*[st.integers(0, 1 << 42)] * 2)))
+                rows.append(
+                    Row(
+                        number, queue, first, offset - 1, messages, first * 50, offset * 50,
+                        times[0], times[1], sizes, sizes, messages * 91,
+                    )
+                )  # fmt: skip
+    return ids, rows
+
+
+def encoded(ids: list[int], rows: list[Row]) -> tuple[bytes, int]:
+    flat = [(*row[:9], *row.part_sizes, *row.decoded_sizes, row.raw_bytes) for row in rows]
+    columns = np.array(flat, np.int64).reshape(-1, 16).T
+    return encode_directory(ids, list(columns)), sum(sum(row.part_sizes) for row in rows)
+
+
+@given(directories())
+def test_every_row_comes_back(made: tuple[list[int], list[Row]]) -> None:
+    ids, rows = made
+    payload, size = encoded(ids, rows)
+    found = decode_rows(payload, size)
+    assert found.topic_ids.tolist() == ids
+    assert [found.row(block) for block in range(len(rows))] == rows
+
+
+@given(directories())
+def test_blocks_are_found_by_topic_queue_and_offset(made: tuple[list[int], list[Row]]) -> None:
+    ids, rows = made
+    directory = Directory(*encoded(ids, rows))
+    assert [directory.number_of(topic_id) for topic_id in ids] == list(range(len(ids)))
+    assert directory.number_of(0) is None
+    at = HEADER_SIZE
+    for block, row in enumerate(rows):
+        number, queue = row.topic_number, row.queue
+        mine = [b for b, other in enumerate(rows) if other[:2] == row[:2]]
+        assert directory.queue_of(block) == (number, queue)
+        assert list(directory.blocks_of(number, queue)) == mine
+        assert directory.count(block) == row.messages
+        assert directory.place(block) == (at, row.part_sizes)
+        assert directory.stored(block) == (row.least_stored_at, row.greatest_stored_at)
+        at += sum(row.part_sizes)
+        for offset in (row.first_offset - 1, row.first_offset, row.last_offset):
+            wanted = next(b for b in mine if rows[b].last_offset >= offset)
+            assert directory.block_at(number, queue, offset) == wanted
+        assert directory.block_at(number, queue, rows[mine[-1]].last_offset + 1) is None
+    assert directory.blocks == len(rows)
+    assert directory.messages == sum(row.messages for row in rows)
+
+
+@given(directories())
+def test_queues_are_listed_in_order(made: tuple[list[int], list[Row]]) -> None:
+    ids, rows = made
+    directory = Directory(*encoded(ids, rows))
+    listed = list(directory.queues())
+    assert [block for _, _, blocks in listed for block in blocks] == list(range(len(rows)))
+    assert all(one[:2] < other[:2] for one, other in pairwise(listed))
+    for number in range(len(ids)):
+        assert directory.queues_of(number) == [queue for n, queue, _ in listed if n == number]
+
+
+def test_a_queue_that_is_not_there_has_no_blocks() -> None:
+    row = Row(0, 7, 0, 9, 10, 0, 999, 5, 6, (9, 9, 9), (9, 9, 9), 910)
+    directory = Directory(*encoded([33], [row]))
+    for queue in (0, 6, 8):
+        assert not directory.blocks_of(0, queue)
+        assert directory.block_at(0, queue, 0) is None
+
+
+def test_a_block_takes_few_bytes_of_memory_even_where_each_queue_has_but_one() -> None:
+    draw = np.random.default_rng(5)
+    rows = []
+    for queue in range(40_000):
+        first, position, time = (int(n) for n in draw.integers(0, (1 << 20, 1 << 30, 1 << 22)))
+        sizes = tuple(int(n) for n in draw.integers(100, (300, 900, 9000)))
+        rows.append(
+            Row(
+                queue // 8, queue % 8, first, first + 24, 25, position, position + 1000,
+                time, time + 5000, sizes, sizes, 27_000,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+    directory = Directory(*encoded(list(range(1, 5001)), rows))
+    assert directory.memory_bytes / len(rows) < 22
+
+
+@given(st.binary(max_size=120), st.integers(0, 1 << 20))
+def test_any_bytes_are_a_directory_or_a_format_error(data: bytes, size: int) -> None:
+    try:
+        directory = Directory(data, size)
+    except FormatError:
+        return
+    assert directory.blocks * BLOCK_MIN <= size
+
+
+@given(directories(), st.data())
+def test_a_changed_directory_is_one_or_a_format_error(
+    made: tuple[list[int], list[Row]], data: st.DataObject
+) -> None:
+    payload, size = encoded(*made)
+    at = data.draw(st.integers(0, len(payload) - 1))
+    changed = payload[:at] + bytes([payload[at] ^ data.draw(st.integers(1, 255))])
+    with suppress(FormatError):
+        Directory(changed + payload[at + 1 :], size)
+
+
+def test_a_count_that_the_file_has_no_room_for_is_an_error() -> None:
+    with pytest.raises(FormatError, match="that can't be"):
+        Directory(b"\0\0\0\1\0\0\0\1\xff\xff\xff\xff", 1 << 20)

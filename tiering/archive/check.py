@@ -1,0 +1,232 @@
+"""Check: everything in an archive held against everything else in it.
+
+The idea: what `kvmq tier verify` and the worker, before it lets a segment go, want to know. Each
+checksum is looked at, each block decoded and its records checked as if they came from the log, the
+directory's figures and both indexes compared with what the records say.
+
+Invariants: what is wrong is reported, and the check goes on with what can still be read; memory is
+a few blocks and a few dozen bytes a message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged, KeyDestroyed, RecordDamaged
+from kvstore.record.check import check_record
+from kvstore.record.facts import facts
+from tiering.archive.directory import Rows
+from tiering.archive.keyed import Levels, digests_of
+from tiering.archive.layout import (
+    CRC,
+    FORMAT_VERSION,
+    HEADER,
+    HEADER_COVERED,
+    HEADER_MAGIC,
+    HEADER_SIZE,
+)
+from tiering.archive.packed import I64
+
+if TYPE_CHECKING:
+    from tiering.archive.block import Block
+    from tiering.archive.reader import Archive
+
+_SECTIONS = ("manifest", "directory", "dictionary", "filter", "key_fences", "position_fences")
+
+
+class Problem(NamedTuple):
+    """Something that is not as it should be; `block` -1: not in one block alone."""
+
+    archive: str
+    block: int
+    reason: str
+
+
+def problems(archive: Archive) -> Iterator[Problem]:
+    """What is wrong with an archive; nothing if it is whole.
+
+    Blocks whose key is gone are not decoded, only their checksums are looked at.
+    """
+    yield from _header(archive)
+    failed = False
+    for name in _SECTIONS:
+        try:
+            getattr(archive, name)
+        except ArchiveDamaged as error:
+            failed = True
+            yield Problem(archive.name, -1, str(error))
+    if not failed:
+        yield from _Check(archive).problems()
+
+
+def _header(archive: Archive) -> Iterator[Problem]:
+    head = archive.source.read(0, HEADER_SIZE)
+    covered = HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, 0, 0)[:HEADER_COVERED]
+    if head != covered + CRC.pack(google_crc32c.value(covered)):
+        yield Problem(archive.name, -1, f"{archive.name}: the header is not what was written")
+
+
+class _Check:
+    """One run over an archive whose sections are whole."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._rows: Rows = archive.rows()
+        self._starts = np.cumsum(self._rows.messages) - self._rows.messages
+        self._total = archive.directory.messages
+        self._positions = np.full(self._total, -1, np.int64)
+        self._is_read = np.zeros(self._total, np.bool_)
+        self._levels = [Levels(topic) for topic in archive.manifest.topics]
+        self._digests = array("I")
+        self._keyed = array("I")
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self._manifest()
+        for number in range(self._archive.directory.blocks):
+            for reason in self._block(number):
+                yield self._problem(f"block {number}: {reason}", number)
+        ordinals = np.full(self._total, -1, np.int64)
+        try:
+            for reason in self._position_index(ordinals):
+                yield self._problem(reason)
+            for reason in self._key_index(ordinals):
+                yield self._problem(reason)
+        except ArchiveDamaged as error:
+            yield Problem(self._archive.name, -1, str(error))
+
+    def _problem(self, reason: str, block: int = -1) -> Problem:
+        return Problem(self._archive.name, block, f"{self._archive.name}: {reason}")
+
+    def _manifest(self) -> Iterator[Problem]:
+        said, rows = self._archive.manifest, self._rows
+        if len(said.topics) != len(rows.topic_ids):
+            yield self._problem("manifest and directory do not have the same topics")
+        figures = (said.blocks, said.messages, said.raw_bytes)
+        found = (len(rows.messages), self._total, int(rows.raw_bytes.sum()))
+        if figures != found:
+            yield self._problem(
+                f"the manifest says {figures} (blocks, messages, raw bytes), the directory {found}"
+            )
+
+    # --- blocks ---
+
+    def _block(self, number: int) -> Iterator[str]:
+        archive = self._archive
+        try:
+            block = archive.read_block(number)
+            block.check()
+            records = block.records()
+        except KeyDestroyed:
+            yield from self._checksums(number)
+            return
+        except ArchiveDamaged as error:
+            yield str(error)
+            return
+        yield from self._figures(number, block, records)
+        start = int(self._starts[number])
+        self._positions[start : start + len(records)] = block.positions
+        self._is_read[start : start + len(records)] = True
+        levels = self._levels[int(self._rows.topics[number])]
+        for row, raw in enumerate(records):
+            position = int(block.positions[row])
+            try:
+                size = check_record(raw, 0, len(raw), position)
+            except RecordDamaged as error:
+                yield str(error)
+                continue
+            found = facts(raw, 0, len(raw))
+            same = (block.topic.encode(), block.queue, int(block.offsets[row]),
+                    int(block.stored_at[row]), len(raw))  # fmt: skip
+            if (found.topic, found.queue, found.offset, found.stored_at, size) != same:
+                yield f"the record at {position} is not the one that the columns say"
+            for digest in digests_of(found.properties, levels.only or levels.at(position)):
+                self._digests.append(digest)
+                self._keyed.append(start + row)
+
+    def _checksums(self, number: int) -> Iterator[str]:
+        at, sizes = self._archive.directory.place(number)
+        for size in sizes:
+            part = self._archive.source.read(at, size)
+            if google_crc32c.value(part[: -CRC.size]) != CRC.unpack(part[-CRC.size :])[0]:
+                yield f"the crc32c of the part at {at} differs"
+            at += size
+
+    def _figures(self, number: int, block: Block, records: list[bytes]) -> Iterator[str]:
+        row = self._rows.row(number)
+        found = (
+            int(block.positions[0]), int(block.positions[-1]),
+            int(block.stored_at.min()), int(block.stored_at.max()), sum(map(len, records)),
+        )  # fmt: skip
+        said = (
+            row.first_position, row.last_position, row.least_stored_at, row.greatest_stored_at,
+            row.raw_bytes,
+        )  # fmt: skip
+        if found != said:
+            yield (
+                f"holds {found} (first and last position, least and greatest store time, raw "
+                f"bytes), the directory says {said}"
+            )
+        if bool((block.offsets[1:] <= block.offsets[:-1]).any()):
+            yield "its offsets do not rise"
+
+    # --- indexes ---
+
+    def _position_index(self, ordinals: I64) -> Iterator[str]:
+        """Fills in the number of each rank's message."""
+        rank, before = 0, None
+        for placed in self._archive.placed():
+            count = len(placed.positions)
+            if rank + count > self._total:
+                break
+            found = self._starts[placed.blocks] + placed.rows
+            wrong = (placed.rows < 0) | (placed.rows >= self._rows.messages[placed.blocks])
+            found[wrong] = 0
+            wrong |= self._is_read[found] & (self._positions[found] != placed.positions)
+            for position in placed.positions[wrong][:1].tolist():
+                yield f"the position index says wrong where the message at {position} lies"
+            rising = placed.positions if before is None else np.append(before, placed.positions)
+            if bool((rising[1:] <= rising[:-1]).any()):
+                yield "the positions of the position index do not rise"
+            ordinals[rank : rank + count] = found
+            rank += count
+            before = placed.positions[-1:]
+        if rank != self._total or len(np.unique(ordinals)) != self._total:
+            yield "the position index does not have each message once"
+
+    def _key_index(self, ordinals: I64) -> Iterator[str]:
+        archive = self._archive
+        digests = np.frombuffer(self._digests, np.uint32).astype(np.int64)
+        if len(digests) and (archive.filter is None or archive.key_fences is None):
+            yield f"{len(digests)} keys are in records, and there is no key index"
+            return
+        if archive.filter is not None and (denied := archive.filter.denied(digests)):
+            yield f"the filter denies {denied} keys that records have"
+        drop = archive.key_fences.drop if archive.key_fences is not None else 0
+        in_records = _joint(digests >> drop, np.frombuffer(self._keyed, np.uint32))
+        in_index = []
+        for kept, ranks in archive.key_pairs():
+            if bool((ranks >= self._total).any()):
+                yield "the key index names a message that is not there"
+                return
+            numbers = ordinals[ranks]
+            is_read = self._is_read[numbers]
+            in_index.append(_joint(kept[is_read], numbers[is_read]))
+        found = np.unique(np.concatenate(in_index)) if in_index else np.zeros(0, np.int64)
+        missing = len(np.setdiff1d(in_records, found, assume_unique=True))
+        if missing or len(found) != len(in_records):
+            spare = len(found) + missing - len(in_records)
+            yield f"the key index lacks {missing} keys that records have, and has {spare} others"
+
+
+def _joint(
+    digests: I64,
+    numbers: NDArray[np.integer],
+) -> I64:
+    """Pairs as single numbers, each once."""
+    return np.unique(digests.astype(np.int64) << 32 | numbers.astype(np.int64))

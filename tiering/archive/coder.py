@@ -1,0 +1,206 @@
+"""Coder: a payload <-> one part of an archive: compressed, encrypted, checksummed.
+
+The idea: one object for one archive, which knows codec, level and dictionary. Payloads that do not
+get smaller are kept as they are. Zstandard's frames are written without magic, sizes and checksum,
+which a part has of its own: of a dozen messages they would be a measurable share.
+
+Invariants: the crc32c is looked at before anything else; never is more allocated than a part says,
+which is at most what the caller allows; the same payload and settings give the same bytes. Any
+number of threads may decode; one at a time may encode.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, Literal
+
+import google_crc32c
+import lz4.block
+import zstandard
+
+from kvstore.errors import ArchiveDamaged, ConfigError
+from tiering.archive.crypto import decrypt, encrypt
+from tiering.archive.layout import (
+    CRC,
+    DECODED_MAX,
+    ENCRYPTED,
+    LZ4,
+    LZ4_DICTIONARY,
+    PART_ASSOCIATED,
+    PART_EXTRA,
+    PART_HEAD,
+    RAW,
+    ZSTD,
+    ZSTD_DICTIONARY,
+)
+
+CodecName = Literal["zstd", "lz4"]
+LEVEL_DEFAULT: Final = 3
+LEVEL_MAX: Final = 22
+
+_FORMAT: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
+_PLAIN_FRAME: Final = 0
+"""The first byte of a frame without sizes, dictionary id and checksum."""
+_LZ4_DICTIONARY_MAX: Final = 64 * 1024
+_WINDOW_LOG: Final = 19
+"""Twice the usual block, so that it and the dictionary are seen together."""
+_DICTIONARY_FORMAT: Final = zstandard.DICT_TYPE_AUTO
+
+
+def _parameters(level: int) -> zstandard.ZstdCompressionParameters:
+    plain = {"format": _FORMAT, "write_content_size": 0, "write_dict_id": 0, "write_checksum": 0}
+    if level == LEVEL_DEFAULT:
+        # For blocks of this size this beats the level's own settings by 2 % at two thirds of the
+        # speed, and the next level's in both.
+        return zstandard.ZstdCompressionParameters(
+            window_log=_WINDOW_LOG,
+            hash_log=17,
+            chain_log=17,
+            search_log=2,
+            min_match=5,
+            strategy=zstandard.STRATEGY_GREEDY,
+            **plain,
+        )
+    return zstandard.ZstdCompressionParameters.from_level(
+        level, source_size=1 << (_WINDOW_LOG - 1), dict_size=1 << (_WINDOW_LOG - 1), **plain
+    )
+
+
+class _PerThread(threading.local):
+    """What decodes without a dictionary, for every archive."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor(format=_FORMAT)
+
+
+_per_thread: Final = _PerThread()
+
+
+class Coder:
+    """See the module. `topic` in both methods is the archive-local topic number, `secret` the
+    topic's key (None: not encrypted), `kind` what the part is (layout.PartKind; 0 for sections).
+    """
+
+    def __init__(
+        self,
+        codec: CodecName = "zstd",
+        level: int = LEVEL_DEFAULT,
+        dictionary: bytes | None = None,
+    ) -> None:
+        if codec not in ("zstd", "lz4"):
+            raise ConfigError(f"there is no codec {codec!r} for archives, only zstd and lz4")
+        if type(level) is not int or not 1 <= level <= LEVEL_MAX:
+            raise ConfigError(f"compression level {level!r} is not a number from 1 to {LEVEL_MAX}")
+        self.codec: CodecName = codec
+        self.level = level
+        self.dictionary = dictionary
+        self._lz4_dictionary = (dictionary or b"")[-_LZ4_DICTIONARY_MAX:]
+        self._zstd_dictionary = (
+            zstandard.ZstdCompressionDict(dictionary, dict_type=_DICTIONARY_FORMAT)
+            if dictionary
+            else None
+        )
+        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
+
+    def encode(
+        self,
+        payload: bytes,
+        *,
+        dictionary: bool = False,
+        kind: int = 0,
+        topic: int = 0,
+        secret: bytes | None = None,
+    ) -> bytes:
+        """The part. `dictionary` False for what is read before the dictionary is there."""
+        dictionary = dictionary and secret is None and self.dictionary is not None
+        if self.codec == "zstd":
+            coded = self._compressor(dictionary).compress(payload)
+            codec = ZSTD_DICTIONARY if dictionary else ZSTD
+        elif dictionary:
+            coded = lz4.block.compress(payload, store_size=False, dict=self._lz4_dictionary)
+            codec = LZ4_DICTIONARY
+        else:
+            coded = lz4.block.compress(payload, store_size=False)
+            codec = LZ4
+        if len(coded) >= len(payload):
+            codec, coded = RAW, payload
+        if secret is not None:
+            codec |= ENCRYPTED
+            head = PART_HEAD.pack(codec, len(payload))
+            coded = encrypt(coded, secret, head + PART_ASSOCIATED.pack(topic, kind))
+        data = PART_HEAD.pack(codec, len(payload)) + coded
+        return data + CRC.pack(google_crc32c.value(data))
+
+    def decode(
+        self,
+        part: bytes | memoryview,
+        limit: int = DECODED_MAX,
+        *,
+        kind: int = 0,
+        topic: int = 0,
+        secret: bytes | None = None,
+    ) -> bytes:
+        """The payload, at most `limit` bytes. Raises ArchiveDamaged."""
+        part = bytes(part)
+        if len(part) < PART_EXTRA:
+            raise ArchiveDamaged(f"{len(part)} bytes are too few for a part")
+        data = part[: -CRC.size]
+        found, stated = google_crc32c.value(data), CRC.unpack(part[-CRC.size :])[0]
+        if found != stated:
+            raise ArchiveDamaged(f"a part's crc32c should be {stated:#010x}, but is {found:#010x}")
+        codec, size = PART_HEAD.unpack_from(data)
+        if size > min(limit, DECODED_MAX):
+            raise ArchiveDamaged(f"a part says it takes {size} bytes, at most {limit} are allowed")
+        coded = data[PART_HEAD.size :]
+        if codec & ENCRYPTED:
+            if secret is None:
+                raise ArchiveDamaged("a part is encrypted whose topic has no key")
+            associated = data[: PART_HEAD.size] + PART_ASSOCIATED.pack(topic, kind)
+            coded = decrypt(coded, secret, associated)
+            codec &= ~ENCRYPTED
+        elif secret is not None:
+            raise ArchiveDamaged("a part of a topic that is encrypted is not")
+        payload = self._decompress(codec, coded, size)
+        if len(payload) != size:
+            raise ArchiveDamaged(f"a part should take {size} bytes, but takes {len(payload)}")
+        return payload
+
+    def _decompress(self, codec: int, coded: bytes, size: int) -> bytes:
+        try:
+            if codec == RAW:
+                return coded
+            if codec in (ZSTD, ZSTD_DICTIONARY):
+                # A frame that states a size would have that much allocated.
+                if not coded or coded[0] != _PLAIN_FRAME or not size:
+                    raise ArchiveDamaged("a part is not a Zstandard frame as archives have them")
+                decompressor = self._decompressor(codec == ZSTD_DICTIONARY)
+                return decompressor.decompress(coded, max_output_size=size, allow_extra_data=False)
+            if codec in (LZ4, LZ4_DICTIONARY):
+                extra = {"dict": self._lz4_dictionary} if codec == LZ4_DICTIONARY else {}
+                payload: bytes = lz4.block.decompress(coded, uncompressed_size=size, **extra)
+                return payload
+        except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError) as error:
+            raise ArchiveDamaged(f"a part can't be decompressed: {error}") from None
+        raise ArchiveDamaged(f"a part is of codec {codec}, which there is not")
+
+    def _compressor(self, dictionary: bool) -> zstandard.ZstdCompressor:
+        found = self._compressors.get(dictionary)
+        if found is None:
+            parameters = _parameters(self.level)
+            if dictionary and self._zstd_dictionary is not None:
+                self._zstd_dictionary.precompute_compress(compression_params=parameters)
+                found = zstandard.ZstdCompressor(
+                    dict_data=self._zstd_dictionary, compression_params=parameters
+                )
+            else:
+                found = zstandard.ZstdCompressor(compression_params=parameters)
+            self._compressors[dictionary] = found
+        return found
+
+    def _decompressor(self, dictionary: bool) -> zstandard.ZstdDecompressor:
+        if not dictionary:
+            return _per_thread.decompressor
+        if self._zstd_dictionary is None:
+            raise ArchiveDamaged("a part needs the archive's dictionary, which there is not")
+        # Made anew: one may not be shared by threads, and one a thread and archive is a lot.
+        return zstandard.ZstdDecompressor(dict_data=self._zstd_dictionary, format=_FORMAT)

@@ -1,0 +1,287 @@
+"""Columns: what is fixed in the heads of a block's records <-> the payload of its first part.
+
+The idea: a column a field, the ones that differ from record to record first, so that behind them
+the same bytes stand in every block. What follows from others (sizes, mostly the body's CRC) is not
+kept. A block may instead hold whole records; it then has only the columns by which they are found.
+
+Invariants: a record that is regular (see `tiering.archive.records`) comes back byte for byte; any
+bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveDamaged.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.record.layout import (
+    CRC_MASK,
+    FIXED_V1,
+    FIXED_V2,
+    HEADS,
+    HOSTS_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_MAX,
+    PROPERTIES_SIZE,
+    TOPIC_MAX,
+    TOPIC_SIZE_V1,
+    TOPIC_SIZE_V2,
+    V6_EXTRA,
+)
+from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
+from tiering.archive.integers import (
+    Column,
+    bounds_of,
+    decode_column,
+    encode_column,
+    encode_columns,
+    read_varint,
+    total,
+    write_varint,
+)
+from tiering.archive.layout import (
+    BLOCK_ROWS_MAX,
+    COLUMNS_FORMAT,
+    DECODED_MAX,
+    VERBATIM_FORMAT,
+)
+from tiering.archive.records import HEAD, Fields
+
+_FOLLOWS: Final = b"\x00"
+"""Every body CRC is that of the body."""
+_GIVEN: Final = b"\x01"
+_U32_MAX: Final = 0xFFFF_FFFF
+_I32_OFFSET: Final = 1 << 31
+_MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
+"""The bytes of an IPv6 host behind the first 8."""
+
+
+def encode_fixed(fields: Fields, bounds: Column) -> list[bytes]:
+    """The payload for each block; block i has the rows `bounds[i]` to `bounds[i + 1]`."""
+    seldom = (
+        fields.flags,
+        fields.system_flags,
+        fields.version,
+        fields.reconsume_times,
+        fields.prepared_position,
+        fields.born_host,
+        fields.store_host,
+    )
+    often = (
+        fields.offset,
+        fields.position,
+        fields.stored_at,
+        fields.born_at - fields.stored_at,
+        fields.body_size,
+    )
+    columns = [encode_columns(values, bounds) for values in (*often, *seldom)]
+    start = bytes((COLUMNS_FORMAT,))
+    heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
+    wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
+    ends = [_FOLLOWS] * len(heads)
+    for i in np.flatnonzero(wrong).tolist():
+        ends[i] = _GIVEN + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
+    if fields.born_more or fields.store_more:
+        for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            rows = range(begin, end)
+            ends[i] = (
+                _encode_more([fields.born_more[row] for row in rows if row in fields.born_more])
+                + _encode_more([fields.store_more[row] for row in rows if row in fields.store_more])
+                + ends[i]
+            )
+    return [b"".join(parts) for parts in zip(heads, *columns, ends, strict=True)]
+
+
+def _encode_more(hosts: list[bytes]) -> bytes:
+    found = np.frombuffer(b"".join(hosts), _MORE)
+    return b"".join(encode_column(found[name].astype(np.int64)) for name in ("middle", "last"))
+
+
+def encode_whole(fields: Fields, begin: int, end: int) -> bytes:
+    """The payload for a block that holds the records of these rows as they are."""
+    columns = (fields.offset, fields.position, fields.stored_at, fields.sizes)
+    head = bytes((VERBATIM_FORMAT,)) + write_varint(end - begin)
+    return head + b"".join(encode_column(column[begin:end]) for column in columns)
+
+
+class Columns:
+    """The columns of one block. `is_whole`: it has no more than `offset`, `position`, `stored_at`,
+    and `ends`, between which its records are, not its bodies.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        kind = payload[0] if payload else -1
+        if kind not in (COLUMNS_FORMAT, VERBATIM_FORMAT):
+            raise ArchiveDamaged(f"its fixed part is of format {kind}, which there is not")
+        self.count, self._at = read_varint(payload, 1)
+        if not 1 <= self.count <= BLOCK_ROWS_MAX:
+            raise ArchiveDamaged(f"it has {self.count} messages, 1 to {BLOCK_ROWS_MAX} may be")
+        self.is_whole = kind == VERBATIM_FORMAT
+        self._payload = payload
+        self.offset = self._next()
+        self.position = self._next()
+        self.stored_at = self._next()
+        self.body_crc: Column | None = None
+        if not self.is_whole:
+            self.born_at = self._next() + self.stored_at
+        lengths = self._next()
+        total(lengths, "bodies", DECODED_MAX)
+        self.ends = bounds_of(lengths)
+        if not self.is_whole:
+            self._read_seldom()
+        if self._at != len(payload):
+            raise ArchiveDamaged(f"{len(payload) - self._at} bytes follow behind its fixed columns")
+
+    def _next(self, count: int | None = None) -> Column:
+        count = self.count if count is None else count
+        column, self._at = decode_column(self._payload, self._at, count)
+        return column
+
+    def _read_seldom(self) -> None:
+        self.flags = self._next()
+        self.system_flags = self._next()
+        self.version = self._next()
+        self.reconsume_times = self._next()
+        self.prepared_position = self._next()
+        self._born_host = self._next()
+        self._store_host = self._next()
+        unsigned = self.flags | self.system_flags | (self.reconsume_times + _I32_OFFSET)
+        self.has_v6 = bool((self.system_flags & HOSTS_V6).any())
+        if self.has_v6:
+            self._born_more = self._read_more(BORN_HOST_V6)
+            self._store_more = self._read_more(STORE_HOST_V6)
+        given = self._payload[self._at : self._at + 1]
+        self._at += 1
+        if given == _GIVEN:
+            self.body_crc = self._next()
+            unsigned |= self.body_crc
+        elif given != _FOLLOWS:
+            raise ArchiveDamaged("its body CRCs are of an unknown form")
+        if (unsigned & ~_U32_MAX).any() or ((self.version - 1) & ~1).any():
+            raise ArchiveDamaged("it has a number that does not fit its field")
+
+    def _read_more(self, bit: int) -> list[bytes]:
+        """By row: what follows the first 8 bytes of its host."""
+        rows = np.flatnonzero(self.system_flags & bit).tolist()
+        more = np.empty(len(rows), _MORE)
+        more["middle"] = self._next(len(rows))
+        more["last"] = self._next(len(rows))
+        out = [b""] * self.count
+        for row, host in zip(rows, more, strict=True):
+            out[row] = host.tobytes()
+        return out
+
+    @cached_property
+    def hosts(self) -> tuple[list[bytes], list[bytes]]:
+        """Every row's born host and store host."""
+        born, store = _host_list(self._born_host), _host_list(self._store_host)
+        if self.has_v6:
+            born = [a + b for a, b in zip(born, self._born_more, strict=True)]
+            store = [a + b for a, b in zip(store, self._store_more, strict=True)]
+        return born, store
+
+    def record_sizes(self, topic: str, properties: list[bytes]) -> Column:
+        """The sizes of whole records."""
+        lengths = np.fromiter(map(len, properties), np.int64, self.count)
+        fixed = np.where(self.version == 1, FIXED_V1, FIXED_V2) + len(topic.encode())
+        if self.has_v6:
+            for bit in (BORN_HOST_V6, STORE_HOST_V6):
+                fixed += np.where(self.system_flags & bit, V6_EXTRA, 0)
+        sizes: Column = fixed + np.diff(self.ends) + lengths
+        return sizes
+
+    def records(
+        self,
+        start: int,
+        stop: int,
+        topic: str,
+        queue: int,
+        bodies: list[bytes],
+        properties: list[bytes],
+    ) -> list[bytes]:
+        """The records of these rows, of which these are the bodies and properties."""
+        name = topic.encode()
+        versions = self.version[start:stop].tolist()
+        if max(map(len, properties)) > PROPERTIES_MAX or (1 in versions and len(name) > TOPIC_MAX):
+            raise ArchiveDamaged("its properties or its topic are too long for a record")
+        middles = {
+            1: TOPIC_SIZE_V1.pack(len(name) & 0xFF) + name,
+            2: TOPIC_SIZE_V2.pack(len(name)) + name,
+        }
+        pack = PROPERTIES_SIZE.pack
+        return [
+            b"".join((head, body, middles[version], pack(len(found)), found))
+            for head, body, version, found in zip(
+                self._heads(start, stop, topic, queue, bodies, properties),
+                bodies, versions, properties, strict=True,
+            )
+        ]  # fmt: skip
+
+    def _heads(
+        self,
+        start: int,
+        stop: int,
+        topic: str,
+        queue: int,
+        bodies: list[bytes],
+        properties: list[bytes],
+    ) -> list[bytes]:
+        rows = slice(start, stop)
+        heads = np.empty(stop - start, HEAD)
+        lengths = np.fromiter(map(len, properties), np.int64, len(properties))
+        topic_size = len(topic.encode())
+        body_sizes = np.diff(self.ends[start : stop + 1])
+        version = self.version[rows]
+        sizes = np.where(version == 1, FIXED_V1, FIXED_V2) + topic_size + body_sizes + lengths
+        heads["size"] = sizes
+        heads["magic"] = np.where(version == 1, MAGIC_V1, MAGIC_V2)
+        if self.body_crc is None:
+            heads["body_crc"] = [crc32(body) & CRC_MASK for body in bodies]
+        else:
+            heads["body_crc"] = self.body_crc[rows]
+        heads["queue"] = queue
+        heads["flags"] = self.flags[rows]
+        heads["offset"] = self.offset[rows]
+        heads["position"] = self.position[rows]
+        heads["system_flags"] = self.system_flags[rows]
+        heads["born_at"] = self.born_at[rows]
+        heads["born_host"] = self._born_host[rows]
+        heads["stored_at"] = self.stored_at[rows]
+        heads["store_host"] = self._store_host[rows]
+        heads["reconsume_times"] = self.reconsume_times[rows]
+        heads["prepared_position"] = self.prepared_position[rows]
+        heads["body_size"] = body_sizes
+        raw, size = heads.tobytes(), HEAD.itemsize
+        out = [raw[i : i + size] for i in range(0, len(raw), size)]
+        if self.has_v6:
+            self._widen(out, heads, start)
+        return out
+
+    def _widen(
+        self, out: list[bytes], heads: np.ndarray[tuple[int], np.dtype[np.void]], start: int
+    ) -> None:
+        """Put heads with the hosts they have in the place of those with IPv4 ones."""
+        born, store = self.hosts
+        for i, flags in enumerate((heads["system_flags"] & HOSTS_V6).tolist()):
+            if flags:
+                values = list(HEADS[0].unpack(out[i]))
+                values[_SIZE_FIELD] += HEADS[flags].size - HEADS[0].size
+                values[_BORN_HOST_FIELD] = born[start + i]
+                values[_STORE_HOST_FIELD] = store[start + i]
+                out[i] = HEADS[flags].pack(*values)
+
+
+_FIELDS: Final = list(HEAD.names or ())
+_SIZE_FIELD: Final = _FIELDS.index("size")
+_BORN_HOST_FIELD: Final = _FIELDS.index("born_host")
+_STORE_HOST_FIELD: Final = _FIELDS.index("store_host")
+
+
+def _host_list(hosts: Column) -> list[bytes]:
+    known = {host: host.to_bytes(8, "big", signed=True) for host in set(hosts.tolist())}
+    return [known[host] for host in hosts.tolist()]

@@ -1,0 +1,82 @@
+"""Crypto: the payload of a part <-> the same encrypted with its topic's key.
+
+The idea: AES-256-GCM of the `cryptography` package, which is asked for only when something is
+encrypted. The nonce follows from the key and everything that is encrypted or authenticated, so that
+the same input gives the same archive, and no nonce ever serves two different parts.
+
+Invariants: a key is never in an archive, an error or a log, only its id is; what does not decrypt
+is ArchiveDamaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, Protocol
+
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.layout import KEY_SIZE, NONCE_SIZE, TAG_SIZE
+from tiering.errors import EncryptionMissing
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+except ImportError:  # an extra: see `_cipher`
+    _available = False
+else:
+    _available = True
+
+
+class TopicKey(NamedTuple):
+    """A topic's key: `key_id` may stand anywhere, `secret` is 32 bytes."""
+
+    key_id: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"TopicKey(key_id={self.key_id!r})"
+
+
+class KeyProvider(Protocol):
+    """Where the keys of topics come from."""
+
+    def key_for_writing(self, topic: str) -> TopicKey | None:
+        """The key that the topic's messages are to be encrypted with (made if it is to have one
+        and has none yet); None for a topic that is not encrypted. Raises KeyDestroyed.
+        """
+
+    def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
+        """The key of that id. Raises KeyDestroyed if it is not there any more."""
+        ...
+
+
+def encrypt(payload: bytes, secret: bytes, associated: bytes) -> bytes:
+    """Nonce, `payload` encrypted, tag. Raises EncryptionMissing."""
+    # All that differs between two parts goes into the nonce: with one nonce for two texts, or for
+    # one text with two kinds of associated data, GCM gives its key away.
+    digest = hashlib.blake2b(key=secret, digest_size=NONCE_SIZE)
+    digest.update(len(associated).to_bytes(4, "big") + associated)
+    digest.update(payload)
+    nonce = digest.digest()
+    return nonce + _cipher(secret).encrypt(nonce, payload, associated)
+
+
+def decrypt(data: bytes, secret: bytes, associated: bytes) -> bytes:
+    """What was encrypted. Raises ArchiveDamaged, EncryptionMissing."""
+    if len(data) < NONCE_SIZE + TAG_SIZE:
+        raise ArchiveDamaged(f"{len(data)} bytes are too few for an encrypted part")
+    cipher = _cipher(secret)
+    try:
+        return cipher.decrypt(data[:NONCE_SIZE], data[NONCE_SIZE:], associated)
+    except InvalidTag:
+        raise ArchiveDamaged("a part does not decrypt with the key of its topic") from None
+
+
+def _cipher(secret: bytes) -> AESGCM:
+    if not _available:
+        raise EncryptionMissing(
+            "archives of this topic are encrypted, which takes the package cryptography: "
+            "install kvmq[encryption]"
+        )
+    if len(secret) != KEY_SIZE:
+        raise ArchiveDamaged(f"a key has {len(secret)} bytes, it should have {KEY_SIZE}")
+    return AESGCM(secret)

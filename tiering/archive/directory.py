@@ -1,0 +1,310 @@
+"""Directory: which block holds which offsets of which queue, and where it is.
+
+The idea: blocks lie in the file one behind the other, in the order of topic, queue and offset. So a
+block's place is the sum of the sizes before it, and topic and queue are said once a queue. In
+memory is only what finding a block takes, at as few bytes as the widest value of each column needs;
+what only checks and lists need (`Rows`) is decoded again for them.
+
+Invariants: rows are in that order; a queue's offset ranges rise and do not overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kvstore.errors import FormatError
+from tiering.archive.layout import HEADER_SIZE, PART_EXTRA, PARTS
+from tiering.archive.packed import I64, Cursor, Narrow, encode_column
+
+_HEAD: Final = Struct(">III")
+"""Topics, queues, blocks."""
+BLOCK_MIN: Final = PARTS * PART_EXTRA
+"""Bytes of the smallest block."""
+
+
+class Row(NamedTuple):
+    """One block as the directory has it."""
+
+    topic_number: int
+    queue: int
+    first_offset: int
+    last_offset: int
+    messages: int
+    first_position: int
+    last_position: int
+    least_stored_at: int
+    greatest_stored_at: int
+    part_sizes: tuple[int, int, int]
+    decoded_sizes: tuple[int, int, int]
+    raw_bytes: int
+
+
+class Rows(NamedTuple):
+    """All of a directory, in columns; `queues` and `topics` have one row a block too."""
+
+    topic_ids: I64
+    topics: I64
+    queues: I64
+    first_offset: I64
+    last_offset: I64
+    messages: I64
+    first_position: I64
+    last_position: I64
+    least_stored_at: I64
+    greatest_stored_at: I64
+    part_sizes: tuple[I64, I64, I64]
+    decoded_sizes: tuple[I64, I64, I64]
+    raw_bytes: I64
+
+    def row(self, block: int) -> Row:
+        """One block."""
+        fixed, properties, bodies = (int(column[block]) for column in self.part_sizes)
+        raw_fixed, raw_properties, raw_bodies = (int(c[block]) for c in self.decoded_sizes)
+        return Row(
+            int(self.topics[block]),
+            int(self.queues[block]),
+            int(self.first_offset[block]),
+            int(self.last_offset[block]),
+            int(self.messages[block]),
+            int(self.first_position[block]),
+            int(self.last_position[block]),
+            int(self.least_stored_at[block]),
+            int(self.greatest_stored_at[block]),
+            (fixed, properties, bodies),
+            (raw_fixed, raw_properties, raw_bodies),
+            int(self.raw_bytes[block]),
+        )
+
+
+def encode_directory(topic_ids: Sequence[int], columns: Sequence[I64]) -> bytes:
+    """The payload; `columns` are those of `Row` in its order, the triples one by one, and rows are
+    in the directory's order.
+    """
+    (
+        topics, queues, first_offset, last_offset, count, first_position, last_position, least,
+        greatest, fixed, properties, bodies, fixed_raw, properties_raw, bodies_raw, raw_bytes,
+    ) = columns  # fmt: skip
+    blocks = len(topics)
+    begins = np.flatnonzero(_begins(topics, queues))
+    span = last_offset - first_offset
+    per_topic = np.bincount(topics[begins], minlength=len(topic_ids)).astype(np.int64)
+    per_queue = np.diff(np.append(begins, blocks))
+    out = [
+        np.array(topic_ids, np.int64), per_topic, queues[begins], per_queue,
+        first_offset, span, span + 1 - count,
+        first_position, last_position - first_position, least, greatest - least,
+        fixed, properties, bodies, fixed_raw, properties_raw, bodies_raw, raw_bytes,
+    ]  # fmt: skip
+    return _HEAD.pack(len(topic_ids), len(begins), blocks) + b"".join(map(encode_column, out))
+
+
+def _begins(topics: I64, queues: I64) -> I64:
+    """1 where a queue's blocks begin."""
+    begins = np.ones(len(topics), np.int64)
+    begins[1:] = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+    return begins
+
+
+class _Parsed(NamedTuple):
+    topic_ids: I64
+    per_topic: I64
+    queues: I64
+    per_queue: I64
+    first_offset: I64
+    span: I64
+    missing: I64
+    first_position: I64
+    position_span: I64
+    least: I64
+    time_span: I64
+    fixed: I64
+    properties: I64
+    bodies: I64
+    fixed_raw: I64
+    properties_raw: I64
+    bodies_raw: I64
+    raw_bytes: I64
+
+
+def _parse(payload: bytes, blocks_size: int) -> _Parsed:
+    """The columns as stored; FormatError unless they can be those of blocks of that many bytes."""
+    cursor = Cursor(payload)
+    topics, queues, blocks = cursor.head(_HEAD)
+    if queues > blocks or topics > blocks or blocks * BLOCK_MIN > blocks_size:
+        raise FormatError(f"{topics} topics, {queues} queues, {blocks} blocks: that can't be")
+    lengths = [topics, topics, queues, queues] + [blocks] * 14
+    parsed = _Parsed(*map(cursor.column, lengths))
+    cursor.end()
+    for name, counts, total in (
+        ("topics", parsed.per_topic, queues),
+        ("queues", parsed.per_queue, blocks),
+        ("sizes", parsed.fixed, blocks_size),
+        ("sizes", parsed.properties, blocks_size),
+        ("sizes", parsed.bodies, blocks_size),
+    ):
+        if len(counts) and not 1 <= int(counts.min()) <= int(counts.max()) <= total:
+            raise FormatError(f"the {name} of a directory contradict each other")
+    if int(parsed.per_topic.sum()) != queues or int(parsed.per_queue.sum()) != blocks:
+        raise FormatError("the queues of a directory contradict each other")
+    if int((parsed.fixed + parsed.properties + parsed.bodies).sum()) != blocks_size:
+        raise FormatError(f"the blocks of a directory do not fill {blocks_size} bytes")
+    return parsed
+
+
+def decode_rows(payload: bytes, blocks_size: int) -> Rows:
+    """All of a directory; `blocks_size` is what all blocks take in the file. Raises FormatError."""
+    p = _parse(payload, blocks_size)
+    topics = np.repeat(np.arange(len(p.topic_ids)), p.per_topic)
+    return Rows(
+        p.topic_ids,
+        np.repeat(topics, p.per_queue),
+        np.repeat(p.queues, p.per_queue),
+        p.first_offset,
+        p.first_offset + p.span,
+        p.span + 1 - p.missing,
+        p.first_position,
+        p.first_position + p.position_span,
+        p.least,
+        p.least + p.time_span,
+        (p.fixed, p.properties, p.bodies),
+        (p.fixed_raw, p.properties_raw, p.bodies_raw),
+        p.raw_bytes,
+    )
+
+
+class Directory:
+    """What finding a block takes. Raises FormatError for a payload that is no directory."""
+
+    __slots__ = (
+        "_by_id", "_ends", "_first_block", "_first_offset", "_first_queue", "_fixed", "_ids",
+        "_least", "_missing", "_properties", "_queues", "_span", "_time_span", "blocks",
+        "decoded_max", "messages", "stored_from", "stored_to", "topics",
+    )  # fmt: skip
+
+    def __init__(self, payload: bytes, blocks_size: int) -> None:
+        p = _parse(payload, blocks_size)
+        self.topics = len(p.topic_ids)
+        self.blocks = len(p.fixed)
+        self._ids = Narrow(p.topic_ids)
+        order = np.argsort(p.topic_ids, kind="stable")
+        is_sorted = bool(np.array_equal(order, np.arange(self.topics)))
+        self._by_id = None if is_sorted else Narrow(order)
+        self._first_queue = Narrow(_starts(p.per_topic))
+        self._queues = Narrow(p.queues)
+        self._first_block = Narrow(_starts(p.per_queue))
+        self._first_offset = Narrow(p.first_offset)
+        self._span = Narrow(p.span)
+        self._missing = Narrow(p.missing)
+        self._least = Narrow(p.least)
+        self._time_span = Narrow(p.time_span)
+        self._ends = Narrow(HEADER_SIZE + np.cumsum(p.fixed + p.properties + p.bodies))
+        self._fixed = Narrow(p.fixed)
+        self._properties = Narrow(p.properties)
+        self.messages = int((p.span + 1 - p.missing).sum())
+        self.stored_from = int(p.least.min()) if self.blocks else 0
+        self.stored_to = int((p.least + p.time_span).max()) if self.blocks else -1
+        self.decoded_max = (_max(p.fixed_raw), _max(p.properties_raw), _max(p.bodies_raw))
+
+    # --- finding ---
+
+    def number_of(self, topic_id: int) -> int | None:
+        """The archive's number of the topic with the store's id `topic_id`; None: it has none."""
+        order = self._by_id
+
+        def id_at(i: int) -> int:
+            return self._ids[i if order is None else order[i]]
+
+        at = bisect_left(range(self.topics), topic_id, key=id_at)
+        if at == self.topics or id_at(at) != topic_id:
+            return None
+        return at if order is None else order[at]
+
+    def topic_id(self, number: int) -> int:
+        """The store's id of a topic by its number here."""
+        return self._ids[number]
+
+    def blocks_of(self, number: int, queue: int) -> range:
+        """The blocks of a queue; empty if there are none."""
+        queues = self._queues_at(number)
+        at = bisect_left(queues, queue, key=self._queues.__getitem__)
+        if at == len(queues) or self._queues[queues[at]] != queue:
+            return range(0)
+        return range(self._first_block[queues[at]], self._first_block[queues[at] + 1])
+
+    def block_at(self, number: int, queue: int, offset: int) -> int | None:
+        """The block with the first held offset that is not below `offset`; None: there is none.
+
+        That block may end before a gap in which `offset` lies only if it holds a later one.
+        """
+        blocks = self.blocks_of(number, queue)
+        at = bisect_right(blocks, offset, key=self._first_offset.__getitem__) - 1
+        if at < 0 or self.last_offset(blocks[at]) < offset:
+            at += 1
+        return blocks[at] if at < len(blocks) else None
+
+    def queues_of(self, number: int) -> list[int]:
+        """The queues of a topic, rising."""
+        return [self._queues[at] for at in self._queues_at(number)]
+
+    def _queues_at(self, number: int) -> range:
+        return range(self._first_queue[number], self._first_queue[number + 1])
+
+    def queues(self) -> Iterator[tuple[int, int, range]]:
+        """Topic number, queue and blocks of every queue, in order."""
+        for number in range(self.topics):
+            for at in self._queues_at(number):
+                yield (
+                    number,
+                    self._queues[at],
+                    range(self._first_block[at], self._first_block[at + 1]),
+                )
+
+    # --- one block ---
+
+    def queue_of(self, block: int) -> tuple[int, int]:
+        """Topic number and queue of a block."""
+        at = bisect_right(range(len(self._queues)), block, key=self._first_block.__getitem__) - 1
+        number = bisect_right(range(self.topics), at, key=self._first_queue.__getitem__) - 1
+        return number, self._queues[at]
+
+    def first_offset(self, block: int) -> int:
+        """The first offset that a block holds."""
+        return self._first_offset[block]
+
+    def last_offset(self, block: int) -> int:
+        """The last offset that a block holds."""
+        return self._first_offset[block] + self._span[block]
+
+    def count(self, block: int) -> int:
+        """The messages of a block."""
+        return self._span[block] + 1 - self._missing[block]
+
+    def stored(self, block: int) -> tuple[int, int]:
+        """The least and the greatest store time in a block."""
+        least = self._least[block]
+        return least, least + self._time_span[block]
+
+    def place(self, block: int) -> tuple[int, tuple[int, int, int]]:
+        """Where in the file a block is, and the sizes of its parts."""
+        at = self._ends[block - 1] if block else HEADER_SIZE
+        fixed, properties = self._fixed[block], self._properties[block]
+        return at, (fixed, properties, self._ends[block] - at - fixed - properties)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        columns = (getattr(self, name, None) for name in self.__slots__)
+        return sum(column.memory_bytes for column in columns if isinstance(column, Narrow))
+
+
+def _starts(counts: I64) -> I64:
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def _max(column: I64) -> int:
+    return int(column.max()) if len(column) else 0

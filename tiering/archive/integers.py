@@ -1,0 +1,290 @@
+"""Integers: columns of 64-bit numbers <-> bytes, and varints.
+
+The idea: a column is a constant, or numbers above a minimum, or differences above a least
+difference (a column that rises evenly takes no bits at all), or indexes of few distinct values;
+each packed at the number of bits that the largest needs. Columns of many blocks are encoded in one
+go: with a dozen rows a block, numpy's price is the call, not the row.
+
+Invariants: all of int64 round-trips, since differences are taken modulo 2**64; which form is taken
+depends on the values alone; nothing is allocated by a number read from bytes before it is known
+that so many rows were expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged
+
+Column = NDArray[np.int64]
+
+CONSTANT: Final = 0
+DELTAS: Final = 1
+RANGE: Final = 2
+DISTINCT: Final = 3
+
+_WIDTH_MAX: Final = 64
+_VARINT_MAX: Final = 10
+_DISTINCT_MAX: Final = 256
+_DISTINCT_FROM: Final = 12
+"""Columns narrower than that (in bits) are not looked through for few distinct values."""
+_DISTINCT_ROWS: Final = 24
+"""So many rows must be there, and are looked at first."""
+_MASK: Final = (1 << 64) - 1
+_SIGN: Final = 1 << 63
+
+
+def write_varint(value: int) -> bytes:
+    """`value`, 0 to 2**64 - 1, in 1 to 10 bytes, seven bits each, the lowest first."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at index `at`, and the index behind it. Raises ArchiveDamaged."""
+    value = shift = 0
+    for byte in data[at : at + _VARINT_MAX]:
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > _MASK:
+                break
+            return value, at
+        shift += 7
+    raise ArchiveDamaged("a number in a block has no end, or more than 64 bits")
+
+
+def write_signed(value: int) -> bytes:
+    """`value`, any int64, as a zigzag varint."""
+    return write_varint(-2 * value - 1 if value < 0 else 2 * value)
+
+
+def read_signed(data: bytes, at: int) -> tuple[int, int]:
+    """As `read_varint`, with a sign."""
+    value, at = read_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def write_bytes(value: bytes) -> bytes:
+    """A byte string with its length before it."""
+    return write_varint(len(value)) + value
+
+
+def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    """As `write_bytes` wrote it. Raises ArchiveDamaged."""
+    size, at = read_varint(data, at)
+    if size > len(data) - at:
+        raise ArchiveDamaged(f"{size} bytes should follow in a block, {len(data) - at} do")
+    return data[at : at + size], at + size
+
+
+# --- encoding --------------------------------------------------------------------------------
+
+
+def encode_columns(values: Column, bounds: Column) -> list[bytes]:
+    """One column for each of the stretches `bounds[i]` to `bounds[i + 1]`, none of them empty, into
+    which `values` fall.
+    """
+    starts, counts = bounds[:-1], np.diff(bounds)
+    least = np.minimum.reduceat(values, starts)
+    most = np.maximum.reduceat(values, starts)
+    varies = least != most
+    if not varies.any():
+        return _constants(least)
+    deltas = np.empty_like(values)
+    np.subtract(values[1:], values[:-1], out=deltas[1:])
+    # The first row of a stretch has no difference: it repeats the next one, so as not to count.
+    deltas[starts] = deltas[np.minimum(starts + 1, len(values) - 1)]
+    least_delta = np.minimum.reduceat(deltas, starts)
+    delta_width = _widths(least_delta, np.maximum.reduceat(deltas, starts))
+    width = _widths(least, most)
+    by_delta = varies & ((counts - 1) * delta_width + 16 < counts * width)
+    base = np.where(by_delta, least_delta, least)
+    width = np.where(varies, np.where(by_delta, delta_width, width), 0)
+    per_row = np.repeat(base, counts)
+    rest = (np.where(np.repeat(by_delta, counts), deltas, values) - per_row).view(np.uint64)
+    packed = _pack_all(rest, starts + by_delta, bounds[1:], width)
+    firsts = values[starts].tolist()
+    out = _constants(least) if not varies.all() else [b""] * len(starts)
+    for i in np.flatnonzero(varies).tolist():
+        bits = int(width[i])
+        head = b"\x01" + write_signed(firsts[i]) if by_delta[i] else b"\x02"
+        found = head + write_signed(int(base[i])) + bytes((bits,)) + packed[i]
+        out[i] = found
+    _use_distinct(out, values, bounds, (width >= _DISTINCT_FROM) & (counts >= _DISTINCT_ROWS))
+    return out
+
+
+def encode_column(values: Column) -> bytes:
+    """One column; none at all for no values."""
+    if not len(values):
+        return b""
+    return encode_columns(values, np.array((0, len(values)), np.int64))[0]
+
+
+def _constants(values: Column) -> list[bytes]:
+    known: dict[int, bytes] = {}
+    for value in set(values.tolist()):
+        known[value] = b"\x00" + write_signed(value)
+    return [known[value] for value in values.tolist()]
+
+
+def _widths(least: Column, most: Column) -> Column:
+    """Bits that most - least takes; one too many where rounding to a float goes up, never less."""
+    span = (most - least).view(np.uint64).astype(np.float64)
+    widths: Column = np.minimum(np.frexp(span)[1], _WIDTH_MAX).astype(np.int64)
+    return widths
+
+
+def _use_distinct(
+    out: list[bytes], values: Column, bounds: Column, which: NDArray[np.bool_]
+) -> None:
+    """Put indexes of distinct values in the place of columns that are smaller so."""
+    for i in np.flatnonzero(which).tolist():
+        rows = values[int(bounds[i]) : int(bounds[i + 1])]
+        if len(set(rows[:_DISTINCT_ROWS].tolist())) * 2 <= _DISTINCT_ROWS:
+            out[i] = min(out[i], _distinct(rows) or out[i], key=len)
+
+
+def _distinct(values: Column) -> bytes | None:
+    found, index = np.unique(values, return_inverse=True)
+    count = len(found)
+    if count > _DISTINCT_MAX or count * 2 > len(values):
+        return None
+    bits = (count - 1).bit_length()
+    parts = [b"\x03", write_varint(count), *map(write_signed, found.tolist()), bytes((bits,))]
+    return b"".join(parts) + _pack(index.reshape(-1).astype(np.uint64), bits)
+
+
+def _pack_all(
+    rest: NDArray[np.uint64], starts: Column, stops: Column, widths: Column
+) -> list[bytes]:
+    """What `_pack` makes of each stretch."""
+    out = [b""] * len(starts)
+    for bits in set(widths.tolist()):
+        if not bits:
+            continue
+        which = np.flatnonzero(widths == bits)
+        counts = stops[which] - starts[which]
+        # Eight rows take `bits` bytes, so a stretch that begins at a row divisible by 8 begins at a
+        # whole byte.
+        room = (counts + 7) & -8
+        begins = np.cumsum(room) - room
+        total = int(room.sum())
+        rows = np.zeros(total, np.uint64)
+        within = np.arange(int(counts.sum()), dtype=np.int64)
+        within -= np.repeat(np.cumsum(counts) - counts, counts)
+        rows[within + np.repeat(begins, counts)] = rest[within + np.repeat(starts[which], counts)]
+        packed = _pack(rows, bits)
+        places = (begins // 8 * bits).tolist()
+        sizes = ((counts * bits + 7) >> 3).tolist()
+        for i, place, size in zip(which.tolist(), places, sizes, strict=True):
+            out[i] = packed[place : place + size]
+    return out
+
+
+def _pack(rows: NDArray[np.uint64], bits: int) -> bytes:
+    """The lowest `bits` bits of each row, one behind the other, the highest of a row first."""
+    wide = (bits + 7) // 8
+    if bits == wide * 8 and wide in (1, 2, 4, 8):
+        return rows.astype(f">u{wide}").tobytes()
+    low = rows.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - wide :]
+    spread = np.unpackbits(np.ascontiguousarray(low), axis=1)[:, wide * 8 - bits :]
+    return np.packbits(spread).tobytes()
+
+
+# --- decoding --------------------------------------------------------------------------------
+
+
+def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
+    """`count` values that begin at index `at`, and the index behind them. Raises ArchiveDamaged."""
+    if not count:
+        return np.empty(0, np.int64), at
+    if at >= len(data):
+        raise _short()
+    kind = data[at]
+    at += 1
+    if kind == CONSTANT:
+        value, at = read_signed(data, at)
+        return np.full(count, value, np.int64), at
+    if kind == RANGE:
+        least, at = read_signed(data, at)
+        rest, at = _unpack(data, at, count)
+        rest += np.uint64(least & _MASK)
+        return rest.view(np.int64), at
+    if kind == DELTAS:
+        first, at = read_signed(data, at)
+        least, at = read_signed(data, at)
+        rest, at = _unpack(data, at, count - 1)
+        out = np.empty(count, np.uint64)
+        out[0] = first & _MASK
+        np.add(rest, np.uint64(least & _MASK), out=out[1:])
+        np.cumsum(out, out=out)
+        return out.view(np.int64), at
+    if kind == DISTINCT:
+        return _decode_distinct(data, at, count)
+    raise ArchiveDamaged(f"a block has a column of a kind {kind}, which there is not")
+
+
+def _decode_distinct(data: bytes, at: int, count: int) -> tuple[Column, int]:
+    size, at = read_varint(data, at)
+    if not 1 <= size <= _DISTINCT_MAX:
+        raise ArchiveDamaged(f"a column has {size} distinct values, at most {_DISTINCT_MAX} may be")
+    found = []
+    for _ in range(size):
+        value, at = read_signed(data, at)
+        found.append(value)
+    index, at = _unpack(data, at, count)
+    if int(index.max()) >= size:
+        raise ArchiveDamaged("a column names a distinct value that is not there")
+    return np.array(found, np.int64)[index], at
+
+
+def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
+    if at >= len(data):
+        raise _short()
+    bits = data[at]
+    at += 1
+    stop = at + ((count * bits + 7) >> 3)
+    if bits > _WIDTH_MAX or stop > len(data):
+        raise _short()
+    if not bits or not count:
+        return np.zeros(count, np.uint64), stop
+    wide = (bits + 7) // 8
+    if bits == wide * 8 and wide in (1, 2, 4, 8):
+        return np.frombuffer(data, f">u{wide}", count, at).astype(np.uint64), stop
+    spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
+    whole = np.zeros((count, 64), np.uint8)
+    whole[:, 64 - bits :] = spread.reshape(count, bits)
+    return np.packbits(whole).view(">u8").astype(np.uint64), stop
+
+
+def _short() -> ArchiveDamaged:
+    return ArchiveDamaged("a block ends in the middle of a column")
+
+
+def total(values: Column, what: str, limit: int) -> int:
+    """The sum of a column of lengths. Raises ArchiveDamaged if one is negative or the sum above
+    `limit`.
+    """
+    # As floats the sum can't run over; rounding says at most that an absurd sum is absurd.
+    if len(values) and (int(values.min()) < 0 or float(values.sum(dtype=np.float64)) > limit):
+        raise ArchiveDamaged(f"{what} in a block take more than the {limit} bytes there are")
+    return int(values.sum()) if len(values) else 0
+
+
+def bounds_of(lengths: Sequence[int] | Column) -> Column:
+    """Where things of these lengths, one behind the other, begin, and where the last ends."""
+    out = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=out[1:])
+    return out

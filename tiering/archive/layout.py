@@ -1,0 +1,103 @@
+"""Layout: the numbers and Structs of the archive format, which docs/archive.md describes.
+
+The idea: header, trailer, part and footer row are Structs here and nowhere else; what is in columns
+is the business of the modules that own the columns.
+
+Invariants: all integers are big-endian; no number of the format stands anywhere else.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+FORMAT_VERSION: Final = 1
+
+# --- the two ends of the file ------------------------------------------------------------------
+
+HEADER_MAGIC: Final = b"KVMQARCH"
+HEADER: Final = struct.Struct(">8sHHI")
+"""Magic, format version, 0, crc32c of the 12 bytes before."""
+HEADER_SIZE: Final = HEADER.size
+HEADER_COVERED: Final = 12
+"""How many bytes of the header its crc32c covers."""
+
+TRAILER_MAGIC: Final = b"QMVK"
+TRAILER: Final = struct.Struct(">IQHHI4s")
+"""Size of the footer part, size of footer and all sections that are not chunked, format version, 0,
+crc32c of the 16 bytes before, magic."""
+TRAILER_SIZE: Final = TRAILER.size
+TRAILER_COVERED: Final = 16
+
+OPENING_READ: Final = 64 * 1024
+"""Bytes from the end that are read first when an archive is opened."""
+
+# --- a part ------------------------------------------------------------------------------------
+
+PART_HEAD: Final = struct.Struct(">BI")
+"""Codec, size of the payload when decoded."""
+CRC: Final = struct.Struct(">I")
+PART_EXTRA: Final = PART_HEAD.size + CRC.size
+"""Bytes of a part beside the payload as coded."""
+PART_ASSOCIATED: Final = struct.Struct(">IB")
+"""What is authenticated with an encrypted part beside its head: topic number, kind of part."""
+DECODED_MAX: Final = 1 << 30
+"""What a part may say that its payload takes when decoded."""
+
+RAW: Final = 0
+ZSTD: Final = 1
+ZSTD_DICTIONARY: Final = 2
+LZ4: Final = 3
+LZ4_DICTIONARY: Final = 4
+ENCRYPTED: Final = 0x80
+"""Added to the codec of a part that is encrypted."""
+NONCE_SIZE: Final = 12
+TAG_SIZE: Final = 16
+KEY_SIZE: Final = 32
+"""AES-256."""
+
+
+class PartKind(IntEnum):
+    """What a part of a block holds; it is authenticated with an encrypted part."""
+
+    FIXED = 1
+    PROPERTIES = 2
+    BODIES = 3
+
+
+# --- blocks ------------------------------------------------------------------------------------
+
+BLOCK_BYTES_DEFAULT: Final = 256 * 1024
+"""Raw bytes of the records of one block, at most (a larger record has a block to itself)."""
+PARTS: Final = 3
+BLOCK_ROWS_MAX: Final = 1 << 16
+"""Records of one block, at most."""
+COLUMNS_FORMAT: Final = 1
+"""Format byte of a fixed part and of a properties part that are in columns."""
+VERBATIM_FORMAT: Final = 255
+"""Format byte of the fixed part of a block that holds whole records."""
+
+# --- sections and footer -------------------------------------------------------------------------
+
+
+class Section(IntEnum):
+    """What a section is."""
+
+    MANIFEST = 1
+    DICTIONARY = 2
+    DIRECTORY = 3
+    FILTER = 4
+    KEY_INDEX = 5
+    KEY_FENCES = 6
+    POSITION_INDEX = 7
+    POSITION_FENCES = 8
+
+
+CHUNKED: Final = frozenset({Section.KEY_INDEX, Section.POSITION_INDEX})
+"""Sections of several parts, of which a reader needs few."""
+
+FOOTER_ROW: Final = struct.Struct(">BQQI")
+"""Section, place, size, chunks."""
+
+assert (HEADER_SIZE, TRAILER_SIZE, PART_EXTRA) == (16, 24, 9)

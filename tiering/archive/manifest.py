@@ -1,0 +1,87 @@
+"""Manifest: what an archive says of itself, in JSON that anything can read.
+
+The idea: catalog, `kvmq dump` and `kvmq restore` need to know what is in an archive, and of which
+topics, without its directory. Nothing in it says when or where it was made, so that the same input
+and settings give the same bytes.
+
+Invariants: sorted keys and no spaces; a field that came later has a default; fields of a later
+version are passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvstore.errors import FormatError
+from tiering.archive.layout import BLOCK_BYTES_DEFAULT, FORMAT_VERSION
+
+STORE_ID_NONE = "0" * 32
+
+
+class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as it was when the archive was written: from this `restore` makes it again.
+
+    `id` is the store's. `key_index` is what of a message is in the key index ("off", "unique",
+    "all"); `key_history` is what it was, and from which log position on, where it ever changed.
+    `retention` holds the fields of `kvstore.config.Retention`. The writer fills in how much there
+    is of it, from when, and the key it is encrypted with.
+    """
+
+    name: str
+    id: int
+    kind: str = "normal"
+    queues: int = 1
+    read_queues: int | None = None
+    since: int = 0
+    key_index: str = "all"
+    key_history: tuple[tuple[int, str], ...] = ()
+    retention: dict[str, Any] = {}
+    attributes: dict[str, str] = {}
+    compress_above: int | None = None
+    compression: str | None = None
+    key_id: str | None = None
+    messages: int = 0
+    raw_bytes: int = 0
+    first_stored_at: int = 0
+    last_stored_at: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in an archive. Times are ms since the epoch, positions bytes in the log.
+
+    `segments` are the stretches of log, first position to end, of which the archive holds the
+    messages; `raw_bytes` what their records took. `generation` is 0 for an archive made from
+    segments, and after a merge one more than the highest of what was merged.
+    """
+
+    format: int = FORMAT_VERSION
+    store_id: str = STORE_ID_NONE
+    segments: tuple[tuple[int, int], ...] = ()
+    retention_class: str = ""
+    generation: int = 0
+    codec: str = "zstd"
+    level: int = 3
+    block_bytes: int = BLOCK_BYTES_DEFAULT
+    blocks: int = 0
+    messages: int = 0
+    raw_bytes: int = 0
+    first_position: int = 0
+    last_position: int = 0
+    first_stored_at: int = 0
+    last_stored_at: int = 0
+    topics: tuple[ArchivedTopic, ...] = ()
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as it is stored."""
+    return msgspec.json.encode(manifest, order="sorted")
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The inverse; raises FormatError."""
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FormatError(f"a manifest can't be read: {error}") from None

@@ -1,0 +1,506 @@
+"""Reader: one archive, of which blocks are read by ranges.
+
+The idea: the end of the file says where everything is; directory, filter and fences come with it in
+at most two reads and are decoded when they are first asked, so that thousands of archives open at
+once. A message then costs one read of its block; found by position one more, of the chunk that says
+where it lies, and by key another, of the chunk that says which messages have the key.
+
+Invariants: bytes that are not what was written are ArchiveDamaged with the archive's name, or of no
+consequence; a damaged block costs its own messages only; nothing is allocated that the checked
+bytes do not pay for; an archive is never written to, so any number of threads may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import google_crc32c
+import numpy as np
+
+from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew, KeyDestroyed
+from kvstore.record.hashes import topic_byte
+from tiering.archive import positions
+from tiering.archive.block import Block, decode_block
+from tiering.archive.check import Problem, problems
+from tiering.archive.coder import Coder
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.directory import Directory, Rows, decode_rows
+from tiering.archive.filter import Filter
+from tiering.archive.keyindex import KeyFences
+from tiering.archive.layout import (
+    CHUNKED,
+    FOOTER_ROW,
+    FORMAT_VERSION,
+    HEADER_SIZE,
+    OPENING_READ,
+    PART_HEAD,
+    TRAILER,
+    TRAILER_COVERED,
+    TRAILER_MAGIC,
+    TRAILER_SIZE,
+    Section,
+)
+from tiering.archive.manifest import Manifest, decode_manifest
+from tiering.archive.packed import I64
+from tiering.archive.positions import Placed, PositionFences
+
+T = TypeVar("T")
+
+_PLAIN: Final = Coder()
+_RUN_MAX: Final = 64
+"""Chunks that are read together, at most."""
+_WHOLE_KEY: Final = 8
+"""Bits of a key hash that are the topic's."""
+
+
+class Source(Protocol):
+    """Where an archive's bytes come from; reads may raise what they like."""
+
+    name: str
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`."""
+
+
+class Found(NamedTuple):
+    """A message: its log position, its block, and its row there."""
+
+    position: int
+    block: int
+    row: int
+
+
+class _Place(NamedTuple):
+    """Where a section is."""
+
+    at: int
+    size: int
+    chunks: int
+
+
+def read_tail(source: Source) -> bytes:
+    """Everything behind blocks and indexes, in at most two reads: what `Archive.open` takes from a
+    cache as `tail`. Raises ArchiveDamaged, FormatTooNew.
+    """
+    if source.size < HEADER_SIZE + TRAILER_SIZE:
+        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
+    begin = max(source.size - OPENING_READ, 0)
+    end = _read(source, begin, source.size - begin)
+    _, size = _trailer(source, end)
+    wanted = source.size - TRAILER_SIZE - size
+    if wanted >= begin:
+        return end[wanted - begin :]
+    return _read(source, wanted, begin - wanted) + end
+
+
+def _read(source: Source, offset: int, size: int) -> bytes:
+    data = source.read(offset, size)
+    if len(data) != size:
+        raise ArchiveDamaged(
+            f"{source.name}: ends within the {size} bytes at {offset}", source.name
+        )
+    return data
+
+
+def _trailer(source: Source, end: bytes) -> tuple[int, int]:
+    """Sizes of the footer and of all that `read_tail` reads but the trailer."""
+    footer, size, version, _, crc, magic = TRAILER.unpack(end[-TRAILER_SIZE:])
+    if magic != TRAILER_MAGIC:
+        raise ArchiveDamaged(
+            f"{source.name}: is no archive, or its end is missing: it does not end with "
+            f"{TRAILER_MAGIC.decode()}", source.name,
+        )  # fmt: skip
+    covered = end[-TRAILER_SIZE : TRAILER_COVERED - TRAILER_SIZE]
+    if google_crc32c.value(covered) != crc:
+        raise ArchiveDamaged(f"{source.name}: the trailer's crc32c differs", source.name)
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"{source.name}: is an archive of format {version}; this version reads up to "
+            f"{FORMAT_VERSION}", version, FORMAT_VERSION,
+        )  # fmt: skip
+    if not footer <= size <= source.size - HEADER_SIZE - TRAILER_SIZE:
+        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are not all of it", source.name)
+    return footer, size
+
+
+class Archive:
+    """One archive, open; see the module."""
+
+    def __init__(self, source: Source, tail: bytes, keys: KeyProvider | None) -> None:
+        self.source = source
+        self.name = source.name
+        self._keys = keys
+        with self._damage("its end"):
+            places = self._footer(tail)
+        self._places = places
+        begin = source.size - len(tail)
+        self._raw = {
+            kind: tail[place.at - begin : place.at - begin + place.size]
+            for kind, place in places.items()
+            if kind not in CHUNKED
+        }
+
+    @classmethod
+    def open(
+        cls, source: Source, *, keys: KeyProvider | None = None, tail: bytes | None = None
+    ) -> Archive:
+        """The archive of a source; `tail` is what `read_tail` gave before, and spares the reads.
+
+        What is behind a crc32c of its own is looked at when it is first needed. Raises
+        ArchiveDamaged, FormatTooNew.
+        """
+        return cls(source, read_tail(source) if tail is None else tail, keys)
+
+    def _footer(self, tail: bytes) -> dict[Section, _Place]:
+        if len(tail) < TRAILER_SIZE:
+            raise FormatError("there is none")
+        footer_size, size = _trailer(self.source, tail)
+        if len(tail) != size + TRAILER_SIZE:
+            raise FormatError(f"{len(tail)} bytes are not the {size + TRAILER_SIZE} it takes")
+        footer_at = self.source.size - TRAILER_SIZE - footer_size
+        payload = _PLAIN.decode(tail[-TRAILER_SIZE - footer_size : -TRAILER_SIZE], len(tail))
+        places = _sections(payload, footer_at)
+        for kind, place in places.items():
+            if (kind in CHUNKED) != (place.at < self.source.size - len(tail)):
+                raise FormatError(f"section {kind.name} lies where it can't")
+        if Section.MANIFEST not in places or Section.DIRECTORY not in places:
+            raise FormatError("there is no manifest, or no directory")
+        self._blocks_end = min(place.at for place in places.values())
+        return places
+
+    # --- what is said of the whole ---
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the archive says of itself; kept once it was asked for."""
+        return self._section(Section.MANIFEST, decode_manifest)
+
+    @cached_property
+    def directory(self) -> Directory:
+        """Which block holds what."""
+        return self._section(Section.DIRECTORY, lambda data: Directory(data, self._blocks_size))
+
+    def rows(self) -> Rows:
+        """All columns of the directory, decoded anew."""
+        return self._section(Section.DIRECTORY, lambda data: decode_rows(data, self._blocks_size))
+
+    @cached_property
+    def filter(self) -> Filter | None:
+        """Which keys may be here; None for an archive without keys."""
+        return self._section(Section.FILTER, Filter) if Section.FILTER in self._places else None
+
+    @cached_property
+    def key_fences(self) -> KeyFences | None:
+        """Which chunk has which keys; None for an archive without keys."""
+        place = self._places.get(Section.KEY_INDEX)
+        if place is None:
+            return None
+        return self._section(Section.KEY_FENCES, lambda data: KeyFences(data, place.size))
+
+    @cached_property
+    def position_fences(self) -> PositionFences | None:
+        """Which chunk has which positions; None for an archive without messages."""
+        place = self._places.get(Section.POSITION_INDEX)
+        if place is None:
+            return None
+        return self._section(Section.POSITION_FENCES, lambda data: PositionFences(data, place.size))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes: directory, filter and fences, or what they will be decoded from."""
+        total = sum(map(len, self._raw.values()))
+        for name in ("directory", "filter", "key_fences", "position_fences"):
+            decoded = self.__dict__.get(name)
+            total += decoded.memory_bytes if decoded is not None else 0
+        return total
+
+    # --- blocks ---
+
+    def topic_number(self, topic_id: int) -> int | None:
+        """The archive's number of the topic with that id in the store; None: it has none."""
+        return self.directory.number_of(topic_id)
+
+    def blocks(self, topic_id: int, queue: int) -> range:
+        """The blocks of a queue, by the offsets they hold; empty if there are none."""
+        number = self.directory.number_of(topic_id)
+        return range(0) if number is None else self.directory.blocks_of(number, queue)
+
+    def block_at(self, topic_id: int, queue: int, offset: int) -> int | None:
+        """The block with the first held offset that is not below `offset`; None: there is none."""
+        number = self.directory.number_of(topic_id)
+        return None if number is None else self.directory.block_at(number, queue, offset)
+
+    def read_block(self, number: int) -> Block:
+        """One block, by one ranged read. Raises ArchiveDamaged, KeyDestroyed."""
+        at, sizes = self.directory.place(number)
+        return self.decode_block(number, _read(self.source, at, sum(sizes)))
+
+    def decode_block(self, number: int, data: bytes | memoryview) -> Block:
+        """A block from its bytes, which are at `directory.place`; so several can be read at once.
+
+        Raises ArchiveDamaged, KeyDestroyed.
+        """
+        directory = self.directory
+        topic_number, queue = directory.queue_of(number)
+        topic, key_id = self._topic(topic_number)
+        try:
+            sizes = directory.place(number)[1]
+            block = decode_block(
+                data, sizes, self._decoded_sizes(data, sizes), self._coder, topic=topic,
+                queue=queue, topic_number=topic_number, secret=self._secret(topic, key_id),
+                archive=self.name, number=number, messages=directory.count(number),
+            )  # fmt: skip
+            held = (int(block.offsets[0]), int(block.offsets[-1]))
+            if held != (directory.first_offset(number), directory.last_offset(number)):
+                raise ArchiveDamaged(
+                    f"{self.name}: block {number} holds offsets {held[0]} to {held[1]}, which "
+                    f"the directory does not say"
+                )
+        except ArchiveDamaged as error:
+            error.archive, error.block = self.name, number
+            error.next_offset = directory.last_offset(number) + 1
+            raise
+        return block
+
+    def _decoded_sizes(
+        self, data: bytes | memoryview, sizes: tuple[int, int, int]
+    ) -> tuple[int, int, int]:
+        """What the parts say that they take: three bytes a block less in memory."""
+        ends = (0, sizes[0], sizes[0] + sizes[1])
+        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
+        most = self.directory.decoded_max
+        if fixed > most[0] or properties > most[1] or bodies > most[2]:
+            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
+        return fixed, properties, bodies
+
+    def read_blocks(self, blocks: range) -> Iterator[Block]:
+        """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
+        does, when it comes to the block in question.
+        """
+        if not blocks:
+            return
+        place = self.directory.place
+        begin = place(blocks[0])[0]
+        last, sizes = place(blocks[-1])
+        data = memoryview(_read(self.source, begin, last + sum(sizes) - begin))
+        for number in blocks:
+            at, sizes = place(number)
+            yield self.decode_block(number, data[at - begin : at - begin + sum(sizes)])
+
+    def verify(self) -> Iterator[Problem]:
+        """Everything that is wrong with the archive; see `tiering.archive.check`."""
+        return problems(self)
+
+    # --- by position, by key ---
+
+    def place(self, position: int) -> tuple[int, int] | None:
+        """Block and row of the message at a log position, by one ranged read; None: there is none.
+
+        Raises ArchiveDamaged.
+        """
+        fences = self.position_fences
+        chunk = fences.chunk_of(position) if fences is not None else None
+        if chunk is None:
+            return None
+        ((_, placed),) = self._placed([chunk])
+        row = int(np.searchsorted(placed.positions, position))
+        if row == len(placed.positions) or placed.positions[row] != position:
+            return None
+        return int(placed.blocks[row]), int(placed.rows[row])
+
+    def find(
+        self, low: int, high: int, begin: int | None = None, end: int | None = None
+    ) -> list[int]:
+        """Positions, rising, of messages that may have a key whose hash is `low` to `high`, both
+        included; see `find_places`.
+        """
+        return [found.position for found in self.find_places(low, high, begin, end)]
+
+    def find_places(
+        self, low: int, high: int, begin: int | None = None, end: int | None = None
+    ) -> list[Found]:
+        """The same, each with its block and row, which spares asking `place`.
+
+        For one key (in one topic, or in any: `kvstore.record.hashes`) the filter is asked first. A
+        message that has the key is always among them; one that has not is seldom. None if no
+        message was stored between the times `begin` and `end`, both included; else those of other
+        times come as well. Raises ArchiveDamaged.
+        """
+        first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
+        if first == last and self.filter is not None and not self.filter.may_hold(first):
+            return []
+        fences = self.key_fences
+        if fences is None or not self.may_hold_time(begin, end):
+            return []
+        ranks = [
+            fences.find(chunk, payload, first, last)
+            for chunk, payload in self._chunks(
+                Section.KEY_INDEX, fences.chunks_of(first, last), fences.place
+            )
+        ]
+        if not ranks:
+            return []
+        wanted = np.unique(np.concatenate(ranks))
+        found = self._ranked(wanted)
+        if first != last:
+            return found
+        return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
+
+    def may_hold_time(self, begin: int | None, end: int | None) -> bool:
+        """Whether a message may have been stored between two times, both included."""
+        directory = self.directory
+        return (begin is None or begin <= directory.stored_to) and (
+            end is None or end >= directory.stored_from
+        )
+
+    def key_pairs(self) -> Iterator[tuple[I64, I64]]:
+        """All of the key index, chunk by chunk: kept digests, ranks."""
+        fences = self.key_fences
+        if fences is not None:
+            for chunk in range(fences.chunks):
+                for _, payload in self._chunks(Section.KEY_INDEX, [chunk], fences.place):
+                    with self._damage("the key index"):
+                        pairs = fences.decode(chunk, payload)
+                    yield pairs
+
+    def placed(self) -> Iterator[Placed]:
+        """All of the position index, chunk by chunk."""
+        fences = self.position_fences
+        if fences is not None:
+            for chunk in range(fences.chunks):
+                for _, placed in self._placed([chunk]):
+                    yield placed
+
+    def _ranked(self, ranks: I64) -> list[Found]:
+        """The messages of some ranks, which rise."""
+        fences = self.position_fences
+        if not len(ranks):
+            return []
+        if fences is None or int(ranks[-1]) >= fences.messages:
+            raise ArchiveDamaged(f"{self.name}: a key names a message that is not there", self.name)
+        chunks = np.unique(ranks // positions.CHUNK)
+        found: list[Found] = []
+        for chunk, placed in self._placed(chunks.tolist()):
+            begin = chunk * positions.CHUNK
+            first, stop = np.searchsorted(ranks, (begin, begin + positions.CHUNK))
+            at = ranks[first:stop] - begin
+            columns = (column[at].tolist() for column in placed)
+            found += map(Found, *columns)
+        return found
+
+    def _placed(self, chunks: Iterable[int]) -> Iterator[tuple[int, Placed]]:
+        fences = self.position_fences
+        assert fences is not None, "whoever has chunks has fences"
+        directory = self.directory
+        for chunk, payload in self._chunks(Section.POSITION_INDEX, chunks, fences.place):
+            with self._damage("the position index"):
+                placed = positions.decode_chunk(payload, fences.count(chunk))
+                if int(placed.blocks.max()) >= directory.blocks or int(placed.blocks.min()) < 0:
+                    raise FormatError("it names a block that is not there")
+            yield chunk, placed
+
+    def _chunks(
+        self, kind: Section, chunks: Iterable[int], place: Callable[[int], tuple[int, int]]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Chunks, which rise, with their payloads; neighbours are read together."""
+        section = self._places[kind]
+        for run in _runs(chunks):
+            begin, end = place(run[0])[0], place(run[-1])[1]
+            data = _read(self.source, section.at + begin, end - begin)
+            for chunk in run:
+                first, stop = place(chunk)
+                with self._damage(f"chunk {chunk} of {kind.name}"):
+                    payload = _PLAIN.decode(data[first - begin : stop - begin])
+                yield chunk, payload
+
+    # --- parts ---
+
+    @property
+    def _blocks_size(self) -> int:
+        return self._blocks_end - HEADER_SIZE
+
+    @cached_property
+    def dictionary(self) -> bytes | None:
+        """What compression began with, if anything."""
+        if Section.DICTIONARY not in self._places:
+            return None
+        return self._section(Section.DICTIONARY, bytes)
+
+    @cached_property
+    def _coder(self) -> Coder:
+        return _PLAIN if self.dictionary is None else Coder(dictionary=self.dictionary)
+
+    @cached_property
+    def _topics(self) -> list[tuple[str, str | None]]:
+        """Name and key id of each topic."""
+        topics = self.manifest.topics
+        if len(topics) != self.directory.topics:
+            raise ArchiveDamaged(f"{self.name}: manifest and directory disagree", self.name)
+        return [(topic.name, topic.key_id) for topic in topics]
+
+    @cached_property
+    def _topic_bytes(self) -> bytes:
+        return bytes(topic_byte(name.encode()) for name, _ in self._topics)
+
+    def _topic(self, number: int) -> tuple[str, str | None]:
+        return self._topics[number]
+
+    def _topic_byte(self, block: int) -> int:
+        return self._topic_bytes[self.directory.queue_of(block)[0]]
+
+    def _secret(self, topic: str, key_id: str | None) -> bytes | None:
+        if key_id is None:
+            return None
+        if self._keys is None:
+            raise KeyDestroyed(
+                f"{self.name}: topic {topic!r} is encrypted with key {key_id}, and no keys were "
+                f"given", topic,
+            )  # fmt: skip
+        return self._keys.key_for_reading(topic, key_id).secret
+
+    def _section(self, kind: Section, decode: Callable[[bytes], T]) -> T:
+        """A section decoded; its bytes are let go, since whoever asks keeps what it gave."""
+        place = self._places.get(kind)
+        with self._damage(f"section {kind.name}"):
+            if place is None:
+                raise FormatError("it is missing")
+            raw = self._raw.pop(kind, None) or _read(self.source, place.at, place.size)
+            return decode(_PLAIN.decode(raw))
+
+    @contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        """Say of what archive, and what of it, a fault was."""
+        try:
+            yield
+        except (FormatError, ArchiveDamaged) as error:
+            if isinstance(error, ArchiveDamaged) and error.archive:
+                raise
+            raise ArchiveDamaged(f"{self.name}: {what}: {error}", self.name) from None
+
+
+def _sections(footer: bytes, footer_at: int) -> dict[Section, _Place]:
+    """The sections that the footer's table names, which fill the file up to the footer."""
+    if not footer or len(footer) % FOOTER_ROW.size:
+        raise FormatError("the footer is no table")
+    rows = list(FOOTER_ROW.iter_unpack(footer))
+    ends = [at + size for _, at, size, _ in rows]
+    if rows[0][1] < HEADER_SIZE or [row[1] for row in rows[1:]] + [footer_at] != ends:
+        raise FormatError("sections do not lie one behind the other")
+    known = frozenset(Section)
+    return {Section(kind): _Place(*where) for kind, *where in rows if kind in known}
+
+
+def _runs(chunks: Iterable[int]) -> Iterator[list[int]]:
+    """Stretches of neighbours, of a bounded length each."""
+    run: list[int] = []
+    for chunk in chunks:
+        if run and (chunk != run[-1] + 1 or len(run) == _RUN_MAX):
+            yield run
+            run = []
+        run.append(chunk)
+    if run:
+        yield run
