@@ -16,9 +16,10 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -89,6 +90,10 @@ class Files(Protocol):
         """A file's bytes; None if there is no such file, or its name leads nowhere."""
         ...
 
+    def facts(self, path: Path) -> os.stat_result | None:
+        """What the system says of a name; None where `size` says None."""
+        ...
+
     def create(self, path: Path, size: int) -> None:
         """Make a file of `size` zero bytes with all its blocks; `DiskFull` if they are not to be
         had.
@@ -105,6 +110,11 @@ class Files(Protocol):
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """Put a whole small file in place atomically."""
+        ...
+
+    def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
+        """Put a whole file in place atomically and durably, leaving nothing behind if that fails;
+        `FileExistsError` if one is there and is not to be replaced; `DiskFull`."""
         ...
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
@@ -161,8 +171,13 @@ class LocalFiles:
 
     def size(self, path: Path) -> int | None:
         """See `Files.size`."""
+        found = self.facts(path)
+        return None if found is None else found.st_size
+
+    def facts(self, path: Path) -> os.stat_result | None:
+        """See `Files.facts`."""
         try:
-            return path.stat().st_size
+            return path.stat()
         except OSError as e:
             if e.errno in _NOT_THERE:  # nothing can be there, or links lead nowhere
                 return None
@@ -207,6 +222,32 @@ class LocalFiles:
             f.flush()
             os.fsync(f.fileno())
         self.rename(part, path)
+
+    def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
+        """See `Files.write_new`."""
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb", buffering=0) as f:
+                for chunk in chunks:
+                    left = memoryview(chunk)
+                    while left:
+                        left = left[f.write(left) :]
+                os.fsync(f.fileno())
+            if replace:
+                part.replace(path)
+            else:
+                path.hardlink_to(part)  # unlike a rename, refuses a name that is taken
+        except FileExistsError:
+            self._sync_dir(path.parent)  # whoever was first may not have come to this yet
+            raise
+        except OSError as e:
+            if e.errno in (*_FULL, errno.EFBIG):
+                raise DiskFull(f"no room for {path}: {e.strerror}; free disk space") from e
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink()
+        self._sync_dir(path.parent)
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
         """See `Files.link_or_copy`."""

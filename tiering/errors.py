@@ -5,7 +5,7 @@ Invariant: a call that raised one of these changed nothing that a reader sees.
 
 from __future__ import annotations
 
-from kvstore.errors import ConfigError, StoreError
+from kvstore.errors import CallerError, ConfigError, StoreError
 
 
 class PolicyIllegal(ConfigError):
@@ -42,6 +42,34 @@ class ObjectNotFound(PlaceError):
 
 class ObjectExists(PlaceError):
     """An object of that name is there already: somebody else has committed first."""
+
+
+class ObjectTooShort(PlaceError):
+    """An object ends before what was asked of it; `size` is what it has, in bytes."""
+
+    def __init__(self, message: str, place: str = "", size: int = 0) -> None:
+        super().__init__(message, place)
+        self.size = size
+
+
+class ObjectNameIllegal(PlaceError, CallerError):
+    """A name that an object can't have, or that leads out of the place."""
+
+
+class PlaceIllegal(PlaceError, ConfigError):
+    """A path or URL that names no place, or a setting of one that is unknown or can't be."""
+
+
+class PlaceUnsuitable(PlaceError):
+    """The place can't do what keeping archives takes; two workers could both commit there."""
+
+
+class ExtraMissing(PlaceError):
+    """The place needs a package that is not installed; the message names the extra to install."""
+
+
+class TieringStopped(StoreError):
+    """What was under way was told to stop."""
 
 
 class TieringBusy(StoreError):

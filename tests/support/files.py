@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -153,6 +153,15 @@ class WatchedFiles(LocalFiles):
     def write_whole(self, path: Path, data: bytes) -> None:
         self.happens("write_whole", path, len(data))
         super().write_whole(path, data)
+
+    def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
+        self.happens("write_new", path)
+        super().write_new(path, self._written(path, chunks), replace=replace)
+
+    def _written(self, path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.happens("write", path, len(chunk))
+            yield chunk
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
         self.happens("link", target)

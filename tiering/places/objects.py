@@ -1,0 +1,167 @@
+"""Objects in a place: their names, what is put in them, and a reader of one.
+
+The idea: every kind of place keeps the same promises about names and contents, so these are checked
+here, once. A `Content` can be read again from its start, because an upload may have to be tried
+again, and because "it is there already" is settled by comparing bytes.
+
+Invariants: a name that passed `check_key` stays inside its place, whatever its kind, and never
+begins a part with a dot: such names are the place's own, for what is not finished. A `Content`
+gives exactly `size` bytes, or raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple, Protocol
+
+from kvstore.files import Files
+from tiering.errors import ObjectExists, ObjectNameIllegal, PlaceError
+
+KEY_BYTES_MAX: Final = 512
+PART_BYTES_MAX: Final = 200
+CHUNK: Final = 8 << 20
+"""Bytes of one step of a copy or a comparison."""
+
+Pace = Callable[[int], object]
+"""Called with a number of bytes before they are moved; may wait, or raise to end the call."""
+
+Given = bytes | bytearray | memoryview | Path | str | BinaryIO
+"""What can be put: bytes, the path of a file, or a stream that can seek."""
+
+_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@,-]*")
+
+
+class ObjectInfo(NamedTuple):
+    """An object: its name, bytes, and when it was written, in milliseconds since the epoch."""
+
+    key: str
+    size: int
+    modified: int
+
+
+class Readable(Protocol):
+    """As much of a place as a reader of one object needs."""
+
+    @property
+    def name(self) -> str:
+        """The place's path or URL, without secrets."""
+        ...
+
+    def read(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes of an object, or a typed error."""
+        ...
+
+
+class ObjectSource:
+    """One object, to be read in ranges; the size is in bytes, the name leads to it."""
+
+    def __init__(self, place: Readable, key: str, size: int) -> None:
+        self._place = place
+        self._key = key
+        self.size = size
+        self.name = f"{place.name}/{key}"
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`, or a `PlaceError`."""
+        return self._place.read(self._key, offset, size)
+
+
+def is_key(key: str) -> bool:
+    """Whether an object may have that name."""
+    parts = key.split("/")
+    return len(key) <= KEY_BYTES_MAX and all(
+        len(part) <= PART_BYTES_MAX and _PART.fullmatch(part) for part in parts
+    )
+
+
+def check_key(key: str, place: str) -> str:
+    """The name, if an object may have it; `ObjectNameIllegal` if not."""
+    if not is_key(key):
+        raise ObjectNameIllegal(
+            f"{key!r:.300} can't be an object's name in {place}: it takes parts of letters, digits "
+            f"and ._=+@,- with / between them, none beginning with a dot, {PART_BYTES_MAX} "
+            f"characters each and {KEY_BYTES_MAX} in all",
+            place,
+        )
+    return key
+
+
+class Content:
+    """What is to be put. One thread at a time may read it."""
+
+    def __init__(self, given: Given, files: Files) -> None:
+        self._files = files
+        self._start = 0
+        self._data: memoryview | None = None
+        self._stream: BinaryIO | None = None
+        self._path = Path()
+        if isinstance(given, bytes | bytearray | memoryview):
+            self._data = memoryview(given).cast("B")
+            self.size = len(self._data)
+        elif isinstance(given, Path | str):
+            self._path = Path(given)
+            self.size = self._size_of_file()
+        else:
+            self._stream = given
+            self._start = given.tell()
+            self.size = given.seek(0, 2) - self._start
+
+    def chunks(self, size: int = CHUNK, pace: Pace | None = None) -> Iterator[bytes]:
+        """All of it from the start, in pieces of `size` bytes, each after `pace` was asked."""
+        for offset in range(0, self.size, size):
+            wanted = min(size, self.size - offset)
+            if pace is not None:
+                pace(wanted)
+            chunk = self._read(offset, wanted)
+            if len(chunk) != wanted:
+                raise PlaceError(
+                    f"what is to be put had {self.size} bytes and ends now at "
+                    f"{offset + len(chunk)}; don't change it meanwhile"
+                )
+            yield chunk
+
+    def whole(self, pace: Pace | None = None) -> bytes:
+        """All of it at once."""
+        return b"".join(self.chunks(CHUNK, pace))
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if self._data is not None:
+            return bytes(self._data[offset : offset + size])
+        try:
+            if self._stream is None:
+                return self._files.read(self._path, offset, size)
+            self._stream.seek(self._start + offset)
+            return self._stream.read(size)
+        except OSError as e:
+            # Not the place's fault, so not to be taken for one.
+            raise PlaceError(f"what is to be put can't be read: {e}") from e
+
+    def _size_of_file(self) -> int:
+        try:
+            size = self._files.size(self._path)
+        except OSError as e:
+            raise PlaceError(f"what is to be put can't be read: {e}") from e
+        if size is None:
+            raise PlaceError(f"what is to be put is not there: {self._path}")
+        return size
+
+
+def check_same(place: Readable, found: ObjectInfo, content: Content) -> ObjectInfo:
+    """The object that is there, if it has just these bytes; else `ObjectExists`."""
+    offset = 0
+    same = found.size == content.size
+    if same:
+        for chunk in content.chunks():
+            if place.read(found.key, offset, len(chunk)) != chunk:
+                same = False
+                break
+            offset += len(chunk)
+    if not same:
+        raise ObjectExists(
+            f"{place.name}/{found.key} is there already, {found.size} bytes, and is not what was "
+            f"to be put, {content.size} bytes: somebody else has committed first",
+            place.name,
+        )
+    return found
