@@ -61,15 +61,21 @@ class BlockCache:
         self._sizes: dict[Key, int] = {}
         self._bytes = self._protected_bytes = 0
         self._under_way: dict[Key, Future[Block]] = {}
-        self._last: OrderedDict[Key, int] = OrderedDict()
-        """Of the queues read last: the block behind the one that was asked for."""
         self._hits = self._reads = self._waits = self._ahead = 0
 
-    def get(self, archive: int, block: int) -> Block:
-        """A block; raises what reading it raises."""
+    def get(self, archive: int, block: int, *, is_scan: bool = False) -> Block:
+        """A block; raises what reading it raises. Whoever reads on, in this block too, says that it
+        is a scan: that is no second wish for it.
+        """
         key = (archive, block)
         with self._lock:
-            found = self._find(key)
+            found = self._protected.get(key)
+            if found is None:
+                found = self._probation.get(key)
+                if found is not None and not is_scan:
+                    self._protect(key, found)
+            else:
+                self._protected.move_to_end(key)
             if found is not None:
                 self._hits += 1
                 return found
@@ -112,27 +118,14 @@ class BlockCache:
 
     # --- under the lock ---
 
-    def _find(self, key: Key) -> Block | None:
-        found = self._protected.get(key)
-        if found is not None:
-            self._protected.move_to_end(key)
-            return found
-        found = self._probation.get(key)
-        return found
-
-    def again(self, archive: int, block: int) -> None:
-        """Take note that a block was come back to, not just read on in: it stays longer."""
-        key = (archive, block)
-        with self._lock:
-            found = self._probation.pop(key, None)
-            if found is None:
-                return
-            self._protected[key] = found
-            self._protected_bytes += self._sizes[key]
-            while self._protected_bytes > self._limit * _PROTECTED and len(self._protected) > 1:
-                old, back = self._protected.popitem(last=False)
-                self._protected_bytes -= self._sizes[old]
-                self._probation[old] = back
+    def _protect(self, key: Key, block: Block) -> None:
+        del self._probation[key]
+        self._protected[key] = block
+        self._protected_bytes += self._sizes[key]
+        while self._protected_bytes > self._limit * _PROTECTED and len(self._protected) > 1:
+            old, back = self._protected.popitem(last=False)
+            self._protected_bytes -= self._sizes[old]
+            self._probation[old] = back
 
     def _begin(self, key: Key) -> Future[Block]:
         future: Future[Block] = Future()
@@ -154,9 +147,7 @@ class BlockCache:
         self._bytes += size
         while self._bytes > self._limit and len(self._sizes) > 1:
             oldest = next(iter(self._probation))
-            if oldest == key:
-                oldest = next(iter(self._protected))
-            self._drop(oldest)
+            self._drop(next(iter(self._protected)) if oldest == key else oldest)
 
     # --- in a reader thread ---
 
