@@ -31,6 +31,7 @@ from kvstore.adoption import Adoption
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
+from kvstore.index.derived import drop_derived
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     CHECKPOINT,
@@ -189,7 +190,7 @@ def _drop_derived(folder: Path, config: StoreConfig) -> bool:
             index.load()
             for name in DERIVED:
                 deque(index.families.rows(name, b""), maxlen=0)
-            index.drop_derived()
+            drop_derived(index)
         finally:
             index.close()
     except Damaged:

@@ -18,6 +18,7 @@ import msgspec
 
 from kvstore.config import QUEUES_MAX, StoreConfig
 from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound
+from kvstore.index.handover import Gone, gone_now
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.index.replay import Replay
@@ -76,6 +77,7 @@ class _Recovery:
         self._replay = Replay(index, self._topic_of, self._check_gap)
         self._saved = 0
         self._missing: list[Damage] = []
+        self._gone: frozenset[int] = frozenset()
 
     def run(self) -> tuple[RecoveryReport, int]:
         """See `recover`."""
@@ -126,15 +128,17 @@ class _Recovery:
         """Where reading begins: at the checkpoint, or behind what is missing there."""
         report = self._report
         report.start = max(self._checkpoint.position, self._log.first)
-        begin = self._index.log_start()
-        if not self._log.writable and begin < self._log.first:
-            # Retention may have come between the looks at the index and at the log.
-            begin = self._index.log_start_now()
-            self._log.segments.retired_below = begin // self._log.segment_size
-        gone = _missing(self._log, begin, report.start, self._checkpoint)
-        report.damage += gone
-        self._missing = gone
-        return max([report.start, *(d.end for d in gone if d.position <= report.start)])
+        gone = self._index.gone()
+        missing = _missing(self._log, gone, report.start, self._checkpoint)
+        if not self._log.writable and missing:
+            # Retention or tiering may have come between the looks at the index and at the log.
+            gone = gone_now(self._index.families.path)
+            self._log.segments.retired_below = gone.below // self._log.segment_size
+            missing = _missing(self._log, gone, report.start, self._checkpoint)
+        self._gone = gone.segments
+        report.damage += missing
+        self._missing = missing
+        return max([report.start, *(d.end for d in missing if d.position <= report.start)])
 
     def _read_log(self, start: int) -> None:
         """Check and index every record from `start` on."""
@@ -143,7 +147,11 @@ class _Recovery:
         # From the beginning the log tells its times itself; what it held before that is gone.
         replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
         scan = LogScan(
-            log.segments, start, self._checkpoint.durable, property_crc=config.check_property_crc
+            log.segments,
+            start,
+            self._checkpoint.durable,
+            property_crc=config.check_property_crc,
+            gone=self._gone,
         )
         total = max(0, len(log.segments.numbers) * log.segment_size - (start - log.first))
         for chunk in scan.chunks():
@@ -249,13 +257,16 @@ class _Recovery:
         )
 
 
-def _missing(log: CommitLog, first: int, start: int, checkpoint: Checkpoint) -> list[Damage]:
-    """Stretches from `first` on that have no segment, but for those that the scan comes by."""
+def _missing(log: CommitLog, gone: Gone, start: int, checkpoint: Checkpoint) -> list[Damage]:
+    """Stretches that should be in the log and have no segment, but for those that the scan comes
+    by.
+    """
     numbers = log.segments.numbers
     size = log.segment_size
     found = []
-    due = first // size
-    for number in numbers:
+    due = gone.below // size
+    # What is in archives alone is not missing.
+    for number in sorted({*numbers, *(n for n in gone.segments if n >= due)}):
         stop = min(number, start // size)
         if stop > due:
             told = f"{log.segments.path(due)} is not there"
@@ -263,7 +274,7 @@ def _missing(log: CommitLog, first: int, start: int, checkpoint: Checkpoint) -> 
                 told += f", nor are the {stop - due - 1} behind it"
             found.append(Damage(due * size, stop * size, told))
         due = number + 1
-    end = (numbers[-1] + 1) * size if numbers else first
+    end = max([gone.below, *((n + 1) * size for n in (*numbers[-1:], *gone.segments))])
     known = max(checkpoint.position, checkpoint.durable)
     if known > end:
         # The index knows of more log than there is; positions must not be given twice, so the log

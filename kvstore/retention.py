@@ -38,9 +38,11 @@ def next_to_go(
     hour: int,
     disk_used: float,
     total_bytes: int,
+    is_tiered: bool = False,
 ) -> Why | None:
     """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again
-    after each.
+    after each. Where segments go to archives when their time has come, only a full disk is a reason
+    to lose one.
     """
     if not sealed:
         return None
@@ -51,6 +53,8 @@ def next_to_go(
             oldest.number,
             f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on",
         )
+    if is_tiered:
+        return None
     limit = config.retention.max_bytes
     if limit is not None and total_bytes > limit:
         return Why(oldest.number, f"the segments take {total_bytes} bytes, the limit is {limit}")

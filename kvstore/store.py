@@ -19,12 +19,15 @@ from typing import Any, Self
 
 from kvstore import opening
 from kvstore.adoption import Adoption, in_place
+from kvstore.archived import Archived
 from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ConfigError, StoreError
+from kvstore.handover import HandOver
 from kvstore.housekeeper import Housekeeper, Job
+from kvstore.index.keys import ARCHIVES
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message
@@ -68,6 +71,8 @@ class Store(Calls):
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""
         self._close_lock = threading.Lock()
+        self._tiers: Archived | None = None
+        self._archives_lock = threading.Lock()
         found = opening.look(self.path, given)
         self._lock = None if read_only else opening.take(self.path, given)
         if self._lock is not None:
@@ -112,6 +117,8 @@ class Store(Calls):
             self._offsets.recovered(self._log.end)
         self._index.topics_fresh_from(self._topics.next_id)
         self._reader = Reader(self._log, self._index, config, is_live=self._topics.is_live)
+        if next(self._index.families.rows(ARCHIVES, b""), None) is not None:
+            self._reader.read_from(self._archives())
         if read_only:
             return
         self._wake = self._log.prepare_wanted
@@ -144,6 +151,16 @@ class Store(Calls):
             last_stored=lambda: self._writer.last_stored,
             is_closed=lambda: self._closed,
         )
+        self.handover = HandOver(
+            self._log,
+            self._index,
+            self._reader,
+            self._topics,
+            upkeep,
+            config,
+            archived=self._archives,
+        )
+        """What a tiering worker asks of this store."""
         self._housekeeper = Housekeeper(
             config.clock,
             self._wake,
@@ -172,6 +189,22 @@ class Store(Calls):
         self._groups = Groups(self._index.families, self._log.sync_to_end)
         self._namespaces = Namespaces(self._index.families)
         self._offsets = Offsets(self._index, config, read_only=read_only)
+
+    def _archives(self) -> Archived:
+        """What reads the store's archives; a store without any never imports it."""
+        with self._archives_lock:
+            if self._tiers is None:
+                from tiering.tiers import Tiers  # noqa: PLC0415
+
+                self._tiers = Tiers(
+                    self.path,
+                    self._index.families.rows(ARCHIVES, b""),
+                    files=self.config.files,
+                    clock=self.config.clock,
+                    check_crc=self.config.check_crc,
+                )
+                self._ending.append(self._tiers.close)
+            return self._tiers
 
     def _open_popping(self) -> None:
         self._popping = Popper(

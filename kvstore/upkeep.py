@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvstore.config import StoreConfig
+from kvstore.config import Retention, StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
@@ -40,6 +40,10 @@ class Upkeep:
         self._is_closed = is_closed
         self._last_stored = 0
         self._checkpoint_lock = threading.Lock()
+        self.leaving = threading.Lock()
+        """Held while segments leave the log."""
+        self.is_tiered = _is_tiered(config.retention)
+        """Whether segments that expire go to archives: then age and size are no reasons here."""
         now = config.clock.monotonic()
         self._checkpoint_at = now + config.checkpoint_interval
         self._retention_at = now + config.retention_interval
@@ -118,17 +122,27 @@ class Upkeep:
             hour=config.clock.local_hour(),
             disk_used=config.files.disk_used(log.folder),
             total_bytes=len(numbers) * log.segment_size,
+            is_tiered=self.is_tiered,
         )
 
     def _let_go(self, why: Why) -> None:
         size = self._log.segment_size
-        self._index.retire(why.number, (why.number + 1) * size)
-        self._log.segments.remove(why.number, erase=self._config.secure_erase)
+        with self.leaving:
+            if why.number in self._log.segments.numbers:
+                self._index.retire(why.number, (why.number + 1) * size)
+                self._log.segments.remove(why.number, erase=self._config.secure_erase)
+
+
+def _is_tiered(retention: Retention) -> bool:
+    return retention.warm_for is not None or retention.cold_for is not None
 
 
 def drop_orphans(log: CommitLog, index: Index, config: StoreConfig) -> None:
-    """Remove segments that left the index before a crash kept their files from going."""
+    """Remove segments that left the index, with retention or to archives, before a crash kept their
+    files from going.
+    """
     if log.writable:
-        start = index.log_start()
-        for number in [n for n in log.segments.numbers if (n + 1) * log.segment_size <= start]:
-            log.segments.remove(number, erase=config.secure_erase)
+        gone = index.gone()
+        for number in list(log.segments.numbers):
+            if (number + 1) * log.segment_size <= gone.below or number in gone.segments:
+                log.segments.remove(number, erase=config.secure_erase)

@@ -127,15 +127,16 @@ def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list
     log.segments.look_again()
     found = [n for n in log.segments.numbers if n < stop]
     # Behind the look at what is there: what goes meanwhile is no problem.
-    due = max(index.log_start() // size, log.segments.retired_below)
-    for number in [*found, stop]:
+    gone = index.gone()
+    due = max(gone.below // size, log.segments.retired_below)
+    for number in sorted({*found, stop, *gone.segments}):
         if number > due:
             which = str(log.segments.path(due))
             if number - due > 1:
                 which += f" and {number - due - 1} behind it"
             report.add(Problem("segment", f"{which} can't be read: not there", due * size))
         due = max(due, number + 1)
-    return found
+    return [n for n in found if n not in gone.segments]
 
 
 def _check_places(index: Index, names: dict[int, str], report: VerifyReport) -> None:

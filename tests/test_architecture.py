@@ -28,7 +28,7 @@ FUNCTION_LINES_MAX: Final = 80
 LAYERS: Final = (
     ("errors", "config", "files", "clock"),
     ("record",),
-    ("message",),
+    ("message", "archived"),
     ("log", "index"),
     ("meta",),
     ("consume", "timing"),
@@ -51,6 +51,7 @@ RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
 # The configuration because a topic's own Retention goes before a tiering policy.
 TIERING_MAY_IMPORT: Final = (
     "kvstore.config",
+    "kvstore.archived",
     "kvstore.record",
     "kvstore.index.keys",
     "kvstore.errors",

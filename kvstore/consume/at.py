@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from kvstore.consume.finder import LOST
 from kvstore.consume.pull import take
 from kvstore.consume.reader import Reader
-from kvstore.errors import RecordDamaged
+from kvstore.errors import ArchiveDamaged, RecordDamaged
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
@@ -28,14 +29,16 @@ def messages_at(
         while at < end:
             try:
                 found = take(reader, topic, queue, at, end - at, None)
-            except RecordDamaged as e:
+            except LOST as e:
                 at = passed_over(e, at, group)
-            else:
-                yield from found
-                at += len(found)
+                continue
+            if not found:
+                return  # nothing is held from here on
+            at = found[-1].offset + 1
+            yield from found if at <= end else (m for m in found if m.offset < end)
 
 
-def passed_over(error: RecordDamaged, at: int, group: str) -> int:
+def passed_over(error: RecordDamaged | ArchiveDamaged, at: int, group: str) -> int:
     """Say that a group goes on behind damage met at an offset; returns where."""
     _log.error("kvmq passed over messages that group %r popped: %s", group, error)
     return max(at + 1, error.next_offset if error.next_offset is not None else 0)

@@ -11,18 +11,20 @@ is done by the same change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
 
 from kvstore.consume.at import messages_at, passed_over
+from kvstore.consume.finder import LOST
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.consume.popped import Popped, Wanted
 from kvstore.consume.pull import SCAN_MAX, take
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
-from kvstore.errors import RecordDamaged
+from kvstore.errors import ArchiveUnavailable
 from kvstore.index.keys import LockKey, lock_key
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
@@ -86,6 +88,8 @@ class Claim:
         """How many more messages the group may have under lock."""
         self.made_way = False
         """Whether another claim may find what this one did not."""
+        self.unavailable: ArchiveUnavailable | None = None
+        """Why something could not be looked at, which stays as it is."""
         self._bytes = wanted.max_bytes
         self._simple = wanted.matches is None and wanted.max_bytes >= UNLIMITED
 
@@ -129,9 +133,13 @@ class Claim:
         asked = offsets
         if self._wanted.matches is None:
             asked = offsets[: min(self._left, self.room)]
-        before = self._left
+        before, room = self._left, self._bytes
         found = messages_at(self._reader, self._topic, key.queue, asked, self._group.name)
-        messages, unfit = self._fitting(found, self.room)
+        try:
+            messages, unfit = self._fitting(found, self.room)
+        except ArchiveUnavailable as e:
+            self.unavailable, self._left, self._bytes = e, before, room
+            return
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
@@ -202,12 +210,14 @@ class Claim:
         end = max(0, before - self.room)
         while at < stop and self.left > end:
             count = min(self._left - end, stop - at)
-            try:
-                found = self._read(queue, at, count)
-            except RecordDamaged as e:
-                at = passed_over(e, at, self._group.name)
+            found, following = self._read_on(at, high, partial(self._read, queue, at, count))
+            if following == at:
+                break
+            ahead = self._flight.ahead.get(queue)
+            # What is not held between them is behind us, too.
+            at = ahead[-1].offset if ahead and found else following
+            if not found:
                 continue
-            at += len(found)
             fits, unfit = self._fit_all(found) if self._simple else self._fitting(found)
             messages += fits
             if unfit is not None:
@@ -221,8 +231,25 @@ class Claim:
         if messages:
             self._lock(queue, messages, 1, fresh=True)
 
+    def _read_on(
+        self, at: int, high: int, read: Callable[[], list[StoredMessage]]
+    ) -> tuple[list[StoredMessage], int]:
+        """What `read` reads from an offset on, and where to go on behind it; nothing of what is
+        lost, and nothing, and on from the same offset, where that can't be told now.
+        """
+        try:
+            found = read()
+        except LOST as e:
+            return [], passed_over(e, at, self._group.name)
+        except ArchiveUnavailable as e:
+            self.unavailable = e
+            return [], at
+        return found, found[-1].offset + 1 if found else high
+
     def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:
-        """Messages from an offset on, one at least; more are read ahead if they are small."""
+        """Messages from an offset on, one at least if any is held; more are read ahead if they are
+        small.
+        """
         flight = self._flight
         ahead = flight.ahead.pop(queue, None)
         if ahead and ahead[-1].offset == at:
@@ -231,7 +258,7 @@ class Claim:
         else:
             most = min(AHEAD, _AHEAD_BYTES // flight.message_bytes) // self._topic.read_queues
             found = take(self._reader, self._topic, queue, at, max(count, most), None)
-            flight.message_bytes = max(1, sum(m.size for m in found) // len(found))
+            flight.message_bytes = max(1, sum(m.size for m in found) // max(1, len(found)))
             ahead = found[: count - 1 : -1]
             del found[count:]
         if ahead:

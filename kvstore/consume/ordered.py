@@ -10,16 +10,17 @@ dead; a queue has at most `PARKED_MAX` parked messages, so what is read and kept
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from kvstore.consume.at import messages_at, passed_over
+from kvstore.consume.at import messages_at
 from kvstore.consume.claim import Claim
 from kvstore.consume.flight import Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of
 from kvstore.consume.order import Order, group_hash
 from kvstore.consume.pull import take
 from kvstore.consume.reader import Reader
-from kvstore.errors import RecordDamaged
+from kvstore.errors import ArchiveUnavailable
 from kvstore.index.keys import PARKED, LockKey
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
@@ -52,9 +53,14 @@ class OrderedClaim(Claim):
         for queue, offsets in found.items():
             offsets.sort()
             before = self._left
-            messages, unfit = self._fitting(
-                messages_at(self._reader, self._topic, queue, offsets, self._group.name)
-            )
+            room = self._bytes
+            try:
+                messages, unfit = self._fitting(
+                    messages_at(self._reader, self._topic, queue, offsets, self._group.name)
+                )
+            except ArchiveUnavailable as e:
+                self.unavailable, self._left, self._bytes = e, before, room
+                continue
             # What was refused or is lost is done; what did not fit stays.
             self.unparked += [(queue, o) for o in offsets if unfit is None or o < unfit]
             self.room -= before - self._left
@@ -72,13 +78,13 @@ class OrderedClaim(Claim):
         messages: list[StoredMessage] = []
         places = PARKED_MAX - order.parked_in(queue)
         while at < high and self.left > end and places > 0:
-            try:
-                found = take(
-                    self._reader, self._topic, queue, at, min(_READ_AT_ONCE, high - at), None
-                )
-            except RecordDamaged as e:
-                at = passed_over(e, at, self._group.name)
-                continue
+            count = min(_READ_AT_ONCE, high - at)
+            read = partial(take, self._reader, self._topic, queue, at, count, None)
+            found, following = self._read_on(at, high, read)
+            if following == at:
+                break
+            if not found:
+                at = following
             for message in found:
                 if self.left <= end or places <= 0:
                     break
@@ -92,9 +98,8 @@ class OrderedClaim(Claim):
                     fits, unfit = self._fitting([message])
                     if unfit is not None:
                         break
-                    if fits:
-                        taken.add(hashed)
-                        messages += fits
+                    taken.update([hashed] * len(fits))
+                    messages += fits
                 at = message.offset + 1
             else:
                 continue

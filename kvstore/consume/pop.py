@@ -35,7 +35,7 @@ from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
 from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import CallerError, PutRefused
+from kvstore.errors import ArchiveUnavailable, CallerError, PutRefused
 from kvstore.index.families import Families
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
@@ -184,6 +184,10 @@ class Pop:
         while True:
             claim = self._take(flight, group, topic, wanted)
             out += claim.popped(self._receipts)
+            if claim.unavailable is not None and claim.left:
+                if not out:
+                    raise claim.unavailable
+                return out
             if not claim.left or not claim.made_way or (out and wanted.max_bytes != UNLIMITED):
                 return out
             wanted = wanted._replace(limit=claim.left)
@@ -232,6 +236,8 @@ class Pop:
             # They stay due; nobody else's messages have to wait for a disk with room.
             claim.made_way = False
             _log.error("kvmq can't copy the dead letters of group %r: %s", group.name, e)
+        except ArchiveUnavailable as e:
+            claim.made_way, claim.unavailable = False, e
         else:
             claim.buried()
 

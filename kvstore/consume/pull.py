@@ -5,18 +5,21 @@ filter is asked after the record is decoded; what it refuses is passed over and 
 `SCAN_MAX`, so that a pull ends even when nothing matches.
 
 Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset`
-never jumps over a message that the caller did not get to see or the filter to judge; damage is an
-error with the offset behind it (behind the whole segment where that can't be read), never a silent
-gap."""
+never jumps over a message that the caller did not get to see or the filter to judge, but does over
+what is not held any more; damage is an error with the offset behind it (behind the whole segment,
+or the archive's block, where that can't be read), never a silent gap; a place that doesn't answer
+is an error, and nothing is passed over for it."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 from typing import Final
 
+from kvstore.consume.cold import with_next
 from kvstore.consume.filters import Filter
+from kvstore.consume.finder import LOST
 from kvstore.consume.reader import Reader
-from kvstore.errors import CallerError, RecordDamaged
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, CallerError, RecordDamaged
 from kvstore.message import PullResult, PullStatus, StoredMessage
 from kvstore.meta.topics import Topic
 
@@ -43,11 +46,11 @@ def pull(
         raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
     if type(offset) is not int:
         raise CallerError(f"offset is {offset!r}; it must be a whole number")
-    first = reader.first_segment()
+    mark = reader.mark()
     try:
         return _pull(reader, topic, queue, offset, limit, max_bytes, wanted)
-    except RecordDamaged:
-        if not reader.moved_on(first):
+    except LOST:
+        if not reader.moved_on(mark):
             raise
     # What looked damaged is gone: now the queue's bounds say so.
     return pull(reader, topic, queue, offset, limit, max_bytes, wanted)
@@ -70,7 +73,9 @@ def _pull(
         return PullResult([], following, low, high, status)
     if wanted is None:
         messages = take(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
-        return PullResult(messages, offset + len(messages), low, high, PullStatus.FOUND)
+        if not messages:
+            return PullResult([], high, low, high, PullStatus.NO_MATCHED_MESSAGE)
+        return PullResult(messages, messages[-1].offset + 1, low, high, PullStatus.FOUND)
     return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted)
 
 
@@ -90,27 +95,73 @@ def take(
     reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
 ) -> list[StoredMessage]:
     """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; one at
-    least. `RecordDamaged`, with where to go on, if the first one is lost.
+    least, unless all that the queue had from there on is not held any more. `RecordDamaged` or
+    `ArchiveDamaged`, with where to go on, if the first one is lost.
     """
-    positions = reader.positions(topic, queue, offset, limit)
+    mark = reader.mark()
     messages: list[StoredMessage] = []
-    step = len(positions) if max_bytes is None else _AT_ONCE
     try:
-        for at in range(0, len(positions), step):
-            # What came before an error is in `messages`.
-            reader.entries(positions[at : at + step], topic, queue, offset + at, messages)
-            if max_bytes is not None and sum(m.size for m in messages) > max_bytes:
-                break
-    except RecordDamaged as e:
+        if reader.cold is None:
+            _take_hot(reader, topic, queue, offset, limit, max_bytes, messages)
+        else:
+            _take_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
+    except LOST as e:
         if not messages:
-            following = e.next_offset if e.next_offset is not None else offset + 1
-            raise RecordDamaged(
-                f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset "
-                f"{following}",
-                e.position,
-                following,
-            ) from e
+            if reader.moved_on(mark):
+                return take(reader, topic, queue, offset, limit, max_bytes)
+            raise _told(e, topic, queue, offset) from e
+    except ArchiveUnavailable:
+        if not messages:
+            raise
     return messages if max_bytes is None else _within(messages, max_bytes)
+
+
+def _take_hot(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    messages: list[StoredMessage],
+) -> None:
+    positions = reader.positions(topic, queue, offset, limit)
+    step = len(positions) if max_bytes is None else _AT_ONCE
+    for at in range(0, len(positions), step):
+        # What came before an error is in `messages`.
+        reader.entries(positions[at : at + step], topic, queue, offset + at, messages)
+        if max_bytes is not None and sum(m.size for m in messages) > max_bytes:
+            break
+
+
+def _take_from_tiers(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    messages: list[StoredMessage],
+) -> None:
+    high = reader.next_offset(topic.base + queue)
+    at = offset
+    while at < high and len(messages) < limit:
+        count = min(limit - len(messages), high - at)
+        if max_bytes is not None:
+            count = min(count, _AT_ONCE)
+        at = reader.stretch(topic, queue, at, count, messages)
+        if max_bytes is not None and sum(m.size for m in messages) > max_bytes:
+            break
+
+
+def _told(
+    e: RecordDamaged | ArchiveDamaged, topic: Topic, queue: int, offset: int
+) -> RecordDamaged | ArchiveDamaged:
+    following = e.next_offset if e.next_offset is not None else offset + 1
+    told = f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset {following}"
+    if isinstance(e, ArchiveDamaged):
+        return with_next(e, told, following)
+    return RecordDamaged(told, e.position, following)
 
 
 def _within(messages: list[StoredMessage], max_bytes: int) -> list[StoredMessage]:
@@ -137,17 +188,19 @@ def _filtered(
     while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
         try:
             batch = take(reader, topic, queue, at, min(limit, high - at), None)
-        except RecordDamaged:
+        except (ArchiveUnavailable, *LOST):
             if messages:
                 break
             raise
+        if not batch:
+            at = high
         for message in batch:
             if wanted(message):
                 left -= message.size
                 if left < 0 and messages:
-                    return PullResult(messages, at, low, high, PullStatus.FOUND)
+                    return PullResult(messages, message.offset, low, high, PullStatus.FOUND)
                 messages.append(message)
-            at += 1
+            at = message.offset + 1
             scanned += 1
             if len(messages) == limit:
                 break

@@ -61,6 +61,7 @@ class Quick:
             ahead is None
             or len(ahead) < limit
             or flight.next.get(queue) != ahead[-1].offset
+            or ahead[-limit].offset - ahead[-1].offset != limit - 1
             or flight.may_be_due(now)
             or flight.has_parked
             or topic.is_priority

@@ -11,10 +11,13 @@ and the offset at which to go on, be it one record or a whole segment."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
+from kvstore.archived import Archived
 from kvstore.config import StoreConfig
+from kvstore.consume.cold import Cold
+from kvstore.consume.finder import LOST, Finder
 from kvstore.errors import (
     CallerError,
     MessageNotFound,
@@ -32,8 +35,6 @@ from kvstore.record.check import check_record
 from kvstore.record.decode import decode
 from kvstore.record.decode_run import decode_run
 from kvstore.record.facts import facts
-from kvstore.record.hashes import key_hash, key_hash_range
-from kvstore.record.ids import parse_position_id
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
 _LOOKED_THROUGH: Final = 8192
@@ -51,13 +52,15 @@ class Reader:
         *,
         is_live: Callable[[str, int], bool],
     ) -> None:
-        self._is_live = is_live
+        self._finder = Finder(self, log, index, is_live)
         self._log = log
         self._index = index
         self._check_crc = config.check_crc
         self._check_property_crc = config.check_property_crc
         self._flushed_only = config.visibility == "flushed"
         self._max_body = max(config.max_body, 64 << 20)
+        self.cold: Cold | None = None
+        """What reads archives; None while there are none."""
 
     # --- where ---
 
@@ -73,12 +76,20 @@ class Reader:
         """Take note of what retention has removed, if this is not its own process."""
         self._log.segments.look_again()
 
-    def moved_on(self, first: int) -> bool:
-        """Whether retention let go of segments since `first` was the oldest: what looked damaged
-        may only be gone.
+    def read_from(self, archived: Archived) -> None:
+        """Have what places say is in archives read from there."""
+        self.cold = Cold(self._index, archived, self.first_segment)
+
+    def mark(self) -> int:
+        """What `moved_on` asks for: taken before a look."""
+        return self._log.segments.removals + self._index.moves
+
+    def moved_on(self, mark: int) -> bool:
+        """Whether segments went, or messages moved to another tier, since `mark`: what looked
+        damaged may only be gone, or elsewhere.
         """
         self.look_again()
-        return self.first_segment() > first
+        return self.mark() != mark
 
     def bounds(self, key: int) -> Bounds:
         """A queue's first held offset and its next one."""
@@ -110,6 +121,24 @@ class Reader:
                 next_offset=behind,
             )
         return found
+
+    def stretch(
+        self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
+    ) -> int:
+        """Append up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
+        whichever tier has them; returns the offset at which to go on, which jumps over what is not
+        held any more.
+        """
+        key = topic.base + queue
+        found = self._index.positions(key, offset, limit, self.first_segment(), self.visible_end())
+        if not found and self.cold is not None:
+            following = self.cold.stretch(topic, queue, offset, limit, out)
+            if following is not None:
+                return following
+        # Where nobody has it, this says so.
+        found = found or self.positions(topic, queue, offset, limit)
+        self.entries(found, topic, queue, offset, out)
+        return offset + len(found)
 
     def _behind_segment(self, topic: Topic, queue: int, offset: int, position: int) -> int:
         """The first offset above `offset` whose record is in a later segment; the queue's
@@ -212,11 +241,11 @@ class Reader:
 
     def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         """See `Store.get`."""
-        first = self.first_segment()
+        mark = self.mark()
         try:
             return self._get(topic, queue, offset)
-        except RecordDamaged:
-            if not self.moved_on(first):
+        except LOST:
+            if not self.moved_on(mark):
                 raise
         return self.get(topic, queue, offset)
 
@@ -225,31 +254,48 @@ class Reader:
         if type(offset) is not int:
             raise CallerError(f"offset is {offset!r}; it must be a whole number")
         low, high = self.bounds(key)
-        if not low <= offset < high:
+        if low <= offset < high:
+            if self.cold is None:
+                position = self.positions(topic, queue, offset, 1)[0]
+                return self.entry(position, topic, queue, offset)
+            found: list[StoredMessage] = []
+            self.stretch(topic, queue, offset, 1, found)
+            if found and found[0].offset == offset:
+                return found[0]
+            held = "it was erased, or a newer message took its place"
+        else:
             held = f"it has {low} to {high - 1}" if high > low else "it has none"
-            raise OffsetNotFound(
-                f"queue {queue} of {topic.name!r} has no offset {offset}; {held}", low, high
-            )
-        return self.entry(self.positions(topic, queue, offset, 1)[0], topic, queue, offset)
+        raise OffsetNotFound(
+            f"queue {queue} of {topic.name!r} has no offset {offset}; {held}", low, high
+        )
 
     def read_at(self, position: int) -> StoredMessage:
         """See `Store.read_at`."""
         self._check_open()
         if type(position) is not int:
             raise CallerError(f"position is {position!r}; it must be a whole number")
+        mark = self.mark()
+        try:
+            return self._read_at(position)
+        except (MessageNotFound, SegmentDamaged, *LOST):
+            if not self.moved_on(mark):
+                raise
+        return self.read_at(position)
+
+    def _read_at(self, position: int) -> StoredMessage:
         low, high = self._log.first, self.visible_end()
+        number = position // self._log.segment_size
+        if self.cold is not None and 0 <= position < high and not self._log.segments.has(number):
+            found = self.cold.archived.at(position)
+            if found is not None:
+                return found
         if not low <= position < high:
             raise MessageNotFound(
                 f"no record begins at {position}; the log reaches from {low} to {high}"
             )
-        first = self.first_segment()
         try:
             return self.record(position)
-        except (RecordDamaged, SegmentDamaged) as e:
-            if self.moved_on(first):
-                return self.read_at(position)
-            if isinstance(e, SegmentDamaged):
-                raise
+        except RecordDamaged as e:
             buffer, at, end = self._log.span(position)
             # Where not even a magic number has room, no record ever began.
             magic = BLANK.unpack_from(buffer, at)[1] if at + BLANK.size <= end else None
@@ -268,89 +314,16 @@ class Reader:
     ) -> StoredMessage:
         """See `Store.find`; only messages of topics that `is_own` says yes to."""
         self._check_open()
-        if not isinstance(message_id, str) or not message_id:
-            raise CallerError(f"message_id is {message_id!r}; it must be a text")
-        found = self._by_position_id(message_id)
-        if found is None or not is_own(found.topic):
-            raw = message_id.encode("utf-8", "surrogatepass")
-            for position in self._candidates(*key_hash_range(raw), None, None):
-                message = self._candidate(position)
-                if (
-                    message is not None
-                    and message.message_id == message_id
-                    and is_own(message.topic)
-                    and self._is_live(message.topic, position)
-                ):
-                    return message
-            raise MessageNotFound(f"no message has the id {message_id!r}")
-        return found
-
-    def _by_position_id(self, message_id: str) -> StoredMessage | None:
-        try:
-            _, position = parse_position_id(message_id)
-        except CallerError:
-            return None
-        if not self._log.first <= position < self.visible_end():
-            return None
-        try:
-            message = self.record(position)
-        except (RecordDamaged, SegmentDamaged):
-            return None
-        same = message.position_id == message_id.upper()
-        return message if same and self._is_live(message.topic, position) else None
+        return self._finder.find(message_id, is_own)
 
     def query(
         self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
     ) -> list[StoredMessage]:
         """See `Store.query`."""
         self._check_open()
-        if not isinstance(key, str) or not key:
-            raise CallerError(f"key is {key!r}; it must be a text")
-        if type(limit) is not int or limit < 1:
-            raise CallerError(f"limit is {limit!r}; it must be at least 1")
-        _check_times(begin, end)
-        low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
-        found: list[StoredMessage] = []
-        for position in self._candidates(low, low, begin, end):
-            message = self._candidate(position)
-            if message is None or message.topic != topic.name or position < topic.since:
-                continue
-            if (begin is not None and message.stored_at < begin) or (
-                end is not None and message.stored_at > end
-            ):
-                continue
-            if key in message.keys or message.message_id == key:
-                found.append(message)
-                if len(found) == limit:
-                    break
-        return found
+        return self._finder.query(topic, key, begin, end, limit)
 
-    def _candidate(self, position: int) -> StoredMessage | None:
-        try:
-            return self.record(position)
-        except (RecordDamaged, SegmentDamaged):
-            # A key's other messages are still worth having; get and verify report this one.
-            return None
-
-    def _candidates(self, low: int, high: int, begin: int | None, end: int | None) -> Iterator[int]:
-        """Positions of records that may have a key, newest first."""
-        visible = self.visible_end()
-        in_tails = self._index.find_in_tails(low, visible)
-        yield from in_tails
-        # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
-        seen = frozenset(in_tails)
-        newer: int | None = None
-        for number in reversed(self._log.segments.numbers):
-            if begin is not None and newer is not None and newer < begin:
-                return
-            oldest = self._segment_time(number) if begin is not None or end is not None else None
-            if end is None or oldest is None or oldest <= end:
-                yield from (
-                    p
-                    for p in self._index.find_in_segment(number, low, high, visible)
-                    if p not in seen
-                )
-            newer = oldest if oldest is not None else newer
+    # --- by time ---
 
     def segment_newest(self, number: int) -> int | None:
         """Store time of a sealed, checkpointed segment's last message: that of the first one behind
@@ -358,14 +331,14 @@ class Reader:
         """
         for later in self._log.segments.numbers:
             if later > number:
-                found = self._segment_time(later)
+                found = self.segment_time(later)
                 if found is not None:
                     return found
         # Nothing came since: then the newest store time the index knows of is this segment's. Its
         # first record may be far older than its last, and nobody may lose a message for that.
         return self._index.checkpoint.stored_at or None
 
-    def _segment_time(self, number: int) -> int | None:
+    def segment_time(self, number: int) -> int | None:
         """Store time of a segment's first record, if that can be told."""
         position = number * self._log.segment_size
         if position >= self._log.end:
@@ -378,15 +351,13 @@ class Reader:
         except (SegmentDamaged, RecordDamaged):
             return None
 
-    # --- by time ---
-
     def offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
         """See `Store.offset_at`."""
-        first = self.first_segment()
+        mark = self.mark()
         try:
             return self._offset_at(topic, queue, time, upper=upper)
-        except (RecordDamaged, SegmentDamaged):
-            if not self.moved_on(first):
+        except (SegmentDamaged, *LOST):
+            if not self.moved_on(mark):
                 raise
         return self.offset_at(topic, queue, time, upper=upper)
 
@@ -404,15 +375,25 @@ class Reader:
 
     def _first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
         """The first offset stored at or after `time`, `high` if there is none."""
+        is_archived, behind = False, high
         for place in self._index.queues.places(topic.base + queue, self.first_segment()):
-            # Places narrow it to one segment, so that no other one is touched.
+            # Places narrow it to one segment or archive, so that no other one is touched.
             if place.first < low or place.first >= high:
+                is_archived = is_archived or (place.first < low and place.is_archived)
                 continue
-            if place.stored_at < time:
-                low = place.first
+            if place.segment == NOWHERE:
+                # What is behind it is not in a place yet, so no archive has it.
+                behind = place.first
+            elif place.stored_at < time:
+                low, is_archived, behind = place.first, place.is_archived, high
             else:
                 high = place.first
                 break
+        if is_archived and self.cold is not None:
+            found = self.cold.first_from(topic, queue, time, low, min(behind, high))
+            if found is not None:
+                return found
+            low = min(behind, high)
         while low < high:
             middle = (low + high) // 2
             if self._stored_at(self.positions(topic, queue, middle, 1)[0]) < time:
@@ -433,14 +414,3 @@ class Reader:
     def _check_open(self) -> None:
         if self._log.closed:
             raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")
-
-
-def _check_times(begin: int | None, end: int | None) -> None:
-    """`CallerError` unless each is a time or None, in order."""
-    for name, time in (("begin", begin), ("end", end)):
-        if time is not None and type(time) is not int:
-            raise CallerError(
-                f"{name} is {time!r}; it must be milliseconds since the epoch, or None"
-            )
-    if begin is not None and end is not None and begin > end:
-        raise CallerError(f"the time range {begin} to {end} is empty; begin must not be after end")

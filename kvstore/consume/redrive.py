@@ -27,7 +27,13 @@ from kvstore.consume.flights import Flights
 from kvstore.consume.locks import Lock, bits_of, offsets_of, spans
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import CallerError, OffsetNotFound, RecordDamaged, TopicNotFound
+from kvstore.errors import (
+    ArchiveDamaged,
+    CallerError,
+    OffsetNotFound,
+    RecordDamaged,
+    TopicNotFound,
+)
 from kvstore.index.families import Batch, Families
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
@@ -227,7 +233,7 @@ class Redrive:
             return False
         try:
             found = self._reader.get(letter.topic, letter.queue, letter.offset)
-        except (OffsetNotFound, RecordDamaged):
+        except (OffsetNotFound, RecordDamaged, ArchiveDamaged):
             return False
         return found.message_id == letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,13 +19,25 @@ from typing import Final, NamedTuple
 from kvstore.errors import FormatTooNew, IndexDamaged
 from kvstore.index.checkpoint import key_pairs, run_rows
 from kvstore.index.families import Batch, Families
+from kvstore.index.handover import (
+    Arriving,
+    Gone,
+    Queue,
+    Row,
+    hand_over,
+    put_gone,
+    put_next_number,
+    read_gone,
+    swap,
+)
 from kvstore.index.keys import (
+    ARCHIVES,
     CHECKPOINT,
-    DERIVED,
     FORMAT,
     FORMAT_VERSION,
     LOG_START,
     META,
+    NEXT_ARCHIVE,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
@@ -40,7 +52,6 @@ from kvstore.index.keys import (
     place_key,
     place_value,
     read_checkpoint,
-    read_place,
 )
 from kvstore.index.messagekeys import MessageKeys
 from kvstore.index.queues import Head, Queues
@@ -90,6 +101,9 @@ class Index:
         self._heads_lock = threading.Lock()
         self._version = 0
         self._sealed = 0
+        self._next_archive = 0
+        self.moves = 0
+        """Counts hand-overs: who looked before and behind a failure knows if that may be why."""
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
         """The last one written."""
 
@@ -131,6 +145,8 @@ class Index:
         self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
         self.tails = Tails(Tail(self.checkpoint.position), None)
         self.tags = TagCodes(self.families.get(META, TAG_CODES))
+        archive = self.families.get(META, NEXT_ARCHIVE)
+        self._next_archive = U32.unpack(archive)[0] if archive else 0
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
             U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size
@@ -286,9 +302,9 @@ class Index:
         """A queue's first held offset; its next offset if it holds nothing."""
         # Tails before places: what leaves a tail between the two looks is in the places by then.
         tails = self.tails
-        places = self.queues.places(queue, first_segment)
-        if places and places[0].segment != NOWHERE:
-            return places[0].first
+        for place in self.queues.places(queue, first_segment):
+            if place.segment != NOWHERE:
+                return place.first
         begin = first_segment * self.segment_size
         for t in _queue_tails(tails, queue):
             # A reader's tail may begin with what retention has taken since.
@@ -388,6 +404,62 @@ class Index:
             self.keys.forget(segment + 1)
             return queues
 
+    def hand_over(
+        self,
+        segments: Sequence[int],
+        arriving: Sequence[Arriving],
+        unkept: Collection[Queue],
+        there: Sequence[int],
+    ) -> int:
+        """Have archives take the place of whole segments, in one batch; returns how many queues
+        these had. `there` are the segments that the log has.
+        """
+        with self._write_lock:
+            batch = self.families.batch()
+            queues = hand_over(self.families, batch, sorted(segments), arriving, unkept)
+            put_gone(batch, self.gone(), segments, there, self.segment_size)
+            self._move(batch, arriving)
+            for segment in segments:
+                self.keys.drop(segment)
+            return queues
+
+    def swap_archives(
+        self,
+        old: Collection[int],
+        arriving: Sequence[Arriving],
+        queues: Iterable[Queue] | None,
+        rows: Iterable[Row],
+    ) -> None:
+        """Have archives take the place of others, or nothing take it, and change rows of the
+        catalog, in one batch.
+        """
+        with self._write_lock:
+            batch = self.families.batch()
+            if old:
+                swap(self.families, batch, old, arriving, queues)
+            for key, value in rows:
+                if value is None:
+                    batch.delete(ARCHIVES, key)
+                else:
+                    batch.put(ARCHIVES, key, value)
+            self._move(batch, arriving)
+
+    def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
+        """Write a batch that changes where messages are."""
+        following = put_next_number(batch, self._next_archive, arriving)
+        self._changing()
+        self.families.write(batch, sync=True)
+        self._next_archive = following
+        self._changing()
+        self.queues.forget()
+        self.moves += 1
+
+    def take_archive_number(self) -> int:
+        """A number for an archive that will arrive; none that a catalog ever had."""
+        with self._write_lock:
+            self._next_archive += 1
+            return self._next_archive - 1
+
     def retire_topics(self, batch: Batch, topics: Iterable[int]) -> None:
         """Write a batch, durably, that also takes topics out of the index; the tails have no
         entries of theirs.
@@ -406,37 +478,13 @@ class Index:
         keys = range(topic << 32, (topic << 32) + queues)
         return any(tail.queue(key) is not None for key in keys for tail in tails)
 
+    def gone(self) -> Gone:
+        """What left the log: to archives, or for good."""
+        return read_gone(self.families)
+
     def log_start(self) -> int:
-        """The position below which everything was retired."""
-        found = self.families.get(META, LOG_START)
-        return U64.unpack(found)[0] if found else 0
-
-    def log_start_now(self) -> int:
-        """`log_start` as whoever writes to this index has it now: an index that was opened for
-        reading only stays as it was.
-        """
-        families = Families(self.families.path, read_only=True, create=False)
-        try:
-            found = families.get(META, LOG_START)
-        finally:
-            families.close()
-        return U64.unpack(found)[0] if found else 0
-
-    def drop_derived(self) -> None:
-        """Empty the derived families and go back to position 0: the beginning of a rebuild."""
-        # The durable end stays: damage below it is still corruption, not the end of the log.
-        back = self.checkpoint._replace(position=0, stored_at=0, clean=False)
-        batch = self.families.batch()
-        for name in DERIVED:
-            batch.delete_range(name, b"", b"\xff" * 32)
-        # The log can't tell the next offset of a queue whose messages are all gone: those rows
-        # stay.
-        for key, value in self.families.rows(PLACES, b""):
-            if read_place(key, value)[2].segment == NOWHERE:
-                batch.put(PLACES, key, value)
-        batch.delete(META, SEALED)
-        batch.put(META, CHECKPOINT, checkpoint_value(back))
-        self.families.write(batch, sync=True)
+        """The position below which nothing is in the log any more."""
+        return self.gone().below
 
     def close(self) -> None:
         """Close RocksDB."""

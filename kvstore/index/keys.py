@@ -12,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 
 META: Final = "meta"
 TOPICS: Final = "topics"
@@ -56,6 +56,9 @@ TAG_CODES: Final = b"tag_codes"  # i64 each: the tag hash of code 0, 1, ...; see
 SEALED: Final = b"sealed"  # u32: segments below this number have their index repacked
 RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: what receipts are signed with
 ADOPTED: Final = b"adopted"  # JSON: what was imported, from where
+GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
+NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
+UNPLACED: Final = b"unplaced"  # there while places of archived messages have to be made anew
 
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
@@ -64,6 +67,7 @@ _RUN_KEY: Final = Struct(">IIIQ")  # segment, topic, queue, first offset
 _PLACE_KEY: Final = Struct(">IIQ")  # topic, queue, first offset
 _PLACE_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time in ms
 _KEY_BLOCK_KEY: Final = Struct(">IHQ")  # segment, part, first hash
+_ARCHIVE_KEY: Final = Struct(">QI")  # first position, archive number
 _OFFSET_KEY: Final = Struct(">III")  # group, topic, queue
 _HISTORY_KEY: Final = Struct(">IIIQ")  # group, topic, queue, ms at which a stretch of time begins
 _LOCK_KEY: Final = Struct(">IIQIQ")  # group, topic, due, queue, first offset
@@ -79,6 +83,9 @@ NOWHERE: Final = 0xFFFFFFFF
 """The segment of a place that holds nothing: it only keeps a queue's next offset once all its
 messages are gone.
 """
+
+ARCHIVE_FIRST: Final = 1 << 31
+"""From here on, up to `NOWHERE`, a place's number is an archive's plus this, and no segment's."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 QUEUE_MASK: Final = 0xFFFFFFFF
@@ -96,6 +103,7 @@ place_value = _PLACE_VALUE.pack
 key_block_key = _KEY_BLOCK_KEY.pack
 offset_key = _OFFSET_KEY.pack
 lock_key = _LOCK_KEY.pack
+archive_key = _ARCHIVE_KEY.pack
 
 
 class RunKey(NamedTuple):
@@ -118,11 +126,23 @@ class LockKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a queue's entries from `first` on are."""
+    """Where a queue's entries from `first` on are; `segment` may also be an archive's number plus
+    `ARCHIVE_FIRST`, or `NOWHERE`.
+    """
 
     first: int
     segment: int
     stored_at: int
+
+    @property
+    def is_archived(self) -> bool:
+        """Whether the entries are in an archive."""
+        return ARCHIVE_FIRST <= self.segment < NOWHERE
+
+    @property
+    def archive(self) -> int:
+        """The number of the archive that has the entries."""
+        return self.segment - ARCHIVE_FIRST
 
 
 class Checkpoint(NamedTuple):
@@ -164,6 +184,12 @@ def read_place(key: bytes, value: bytes) -> tuple[int, int, Place]:
     topic, queue, first = _PLACE_KEY.unpack(key)
     segment, stored_at = _PLACE_VALUE.unpack(value)
     return topic, queue, Place(first, segment, stored_at)
+
+
+def read_archive_key(key: bytes) -> tuple[int, int]:
+    """First position and number of a key of `archives`."""
+    first_position, number = _ARCHIVE_KEY.unpack(key)
+    return first_position, number
 
 
 def read_lock_key(key: bytes) -> LockKey:

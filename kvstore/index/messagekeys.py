@@ -137,6 +137,11 @@ class MessageKeys:
         with self._lock:
             self._parts = {s: p for s, p in self._parts.items() if s >= before}
 
+    def drop(self, segment: int) -> None:
+        """Take note that a segment is gone."""
+        with self._lock:
+            self._parts[segment] = ()
+
     def pairs(self, segment: int) -> tuple[I64, I64]:
         """All pairs of a segment, sorted."""
         return self._merged(segment, self.parts(segment), [])

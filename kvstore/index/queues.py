@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kvstore.index import runs
 from kvstore.index.families import Families
 from kvstore.index.keys import (
+    ARCHIVE_FIRST,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
@@ -67,6 +68,8 @@ class Queues:
         self._runs: dict[int, _Decoded] = {}
         self._runs_kept = 0
         self._version = 0
+        self._gone = 0
+        """Counts removals of rows."""
         self._lock = threading.Lock()
 
     # --- ends ---
@@ -88,8 +91,8 @@ class Queues:
         return Head(first + runs.count_of(value), place.segment)
 
     def places(self, queue: int, first_segment: int, *, fresh: bool = False) -> list[Place]:
-        """A queue's places in live segments, in order; or the one place that only keeps its next
-        offset.
+        """A queue's places in archives and live segments, in order; one that only keeps the next
+        offset is the last, or alone.
         """
         found = None if fresh else self._places.get(queue)
         if found is None:
@@ -98,12 +101,16 @@ class Queues:
             found = [
                 read_place(k, v)[2] for k, v in self._families.rows(PLACES, prefix, _behind(prefix))
             ]
+            if len(found) > 1:
+                # What keeps the next offset says nothing where something came behind it.
+                found = [p for p in found[:-1] if p.segment != NOWHERE] + found[-1:]
             with self._lock:
                 if len(self._places) >= PLACES_KEPT:
                     self._places.clear()
                 if version == self._version:
                     self._places[queue] = found
-        if found and found[0].segment < first_segment:
+        # Archives' places come first, and their numbers are above all segments'.
+        if found and (found[0].segment < first_segment or found[0].segment >= ARCHIVE_FIRST):
             return [p for p in found if p.segment >= first_segment]
         return found
 
@@ -124,6 +131,7 @@ class Queues:
             self._places.clear()
             self._runs.clear()
             self._runs_kept = 0
+            self._gone += 1
 
     # --- entries ---
 
@@ -145,7 +153,9 @@ class Queues:
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
         """The first offset above `offset` that has an entry; for getting over a gap."""
         for place in self.places(queue, first_segment, fresh=True):
-            if place.segment == NOWHERE:
+            if place.segment >= ARCHIVE_FIRST:
+                if place.is_archived and place.first > offset:
+                    return place.first
                 continue
             topic, number = queue >> 32, queue & QUEUE_MASK
             it = self._families.iter(RUNS)
@@ -166,12 +176,15 @@ class Queues:
                 if at < len(column):
                     return column[at:]
         for fresh in (False, True):
+            gone = self._gone
             segment = _segment_of(self.places(queue, first_segment, fresh=fresh), offset)
+            if segment is not None and segment >= ARCHIVE_FIRST:
+                return None
             found = self._run_at(queue, segment, offset) if segment is not None else None
             if found is not None and segment is not None:
                 first, value = found
                 if offset < first + runs.count_of(value):
-                    return self._keep(queue, first, segment, value)[offset - first :]
+                    return self._keep(queue, first, segment, value, gone)[offset - first :]
         return None
 
     def _run_at(self, queue: int, segment: int, offset: int) -> tuple[int, bytes] | None:
@@ -185,9 +198,11 @@ class Queues:
             return None
         return key.first, it.value()
 
-    def _keep(self, queue: int, first: int, segment: int, value: bytes) -> I64:
+    def _keep(self, queue: int, first: int, segment: int, value: bytes, gone: int) -> I64:
         column = np.array(runs.positions_of(value), dtype=np.int64) + segment * self._segment_size
         with self._lock:
+            if gone != self._gone:
+                return column  # it was read before its segment went: nobody may find it later
             if self._runs_kept >= RUNS_KEPT:
                 self._runs.clear()
                 self._runs_kept = 0

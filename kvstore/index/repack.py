@@ -24,7 +24,7 @@ WORTH_IT = 1.5
 STRETCH = 1 << 18
 """Entries decoded at a time: bounds the memory, whatever the segment holds."""
 
-_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
+RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
 
 
 def repack(families: Families, batch: Batch, segment: int) -> bool:
@@ -32,7 +32,7 @@ def repack(families: Families, batch: Batch, segment: int) -> bool:
     before = after = 0
     low, high = segment_range(segment, segment + 1)
     packed = []
-    for rows in _stretches(families.rows(RUNS, low, high)):
+    for rows in stretches(families.rows(RUNS, low, high)):
         keys, values = _repacked(rows, segment)
         before, after = before + len(rows), after + len(keys)
         packed.append((keys, values))
@@ -44,7 +44,7 @@ def repack(families: Families, batch: Batch, segment: int) -> bool:
     return True
 
 
-def _stretches(
+def stretches(
     rows: Iterator[tuple[bytes, bytes]],
 ) -> Iterator[list[tuple[bytes, bytes]]]:
     """Rows in lists of about `STRETCH` entries, cut between queues where that is possible."""
@@ -61,7 +61,7 @@ def _stretches(
 
 
 def _repacked(rows: list[tuple[bytes, bytes]], segment: int) -> tuple[list[bytes], list[bytes]]:
-    keys = np.frombuffer(b"".join([key for key, _ in rows]), dtype=_KEY)
+    keys = np.frombuffer(b"".join([key for key, _ in rows]), dtype=RUN_KEY)
     queues = keys["topic"].astype(np.uint64) << np.uint64(32) | keys["queue"].astype(np.uint64)
     firsts = keys["first"].astype(np.int64)
     columns, starts = unpack_many([value for _, value in rows])

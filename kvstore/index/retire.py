@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
+    ARCHIVE_FIRST,
     MESSAGE_KEYS,
     NOWHERE,
     PLACES,
@@ -53,7 +54,7 @@ def retire_topic(families: Families, batch: Batch, topic: int) -> None:
     segments = {
         read_place(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
     }
-    for segment in sorted(segments - {NOWHERE}):
+    for segment in sorted(s for s in segments if s < ARCHIVE_FIRST):
         start = segment.to_bytes(4, "big")
         batch.delete_range(RUNS, start + first, start + end)
     if segments:

@@ -13,7 +13,7 @@ file that is as it should be and can't be opened is no damage: `SegmentDamaged` 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -51,11 +51,20 @@ class Chunk(NamedTuple):
 
 
 class LogScan:
-    """One pass over the log; `end`, `damage`, `torn` are complete when the chunks are used up."""
+    """One pass over the log, without the segments that are `gone` from it. `end`, `damage`, `torn`
+    are complete when the chunks are used up.
+    """
 
     def __init__(
-        self, segments: Segments, start: int, durable: int, *, property_crc: bool = False
+        self,
+        segments: Segments,
+        start: int,
+        durable: int,
+        *,
+        property_crc: bool = False,
+        gone: Collection[int] = (),
     ) -> None:
+        self._gone = gone
         self._segments = segments
         self._size = segments.size
         self._durable = durable
@@ -72,6 +81,9 @@ class LogScan:
         while self.end // self._size <= last:
             number = self.end // self._size
             stop = (number + 1) * self._size
+            if number in self._gone:
+                self.end = stop
+                continue
             try:
                 buffer = self._segments.buffer(number)
             except SegmentDamaged as e:

@@ -31,8 +31,8 @@ MAPS_MAX: Final = 256
 """Mapped sealed segments: each holds a descriptor, of which a process has 1,024 by default."""
 
 
-NUMBERS_END: Final = (1 << 32) - 1
-"""No segment has this number or a higher one: it has to fit the index's 4 bytes, all ones aside."""
+NUMBERS_END: Final = 1 << 31
+"""No segment has this number or a higher one: in the index those are archives."""
 GAP_MAX: Final = 1000
 """So many segments may be missing in a row. What lies farther off than that is not of this log."""
 
@@ -71,6 +71,8 @@ class Segments:
         """
         self.numbers: list[int] = []
         """The segments there are, rising; changed only by replacing the list."""
+        self.removals = 0
+        """Counts what went: who looked before and behind a failure knows if that may be why."""
         self.retired_below = 0
         """Of those that are opened for reading only: segments below were let go of meanwhile."""
         self._scan()
@@ -157,12 +159,17 @@ class Segments:
                 if found is not None:
                     found.close()
             self.numbers = left
+            self.removals += 1
 
     @property
     def oldest(self) -> int:
         """The oldest segment there is; 0 where none ever was."""
         numbers = self.numbers
         return numbers[0] if numbers else self.retired_below
+
+    def has(self, number: int) -> bool:
+        """Whether a segment is there, whatever may be wrong with it."""
+        return number in self.numbers
 
     def is_usable(self, number: int) -> bool:
         """Whether a segment is there with nothing wrong about its file: it should open."""
@@ -276,6 +283,7 @@ class Segments:
         with self._lock:
             found = self._maps.pop(number, None)
             self.numbers = [n for n in self.numbers if n != number]
+            self.removals += 1
             if path.exists() and not path.is_file():
                 self.problems.setdefault(number, f"{path} is not a file")
                 return

@@ -26,6 +26,7 @@ from kvstore import (
     StoreNotFound,
 )
 from kvstore.files import LocalFiles
+from kvstore.index.derived import drop_derived
 from kvstore.index.families import Families
 from kvstore.index.keys import CHECKPOINT, META, checkpoint_value, read_checkpoint
 from tests.support.contents import bodies, read_around
@@ -246,7 +247,7 @@ def crashed(path: Path, target: Path) -> Path:
     shutil.copytree(path, target)
     index, _ = opening.open_index(target, SMALL, opening.look(target, SMALL), read_only=False)
     index.load()
-    index.drop_derived()
+    drop_derived(index)
     index.close()
     return target
 

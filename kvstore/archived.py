@@ -1,0 +1,98 @@
+"""What the store asks of its archives; `tiering.tiers` answers.
+
+The idea: places name archives by number; everything else about archives (where they are kept, how
+they are read, what of them is in memory) is behind this. So the store reads through tiers without
+knowing what an archive is.
+
+Invariants of every method that reads: what is damaged or missing is `ArchiveDamaged` or
+`ArchiveMissing`, with the offset behind what is lost where that is known; a place that doesn't
+answer is `ArchiveUnavailable`; nothing is left out silently but what is not held any more (erased,
+superseded)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from kvstore.record.values import StoredMessage
+
+
+class Covered(NamedTuple):
+    """An archive that may hold what is looked for, and the stretch of the log that it is of."""
+
+    archive: int
+    first_position: int
+    end_position: int
+
+
+class TierStats(msgspec.Struct, frozen=True):
+    """What a tier ("warm": archives on local disk, "cold": in an object store) holds. `raw_bytes`
+    is what its messages had in the log, `bytes` what they take now.
+    """
+
+    tier: str
+    archives: int
+    messages: int
+    raw_bytes: int
+    bytes: int
+
+
+class Problem(NamedTuple):
+    """Something about an archive that is not as it should be."""
+
+    archive: str
+    message: str
+
+
+class Archived(Protocol):
+    """See the module. Every call may be made from several threads."""
+
+    def note(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Take note of rows of the catalog: new ones before places name them, those that go (None)
+        after.
+        """
+        ...
+
+    def messages(
+        self, archive: int, topic: int, queue: int, offset: int, end: int, limit: int
+    ) -> list[StoredMessage]:
+        """Up to `limit` messages that the archive holds from `offset` to before `end`, in order;
+        fewer where that is cheaper, none only if there are none.
+        """
+        ...
+
+    def first_from(
+        self, archive: int, topic: int, queue: int, time: int, offset: int, end: int
+    ) -> int | None:
+        """The first held offset from `offset` to before `end` stored at or after `time`."""
+        ...
+
+    def at(self, position: int) -> StoredMessage | None:
+        """The message whose record stood at a position of the log, in whichever archive."""
+        ...
+
+    def record(self, archive: int, position: int) -> StoredMessage | None:
+        """The same of one archive."""
+        ...
+
+    def covering(self, begin: int | None, end: int | None) -> Sequence[Covered]:
+        """The archives that may hold messages stored from `begin` to `end`."""
+        ...
+
+    def candidates(self, archive: int, low: int, high: int) -> list[int]:
+        """Positions of an archive's messages with a key hash in range, in order."""
+        ...
+
+    def stats(self) -> list[TierStats]:
+        """What each tier holds; nothing is fetched for it."""
+        ...
+
+    def verify(self, *, thorough: bool) -> list[Problem]:
+        """Hold the archives against the catalog; `thorough`: read every byte of them."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...

@@ -1,0 +1,115 @@
+"""Cold reads: what places say is in an archive, as the reader wants it.
+
+The idea: the log is looked at first, so a reader of new messages never comes by here. What it does
+not have a place leads to: an archive's number, and the offset at which the next place begins. What
+an archive does not hold between the two was erased or superseded, and is passed over.
+
+Invariants: only messages of the place's own stretch are returned, whatever else the archive holds
+of the queue; what is lost is told with the offset behind it; that a place is stale is never taken
+for damage."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+from kvstore.archived import Archived
+from kvstore.errors import ArchiveDamaged
+from kvstore.index.index import Index
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+
+
+class Cold:
+    """See the module. `first_segment` says which is the oldest in the log."""
+
+    def __init__(self, index: Index, archived: Archived, first_segment: Callable[[], int]) -> None:
+        self.archived = archived
+        self._index = index
+        self._first_segment = first_segment
+
+    def place(self, key: int, offset: int) -> tuple[int, int] | None:
+        """The archive that an offset belongs to, and where the next place begins (the queue's next
+        offset, if there is none); None if it is not an archive's.
+        """
+        for fresh in (False, True):
+            places = self._index.queues.places(key, self._first_segment(), fresh=fresh)
+            i = bisect_right(places, offset, key=lambda p: p.first) - 1
+            if i >= 0 and places[i].is_archived:
+                behind = places[i + 1].first if i + 1 < len(places) else self._index.end(key)
+                return places[i].archive, behind
+        return None
+
+    def stretch(
+        self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
+    ) -> int | None:
+        """Append up to `limit` messages from `offset` on to `out`; returns the offset at which to
+        go on, or None if no archive is to have that offset.
+        """
+        found = self.place(topic.base + queue, offset)
+        if found is None:
+            return None
+        archive, behind = found
+        try:
+            messages = self.archived.messages(archive, topic.id, queue, offset, behind, limit)
+        except ArchiveDamaged as e:
+            following = behind if e.next_offset is None else e.next_offset
+            raise with_next(e, str(e), max(offset + 1, min(following, behind))) from e
+        if not messages:
+            return behind
+        out += messages
+        return messages[-1].offset + 1
+
+    def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:
+        """The first held offset from `low` to before `high`, all of one place, that was stored at
+        or after `time`.
+        """
+        found = self.place(topic.base + queue, low)
+        if found is None:
+            return None
+        archive, behind = found
+        end = min(high, behind)
+        return self.archived.first_from(archive, topic.id, queue, time, low, end)
+
+    def candidates(
+        self,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        segments: Iterator[tuple[int, Callable[[], list[int]]]],
+    ) -> Iterator[tuple[int, int]]:
+        """Positions of messages that may have a key, newest first, with the archive that has each
+        (-1: the log). `segments` are the log's, newest first: the position behind each, and what
+        finds its candidates, newest first.
+        """
+        archives = sorted(self.archived.covering(begin, end), key=lambda c: -c.end_position)
+        waiting: list[tuple[int, int]] = []
+        """What was found and has to wait, because something newer may come: -position, archive."""
+        next_segment = next(segments, None)
+        at = 0
+        while next_segment is not None or at < len(archives):
+            of_segment = next_segment[0] if next_segment is not None else -1
+            of_archive = archives[at].end_position if at < len(archives) else -1
+            top = max(of_segment, of_archive)
+            while waiting and -waiting[0][0] >= top:
+                position, archive = heappop(waiting)
+                yield -position, archive
+            if next_segment is not None and of_segment >= of_archive:
+                for position in next_segment[1]():
+                    heappush(waiting, (-position, -1))
+                next_segment = next(segments, None)
+            else:
+                number = archives[at].archive
+                for position in self.archived.candidates(number, low, high):
+                    heappush(waiting, (-position, number))
+                at += 1
+        while waiting:
+            position, archive = heappop(waiting)
+            yield -position, archive
+
+
+def with_next(error: ArchiveDamaged, message: str, following: int) -> ArchiveDamaged:
+    """The same error with another text and the offset at which to go on."""
+    return type(error)(message, error.archive, error.block, following)

@@ -1,0 +1,194 @@
+"""Finding: from keys and ids to messages.
+
+The idea: the index of each segment, and of each archive, gives candidates by hash, newest first;
+the key itself is compared with the record's own. What is older than asked for is not looked at.
+
+Invariants: a message is returned once, whichever tier had it when; one that can't be read keeps
+none of the others from being found, but a place that doesn't answer is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kvstore.errors import (
+    ArchiveDamaged,
+    CallerError,
+    MessageNotFound,
+    RecordDamaged,
+    SegmentDamaged,
+)
+from kvstore.index.index import Index
+from kvstore.log.commitlog import CommitLog
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.record.hashes import key_hash, key_hash_range
+from kvstore.record.ids import parse_position_id
+
+if TYPE_CHECKING:
+    from kvstore.consume.reader import Reader
+
+LOST: Final = (RecordDamaged, ArchiveDamaged)
+"""What says that messages can't be read any more, and perhaps where to go on."""
+
+
+class Finder:
+    """See the module."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        log: CommitLog,
+        index: Index,
+        is_live: Callable[[str, int], bool],
+    ) -> None:
+        self._reader = reader
+        self._log = log
+        self._index = index
+        self._is_live = is_live
+
+    def find(
+        self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
+    ) -> StoredMessage:
+        """See `Store.find`; only messages of topics that `is_own` says yes to."""
+        if not isinstance(message_id, str) or not message_id:
+            raise CallerError(f"message_id is {message_id!r}; it must be a text")
+        found = self._by_position_id(message_id)
+        if found is None or not is_own(found.topic):
+            raw = message_id.encode("utf-8", "surrogatepass")
+            for position, archive in self._candidates(*key_hash_range(raw), None, None):
+                message = self._candidate(position, archive)
+                if (
+                    message is not None
+                    and message.message_id == message_id
+                    and is_own(message.topic)
+                    and self._is_live(message.topic, position)
+                ):
+                    return message
+            raise MessageNotFound(f"no message has the id {message_id!r}")
+        return found
+
+    def _by_position_id(self, message_id: str) -> StoredMessage | None:
+        try:
+            _, position = parse_position_id(message_id)
+        except CallerError:
+            return None
+        try:
+            message = self._reader.read_at(position)
+        except (MessageNotFound, SegmentDamaged, *LOST):
+            return None
+        same = message.position_id == message_id.upper()
+        return message if same and self._is_live(message.topic, position) else None
+
+    def query(
+        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+    ) -> list[StoredMessage]:
+        """See `Store.query`."""
+        if not isinstance(key, str) or not key:
+            raise CallerError(f"key is {key!r}; it must be a text")
+        if type(limit) is not int or limit < 1:
+            raise CallerError(f"limit is {limit!r}; it must be at least 1")
+        _check_times(begin, end)
+        low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
+        found: list[StoredMessage] = []
+        for position, archive in self._candidates(low, low, begin, end):
+            message = self._candidate(position, archive)
+            if message is None or message.topic != topic.name or position < topic.since:
+                continue
+            if (begin is not None and message.stored_at < begin) or (
+                end is not None and message.stored_at > end
+            ):
+                continue
+            if key in message.keys or message.message_id == key:
+                found.append(message)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _candidate(self, position: int, archive: int) -> StoredMessage | None:
+        reader = self._reader
+        mark = reader.mark()
+        try:
+            if archive >= 0 and reader.cold is not None:
+                return reader.cold.archived.record(archive, position)
+            return reader.record(position)
+        except (SegmentDamaged, *LOST):
+            # A key's other messages are still worth having; get and verify report this one.
+            if not reader.moved_on(mark):
+                return None
+        # It was handed over, or merged, since it was found.
+        try:
+            return reader.read_at(position)
+        except (MessageNotFound, SegmentDamaged, *LOST):
+            return None
+
+    def _candidates(
+        self, low: int, high: int, begin: int | None, end: int | None
+    ) -> Iterator[tuple[int, int]]:
+        """Positions of records that may have a key, newest first, with the archive that has each
+        (-1: the log).
+        """
+        visible = self._reader.visible_end()
+        in_tails = self._index.find_in_tails(low, visible)
+        for position in in_tails:
+            yield position, -1
+        # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
+        seen = set(in_tails)
+        mark = self._reader.mark()
+        yield from self._older(low, high, begin, end, visible, seen)
+        if self._reader.moved_on(mark):
+            # What was handed over between the looks at its segment and at the archives is found
+            # now, a little late in the order.
+            yield from self._older(low, high, begin, end, visible, seen)
+
+    def _older(
+        self,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        visible: int,
+        seen: set[int],
+    ) -> Iterator[tuple[int, int]]:
+        """`_candidates` of everything but the tails, without what was seen; notes what it gives."""
+        segments = self._segments(low, high, begin, end, visible)
+        cold = self._reader.cold
+        found: Iterator[tuple[int, int]]
+        if cold is None:
+            found = ((position, -1) for _, look in segments for position in look())
+        else:
+            found = cold.candidates(low, high, begin, end, segments)
+        for position, archive in found:
+            if position not in seen:
+                seen.add(position)
+                yield position, archive
+
+    def _segments(
+        self, low: int, high: int, begin: int | None, end: int | None, visible: int
+    ) -> Iterator[tuple[int, Callable[[], list[int]]]]:
+        """The log's segments that may have messages of a time, newest first: the position behind
+        each, and what finds the candidates in it.
+        """
+        newer: int | None = None
+        for number in reversed(self._log.segments.numbers):
+            if begin is not None and newer is not None and newer < begin:
+                return
+            oldest = (
+                self._reader.segment_time(number) if begin is not None or end is not None else None
+            )
+            if end is None or oldest is None or oldest <= end:
+                behind = (number + 1) * self._log.segment_size
+                yield behind, partial(self._index.find_in_segment, number, low, high, visible)
+            newer = oldest if oldest is not None else newer
+
+
+def _check_times(begin: int | None, end: int | None) -> None:
+    """`CallerError` unless each is a time or None, in order."""
+    for name, time in (("begin", begin), ("end", end)):
+        if time is not None and type(time) is not int:
+            raise CallerError(
+                f"{name} is {time!r}; it must be milliseconds since the epoch, or None"
+            )
+    if begin is not None and end is not None and begin > end:
+        raise CallerError(f"the time range {begin} to {end} is empty; begin must not be after end")

@@ -1,0 +1,50 @@
+"""Dropping what the index derives from log and archives: the beginning of a rebuild.
+
+The idea: with the derived families empty and the checkpoint at the log's beginning, the next
+opening makes everything anew: the places of archived messages from the archives first, so that
+offsets go on behind them, then what the log has.
+
+Invariants: what neither the log nor an archive that can be read tells stays: the durable end, the
+next offsets of queues that are empty, and the places of archived messages, until their archive says
+itself what it holds."""
+
+from __future__ import annotations
+
+from kvstore.index.families import Batch
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVES,
+    CHECKPOINT,
+    DERIVED,
+    META,
+    NOWHERE,
+    PLACES,
+    SEALED,
+    UNPLACED,
+    checkpoint_value,
+    read_place,
+)
+
+
+def drop_derived(index: Index) -> None:
+    """Empty the derived families and go back to position 0."""
+    families = index.families
+    # The durable end stays: damage below it is still corruption, not the end of the log.
+    back = index.checkpoint._replace(position=0, stored_at=0, clean=False)
+    batch = families.batch()
+    for name in DERIVED:
+        batch.delete_range(name, b"", b"\xff" * 32)
+    for key, value in families.rows(PLACES, b""):
+        place = read_place(key, value)[2]
+        if place.segment == NOWHERE or place.is_archived:
+            batch.put(PLACES, key, value)
+    batch.delete(META, SEALED)
+    batch.put(META, CHECKPOINT, checkpoint_value(back))
+    if next(families.rows(ARCHIVES, b""), None) is not None:
+        note_unplaced(batch)
+    families.write(batch, sync=True)
+
+
+def note_unplaced(batch: Batch) -> None:
+    """Put into a batch that the places of archived messages have to be made anew."""
+    batch.put(META, UNPLACED, b"\x01")

@@ -1,0 +1,298 @@
+"""Hand-over: what the index says of segments becomes what it says of archives, in one batch.
+
+The idea: the runs of a segment tell its queues; each queue's place gets the number of the archive
+that has its messages now, and runs and keys go as one range each. Archives that replace others (a
+merge), or go without one (expired), are the same change of places: numbers are replaced, a place
+that says what the one before it says goes, and one that nothing replaces goes.
+
+Invariants: a queue's last place is never an archive's: a NOWHERE row behind it keeps the next
+offset, so that a queue's end never needs an archive; the caller writes the batch with the rows of
+the catalog, before a segment's file or an object goes; a message that the index knows goes with an
+archive, or because the caller said that it is not kept, never by oversight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.errors import CallerError, IndexDamaged
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import (
+    ARCHIVE_FIRST,
+    ARCHIVES,
+    GONE,
+    LOG_START,
+    MESSAGE_KEYS,
+    META,
+    NEXT_ARCHIVE,
+    NOWHERE,
+    PLACES,
+    RUNS,
+    U32,
+    U64,
+    archive_key,
+    behind,
+    place_key,
+    place_value,
+    queue_prefix,
+    read_place,
+    read_run_key,
+    segment_range,
+)
+from kvstore.index.runs import count_of
+
+Queue = tuple[int, int]
+"""Topic id and queue."""
+Row = tuple[bytes, bytes | None]
+"""A key of `archives` and its value; None: the row goes."""
+
+
+class Arriving(NamedTuple):
+    """An archive that comes into the catalog: its row, and what it holds of which queue."""
+
+    number: int
+    first_position: int
+    row: bytes
+    queues: Iterable[tuple[int, int, int, int]]
+    """Topic id, queue, first offset that is held, its store time; once a queue."""
+
+
+class Gone(NamedTuple):
+    """What is not in the log any more: all below a position, and some segments above it."""
+
+    below: int
+    segments: frozenset[int]
+
+
+class _Stretch(NamedTuple):
+    """A queue's entries in one segment."""
+
+    first: int
+    end: int
+
+
+def hand_over(
+    families: Families,
+    batch: Batch,
+    segments: Sequence[int],
+    arriving: Sequence[Arriving],
+    unkept: Collection[Queue],
+) -> int:
+    """Put the hand-over of segments to archives into a batch; returns how many queues they had.
+
+    `unkept` are the queues whose messages in these segments are to be in no archive. Raises
+    `CallerError` for a queue that is neither there nor in an archive.
+    """
+    homes = {(t, q): a.number for a in arriving for t, q, _, _ in a.queues}
+    found = _stretches(families, segments)
+    lost = [queue for queue in found if queue not in homes and queue not in unkept]
+    if lost:
+        raise CallerError(
+            f"no archive has what queue {lost[0][1]} of topic {lost[0][0]} holds in segments "
+            f"{list(segments)} ({len(lost)} queues like it): nothing was handed over"
+        )
+    _put_rows(batch, arriving)
+    it = families.iter(PLACES)
+    for (topic, queue), stretches in found.items():
+        home = homes.get((topic, queue)) if (topic, queue) not in unkept else None
+        before: bytes | None = None
+        is_last = False
+        for first, _ in stretches:
+            key = place_key(topic, queue, first)
+            it.seek(key)
+            if not families.valid(it) or it.key() != key:
+                raise IndexDamaged(
+                    f"{families.path} has entries of queue {queue} of topic {topic} from offset "
+                    f"{first} on, and no place for them; `kvmq rebuild` makes it anew"
+                )
+            stored_at = read_place(key, it.value())[2].stored_at
+            if home is None or before == key:
+                batch.delete(PLACES, key)
+            else:
+                batch.put(PLACES, key, place_value(ARCHIVE_FIRST + home, stored_at))
+            it.next()
+            before = it.key() if families.valid(it) else None
+            is_last = before is None or not before.startswith(queue_prefix(topic, queue))
+        if is_last:
+            end = place_key(topic, queue, stretches[-1].end)
+            batch.put(PLACES, end, place_value(NOWHERE, 0))
+    for segment in segments:
+        low, high = segment_range(segment, segment + 1)
+        batch.delete_range(RUNS, low, high)
+        batch.delete_range(MESSAGE_KEYS, low, high)
+    return len(found)
+
+
+def _stretches(families: Families, segments: Sequence[int]) -> dict[Queue, list[_Stretch]]:
+    """What the runs of rising segments say: queue -> its stretches, one a segment."""
+    found: dict[Queue, list[_Stretch]] = {}
+    for segment in segments:
+        low, high = segment_range(segment, segment + 1)
+        before: Queue | None = None
+        for key, value in families.rows(RUNS, low, high):
+            run = read_run_key(key)
+            queue, end = (run.topic, run.queue), run.first + count_of(value)
+            mine = found.setdefault(queue, [])
+            if queue == before:
+                mine[-1] = _Stretch(mine[-1].first, end)
+            else:
+                mine.append(_Stretch(run.first, end))
+            before = queue
+    return found
+
+
+def swap(
+    families: Families,
+    batch: Batch,
+    old: Collection[int],
+    arriving: Sequence[Arriving],
+    queues: Iterable[Queue] | None,
+) -> None:
+    """Put into a batch that archives take the places of `old` ones; with none arriving, or none
+    that has a queue, the queue's places in the old ones go.
+
+    `queues` are all that the old archives hold anything of; None: they are looked for, in all
+    places there are.
+    """
+    homes = {(t, q): (a.number, f, s) for a in arriving for t, q, f, s in a.queues}
+    gone = frozenset(ARCHIVE_FIRST + number for number in old)
+    _put_rows(batch, arriving)
+    for queue in _holding(families, gone) if queues is None else dict.fromkeys(queues):
+        _swap_queue(families, batch, queue, gone, homes)
+
+
+def _swap_queue(
+    families: Families,
+    batch: Batch,
+    queue: Queue,
+    gone: frozenset[int],
+    homes: Mapping[Queue, tuple[int, int, int]],
+) -> None:
+    home = homes.get(queue)
+    prefix = queue_prefix(*queue)
+    before, is_first = -1, True
+    for key, value in families.rows(PLACES, prefix, behind(prefix)):
+        place = read_place(key, value)[2]
+        if place.segment not in gone:
+            before = place.segment
+            continue
+        number = ARCHIVE_FIRST + home[0] if home is not None else -1
+        if home is None or before == number:
+            batch.delete(PLACES, key)
+            continue
+        first, stored_at = place.first, place.stored_at
+        if is_first and home[1] > first:
+            # What was before it was erased, or is superseded.
+            batch.delete(PLACES, key)
+            first, stored_at = home[1], home[2]
+        batch.put(PLACES, place_key(*queue, first), place_value(number, stored_at))
+        before, is_first = number, False
+
+
+def _holding(families: Families, numbers: frozenset[int]) -> Iterable[Queue]:
+    found: dict[Queue, None] = {}
+    for key, value in families.rows(PLACES, b""):
+        topic, queue, place = read_place(key, value)
+        if place.segment in numbers:
+            found[topic, queue] = None
+    return found
+
+
+def _put_rows(batch: Batch, arriving: Sequence[Arriving]) -> None:
+    for archive in arriving:
+        batch.put(ARCHIVES, archive_key(archive.first_position, archive.number), archive.row)
+
+
+def read_gone(families: Families) -> Gone:
+    """What left the log: to archives, or for good."""
+    below = families.get(META, LOG_START)
+    segments = families.get(META, GONE) or b""
+    return Gone(
+        U64.unpack(below)[0] if below else 0,
+        frozenset(number for (number,) in U32.iter_unpack(segments)),
+    )
+
+
+def gone_now(path: Path) -> Gone:
+    """`read_gone` of the index at a path as whoever writes to it has it now: one that was opened
+    for reading only stays as it was.
+    """
+    families = Families(path, read_only=True, create=False)
+    try:
+        return read_gone(families)
+    finally:
+        families.close()
+
+
+def put_gone(
+    batch: Batch, before: Gone, leaving: Iterable[int], there: Iterable[int], segment_size: int
+) -> None:
+    """Put into a batch that segments leave the log; `there` are all that it has now."""
+    gone = {*before.segments, *leaving}
+    oldest = min((n for n in there if n not in gone), default=max(gone) + 1)
+    start = max([before.below // segment_size, *(n + 1 for n in gone if n < oldest)])
+    batch.put(META, LOG_START, U64.pack(start * segment_size))
+    batch.put(META, GONE, b"".join(U32.pack(n) for n in sorted(gone) if n >= start))
+
+
+def put_next_number(batch: Batch, known: int, arriving: Sequence[Arriving]) -> int:
+    """Put into a batch which number the next archive has; returns it."""
+    following = max([known, *(a.number + 1 for a in arriving)])
+    if arriving:
+        batch.put(META, NEXT_ARCHIVE, U32.pack(following))
+    return following
+
+
+class Held(NamedTuple):
+    """Entries of a queue that an archive holds, in one stretch but for gaps: a block's."""
+
+    topic: int
+    queue: int
+    first: int
+    last: int
+    stored_at: int
+    archive: int
+
+
+def place_again(
+    families: Families, batch: Batch, archives: Collection[int], held: Iterable[Held]
+) -> None:
+    """Put into a batch the places of archives as these say it themselves; what places said of them
+    before goes.
+    """
+    swap(families, batch, archives, [], None)
+    queues: dict[Queue, list[Held]] = {}
+    for stretch in held:
+        queues.setdefault((stretch.topic, stretch.queue), []).append(stretch)
+    it = families.iter(PLACES)
+    for (topic, queue), stretches in queues.items():
+        stretches.sort(key=lambda h: (h.first, -h.last))
+        for first, archive, stored_at in _borders(stretches):
+            key = place_key(topic, queue, first)
+            batch.put(PLACES, key, place_value(ARCHIVE_FIRST + archive, stored_at))
+        end = place_key(topic, queue, max(h.last for h in stretches) + 1)
+        it.seek(end)
+        if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
+            batch.put(PLACES, end, place_value(NOWHERE, 0))
+
+
+def _borders(stretches: Sequence[Held]) -> Iterator[tuple[int, int, int]]:
+    """Where the archive changes: first offset, archive, store time."""
+    around: list[Held] = []
+    """Those that go on behind the one that is looked at."""
+    before = -1
+    for stretch in stretches:
+        while around and around[-1].last < stretch.first:
+            inner = around.pop()
+            if around and around[-1].last > inner.last and inner.last + 1 < stretch.first:
+                yield inner.last + 1, around[-1].archive, inner.stored_at
+                before = around[-1].archive
+        if stretch.archive != before:
+            yield stretch.first, stretch.archive, stretch.stored_at
+        before = stretch.archive
+        around.append(stretch)
+    while len(around) > 1:
+        inner = around.pop()
+        if around[-1].last > inner.last:
+            yield inner.last + 1, around[-1].archive, inner.stored_at

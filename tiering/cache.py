@@ -1,0 +1,166 @@
+"""The block cache: decoded blocks in bounded memory, each read once however many want it.
+
+The idea: a block is asked for by archive and number. Who comes first reads it, in a reader thread
+of which there are few; who comes meanwhile waits for the same read. A queue that is read on gets
+its next blocks before it asks, as far as there are readers free. New blocks go on probation, and
+only those that are asked for a second time push out others that were: so a scan of a whole archive,
+which wants every block once, leaves alone what others come back for.
+
+Invariants: what the cache holds never takes more than its bytes, but for the one block just read; a
+failed read is not kept, and everybody who waited for it gets the same error; no lock is held while
+something is read; at most `readers` reads are under way, whoever asks."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from tiering.archive.block import Block
+
+CACHE_BYTES: Final = 64 << 20
+READERS: Final = 4
+"""Reads under way at once: more would only take the processor from those who read the log."""
+_PROTECTED: Final = 0.8
+"""The share of the bytes that blocks may take that were asked for again."""
+
+Key = tuple[int, int]
+"""Archive and block."""
+
+
+class CacheStats(NamedTuple):
+    """What the cache did since it was made, and what it holds."""
+
+    hits: int
+    reads: int
+    waits: int
+    ahead: int
+    blocks: int
+    bytes: int
+
+
+class BlockCache:
+    """See the module. `read` reads a block; it is called in a reader thread."""
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Block],
+        *,
+        limit: int = CACHE_BYTES,
+        readers: int = READERS,
+    ) -> None:
+        self._read = read
+        self._limit = limit
+        self._readers = readers
+        self._pool = ThreadPoolExecutor(readers, thread_name_prefix="kvmq-cold")
+        self._lock = threading.Lock()
+        self._probation: OrderedDict[Key, Block] = OrderedDict()
+        self._protected: OrderedDict[Key, Block] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
+        self._bytes = self._protected_bytes = 0
+        self._under_way: dict[Key, Future[Block]] = {}
+        self._hits = self._reads = self._waits = self._ahead = 0
+
+    def get(self, archive: int, block: int, *, is_scan: bool = False) -> Block:
+        """A block; raises what reading it raises. Whoever reads on, in this block too, says that it
+        is a scan: that is no second wish for it.
+        """
+        key = (archive, block)
+        with self._lock:
+            found = self._protected.get(key)
+            if found is None:
+                found = self._probation.get(key)
+                if found is not None and not is_scan:
+                    self._protect(key, found)
+            else:
+                self._protected.move_to_end(key)
+            if found is not None:
+                self._hits += 1
+                return found
+            future = self._under_way.get(key)
+            if future is None:
+                future = self._begin(key)
+            else:
+                self._waits += 1
+        return future.result()
+
+    def ahead(self, archive: int, first: int, stop: int) -> None:
+        """Say that blocks from `first` to before `stop` will be asked for next: they are read if
+        a reader is free.
+        """
+        with self._lock:
+            for block in range(first, stop):
+                if len(self._under_way) >= self._readers:
+                    return
+                key = (archive, block)
+                if key not in self._sizes and key not in self._under_way:
+                    self._ahead += 1
+                    self._begin(key)
+
+    def forget(self, archive: int) -> None:
+        """Let go of an archive's blocks."""
+        with self._lock:
+            for key in [key for key in self._sizes if key[0] == archive]:
+                self._drop(key)
+
+    def stats(self) -> CacheStats:
+        """See `CacheStats`."""
+        with self._lock:
+            return CacheStats(
+                self._hits, self._reads, self._waits, self._ahead, len(self._sizes), self._bytes
+            )
+
+    def close(self) -> None:
+        """Read nothing any more; who waits gets what is being read."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # --- under the lock ---
+
+    def _protect(self, key: Key, block: Block) -> None:
+        del self._probation[key]
+        self._protected[key] = block
+        self._protected_bytes += self._sizes[key]
+        while self._protected_bytes > self._limit * _PROTECTED and len(self._protected) > 1:
+            old, back = self._protected.popitem(last=False)
+            self._protected_bytes -= self._sizes[old]
+            self._probation[old] = back
+
+    def _begin(self, key: Key) -> Future[Block]:
+        future: Future[Block] = Future()
+        self._under_way[key] = future
+        self._pool.submit(self._fetch, key, future)
+        return future
+
+    def _drop(self, key: Key) -> None:
+        size = self._sizes.pop(key)
+        self._bytes -= size
+        if self._probation.pop(key, None) is None:
+            del self._protected[key]
+            self._protected_bytes -= size
+
+    def _keep(self, key: Key, block: Block) -> None:
+        size = block.memory_bytes
+        self._probation[key] = block
+        self._sizes[key] = size
+        self._bytes += size
+        while self._bytes > self._limit and len(self._sizes) > 1:
+            oldest = next(iter(self._probation))
+            self._drop(next(iter(self._protected)) if oldest == key else oldest)
+
+    # --- in a reader thread ---
+
+    def _fetch(self, key: Key, future: Future[Block]) -> None:
+        try:
+            block = self._read(*key)
+        except BaseException as e:
+            with self._lock:
+                del self._under_way[key]
+            future.set_exception(e)
+            return
+        with self._lock:
+            self._reads += 1
+            del self._under_way[key]
+            self._keep(key, block)
+        future.set_result(block)

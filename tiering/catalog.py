@@ -1,0 +1,90 @@
+"""The catalog: rows of the `archives` family, one an archive.
+
+The idea: a row has what is asked of an archive without opening it: where it is, which stretch of
+the log and of time it is of, how much it holds, what becomes of it. Everything else is in the
+archive. So ten thousand archives are known in a fraction of a second, and none is touched before it
+is read.
+
+Invariants: a row can be read by every later version (a field that came later has a default); what
+can't be read is `FormatError` with the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from kvstore.errors import FormatError
+from kvstore.index.keys import archive_key, read_archive_key
+
+Tier = Literal["warm", "cold"]
+State = Literal["live", "retired"]
+
+
+class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One archive. Positions are bytes of the log, times ms since the epoch, sizes bytes.
+
+    `place` is the path or URL of where it is kept, `key` its name there; `size` and `crc` (crc32c)
+    are of the whole object. `segments` are the stretches of the log it is of. `state` "retired":
+    nothing names it any more, its object goes at `delete_at`.
+    """
+
+    number: int
+    place: str
+    key: str
+    tier: Tier
+    size: int
+    crc: int
+    first_position: int
+    last_position: int
+    first_stored_at: int
+    last_stored_at: int
+    messages: int
+    raw_bytes: int
+    segments: list[tuple[int, int]] = []
+    retention_class: str = ""
+    codec: str = ""
+    level: int = 0
+    generation: int = 0
+    is_encrypted: bool = False
+    made_at: int = 0
+    state: State = "live"
+    delete_at: int | None = None
+    directory_cached: bool = False
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"{self.place.rstrip('/')}/{self.key}"
+
+    @property
+    def catalog_key(self) -> bytes:
+        """Its key in `archives`."""
+        return archive_key(self.first_position, self.number)
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(ArchiveRow).decode
+
+
+def encode_row(row: ArchiveRow) -> bytes:
+    """A row as it is kept."""
+    return _encode(row)
+
+
+def decode_row(key: bytes, value: bytes) -> ArchiveRow:
+    """The inverse of `encode_row`; `FormatError` for what is no row of this key."""
+    number = read_archive_key(key)[1] if len(key) == len(archive_key(0, 0)) else -1
+    try:
+        row = _decode(value)
+    except msgspec.MsgspecError as e:
+        raise FormatError(f"the catalog's row of archive {number} can't be read: {e}") from e
+    if row.number != number:
+        raise FormatError(f"the catalog has archive {row.number} under the key of {number}")
+    return row
+
+
+def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> list[ArchiveRow]:
+    """The rows of a catalog."""
+    return [decode_row(key, value) for key, value in rows]

@@ -1,0 +1,358 @@
+"""Tiers: what the store asks of its archives, answered from wherever they are kept.
+
+The idea: the catalog says which archive is where; an archive is opened when it is first read, and
+of ten thousand only those that are read are. Blocks come through one cache. A reader that goes on
+where it stopped is a scan: its next blocks are read before it asks for them.
+
+Invariants: what an object is not, or what is not there, is damage of that archive alone; a place
+that doesn't answer, or refuses, is `ArchiveUnavailable`, of which nothing is concluded; nothing is
+kept of what failed, so the next call tries again; no lock is held while anything is read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from kvstore.archived import Covered, Problem, TierStats
+from kvstore.clock import Clock
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
+    RecordDamaged,
+)
+from kvstore.files import Files
+from kvstore.index.keys import read_archive_key
+from kvstore.record.values import StoredMessage
+from tiering.archive.block import Block
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.reader import Archive, Source
+from tiering.cache import CACHE_BYTES, READERS, BlockCache, CacheStats
+from tiering.catalog import ArchiveRow, decode_row
+from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
+from tiering.place import Place, open_place
+
+SCANS_KEPT: Final = 1024
+"""Queues of which it is known where their reader stopped."""
+FOUND_KEPT: Final = 4096
+_AHEAD: Final = 2
+"""Blocks read ahead of a scan."""
+
+Row = tuple[bytes, bytes | None]
+OpenPlace = Callable[[str], Place]
+
+
+class Tiers:
+    """The store's archives; a `kvstore.archived.Archived`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Iterable[tuple[bytes, bytes]],
+        *,
+        files: Files,
+        clock: Clock,
+        check_crc: bool = True,
+        keys: KeyProvider | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        readers: int = READERS,
+        place: OpenPlace | None = None,
+    ) -> None:
+        self._folder = folder
+        self.keys = keys
+        self._check_crc = check_crc
+        self._open_place = place or (lambda name: open_place(name, files=files, clock=clock))
+        self._lock = threading.Lock()
+        self._rows: dict[int, ArchiveRow] = {}
+        self._places: dict[str, Place] = {}
+        self._open: dict[int, Future[Archive]] = {}
+        self._scans: OrderedDict[tuple[int, int, int], int] = OrderedDict()
+        self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
+        self._cache = BlockCache(self._read_block, limit=cache_bytes, readers=readers)
+        self.note(rows)
+
+    # --- which there are ---
+
+    def note(self, rows: Iterable[Row]) -> None:
+        """See `Archived.note`."""
+        changed = [
+            (read_archive_key(key)[1], decode_row(key, value) if value is not None else None)
+            for key, value in rows
+        ]
+        with self._lock:
+            known = dict(self._rows)
+            for number, row in changed:
+                if row is None:
+                    known.pop(number, None)
+                else:
+                    known[number] = row
+            self._rows = known
+        for number, row in changed:
+            # Where it is may have changed, too.
+            self._open.pop(number, None)
+            if row is None:
+                self._cache.forget(number)
+
+    def rows(self) -> list[ArchiveRow]:
+        """The catalog, by number."""
+        return [row for _, row in sorted(self._rows.items())]
+
+    def row(self, archive: int) -> ArchiveRow:
+        """An archive's row; `ArchiveMissing` if there is none."""
+        found = self._rows.get(archive)
+        if found is None:
+            raise ArchiveMissing(
+                f"archive {archive} is not in the catalog; `kvmq rebuild` finds what local "
+                "archives hold again",
+                str(archive),
+            )
+        return found
+
+    def archive(self, number: int) -> Archive:
+        """An archive, open."""
+        future = self._open.get(number)
+        if future is None:
+            with self._lock:
+                future = self._open.get(number)
+                mine = future is None
+                if future is None:
+                    future = self._open[number] = Future()
+            if mine:
+                self._begin(number, future)
+        return future.result()
+
+    def _begin(self, number: int, future: Future[Archive]) -> None:
+        try:
+            row = self.row(number)
+            with _told(row.name):
+                archive = Archive.open(self.source(row), keys=self.keys)
+        except BaseException as e:
+            self._open.pop(number, None)
+            future.set_exception(e)
+        else:
+            future.set_result(archive)
+
+    def source(self, row: ArchiveRow) -> Source:
+        """What an archive's bytes come from."""
+        return self.place(row).source(row.key, row.size)
+
+    def place(self, row: ArchiveRow) -> Place:
+        """Where an archive is kept."""
+        found = self._places.get(row.place)
+        if found is None:
+            where = row.place
+            if "://" not in where:
+                # Relative to the store, so that a store that moved takes its archives along.
+                where = str(self._folder / where)
+            found = self._places[row.place] = self._open_place(where)
+        return found
+
+    def _read_block(self, number: int, block: int) -> Block:
+        archive = self.archive(number)
+        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+            return archive.read_block(block)
+
+    # --- by offset ---
+
+    def messages(
+        self, archive: int, topic: int, queue: int, offset: int, end: int, limit: int
+    ) -> list[StoredMessage]:
+        """See `Archived.messages`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            blocks = opened.blocks(topic, queue)
+            number = opened.block_at(topic, queue, offset)
+        if number is None or opened.directory.first_offset(number) >= end:
+            return []
+        key = (archive, topic, queue)
+        is_scan = self._scans.get(key) == offset
+        block = self._cache.get(archive, number, is_scan=is_scan)
+        if is_scan:
+            self._cache.ahead(archive, number + 1, min(number + 1 + _AHEAD, blocks.stop))
+        start = int(np.searchsorted(block.offsets, offset))
+        stop = start + limit
+        if end <= opened.directory.last_offset(number):
+            stop = min(stop, int(np.searchsorted(block.offsets, end)))
+        found = self._messages(opened, number, block, start, min(stop, block.count))
+        if found:
+            self._note_scan(key, found[-1].offset + 1)
+        return found
+
+    def _messages(
+        self, archive: Archive, number: int, block: Block, start: int, stop: int
+    ) -> list[StoredMessage]:
+        """Rows of a block, up to one that can't be read."""
+        try:
+            return block.messages(start, stop, check_crc=self._check_crc)
+        except RecordDamaged as e:
+            good: list[StoredMessage] = []
+            for row in range(start, stop):
+                try:
+                    good += block.messages(row, row + 1, check_crc=self._check_crc)
+                except RecordDamaged:
+                    break
+            if good:
+                return good
+            raise ArchiveDamaged(
+                f"{archive.name}: block {number}: {e}",
+                archive.name,
+                number,
+                int(block.offsets[start]) + 1,
+            ) from e
+        except ArchiveDamaged as e:
+            raise _placed(e, archive.name, number, archive.directory.last_offset(number) + 1) from e
+
+    def _note_scan(self, key: tuple[int, int, int], following: int) -> None:
+        scans = self._scans
+        scans[key] = following
+        if len(scans) > SCANS_KEPT:
+            with contextlib.suppress(KeyError):  # others note theirs meanwhile
+                scans.popitem(last=False)
+
+    def first_from(
+        self, archive: int, topic: int, queue: int, time: int, offset: int, end: int
+    ) -> int | None:
+        """See `Archived.first_from`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            blocks = opened.blocks(topic, queue)
+            number = opened.block_at(topic, queue, offset)
+        if number is None:
+            return None
+        directory = opened.directory
+        for candidate in range(number, blocks.stop):
+            if directory.first_offset(candidate) >= end:
+                return None
+            if directory.stored(candidate)[1] < time:
+                continue
+            block = self._cache.get(archive, candidate)
+            wanted = (block.stored_at >= time) & (block.offsets >= offset) & (block.offsets < end)
+            rows = np.flatnonzero(wanted)
+            if len(rows):
+                return int(block.offsets[rows[0]])
+        return None
+
+    # --- by position and key ---
+
+    def at(self, position: int) -> StoredMessage | None:
+        """See `Archived.at`."""
+        for number, row in self._rows.items():
+            if row.state == "live" and row.first_position <= position <= row.last_position:
+                found = self.record(number, position)
+                if found is not None:
+                    return found
+        return None
+
+    def record(self, archive: int, position: int) -> StoredMessage | None:
+        """See `Archived.record`."""
+        opened = self.archive(archive)
+        place = self._found.get((archive, position))
+        if place is None:
+            with _told(opened.name):
+                place = opened.place(position)
+            if place is None:
+                return None
+        block = self._cache.get(archive, place[0])
+        return self._messages(opened, place[0], block, place[1], place[1] + 1)[0]
+
+    def covering(self, begin: int | None, end: int | None) -> list[Covered]:
+        """See `Archived.covering`."""
+        return [
+            Covered(number, row.first_position, row.last_position + 1)
+            for number, row in self._rows.items()
+            if row.state == "live"
+            and (begin is None or row.last_stored_at >= begin)
+            and (end is None or row.first_stored_at <= end)
+        ]
+
+    def candidates(self, archive: int, low: int, high: int) -> list[int]:
+        """See `Archived.candidates`; where they are is remembered for `record`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            found = opened.find_places(low, high)
+        for one in found[-FOUND_KEPT:]:
+            self._found[archive, one.position] = (one.block, one.row)
+        while len(self._found) > FOUND_KEPT:
+            with contextlib.suppress(KeyError):  # as above
+                self._found.popitem(last=False)
+        return [one.position for one in found]
+
+    # --- the whole ---
+
+    def stats(self) -> list[TierStats]:
+        """See `Archived.stats`."""
+        out = []
+        for tier in ("warm", "cold"):
+            mine = [r for r in self._rows.values() if r.tier == tier and r.state == "live"]
+            if mine:
+                out.append(
+                    TierStats(
+                        tier,
+                        len(mine),
+                        sum(r.messages for r in mine),
+                        sum(r.raw_bytes for r in mine),
+                        sum(r.size for r in mine),
+                    )
+                )
+        return out
+
+    def cache_stats(self) -> CacheStats:
+        """What the block cache did."""
+        return self._cache.stats()
+
+    def verify(self, *, thorough: bool) -> list[Problem]:
+        """See `Archived.verify`."""
+        out: list[Problem] = []
+        for row in self.rows():
+            if row.state != "live":
+                continue
+            try:
+                size = self.place(row).size(row.key)
+                if size != row.size:
+                    told = f"has {size} bytes, the catalog says {row.size}"
+                    out.append(Problem(row.name, told))
+                elif thorough:
+                    found = self.archive(row.number).verify()
+                    out += [Problem(row.name, str(problem)) for problem in found]
+            except (PlaceError, ArchiveDamaged, ArchiveUnavailable) as e:
+                out.append(Problem(row.name, str(e)))
+        return out
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self._cache.close()
+
+
+@contextlib.contextmanager
+def _told(name: str, block: int = -1, following: Callable[[], int] | None = None) -> Iterator[None]:
+    """Have what a place says of an object as what the store is told of an archive."""
+    try:
+        yield
+    except (ObjectNotFound, ObjectTooShort) as e:
+        raise ArchiveMissing(
+            f"archive {name} is not where the catalog says, or not whole: {e}; bring the object "
+            "back, or drop the archive",
+            name,
+            block,
+            following() if following is not None else None,
+        ) from e
+    except PlaceError as e:
+        raise ArchiveUnavailable(f"archive {name} can't be read now: {e}; try again", name) from e
+    except ArchiveDamaged as e:
+        raise _placed(e, name, block, following() if following is not None else None) from e
+
+
+def _placed(error: ArchiveDamaged, name: str, block: int, following: int | None) -> ArchiveDamaged:
+    return type(error)(
+        str(error),
+        error.archive or name,
+        error.block if error.block >= 0 else block,
+        error.next_offset if error.next_offset is not None else following,
+    )
