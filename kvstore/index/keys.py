@@ -96,6 +96,7 @@ place_value = _PLACE_VALUE.pack
 key_block_key = _KEY_BLOCK_KEY.pack
 offset_key = _OFFSET_KEY.pack
 lock_key = _LOCK_KEY.pack
+LOCK_KEY_SIZE: Final = _LOCK_KEY.size
 
 
 class RunKey(NamedTuple):
