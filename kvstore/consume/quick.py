@@ -20,6 +20,7 @@ from kvstore.consume.ahead import read_ahead
 from kvstore.consume.flight import Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import SPAN, around_nonce
+from kvstore.consume.patience import acquire
 from kvstore.consume.popped import Popped, Wanted, check_wanted
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import HEAD_CHARS, Delivery, Receipts, pack_head
@@ -119,7 +120,8 @@ class Quick:
             if ask is None:
                 return None
         flight, count = ask.flight, ask.limit
-        with flight.lock:
+        acquire(flight.lock)
+        try:
             now = self._now_ms()
             if (
                 # Mostly it is plain from `soonest` that nothing is due.
@@ -155,6 +157,8 @@ class Quick:
             epoch = flight.epoch
             messages = ahead[: -count - 1 : -1]
             del ahead[-count:]
+        finally:
+            flight.lock.release()
         # What follows is nobody else's affair, so nobody has to wait for it.
         receipts = self._sign(Delivery(key, nonce, ask.locked, [], raw_key, flight, epoch), head)
         if flight.waiters:
@@ -224,7 +228,8 @@ class Quick:
         flight = delivery.flight
         if flight is None:
             return False
-        with flight.lock:
+        acquire(flight.lock)
+        try:
             if delivery.epoch != flight.epoch or flight.gone or flight.order is not None:
                 return False
             self._delete(LOCKS, delivery.raw_key)
@@ -233,5 +238,7 @@ class Quick:
             self._flights.end(delivery.nonce, 0)
             if flight.capped:
                 self._waiting.made_room(flight.group)
+        finally:
+            flight.lock.release()
         self._remembered.pop(receipt[:HEAD_CHARS], None)
         return True
