@@ -12,11 +12,54 @@ superseded)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.record.values import StoredMessage
+
+I64 = NDArray[np.int64]
+Queue = tuple[int, int]
+"""Topic id and queue."""
+Row = tuple[bytes, bytes | None]
+"""A key of `archives` and its value; None: the row goes."""
+
+
+class Arriving(NamedTuple):
+    """An archive that comes into the catalog: its row, and what it holds of which queue."""
+
+    number: int
+    first_position: int
+    row: bytes
+    queues: Iterable[tuple[int, int, int, int]]
+    """Topic id, queue, first offset that is held, its store time; once a queue."""
+
+
+class Sealed(NamedTuple):
+    """A segment that may be handed over: sealed, on the disk, and wholly in the index. Its records
+    stand from `first_position` to before `end_position`; `newest` is the store time (ms) of its
+    last one, None if that can't be told.
+    """
+
+    number: int
+    path: Path
+    first_position: int
+    end_position: int
+    newest: int | None
+
+
+class Entries(NamedTuple):
+    """Entries of a segment as columns, by topic id, queue and offset; positions are of the log."""
+
+    topics: I64
+    queues: I64
+    offsets: I64
+    positions: I64
+    sizes: I64
+    stored_at: I64
 
 
 class Covered(NamedTuple):

@@ -17,16 +17,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.archived import Archived
+from kvstore.archived import Archived, Arriving, Entries, Queue, Row, Sealed
 from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.errors import CallerError
-from kvstore.index.handover import Arriving, Queue, Row
 from kvstore.index.index import Index
 from kvstore.index.keys import ARCHIVES, META, RUNS, STORE_ID, archive_key, segment_range
 from kvstore.index.repack import RUN_KEY, stretches
@@ -38,30 +36,6 @@ from kvstore.upkeep import Upkeep
 I64 = NDArray[np.int64]
 
 __all__ = ["Arriving", "Entries", "HandOver", "Queue", "Row", "Sealed"]
-
-
-class Sealed(NamedTuple):
-    """A segment that may be handed over: sealed, on the disk, and wholly in the index. Its records
-    stand from `first_position` to before `end_position`; `newest` is the store time (ms) of its
-    last one, None if that can't be told.
-    """
-
-    number: int
-    path: Path
-    first_position: int
-    end_position: int
-    newest: int | None
-
-
-class Entries(NamedTuple):
-    """Entries of a segment as columns, by topic id, queue and offset; positions are of the log."""
-
-    topics: I64
-    queues: I64
-    offsets: I64
-    positions: I64
-    sizes: I64
-    stored_at: I64
 
 
 class HandOver:

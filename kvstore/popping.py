@@ -68,7 +68,9 @@ class Popper:
         self.waiting = waiting
         self.flights = Flights(families, offsets, reader.bounds)
         dead_letters = DeadLetters(reader, topics, put)
-        quick = Quick(families, offsets, self.flights, receipts, waiting, clock, nonces)
+        self.quick = Quick(
+            families, reader, offsets, self.flights, receipts, waiting, clock, nonces
+        )
         self.pop = Pop(
             families,
             reader,
@@ -77,13 +79,12 @@ class Popper:
             receipts,
             self.waiting,
             dead_letters,
-            quick,
             clock,
             nonces,
             self._still_there,
         )
         self.settle = Settle(
-            families, self.flights, receipts, self.waiting, clock, nonces, quick, self._group_of
+            families, self.flights, receipts, self.waiting, clock, nonces, self._group_of
         )
         self.redrive = Redrive(
             families,

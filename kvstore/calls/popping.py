@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from kvstore.calls.parts import Parts, listed
 from kvstore.consume.poll import Poll
-from kvstore.consume.pop import check_seconds, check_wait
-from kvstore.consume.popped import Popped
+from kvstore.consume.popped import Popped, check_seconds, check_wait
 from kvstore.consume.settle import AckResult
 from kvstore.consume.sql import SqlFilter
 from kvstore.errors import ReceiptExpired
@@ -49,6 +48,10 @@ class Popping(Parts):
         self._log.check_writable()
         known, used = self._groups.get(group), self._topics.get(topic)
         seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
+        if filter is None and max_bytes is None and attempt_id is None:
+            found = self._popping.quick.pop(known, used, limit, invisible_for, queue)
+            if found is not None:
+                return found
         return self._popping.pop.pop(
             known, used, seconds, limit, max_bytes, invisible_for, queue, filter, attempt_id
         )
@@ -63,6 +66,11 @@ class Popping(Parts):
         self._log.check_writable()
         known, used = self._groups.get(group), self._topics.get(topic)
         seconds, pop = check_wait(wait), self._popping.pop
+        limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
+        if filter is None and max_bytes is None and attempt_id is None:
+            quick = self._popping.quick.pop(known, used, limit, invisible_for, queue)
+            if quick is not None:
+                return quick, None
         wanted = pop.wanted(used, asked)
         found = pop.claim(known, used, wanted)
         if found or not seconds:
@@ -88,16 +96,18 @@ class Popping(Parts):
         `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
         """
         self._log.check_writable()
-        result = self._popping.settle.ack([receipt])[0]
-        if result is not True:
-            raise result
+        if not self._popping.quick.ack_one(receipt):
+            result = self._popping.settle.ack([receipt])[0]
+            if result is not True:
+                raise result
 
     def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
         """Ack many; for each, in order, True or the error that `ack` would have raised."""
         self._log.check_writable()
-        return self._popping.settle.ack(
-            receipts if type(receipts) is list else listed("receipts", receipts)
-        )
+        asked = receipts if type(receipts) is list else listed("receipts", receipts)
+        if self._popping.quick.ack(asked):
+            return [True] * len(asked)
+        return self._popping.settle.ack(asked)
 
     def change_invisible(self, receipt: str, invisible_for: float | None = None) -> str:
         """Let a message's lock end `invisible_for` seconds from now; 0 gives it back at once, None

@@ -16,12 +16,13 @@ from functools import partial
 from itertools import repeat
 from typing import Final, NamedTuple
 
+from kvstore.consume.ahead import read_ahead
 from kvstore.consume.at import messages_at, passed_over
 from kvstore.consume.finder import LOST
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
-from kvstore.consume.popped import Popped, Wanted
-from kvstore.consume.pull import SCAN_MAX, take
+from kvstore.consume.popped import UNLIMITED, Popped, Wanted
+from kvstore.consume.pull import SCAN_MAX
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.errors import ArchiveUnavailable
@@ -30,11 +31,6 @@ from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 
-AHEAD: Final = 512
-_AHEAD_BYTES: Final = 512 << 10
-"""What is read ahead of a topic at most: that many messages, that many bytes."""
-UNLIMITED: Final = 1 << 62
-"""What `Wanted.max_bytes` is where nobody gave one."""
 _DEAD_AT_ONCE: Final = 256
 """Messages that one claim sends to the dead letters, or passes over, before it goes on."""
 
@@ -251,18 +247,13 @@ class Claim:
         small.
         """
         flight = self._flight
-        ahead = flight.ahead.pop(queue, None)
-        if ahead and ahead[-1].offset == at:
-            found = ahead[: -count - 1 : -1]
-            del ahead[-count:]
-        else:
-            most = min(AHEAD, _AHEAD_BYTES // flight.message_bytes) // self._topic.read_queues
-            found = take(self._reader, self._topic, queue, at, max(count, most), None)
-            flight.message_bytes = max(1, sum(m.size for m in found) // max(1, len(found)))
-            ahead = found[: count - 1 : -1]
-            del found[count:]
-        if ahead:
-            flight.ahead[queue] = ahead
+        ahead = flight.ahead.get(queue)
+        if not ahead or ahead[-1].offset != at:
+            ahead = read_ahead(flight, self._reader, self._topic, queue, at, count)
+        found = ahead[: -count - 1 : -1]
+        del ahead[-count:]
+        if not ahead:
+            flight.ahead.pop(queue, None)
         return found
 
     def _fit_all(self, messages: list[StoredMessage]) -> tuple[list[StoredMessage], None]:
@@ -295,8 +286,8 @@ class Claim:
         """What was taken, with receipts; after the change was written."""
         out: list[Popped] = []
         for key, lock, messages in self.taken:
-            delivery = Delivery(key, lock.nonce)
-            delivery.raw_key, delivery.epoch = lock_key(*key), self._flight.epoch
+            delivery = Delivery(key, lock.nonce, raw_key=lock_key(*key))
+            delivery.flight, delivery.epoch = self._flight, self._flight.epoch
             made = receipts.make(delivery, lock.locked)
             out += map(Popped, messages, made, repeat(lock.attempts), repeat(key.due))
         return out

@@ -38,14 +38,15 @@ _DUE_MAX: Final = PARKED - 1
 class Change:
     """What one WriteBatch does to a flight."""
 
-    __slots__ = ("added", "batch", "counts", "next", "removed", "touched")
+    __slots__ = ("added", "batch", "next", "removed", "shrunk", "touched")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.added: list[LockKey] = []
-        self.removed: list[LockKey] = []
-        self.counts: list[tuple[LockKey, int]] = []
-        """Rows, and by how many more of their messages are locked."""
+        self.added: dict[LockKey, int] = {}
+        """Rows and how many messages they have."""
+        self.removed: list[tuple[LockKey, int]] = []
+        self.shrunk: list[tuple[LockKey, int]] = []
+        """Rows and how many messages go from them."""
         self.touched = False
         """Whether rows that were there are shrunk or removed."""
         self.next: dict[int, int] = {}
@@ -61,8 +62,7 @@ class Change:
     def add(self, key: LockKey, lock: Lock) -> None:
         """A new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
-        self.added.append(key)
-        self.counts.append((key, lock.locked.bit_count()))
+        self.added[key] = lock.locked.bit_count()
 
     def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
         """A row that keeps only some of its messages; it goes if it keeps none."""
@@ -70,12 +70,13 @@ class Change:
             self.park(key, new)
             return
         self.touched = True
+        gone = old.locked.bit_count() - new.locked.bit_count()
         if new.locked:
             self.batch.put(LOCKS, lock_key(*key), pack_lock(new))
+            self.shrunk.append((key, gone))
         else:
             self.batch.delete(LOCKS, lock_key(*key))
-            self.removed.append(key)
-        self.counts.append((key, new.locked.bit_count() - old.locked.bit_count()))
+            self.removed.append((key, gone))
 
     def remove(self, key: LockKey, old: Lock) -> None:
         """A row that goes."""
@@ -120,16 +121,18 @@ class Flight:
         """What an ordered group knows beside the rows; None: not made yet."""
         self.has_parked = False
         """Whether there may be parked rows."""
+        self.soonest = 0
+        """No row is due before, ms since the epoch."""
         self.history: dict[int, int] = {}
         """Queue -> the stretch of offset history that was noted last."""
         self._families = families
         self._prefix = lock_prefix(group, topic)
         self._end = behind(self._prefix)
         self._first: LockKey | None = None
-        self._buckets: dict[int, int] = {}
-        self._held: dict[int, int] = {}
-        self._queues: dict[int, int] = {}
-        self._queue_due: dict[int, int] = {}
+        self._buckets: dict[int, list[int]] = {}
+        """1/8 s -> how many rows are due in it, and messages."""
+        self._queues: dict[int, list[int]] = {}
+        """Queue -> how many rows it has, and the first time that one of them was due."""
         self._order: list[int] = []
 
     # --- counters ---
@@ -143,28 +146,49 @@ class Flight:
 
     def may_be_due(self, now: int) -> bool:
         """Whether a row can be due; mostly without a look at RocksDB."""
-        return self.rows > 0 and self._earliest() <= now
+        return self.rows > 0 and self.soonest <= now and self._earliest() <= now
 
     def added(self, key: LockKey, messages: int) -> None:
         """Take note of a row that was written."""
-        self._count(key)
-        self._hold(key, messages)
+        _, _, due, queue, _ = key
+        bucket = self._buckets.get(due >> _BUCKET) or self._bucket(due >> _BUCKET)
+        bucket[0] += 1
+        bucket[1] += messages
+        counted = self._queues.get(queue)
+        if counted is None:
+            self._queues[queue] = [1, due]
+        else:
+            if not counted[0] or due < counted[1]:
+                counted[1] = due
+            counted[0] += 1
+        if not self.rows or (self._first is not None and key < self._first):
+            self._first = key
+        self.rows += 1
+        self.messages += messages
 
     def removed(self, key: LockKey, messages: int) -> None:
         """Take note of a row that was removed."""
-        self._hold(key, -messages)
-        self._uncount(key)
+        # An empty one stays: the next row is mostly in it as well.
+        bucket = self._buckets[key[2] >> _BUCKET]
+        bucket[0] -= 1
+        bucket[1] -= messages
+        self._queues[key[3]][0] -= 1
+        if key == self._first:
+            self._first = None
+        self.rows -= 1
+        self.messages -= messages
 
     def settle(self, change: Change) -> None:
         """Take note of what was written."""
         if change.touched:
             self.epoch += 1
-        for key in change.removed:
-            self._uncount(key)
-        for key in change.added:
-            self._count(key)
-        for key, messages in change.counts:
-            self._hold(key, messages)
+        for key, messages in change.removed:
+            self.removed(key, messages)
+        for key, messages in change.shrunk:
+            self._buckets[key.due >> _BUCKET][1] -= messages
+            self.messages -= messages
+        for key, messages in change.added.items():
+            self.added(key, messages)
         if change.next:
             self.next.update(change.next)
 
@@ -178,56 +202,25 @@ class Flight:
         self.has_parked = False
         self._first = None
         self._buckets.clear()
-        self._held.clear()
         self._queues.clear()
-        self._queue_due.clear()
         self._order.clear()
 
-    def _count(self, key: LockKey) -> None:
-        bucket = key.due >> _BUCKET
+    def _bucket(self, number: int) -> list[int]:
+        """The counters of an 1/8 s that had none."""
         if not self.rows:
             self._buckets.clear()
             self._order.clear()
-        counted = self._buckets.get(bucket)
-        if counted is None:
-            heapq.heappush(self._order, bucket)
-            counted = 0
-        self._buckets[bucket] = counted + 1
-        if not self.rows or (self._first is not None and key < self._first):
-            self._first = key
-        self.rows += 1
-        rows = self._queues.get(key.queue, 0)
-        self._queues[key.queue] = rows + 1
-        if not rows or key.due < self._queue_due[key.queue]:
-            self._queue_due[key.queue] = key.due
-
-    def _uncount(self, key: LockKey) -> None:
-        # An empty one stays: the next row is mostly in it as well.
-        self._buckets[key.due >> _BUCKET] -= 1
-        if key == self._first:
-            self._first = None
-        self.rows -= 1
-        left = self._queues[key.queue] - 1
-        if left:
-            self._queues[key.queue] = left
-        else:
-            del self._queues[key.queue], self._queue_due[key.queue]
-
-    def _hold(self, key: LockKey, messages: int) -> None:
-        bucket = key.due >> _BUCKET
-        held = self._held.get(bucket, 0) + messages
-        if held:
-            self._held[bucket] = held
-        else:
-            self._held.pop(bucket, None)
-        self.messages += messages
+        heapq.heappush(self._order, number)
+        self.soonest = self._order[0] << _BUCKET
+        found = self._buckets[number] = [0, 0]
+        return found
 
     def locked_at(self, now: int) -> int:
         """How many messages are locked, less those whose locks have run out. May be asked without
         the lock: whoever claims in another topic has that one's.
         """
         last = now >> _BUCKET
-        return sum(count for bucket, count in list(self._held.items()) if bucket >= last)
+        return sum(held[1] for bucket, held in list(self._buckets.items()) if bucket >= last)
 
     def counts(self, key: LockKey, now: int) -> bool:
         """Whether `locked_at` counts a row."""
@@ -235,14 +228,16 @@ class Flight:
 
     def rows_in(self, queue: int, now: int) -> int:
         """How many rows a queue has, if one of them can be due."""
-        return self._queues[queue] if self._queue_due.get(queue, now + 1) <= now else 0
+        rows, due = self._queues.get(queue, (0, 0))
+        return rows if due <= now else 0
 
     def _earliest(self) -> int:
         """The beginning of the first 1/8 s that has rows; there is one."""
         order, buckets = self._order, self._buckets
-        while not buckets[order[0]]:
+        while not buckets[order[0]][0]:
             del buckets[heapq.heappop(order)]
-        return order[0] << _BUCKET
+        self.soonest = order[0] << _BUCKET
+        return self.soonest
 
     # --- rows ---
 

@@ -15,6 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from kvstore.errors import IndexDamaged
+from kvstore.index.keys import U64
 
 SPAN: Final = 256
 """Offsets a row can name: receipts give a message's place in its row one byte."""
@@ -49,10 +50,12 @@ def pack_lock(lock: Lock) -> bytes:
     return head + attempt_id + locked.to_bytes(size, "little") + second
 
 
-def pack_fresh(recoveries: int, nonce: int, locked: int) -> bytes:
-    """`pack_lock` for messages that are handed out for the first time, at a third of its cost."""
-    size = (locked.bit_length() + 7) >> 3
-    return _HEAD.pack(0, 1, recoveries, nonce) + locked.to_bytes(size, "little")
+def around_nonce(recoveries: int, locked: int) -> tuple[bytes, bytes]:
+    """What stands before and behind the nonce in a row of messages that are handed out for the
+    first time: whoever makes such rows again and again joins them at a fifth of packing's cost.
+    """
+    row = pack_lock(Lock(1, recoveries, 0, locked))
+    return row[: _HEAD.size - U64.size], row[_HEAD.size :]
 
 
 def unpack_lock(value: bytes) -> Lock:

@@ -15,37 +15,28 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from xxhash import xxh3_128_digest
-
 from kvstore.clock import Clock
 from kvstore.consume.at import messages_at
-from kvstore.consume.claim import UNLIMITED, Claim
+from kvstore.consume.claim import Claim
 from kvstore.consume.deadletters import DeadLetters
-from kvstore.consume.filters import compile_filter
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
-from kvstore.consume.locks import SPAN, offsets_of
+from kvstore.consume.locks import offsets_of
 from kvstore.consume.ordered import OrderedClaim
 from kvstore.consume.poll import Poll
-from kvstore.consume.popped import Popped, Wanted
-from kvstore.consume.pull import LIMIT_MAX
-from kvstore.consume.quick import Quick
+from kvstore.consume.popped import UNLIMITED, Popped, Wanted, check_wanted
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
 from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import ArchiveUnavailable, CallerError, PutRefused
+from kvstore.errors import ArchiveUnavailable, PutRefused
 from kvstore.index.families import Families
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
 
 _log = logging.getLogger("kvmq")
-INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
-"""Seconds: what no lock should outlast."""
-WAIT_MAX: Final = 24 * 3600.0
-_ATTEMPT_ID_MAX: Final = 1024
 _CHECKED_MAX: Final = 1024
 
 
@@ -61,7 +52,6 @@ class Pop:
         receipts: Receipts,
         waiting: Waiting,
         dead_letters: DeadLetters,
-        quick: Quick,
         clock: Clock,
         nonces: Iterator[int],
         still_there: Callable[[GroupInfo, Topic], tuple[GroupInfo, Topic]],
@@ -73,7 +63,6 @@ class Pop:
         self._receipts = receipts
         self._waiting = waiting
         self._dead_letters = dead_letters
-        self._quick = quick
         self._clock = clock
         self._nonces = nonces
         self._still_there = still_there
@@ -163,8 +152,6 @@ class Pop:
                 self._still_there(group, topic)
                 return []  # being deleted
             found = None
-            if flight.ahead and wanted.plain and group.is_plain:
-                found = self._quick.pop(flight, group, topic, wanted)
             if wanted.attempt_id:
                 found = self._again(flight, topic, group.name, wanted.attempt_id)
             if not found:
@@ -292,56 +279,3 @@ class Pop:
                 receipt = receipts[message.offset]
                 out.append(Popped(message, receipt, lock.attempts, key.due))
         return out
-
-
-def check_wanted(
-    topic: Topic,
-    limit: object,
-    max_bytes: object,
-    invisible_for: object,
-    queue: object,
-    filter: str | SqlFilter | None,
-    attempt_id: object,
-) -> Wanted:
-    """What a pop asks for; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
-    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-        raise CallerError(f"limit is {limit!r}; it must be 1 to {LIMIT_MAX} messages")
-    if max_bytes is None:
-        max_bytes = UNLIMITED
-    elif type(max_bytes) is not int or max_bytes < 1:
-        raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
-    invisible_ms = check_seconds("invisible_for", invisible_for)
-    if not invisible_ms:
-        raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
-    if queue is not None:
-        topic.key(queue)  # type: ignore[arg-type]  # it says what is wrong
-        assert type(queue) is int
-    hashed = b""
-    if attempt_id is not None:
-        if not isinstance(attempt_id, str) or not 0 < len(attempt_id) <= _ATTEMPT_ID_MAX:
-            raise CallerError(
-                f"attempt_id is {attempt_id!r}; it must be a text of 1 to {_ATTEMPT_ID_MAX} "
-                "characters, or None"
-            )
-        hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
-    matches = compile_filter(filter)
-    plain = matches is None and max_bytes == UNLIMITED and not hashed and limit <= SPAN
-    return Wanted(limit, max_bytes, invisible_ms, queue, matches, hashed, plain)
-
-
-def check_seconds(name: str, seconds: object) -> int:
-    """A duration in ms; `CallerError` if it is negative, no number, or too long."""
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not 0 <= seconds <= INVISIBLE_MAX
-    ):
-        raise CallerError(f"{name} is {seconds!r}; it must be 0 to {INVISIBLE_MAX:.0f} seconds")
-    return round(seconds * 1000)
-
-
-def check_wait(wait: object) -> float:
-    """How long a pop waits; `CallerError`."""
-    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_MAX:
-        raise CallerError(f"wait is {wait!r}; it must be 0 to {WAIT_MAX:.0f} seconds")
-    return float(wait)

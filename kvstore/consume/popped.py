@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+from xxhash import xxh3_128_digest
 
-from kvstore.consume.filters import Filter
+from kvstore.consume.filters import Filter, compile_filter
+from kvstore.consume.pull import LIMIT_MAX
+from kvstore.consume.sql import SqlFilter
+from kvstore.errors import CallerError
 from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+
+UNLIMITED: Final = 1 << 62
+"""What `Wanted.max_bytes` is where nobody gave one."""
+INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
+"""Seconds: what no lock should outlast."""
+WAIT_MAX: Final = 24 * 3600.0
+_ATTEMPT_ID_MAX: Final = 1024
 
 
 class Popped(msgspec.Struct, gc=False, frozen=True):
@@ -30,5 +42,55 @@ class Wanted(NamedTuple):
     queue: int | None
     matches: Filter | None
     attempt_id: bytes
-    plain: bool
-    """Neither bytes nor filter nor attempt id matter, and one row is enough."""
+
+
+def check_wanted(
+    topic: Topic,
+    limit: object,
+    max_bytes: object,
+    invisible_for: object,
+    queue: object,
+    filter: str | SqlFilter | None,
+    attempt_id: object,
+) -> Wanted:
+    """What a pop asks for; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {limit!r}; it must be 1 to {LIMIT_MAX} messages")
+    if max_bytes is None:
+        max_bytes = UNLIMITED
+    elif type(max_bytes) is not int or max_bytes < 1:
+        raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
+    invisible_ms = check_seconds("invisible_for", invisible_for)
+    if not invisible_ms:
+        raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
+    if queue is not None:
+        topic.key(queue)  # type: ignore[arg-type]  # it says what is wrong
+        assert type(queue) is int
+    hashed = b""
+    if attempt_id is not None:
+        if not isinstance(attempt_id, str) or not 0 < len(attempt_id) <= _ATTEMPT_ID_MAX:
+            raise CallerError(
+                f"attempt_id is {attempt_id!r}; it must be a text of 1 to {_ATTEMPT_ID_MAX} "
+                "characters, or None"
+            )
+        hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
+    matches = compile_filter(filter)
+    return Wanted(limit, max_bytes, invisible_ms, queue, matches, hashed)
+
+
+def check_seconds(name: str, seconds: object) -> int:
+    """A duration in ms; `CallerError` if it is negative, no number, or too long."""
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds <= INVISIBLE_MAX
+    ):
+        raise CallerError(f"{name} is {seconds!r}; it must be 0 to {INVISIBLE_MAX:.0f} seconds")
+    return round(seconds * 1000)
+
+
+def check_wait(wait: object) -> float:
+    """How long a pop waits; `CallerError`."""
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_MAX:
+        raise CallerError(f"wait is {wait!r}; it must be 0 to {WAIT_MAX:.0f} seconds")
+    return float(wait)

@@ -148,7 +148,7 @@ class Redrive:
             flights[letters.id].next.pop(queue, None)
             for flight, change in changes:
                 flight.settle(change)
-                self._waiting.freed(flight, sum(count for _, count in change.counts))
+                self._waiting.freed(flight, sum(change.added.values()))
         return len(mine)
 
     def _first(self, group: GroupInfo, letters: Topic, queue: int) -> int:

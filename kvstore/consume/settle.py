@@ -2,7 +2,7 @@
 
 The idea: a receipt names a row and a place in it; acking takes the place's bit away, and the row
 with its last bit. A batch is sorted by rows first, so a row is read and written once, and all rows
-of a flight in one WriteBatch. Whoever acks a batch as it was popped has it compared as a list.
+of a flight in one WriteBatch. A batch as it was popped is compared as a list.
 
 Invariants: a receipt that is not current changes nothing; acking twice by the same delivery is as
 good as once.
@@ -18,7 +18,6 @@ from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import Lock, offsets_of
 from kvstore.consume.order import Order
-from kvstore.consume.quick import Quick
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
@@ -57,7 +56,6 @@ class Settle:
         waiting: Waiting,
         clock: Clock,
         nonces: Iterator[int],
-        quick: Quick,
         group_of: Callable[[int], GroupInfo],
     ) -> None:
         self._families = families
@@ -66,14 +64,10 @@ class Settle:
         self._waiting = waiting
         self._clock = clock
         self._nonces = nonces
-        self._quick = quick
         self._group_of = group_of
 
     def ack(self, receipts: list[str]) -> list[AckResult]:
         """See `Store.ack_batch`."""
-        whole = self._receipts.whole(receipts)
-        if whole is not None and whole.epoch >= 0 and self._quick.ack(whole):
-            return [_DONE] * len(receipts)
         results: list[AckResult] = [_DONE] * len(receipts)
         for (group, topic), rows in self._sort(receipts, results).items():
             with self._flights.flying(group, topic) as flight:

@@ -33,7 +33,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvstore.errors import DiskFull, IndexDamaged, IndexUnavailable, StoreClosed
+from kvstore.errors import DiskFull, IndexDamaged, IndexUnavailable, StoreClosed, StoreError
 from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 
 _CACHE_BYTES: Final = 64 << 20
@@ -228,12 +228,31 @@ class Families:
         try:
             self._db.write(batch.raw, self._sync if sync else self._lazy)
         except Exception as e:  # rocksdict raises bare Exception
-            failed = self._failed(e)
-            if not isinstance(failed, IndexDamaged):
-                raise failed from e
-            raise IndexDamaged(
-                f"RocksDB in {self.path} refused a write: {e}; see to the disk, then open again"
-            ) from e
+            raise self._refused(e) from e
+
+    def put_two(
+        self, first: str, key: bytes, value: bytes, second: str, its_key: bytes, its_value: bytes
+    ) -> None:
+        """Write a row of one family and a row of another, both or none: a batch, at four fifths of
+        its cost.
+        """
+        if self._full:
+            self._reopen()
+        raw, handles = WriteBatch(raw_mode=True), self._handles
+        try:
+            raw.put(key, value, handles[first])
+            raw.put(its_key, its_value, handles[second])
+            self._db.write(raw, self._lazy)
+        except Exception as e:  # as above; a handle that is gone is a store that was closed
+            raise self._refused(e) from e
+
+    def _refused(self, why: Exception) -> StoreError:
+        failed = self._failed(why)
+        if not isinstance(failed, IndexDamaged):
+            return failed
+        return IndexDamaged(
+            f"RocksDB in {self.path} refused a write: {why}; see to the disk, then open again"
+        )
 
     def sync(self) -> None:
         """Return when all that was written so far is on the disk."""

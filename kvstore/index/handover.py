@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvstore.archived import Arriving, Queue
 from kvstore.errors import CallerError, IndexDamaged
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
@@ -41,21 +42,6 @@ from kvstore.index.keys import (
     segment_range,
 )
 from kvstore.index.runs import count_of
-
-Queue = tuple[int, int]
-"""Topic id and queue."""
-Row = tuple[bytes, bytes | None]
-"""A key of `archives` and its value; None: the row goes."""
-
-
-class Arriving(NamedTuple):
-    """An archive that comes into the catalog: its row, and what it holds of which queue."""
-
-    number: int
-    first_position: int
-    row: bytes
-    queues: Iterable[tuple[int, int, int, int]]
-    """Topic id, queue, first offset that is held, its store time; once a queue."""
 
 
 class Gone(NamedTuple):

@@ -16,20 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from kvstore.archived import Arriving, Queue, Row
 from kvstore.errors import FormatTooNew, IndexDamaged
 from kvstore.index.checkpoint import key_pairs, run_rows
 from kvstore.index.families import Batch, Families
-from kvstore.index.handover import (
-    Arriving,
-    Gone,
-    Queue,
-    Row,
-    hand_over,
-    put_gone,
-    put_next_number,
-    read_gone,
-    swap,
-)
+from kvstore.index.handover import Gone, hand_over, put_gone, put_next_number, read_gone, swap
 from kvstore.index.keys import (
     ARCHIVES,
     CHECKPOINT,

@@ -104,6 +104,7 @@ key_block_key = _KEY_BLOCK_KEY.pack
 offset_key = _OFFSET_KEY.pack
 lock_key = _LOCK_KEY.pack
 archive_key = _ARCHIVE_KEY.pack
+LOCK_KEY_SIZE: Final = _LOCK_KEY.size
 
 
 class RunKey(NamedTuple):

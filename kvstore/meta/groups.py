@@ -133,6 +133,10 @@ class Groups:
 
     def get(self, name: str) -> GroupInfo:
         """A group; `GroupNotFound`."""
+        try:
+            return self._cache[name]  # what nearly every call finds, at a third of `find`
+        except (KeyError, TypeError):
+            pass
         found = self.find(name)
         if found is None:
             raise GroupNotFound(f"there is no group {name!r}; create it with create_group")

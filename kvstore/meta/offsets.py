@@ -330,6 +330,18 @@ class Offsets:
             self._put(batch, key, offset)
         self._unsynced = True
 
+    def next_row(
+        self, flight: Popping, queue: int, offset: int, now: int
+    ) -> tuple[bytes, bytes] | None:
+        """What `stage_next` would add to a batch, where that is one row; None if it is more."""
+        if self._history_ms and flight.history.get(queue) != now // self._stretch_ms:
+            return None
+        self._unsynced = True
+        return (
+            offset_key(flight.group, flight.topic, queue),
+            _ROW.pack(offset, self._recoveries),
+        )
+
     def settle(self) -> None:
         """Say that a batch with offsets that were staged was written: it is to be synced."""
         self._unsynced = True

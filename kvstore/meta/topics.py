@@ -125,6 +125,10 @@ class Topics:
 
     def get(self, name: str) -> Topic:
         """A topic in use; `TopicNotFound`."""
+        try:
+            return self._cache[name]  # what nearly every call finds, at a third of `find`
+        except (KeyError, TypeError):
+            pass
         found = self.find(name)
         if found is None:
             raise TopicNotFound(
