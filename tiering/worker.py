@@ -115,6 +115,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._busy = threading.Lock()
         self._unfit: set[int] = set()
+        self._tried: set[str] = set()
         self._looked_at = 0.0
         self._places = self._open_places(options or {})
         self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
@@ -203,8 +204,8 @@ class Worker:
 
     def run_once(self) -> RunReport:
         """Do what is due, until nothing is. Raises `TieringBusy` while another run is under way,
-        `TieringStopped` once `stop` was called, `StoreClosed`; what else goes wrong is in the
-        report, and tried again by the next run.
+        `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place does
+        not do what it must; what else goes wrong is in the report, and tried again by the next run.
         """
         if not self._busy.acquire(blocking=False):
             raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
@@ -218,6 +219,7 @@ class Worker:
         run = _Run(self.history)
         self._unfit.clear()
         known = {row.number for row in decode_rows(self._side.rows())}
+        self._try_places()
         with run.noting("tidying", StoreError):
             run.removed += self._mover.tidy(known)
         self._sweep(run)
@@ -234,6 +236,13 @@ class Worker:
             if not done:
                 return run.report(waits_for_hours=False)
             self._sweep(run)
+
+    def _try_places(self) -> None:
+        """Try out, once, what each place promises, and make a folder that is not there yet."""
+        for place in self._places.values():
+            if place.name not in self._tried:
+                place.check(create=True)
+                self._tried.add(place.name)
 
     def _agenda(self) -> tuple[Agenda, dict[str, TopicTraits]]:
         self._store.checkpoint()
