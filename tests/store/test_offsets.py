@@ -580,3 +580,18 @@ def test_an_offset_adopted_without_its_recoveries_is_read(filled: Store) -> None
     rows.put(OFFSETS, offset_key(filled.group("g").id, filled.topic("t").id, 0), U64.pack(4))
     families.write(rows)
     assert filled.committed_offset("g", "t", 0) == 4
+
+
+def test_an_offset_is_committed_again_when_something_else_changed_it(store: Store) -> None:
+    store.create_topic("again", queues=1)
+    store.create_group("g")
+    store.put_batch(batch("again", 4, queue=0))
+    for popped in (0, 1, 2):
+        store.commit_offset("g", "again", 0, 1)
+        if not popped:
+            store.reset_offset("g", "again", to="begin")
+        for _ in range(popped):
+            store.ack(store.pop("g", "again")[0].receipt)
+        assert store.committed_offset("g", "again", 0) != 1
+        store.commit_offset("g", "again", 0, 1)
+        assert store.committed_offset("g", "again", 0) == 1
