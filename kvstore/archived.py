@@ -11,9 +11,9 @@ superseded)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -82,6 +82,35 @@ class TierStats(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Held(NamedTuple):
+    """Entries of a queue that an archive holds, in one stretch but for gaps: a block's."""
+
+    topic: int
+    queue: int
+    first: int
+    last: int
+    stored_at: int
+    archive: int
+
+
+class ArchivedTopic(NamedTuple):
+    """A topic as an archive knows it: `fields` are those of a topic's row that it has."""
+
+    id: int
+    name: str
+    fields: dict[str, Any]
+
+
+class Contents(NamedTuple):
+    """What an archive says of itself that the index has to know: stretches of the log (first
+    position, end), topics, and what it holds of their queues.
+    """
+
+    segments: Sequence[tuple[int, int]]
+    topics: Sequence[ArchivedTopic]
+    held: Sequence[Held]
+
+
 class Problem(NamedTuple):
     """Something about an archive that is not as it should be."""
 
@@ -126,6 +155,20 @@ class Archived(Protocol):
 
     def candidates(self, archive: int, low: int, high: int) -> list[int]:
         """Positions of an archive's messages with a key hash in range, in order."""
+        ...
+
+    def numbers(self) -> Collection[int]:
+        """The archives that places may name."""
+        ...
+
+    def contents(self, archive: int) -> Contents:
+        """What an archive holds, of all queues; read from it."""
+        ...
+
+    def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
+        """Rows for the catalog of a store that has lost its own: what archives of the store there
+        are in its own folder, numbered from `number` on.
+        """
         ...
 
     def stats(self) -> list[TierStats]:

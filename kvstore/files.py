@@ -46,21 +46,17 @@ class MappedFile(Protocol):
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write past the map, with a system call; seen through the map at once."""
-        ...
 
     def zero_from(self, offset: int) -> int:
         """Make everything from `offset` on zero, and put that on the disk; returns how many bytes
         were not.
         """
-        ...
 
     def sync(self) -> None:
         """Return when everything written so far is on the disk; `OSError` if the disk refused."""
-        ...
 
     def close(self) -> None:
         """Let go of map and descriptor; readers that still hold the buffer keep it alive."""
-        ...
 
 
 class FolderLock(Protocol):
@@ -68,11 +64,9 @@ class FolderLock(Protocol):
 
     def mark(self) -> None:
         """Say in the lock file, for good, that the folder is a kvmq store."""
-        ...
 
     def release(self) -> None:
         """Let others have it."""
-        ...
 
 
 class Files(Protocol):
@@ -80,80 +74,62 @@ class Files(Protocol):
 
     def make_dir(self, path: Path) -> None:
         """Make the folder (and those above it) if it is not there, durably."""
-        ...
 
     def list_dir(self, path: Path) -> list[str]:
         """The names in a folder, sorted; none if there is no such folder."""
-        ...
 
     def size(self, path: Path) -> int | None:
         """A file's bytes; None if there is no such file, or its name leads nowhere."""
-        ...
 
     def facts(self, path: Path) -> os.stat_result | None:
         """What the system says of a name; None where `size` says None."""
-        ...
 
     def create(self, path: Path, size: int) -> None:
         """Make a file of `size` zero bytes with all its blocks; `DiskFull` if they are not to be
         had.
         """
-        ...
 
     def map(self, path: Path, *, writable: bool) -> MappedFile:
         """Map a whole file; `SegmentDamaged` if it is empty or can't be opened."""
-        ...
 
     def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
         """Up to `size` bytes from `offset` (all by default)."""
-        ...
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """Put a whole small file in place atomically."""
-        ...
 
     def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
         """Put a whole file in place atomically and durably, leaving nothing behind if that fails;
         `FileExistsError` if one is there and is not to be replaced; `DiskFull`."""
-        ...
 
     def write_private(self, path: Path, data: bytes) -> None:
         """As `write_whole`, with a file that its owner alone may read."""
-        ...
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
         """Give a file a second name; copy it where that is impossible. True if linked."""
-        ...
 
     def copy(self, source: Path, target: Path) -> None:
         """Copy a file durably."""
-        ...
 
     def links(self, path: Path) -> int:
         """How many names the file has; more than one means somebody else has its bytes too."""
-        ...
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename durably, replacing `target`."""
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a file durably; nothing if it is not there."""
-        ...
 
     def erase(self, path: Path) -> None:
         """Overwrite a file's bytes with zeros, on disk, before it is removed."""
-        ...
 
     def disk_used(self, path: Path) -> float:
         """The share of the file system in use, 0 to 1, as an ordinary user sees it."""
-        ...
 
     def lock(self, path: Path) -> FolderLock:
         """Take the lock file for this process alone; `StoreLocked` with the holder's pid if it is
         held.
         """
-        ...
 
 
 class LocalFiles:

@@ -90,6 +90,10 @@ class HandOver:
             if n < last
         ]
 
+    def sealed_path(self, segment: int) -> Path:
+        """A segment's file."""
+        return self._log.segments.path(segment)
+
     def entries(self, segment: int) -> Iterator[Entries]:
         """What the index has of a segment, in slices of some 256 k entries. What is not among it
         (messages of topics that were deleted, prepared halves) no queue has.

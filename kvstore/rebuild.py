@@ -31,9 +31,10 @@ from kvstore.adoption import Adoption
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
-from kvstore.index.derived import drop_derived
+from kvstore.index.derived import drop_derived, note_unplaced
 from kvstore.index.index import Index
 from kvstore.index.keys import (
+    ARCHIVES,
     CHECKPOINT,
     DERIVED,
     FAMILIES,
@@ -114,7 +115,7 @@ def _prepare(
             _found_with(kept, folder, config)
         else:
             adoption = _own_log(folder, config, progress)
-            opening.found_index(folder, config, adoption, opening.NEW_INDEX)[0].close()
+            _found_anew(folder, config, adoption)
     except BaseException:
         # Nothing was set aside yet; what there is of a new one takes room of a disk that may be
         # full.
@@ -205,6 +206,19 @@ def _found_with(rows: Rows, folder: Path, config: StoreConfig) -> None:
         batch = index.families.batch()
         for name, family in rows.items():
             batch.put_many(name, family.keys(), family.values())
+        if rows[ARCHIVES]:
+            note_unplaced(batch)
+        index.families.write(batch, sync=True)
+    finally:
+        index.close()
+
+
+def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:
+    """Found an index on the log, and on what archives the folder has."""
+    index, _ = opening.found_index(folder, config, adoption, opening.NEW_INDEX)
+    try:
+        batch = index.families.batch()
+        note_unplaced(batch)
         index.families.write(batch, sync=True)
     finally:
         index.close()

@@ -146,6 +146,7 @@ class _Recovery:
         self._saved = start
         # From the beginning the log tells its times itself; what it held before that is gone.
         replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
+        replay.is_anew = start <= log.first
         scan = LogScan(
             log.segments,
             start,

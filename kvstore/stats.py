@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvstore.archived import Archived, TierStats
 from kvstore.config import StoreConfig
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
@@ -18,7 +19,8 @@ class StoreStats(msgspec.Struct, frozen=True):
     are SST files by family.
 
     `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to
-    1. `recovery` is what opening the store did."""
+    1. `recovery` is what opening the store did. `tiers` are the archives' (the log's is not among
+    them)."""
 
     path: str
     topics: int
@@ -35,6 +37,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     index_bytes: dict[str, int]
     disk_used: float
     recovery: RecoveryReport
+    tiers: list[TierStats] = []
 
 
 def collect(
@@ -44,6 +47,7 @@ def collect(
     topics: Topics,
     config: StoreConfig,
     recovery: RecoveryReport,
+    archived: Archived | None = None,
 ) -> StoreStats:
     """Look at everything once."""
     tails = [t for t in index.tails if t is not None]
@@ -63,4 +67,5 @@ def collect(
         index_bytes=index.families.file_bytes(),
         disk_used=config.files.disk_used(path),
         recovery=recovery,
+        tiers=archived.stats() if archived is not None else [],
     )

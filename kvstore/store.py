@@ -36,6 +36,7 @@ from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
 from kvstore.namespace import Namespace
+from kvstore.placing import place_archives
 from kvstore.popping import Popper
 from kvstore.recovery import Progress, recover
 from kvstore.segmentstats import SegmentStats, segment_stats
@@ -108,6 +109,8 @@ class Store(Calls):
         config = self.config
         self._log = CommitLog(self.path / opening.COMMITLOG, config, writable=not read_only)
         self._ending.append(self._log.close)
+        if not read_only:
+            place_archives(self._index, self._log, self._archives)
         host = store_host(config)
         self._open_meta(config, host.extra, read_only)
         drop_orphans(self._log, self._index, config)
@@ -257,7 +260,15 @@ class Store(Calls):
     def stats(self) -> StoreStats:
         """Figures about the store as it is now."""
         self._check_open()
-        return collect(self.path, self._log, self._index, self._topics, self.config, self.recovery)
+        return collect(
+            self.path,
+            self._log,
+            self._index,
+            self._topics,
+            self.config,
+            self.recovery,
+            self._tiers,
+        )
 
     def segments(self, progress: Progress | None = None) -> list[SegmentStats]:
         """What each sealed, wholly checkpointed segment holds, oldest first, and when that was
@@ -266,9 +277,10 @@ class Store(Calls):
         self._check_open()
         return segment_stats(self._log, self._index, self._topics, progress)
 
-    def verify(self, progress: Progress | None = None) -> VerifyReport:
+    def verify(self, progress: Progress | None = None, *, archives: bool = False) -> VerifyReport:
         """Check every record's CRC, and the one over the whole record of those that carry it, and
-        hold the index against the log; problems are listed, not raised.
+        hold the index against the log, and against the archives there are; with `archives` every
+        byte of those is read and checked. Problems are listed, not raised.
         """
         self._check_open()
         if self._log.writable:
@@ -280,6 +292,7 @@ class Store(Calls):
             self._reader,
             progress,
             property_crc=self.config.check_property_crc,
+            archives=archives,
         )
 
     # --- the end ---

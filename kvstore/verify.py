@@ -4,7 +4,7 @@ The idea: a segment at a time. Its records are walked, past damage, and those th
 the whole record are held against that as well; what the index should say of
 them is noted in columns and held against the columns of what it says: every entry with its queue,
 offset, size, tag and time, every key's hash, a place for every queue. At last every place is held
-against the run that has to stand behind it.
+against the run, or the archive, that has to stand behind it, and every archive against the catalog.
 
 Invariant: changes nothing; what is wrong is listed with where it is, the rest is still looked at.
 """
@@ -17,14 +17,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.consume.cold import Cold
 from kvstore.consume.reader import Reader
 from kvstore.errors import FormatError, SegmentDamaged
 from kvstore.index.index import Index
 from kvstore.index.keys import (
-    NOWHERE,
+    ARCHIVE_FIRST,
     PLACES,
     QUEUE_MASK,
     RUNS,
+    Place,
     RunKey,
     place_key,
     read_place,
@@ -94,8 +96,11 @@ def verify(
     progress: Progress | None,
     *,
     property_crc: bool = False,
+    archives: bool = False,
 ) -> VerifyReport:
-    """See `Store.verify`; with `property_crc` a record without that CRC is damaged."""
+    """See `Store.verify`; with `property_crc` a record without that CRC is damaged, with `archives`
+    every byte of every archive is read.
+    """
     began = log.clock.monotonic()
     report = VerifyReport()
     end = reader.visible_end()
@@ -115,7 +120,8 @@ def verify(
         if progress is not None:
             done = min((number + 1) * log.segment_size, end) - log.first
             progress("verifying", done, end - log.first)
-    _check_places(index, names, report)
+    _check_places(index, names, reader.cold, report)
+    _check_archives(reader.cold, archives, report)
     report.seconds = log.clock.monotonic() - began
     return report
 
@@ -139,18 +145,48 @@ def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list
     return [n for n in found if n not in gone.segments]
 
 
-def _check_places(index: Index, names: dict[int, str], report: VerifyReport) -> None:
-    """Every place has a run of its queue that begins with its offset, in the segment it names."""
+def _check_places(
+    index: Index, names: dict[int, str], cold: Cold | None, report: VerifyReport
+) -> None:
+    """Every place has a run of its queue that begins with its offset, in the segment it names, or
+    names an archive of the catalog and has a place behind it.
+    """
     get = index.families.get
+    before: tuple[int, int, Place] | None = None
+    for key, value in index.families.rows(PLACES, b""):
+        found = read_place(key, value)
+        if before is not None and before[2].is_archived and before[:2] != found[:2]:
+            _tell_place(names, before, "the queue's last place is an archive's", report)
+        before = found
+        if found[2].is_archived:
+            numbers = cold.archived.numbers() if cold is not None else ()
+            if found[2].archive not in numbers and get(PLACES, key) == value:
+                what = f"place says archive {found[2].archive}, which the catalog does not have"
+                _tell_place(names, found, what, report)
+    if before is not None and before[2].is_archived:
+        _tell_place(names, before, "the queue's last place is an archive's", report)
     for key, value in index.families.rows(PLACES, b""):
         topic, queue, place = read_place(key, value)
-        if place.segment == NOWHERE or topic not in names:
+        if place.segment >= ARCHIVE_FIRST or topic not in names:
             continue
         behind = run_key(place.segment, topic, queue, place.first)
         # Looked at again: retention may have taken both since the walk began.
         if get(RUNS, behind) is None and get(PLACES, key) == value:
             what = f"place says segment {place.segment}, where no run begins with its offset"
             report.add(Problem("index", what, -1, names[topic], queue, place.first))
+
+
+def _tell_place(
+    names: dict[int, str], found: tuple[int, int, Place], what: str, report: VerifyReport
+) -> None:
+    topic, queue, place = found
+    report.add(Problem("index", what, -1, names.get(topic, ""), queue, place.first))
+
+
+def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> None:
+    if cold is not None:
+        for problem in cold.archived.verify(thorough=thorough):
+            report.add(Problem("archive", f"{problem.archive}: {problem.message}"))
 
 
 class _Segment:

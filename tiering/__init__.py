@@ -13,7 +13,8 @@ Reading is the store's own: its calls don't change when a message is in an archi
 from __future__ import annotations
 
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, KeyDestroyed
-from tiering.archive.crypto import KeyFile, KeyProvider, TopicKey
+from tiering.archive.crypto import KeyProvider, TopicKey
+from tiering.archive.keyfile import KeyFile
 from tiering.errors import (
     ExtraMissing,
     ObjectExists,

@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from kvstore.archived import Covered, Problem, TierStats
+from kvstore.archived import Contents, Covered, Problem, TierStats
 from kvstore.clock import Clock
 from kvstore.errors import (
     ArchiveDamaged,
@@ -36,6 +36,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive, Source
 from tiering.cache import CACHE_BYTES, READERS, BlockCache, CacheStats
 from tiering.catalog import ArchiveRow, decode_row
+from tiering.contents import FOLDER, contents, find_again
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.place import Place, open_place
 
@@ -285,6 +286,20 @@ class Tiers:
         return [one.position for one in found]
 
     # --- the whole ---
+
+    def numbers(self) -> Collection[int]:
+        """See `Archived.numbers`."""
+        return [number for number, row in self._rows.items() if row.state == "live"]
+
+    def contents(self, archive: int) -> Contents:
+        """See `Archived.contents`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            return contents(opened, archive)
+
+    def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
+        """See `Archived.find_again`."""
+        return find_again(self._open_place(str(self._folder / FOLDER)), store_id.hex(), number)
 
     def stats(self) -> list[TierStats]:
         """See `Archived.stats`."""

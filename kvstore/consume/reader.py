@@ -289,6 +289,10 @@ class Reader:
             found = self.cold.archived.at(position)
             if found is not None:
                 return found
+            if number in self._index.gone().segments:
+                raise MessageNotFound(
+                    f"no record began at {position}: what stood there is in archives"
+                )
         if not low <= position < high:
             raise MessageNotFound(
                 f"no record begins at {position}; the log reaches from {low} to {high}"

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvstore.archived import Arriving, Queue
+from kvstore.archived import Arriving, Held, Queue
 from kvstore.errors import CallerError, IndexDamaged
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
@@ -228,17 +228,6 @@ def put_next_number(batch: Batch, known: int, arriving: Sequence[Arriving]) -> i
     if arriving:
         batch.put(META, NEXT_ARCHIVE, U32.pack(following))
     return following
-
-
-class Held(NamedTuple):
-    """Entries of a queue that an archive holds, in one stretch but for gaps: a block's."""
-
-    topic: int
-    queue: int
-    first: int
-    last: int
-    stored_at: int
-    archive: int
 
 
 def place_again(

@@ -67,6 +67,10 @@ class Replay:
         self.keys = 0
         self.gaps_expected = False
         """Whether damage was passed over: only then may a queue's offsets jump."""
+        self.is_anew = False
+        """Whether the log is replayed from its beginning: a queue's first record may follow on what
+        is not in the log any more, wherever that ended.
+        """
         self.refused: list[tuple[int, int, int, int]] = []
         """Records that were not indexed: position, size, offset, and the offset that was due."""
         self._held: dict[int, _Row] = {}
@@ -129,7 +133,8 @@ class Replay:
             if offset == following + 1:
                 self._take(row)  # the one before it should have been at `following`
                 return
-        is_gap = offset > following and (self.gaps_expected or not following)
+        is_first = self.is_anew and key not in self._following
+        is_gap = offset > following and (self.gaps_expected or not following or is_first)
         if offset == following or is_gap:
             self._take(row)
         else:

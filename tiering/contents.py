@@ -1,0 +1,117 @@
+"""Contents: what archives say of themselves, for an index, or a catalog, that is made anew.
+
+The idea: the directory has every block's queue, offsets and times, the manifest the topics and the
+stretches of the log. A folder of archives is a catalog, but for what a merge has superseded: of two
+that are of the same stretches and the same class the one of the higher generation holds.
+
+Invariant: an archive of another store is left alone, and so is what can't be read."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from kvstore.archived import ArchivedTopic, Contents, Held
+from kvstore.errors import ArchiveDamaged, FormatTooNew
+from tiering.archive.manifest import STORE_ID_NONE, Manifest
+from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
+from tiering.archive.reader import Archive
+from tiering.catalog import ArchiveRow, encode_row
+from tiering.errors import PlaceError
+from tiering.place import Place
+
+FOLDER: Final = "archive"
+"""Where a store keeps archives of its own, in its folder."""
+
+_log = logging.getLogger("kvmq")
+
+
+def contents(archive: Archive, number: int) -> Contents:
+    """What an archive holds."""
+    rows = archive.rows()
+    columns = (
+        rows.topic_ids[rows.topics],
+        rows.queues,
+        rows.first_offset,
+        rows.last_offset,
+        rows.least_stored_at,
+    )
+    blocks = zip(*(column.tolist() for column in columns), strict=True)
+    manifest = archive.manifest
+    return Contents(
+        manifest.segments,
+        [ArchivedTopic(topic.id, topic.name, _fields(topic)) for topic in manifest.topics],
+        [Held(t, q, first, last, stored_at, number) for t, q, first, last, stored_at in blocks],
+    )
+
+
+def _fields(topic: TopicOfArchive) -> dict[str, Any]:
+    return {
+        "read_queues": topic.read_queues or topic.queues,
+        "write_queues": topic.queues,
+        "kind": topic.kind,
+        "key_index": topic.key_index,
+        "key_history": topic.key_history,
+        "retention": topic.retention,
+        "since": topic.since,
+        "attributes": topic.attributes,
+        "compress_above": topic.compress_above,
+        "compression": topic.compression,
+    }
+
+
+def row_of(
+    manifest: Manifest, *, number: int, place: str, key: str, tier: Any, size: int, crc: int
+) -> ArchiveRow:
+    """The catalog's row of an archive, by what it says itself and where it is."""
+    return ArchiveRow(
+        number=number,
+        place=place,
+        key=key,
+        tier=tier,
+        size=size,
+        crc=crc,
+        first_position=manifest.first_position,
+        last_position=manifest.last_position,
+        first_stored_at=manifest.first_stored_at,
+        last_stored_at=manifest.last_stored_at,
+        messages=manifest.messages,
+        raw_bytes=manifest.raw_bytes,
+        segments=list(manifest.segments),
+        retention_class=manifest.retention_class,
+        codec=manifest.codec,
+        level=manifest.level,
+        generation=manifest.generation,
+        is_encrypted=any(topic.key_id is not None for topic in manifest.topics),
+    )
+
+
+def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, bytes]]:
+    """Rows of the archives in a store's own folder, numbered from `number` on."""
+    found: list[tuple[str, int, Manifest]] = []
+    try:
+        for info in place.list():
+            try:
+                manifest = Archive.open(place.source(info.key, info.size)).manifest
+            except (ArchiveDamaged, FormatTooNew) as e:
+                _log.error("%s/%s is left alone: %s", place.name, info.key, e)
+                continue
+            found.append((info.key, info.size, manifest))
+    except PlaceError as e:
+        _log.warning("no archives are found again in %s: %s", place.name, e)
+    # A store that lost its index has a new id; then all archives in its folder have to be its own.
+    ids = {manifest.store_id for _, _, manifest in found}
+    own = {store_id, STORE_ID_NONE} if store_id in ids or len(ids) > 1 else ids
+    found = [one for one in found if one[2].store_id in own]
+    found.sort(key=lambda one: (-one[2].generation, one[2].first_position, one[0]))
+    covered: dict[str, set[tuple[int, int]]] = {}
+    rows = []
+    for key, size, manifest in found:
+        mine = covered.setdefault(manifest.retention_class, set())
+        if mine.issuperset(manifest.segments):
+            continue
+        mine.update(manifest.segments)
+        row = row_of(manifest, number=number, place=FOLDER, key=key, tier="warm", size=size, crc=0)
+        rows.append((row.catalog_key, encode_row(row)))
+        number += 1
+    return rows
