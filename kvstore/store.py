@@ -38,6 +38,7 @@ from kvstore.meta.topics import Topics
 from kvstore.namespace import Namespace
 from kvstore.placing import place_archives
 from kvstore.popping import Popper
+from kvstore.record.batch import Host
 from kvstore.recovery import Progress, recover
 from kvstore.segmentstats import SegmentStats, segment_stats
 from kvstore.stats import StoreStats, collect
@@ -122,8 +123,11 @@ class Store(Calls):
         self._reader = Reader(self._log, self._index, config, is_live=self._topics.is_live)
         if next(self._index.families.rows(ARCHIVES, b""), None) is not None:
             self._reader.read_from(self._archives())
-        if read_only:
-            return
+        if not read_only:
+            self._open_writing(config, host, last_stored)
+
+    def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:
+        """What a store that is opened for reading only does without."""
         self._wake = self._log.prepare_wanted
         self._waiting = Waiting()
         seen_when_durable = config.visibility == "flushed"
