@@ -123,10 +123,9 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
 
     `topic_bytes[topic id]` is what the topic puts under its keys' hashes.
     """
-    hashes = np.frombuffer(tail.key_digests, np.uint32).astype(np.int64) << 8
-    topics = np.frombuffer(tail.key_queues, np.int64) >> 32
-    hashes |= np.frombuffer(topic_bytes, np.uint8)[topics]
-    positions = np.frombuffer(tail.key_positions, np.int64)
+    digests, positions, queues = tail.key_columns()
+    hashes = digests.astype(np.int64) << 8
+    hashes |= np.frombuffer(topic_bytes, np.uint8)[queues >> 32]
     found: dict[int, tuple[I64, I64]] = {}
     if not len(positions):
         return found
