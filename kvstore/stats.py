@@ -62,7 +62,7 @@ def collect(
         checkpointed_position=index.checkpoint.position,
         log_bytes=log.end - log.first,
         tail_entries=sum(len(t) for t in tails),
-        tail_keys=sum(len(t.key_digests) for t in tails),
+        tail_keys=sum(t.keys_held for t in tails),
         syncs=log.syncs,
         index_bytes=index.families.file_bytes(),
         disk_used=config.files.disk_used(path),

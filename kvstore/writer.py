@@ -13,8 +13,10 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+
+from msgspec.structs import astuple
 
 from kvstore.config import StoreConfig
 from kvstore.consume.waiting import Waiting
@@ -29,8 +31,9 @@ from kvstore.record.explain import Limits, as_batch
 from kvstore.record.hosts import pack_host
 from kvstore.record.lanes import Lanes
 from kvstore.record.layout import BLANK_SIZE
-from kvstore.record.prepare import prepare, prepare_one
+from kvstore.record.prepare import prepare
 from kvstore.record.property_crc import property_crc_suffix
+from kvstore.record.single import prepare_one
 from kvstore.record.uniqueids import UniqueIds
 
 
@@ -83,23 +86,63 @@ class Writer:
         self._tail_max = 2 * config.checkpoint_bytes
         self.last_stored = last_stored
 
+    def put(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        queue: int | None,
+        tag: str | None,
+        keys: Sequence[str],
+        properties: Mapping[str, str],
+        message_group: str | None,
+        flags: int,
+        message_id: str | None,
+        born_at: int | None,
+    ) -> PutResult:
+        """See `Store.put`; takes a `Message`'s fields."""
+        now = self._begin()
+        if (
+            message_group is None
+            and message_id is None
+            and born_at is None
+            and not flags
+            and type(flags) is int
+        ):
+            one = prepare_one(
+                topic, body, queue, tag, keys, properties,
+                self._lanes, self._ids, now, self._limits,
+            )  # fmt: skip
+            if one is not None:
+                return self._put_one(topic, one, now)
+        message = Message(
+            topic, body, queue, tag, keys, properties, message_group, flags, message_id, born_at
+        )
+        return self._put_all((message,), now)[0]
+
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
+        now = self._begin()
+        if type(messages) is not list and type(messages) is not tuple:
+            messages = as_batch(messages)
+        if not messages:
+            return []
+        if len(messages) == 1 and type(messages[0]) is Message:
+            return [self.put(*astuple(messages[0]))]
+        return self._put_all(messages, now)
+
+    def _begin(self) -> int:
+        """See that there may be a put; returns its time."""
         log = self._log
         log.check_writable()
         log.check_disk()
         if log.end - self._index.checkpoint.position >= self._tail_max:
             # The housekeeper can't keep up: whoever puts does its work, before anything is written.
             self._checkpoint_now()
-        now = self._clock.now_ms()
-        if type(messages) is not list and type(messages) is not tuple:
-            messages = as_batch(messages)
-        if not messages:
-            return []
-        if len(messages) == 1 and type(messages[0]) is Message:
-            one = prepare_one(messages[0], self._lanes, self._ids, now, self._limits)
-            if one is not None:
-                return [self._put_one(messages[0], one, now)]
+        return self._clock.now_ms()
+
+    def _put_all(self, messages: Sequence[Message], now: int) -> list[PutResult]:
+        """Put messages, one or more, as columns."""
+        log = self._log
         batch = prepare(messages, self._lanes, self._ids, now, self._limits)
         total = sum(batch.sizes)
         index = self._index
@@ -120,7 +163,7 @@ class Writer:
                 index.give_back()
                 raise
             tail = index.tails.active
-            tail.add_keys(batch.queue_keys, positions, batch.key_digests, batch.key_owners)
+            tail.add_keys(batch.key_text, batch.key_counts)
             end = log.end
         finally:
             log.lock.release()
@@ -140,7 +183,7 @@ class Writer:
             )
         )
 
-    def _put_one(self, message: Message, one: One, now: int) -> PutResult:
+    def _put_one(self, topic: str, one: One, now: int) -> PutResult:
         """Put a single, ordinary message: the same steps, a quarter of the time."""
         log, index, size, key = self._log, self._index, one.size, one.lane.key
         log.acquire()
@@ -160,7 +203,9 @@ class Writer:
                 index.give_back()
                 raise
             tail = index.tails.active
-            tail.add_one(key, offset, position, size, one.tag_hash, now, one.key_digests)
+            tail.add_one(
+                key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
+            )
             end = log.end
         finally:
             log.lock.release()
@@ -168,7 +213,7 @@ class Writer:
         if self._arrivals.topics:
             self._arrivals.arrived((key,))
         queue = key & QUEUE_MASK
-        return PutResult(one.message_id, message.topic, queue, offset, position, size, status)
+        return PutResult(one.message_id, topic, queue, offset, position, size, status)
 
     def _settle(self, end: int, unindexed: int) -> PutStatus:
         """What follows a put, outside the lock: see to the checkpoint, wait for the disk."""

@@ -32,7 +32,7 @@ class Putting(Parts):
         >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
         0
         """
-        message = Message(
+        return self._writer_or_fail().put(
             topic,
             body,
             queue,
@@ -44,7 +44,6 @@ class Putting(Parts):
             message_id,
             born_at,
         )
-        return self._writer_or_fail().put_batch((message,))[0]
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """Put messages, in order; an error writes none of them (a crash may leave a leading part).

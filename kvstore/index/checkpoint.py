@@ -9,7 +9,7 @@ checkpoint."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from kvstore.index.runs import Columns, pack_many, split_long
 from kvstore.index.tail import Tail
 
 I64 = NDArray[np.int64]
+_ROW_BITS: Final = 24
 _RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
 
 
@@ -44,7 +45,7 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
         return RunRows([], [], [], {})
     queue_keys = np.frombuffer(tail.queue_keys, np.uint64)
     # Rows are in log order: sorted by queue, stably, each queue's are in the order of its offsets.
-    order = np.argsort(queue_keys, kind="stable")
+    order = _by_queue(queue_keys)
     queue_keys = queue_keys[order]
     positions = np.frombuffer(tail.positions, np.int64)[order]
     border = np.ones(total, dtype=bool)
@@ -86,6 +87,22 @@ def run_rows(tail: Tail, segment_size: int, coded: Callable[[I64], I64]) -> RunR
     return RunRows(keys, values, stretches, next_offsets)
 
 
+def _by_queue(queue_keys: NDArray[np.uint64]) -> I64:
+    """The order that sorts rows by queue, stably."""
+    rows = len(queue_keys)
+    topics, queues = queue_keys >> np.uint64(32), queue_keys & np.uint64(QUEUE_MASK)
+    low, width = topics.min(), int(queues.max()) + 1
+    if rows >= 1 << _ROW_BITS or (int(topics.max() - low) + 1) * width >= 1 << 64 - _ROW_BITS:
+        return np.argsort(queue_keys, kind="stable")
+    # One sort of one number (queue, then row): a fifth of what argsort takes.
+    joint: NDArray[np.uint64] = (topics - low) * np.uint64(width) + queues
+    joint <<= np.uint64(_ROW_BITS)
+    joint |= np.arange(rows, dtype=np.uint64)
+    joint.sort()
+    joint &= np.uint64((1 << _ROW_BITS) - 1)
+    return joint.view(np.int64)
+
+
 def pack_rows(
     columns: Columns, starts: I64, segments: I64, queues: NDArray[np.uint64], firsts: I64
 ) -> tuple[list[bytes], list[bytes]]:
@@ -106,10 +123,9 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
 
     `topic_bytes[topic id]` is what the topic puts under its keys' hashes.
     """
-    hashes = np.frombuffer(tail.key_digests, np.uint32).astype(np.int64) << 8
-    topics = np.frombuffer(tail.key_queues, np.int64) >> 32
-    hashes |= np.frombuffer(topic_bytes, np.uint8)[topics]
-    positions = np.frombuffer(tail.key_positions, np.int64)
+    digests, positions, queues = tail.key_columns()
+    hashes = digests.astype(np.int64) << 8
+    hashes |= np.frombuffer(topic_bytes, np.uint8)[queues >> 32]
     found: dict[int, tuple[I64, I64]] = {}
     if not len(positions):
         return found

@@ -342,7 +342,7 @@ class Index:
         """Positions of records in the tails that may have a key, newest first."""
         found: set[int] = set()
         for tail in self.tails:
-            if tail is not None and len(tail.key_digests):
+            if tail is not None:
                 found.update(tail.find_key(key_hash))
         return sorted((p for p in found if p < end), reverse=True)
 

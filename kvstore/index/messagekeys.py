@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvstore.index.checkpoint import key_rows
 from kvstore.index.families import Batch, Families
-from kvstore.index.keyblocks import find_in_block, sort_pairs, unpack_block
+from kvstore.index.keyblocks import find_in_block, sort_pairs, unpack_blocks
 from kvstore.index.keys import (
     MESSAGE_KEYS,
     PART_LEVEL_SHIFT,
@@ -149,7 +149,8 @@ class MessageKeys:
     def _merged(
         self, segment: int, parts: Iterable[int], more: list[tuple[I64, I64]]
     ) -> tuple[I64, I64]:
-        blocks = list(more)
+        firsts: list[int] = []
+        values: list[bytes] = []
         for part in parts:
             end = (
                 key_block_key(segment, part + 1, 0)
@@ -159,16 +160,17 @@ class MessageKeys:
             for key, value in self._families.rows(
                 MESSAGE_KEYS, key_block_key(segment, part, 0), end
             ):
-                blocks.append(unpack_block(read_key_block_key(key)[2], value))
-        empty = np.zeros(0, dtype=np.int64)
+                firsts.append(read_key_block_key(key)[2])
+                values.append(value)
+        both = [*more, unpack_blocks(firsts, values)]
         return sort_pairs(
-            np.concatenate([h for h, _ in blocks] or [empty]),
-            np.concatenate([p for _, p in blocks] or [empty]),
+            np.concatenate([h for h, _ in both]), np.concatenate([p for _, p in both])
         )
 
     def _between(self, segment: int, parts: Iterable[int], low: int, high: int) -> tuple[I64, I64]:
         """The pairs of a segment with a hash from `low` to before `high`, sorted."""
-        blocks = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
+        firsts: list[int] = []
+        values: list[bytes] = []
         it = self._families.iter(MESSAGE_KEYS)
         for part in parts:
             start = key_block_key(segment, part, low)
@@ -179,13 +181,12 @@ class MessageKeys:
                 first = read_key_block_key(it.key())[2]
                 if first >= high:
                     break
-                hashes, positions = unpack_block(first, it.value())
-                mine = (hashes >= low) & (hashes < high)
-                blocks.append((hashes[mine], positions[mine]))
+                firsts.append(first)
+                values.append(it.value())
                 it.next()
-        return sort_pairs(
-            np.concatenate([h for h, _ in blocks]), np.concatenate([p for _, p in blocks])
-        )
+        hashes, positions = unpack_blocks(firsts, values)
+        mine = (hashes >= low) & (hashes < high)
+        return sort_pairs(hashes[mine], positions[mine])
 
     def _drop(self, batch: Batch, segment: int, parts: Iterable[int]) -> None:
         for part in parts:

@@ -178,5 +178,5 @@ class Replay:
         tail = self._index.tails.active
         rows, keys = self._rows, self._keys
         tail.add(rows[0::6], rows[1::6], rows[2::6], rows[3::6], rows[4::6], rows[5::6])
-        tail.add_keys(keys[0::3], keys[1::3], keys[2::3], list(range(len(keys) // 3)))
+        tail.add_digests(keys[0::3], keys[1::3], keys[2::3])
         self._rows, self._keys = [], []

@@ -176,13 +176,22 @@ def _put_headers(
 def _put_planes(
     out: U8, column: I64, skip: int, width: I64, begins: I64, owner: I64, nth: I64, counts: I64
 ) -> None:
+    most = int(width.max(initial=0))
+    if not most:
+        return
     rows = np.flatnonzero((width[owner] > 0) & (nth >= skip))
-    for plane in range(int(width.max(initial=0))):
-        if plane:
-            rows = rows[width[owner[rows]] > plane]
-        runs = owner[rows]
-        target = begins[runs] + plane * (counts[runs] - skip) + nth[rows] - skip
-        out[target] = (column[rows] >> (8 * plane)) & 0xFF
+    runs = owner[rows]
+    target = begins[runs] + nth[rows] - skip
+    step = counts[runs] - skip
+    left, planes = column[rows], width[runs]
+    uniform = int(width.min()) == most
+    for plane in range(most):
+        if plane and not uniform:
+            more = planes > plane
+            left, planes, target, step = left[more], planes[more], target[more], step[more]
+        out[target] = left.astype(np.uint8)
+        left >>= 8
+        target += step
 
 
 def _put_bits(

@@ -1,9 +1,10 @@
 """The index tail: entries and keys appended to the log but not yet checkpointed.
 
 The idea: columns, appended in log order, and nothing else: a put pays for a few array appends (60
-ns a message), a checkpoint takes the whole tail away and turns it into runs with numpy. What
-readers want, each queue's positions and the dict that finds keys, is made when somebody asks, from
-where it was left.
+ns a message), a checkpoint takes the whole tail away and turns it into runs with numpy. Keys stay
+the texts they are until a checkpoint, or somebody who looks for one, has them hashed: 200 ns a
+message less at the put. What readers want, each queue's positions and the dict that finds keys, is
+made when somebody asks, from where it was left.
 
 Invariants: columns are in log order, positions rise; a queue's offsets in one tail are dense; rows
 are added under the log's lock, read without it: what a reader may see is bounded by the log's
@@ -14,12 +15,19 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from threading import Lock
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.record.hash_many import SEPARATOR, xxh32_many
 
 __all__ = ["QueueTail", "Tail"]
+
+U32 = NDArray[np.uint32]
+I64 = NDArray[np.int64]
 
 _MANY: Final = 4096
 """Rows from which numpy sorts them to their queues faster than a loop does."""
@@ -47,9 +55,10 @@ class Tail:
     """See the module."""
 
     __slots__ = (
-        "_keys", "_keys_known", "_lock", "_queues", "_rows_known", "key_digests", "key_positions",
-        "key_queues", "offsets", "positions", "queue_keys", "rows", "sizes", "start", "stored_at",
-        "tag_hashes",
+        "_digests", "_digests_known", "_hashed", "_hashed_known", "_key_counts", "_key_positions",
+        "_key_queues", "_key_texts", "_keys", "_lock", "_queues", "_rows_hashed", "_rows_known",
+        "_texts_hashed", "offsets", "positions", "queue_keys", "rows", "sizes",
+        "start", "stored_at", "tag_hashes",
     )  # fmt: skip
 
     def __init__(self, start: int) -> None:
@@ -62,17 +71,31 @@ class Tail:
         self.sizes = array("I")
         self.tag_hashes = array("q")
         self.stored_at = array(_WIDE)
-        self.key_digests = array("I")
-        self.key_positions = array(_WIDE)
-        self.key_queues = array(_WIDE)
+        # Keys found in the log come as digests, and before all that are put.
+        self._digests = array("I")
+        self._key_positions = array(_WIDE)
+        self._key_queues = array(_WIDE)
+        # Keys that are put: a text for each put, and how many keys each row has.
+        self._key_texts: list[str] = []
+        self._key_counts = array("I")
+        self._hashed: list[tuple[U32, I64]] = []
+        """What became of the texts: digests, and the rows they are of."""
+        self._texts_hashed = 0
+        self._rows_hashed = 0
         self._queues: dict[int, QueueTail] = {}
         self._rows_known = 0
         self._keys: dict[int, list[int]] = {}
-        self._keys_known = 0
+        self._digests_known = 0
+        self._hashed_known = 0
         self._lock = Lock()
 
     def __len__(self) -> int:
         return self.rows
+
+    @property
+    def keys_held(self) -> int:
+        """How many keys are in here, unique ids included."""
+        return len(self._digests) + int(np.array(self._key_counts[:]).sum())
 
     def add(
         self,
@@ -102,29 +125,32 @@ class Tail:
         # Last: readers look at no row behind it.
         self.rows += count
 
-    def add_keys(
-        self,
-        queue_keys: list[int],
-        positions: list[int],
-        digests: list[int],
-        owners: list[int] | None,
-    ) -> None:
-        """Add keys of records at `positions`: digests, and whose they are (None: round robin)."""
-        if not digests:
+    def add_digests(self, queue_keys: list[int], positions: list[int], digests: list[int]) -> None:
+        """Add keys that were found in the log, of records with or without a row."""
+        self._key_queues.fromlist(queue_keys)
+        self._key_positions.fromlist(positions)
+        self._digests.fromlist(digests)
+
+    def add_keys(self, text: str, counts: array[int]) -> None:
+        """Add the keys of the rows that were added last: all of them, row by row, separated by
+        `SEPARATOR`; and how many each row has.
+        """
+        if not text:
             return
-        if owners is None:
-            # What was just added as rows is copied from there: no number is looked at again.
-            times, count = len(digests) // len(positions), len(positions)
-            self.key_queues.extend(self.queue_keys[-count:] * times)
-            self.key_positions.extend(self.positions[-count:] * times)
-        else:
-            self.key_queues.fromlist([queue_keys[i] for i in owners])
-            self.key_positions.fromlist([positions[i] for i in owners])
-        self.key_digests.fromlist(digests)
+        self._no_keys(self.rows - len(counts))
+        self._key_counts.extend(counts)
+        # Last: readers look at no count that no text is for.
+        self._key_texts.append(text)
+
+    def _no_keys(self, rows: int) -> None:
+        """Take note that what was not counted of the first rows has no keys."""
+        missing = rows - len(self._key_counts)
+        if missing:
+            self._key_counts.extend(array("I", (0,)) * missing)
 
     def add_one(
         self, key: int, offset: int, position: int, size: int, tag_hash: int, stored_at: int,
-        digests: list[int],
+        key_text: str, key_count: int,
     ) -> None:  # fmt: skip
         """Add an entry and its keys."""
         self.queue_keys.append(key)
@@ -134,10 +160,12 @@ class Tail:
         self.tag_hashes.append(tag_hash)
         self.stored_at.append(stored_at)
         self.rows += 1
-        for digest in digests:
-            self.key_queues.append(key)
-            self.key_positions.append(position)
-            self.key_digests.append(digest)
+        if key_count:
+            counts = self._key_counts
+            if len(counts) < self.rows - 1:
+                self._no_keys(self.rows - 1)
+            counts.append(key_count)
+            self._key_texts.append(key_text)
 
     def queue(self, key: int) -> QueueTail | None:
         """A queue's entries; None if it has none here."""
@@ -184,15 +212,49 @@ class Tail:
     def find_key(self, key_hash: int) -> list[int]:
         """Positions of records with a key of this hash, whatever their topic, oldest first."""
         with self._lock:
-            known, end = self._keys_known, len(self.key_digests)
+            known, end = self._digests_known, len(self._digests)
             if known < end:
-                keys = self._keys
-                for d, p in zip(
-                    self.key_digests[known:end], self.key_positions[known:end], strict=True
-                ):
-                    keys.setdefault(d, []).append(p)
-                self._keys_known = end
+                self._note(self._digests[known:end], self._key_positions[known:end])
+                self._digests_known = end
+            self._hash()
+            for digests, rows in self._hashed[self._hashed_known :]:
+                first = int(rows[0])
+                positions = np.array(self.positions[first : int(rows[-1]) + 1])
+                self._note(digests.tolist(), positions[rows - first].tolist())
+            self._hashed_known = len(self._hashed)
             return list(self._keys.get(key_hash >> 8, ()))
+
+    def _note(self, digests: Iterable[int], positions: Iterable[int]) -> None:
+        keys = self._keys
+        for digest, position in zip(digests, positions, strict=True):
+            keys.setdefault(digest, []).append(position)
+
+    def _hash(self) -> None:
+        """Hash the texts that were added since this was last done."""
+        known, end = self._texts_hashed, len(self._key_texts)
+        if known == end:
+            return
+        digests = xxh32_many(SEPARATOR.join(self._key_texts[known:end]))
+        first = self._rows_hashed
+        counts = np.array(self._key_counts[first:])
+        rows = np.repeat(np.arange(first, first + len(counts)), counts)[: len(digests)]
+        self._hashed.append((digests, rows))
+        self._texts_hashed, self._rows_hashed = end, int(rows[-1]) + 1
+
+    def key_columns(self) -> tuple[U32, I64, I64]:
+        """Digests of all keys, the positions of the records they are of, and those records'
+        queues; of a tail that gets no more of them.
+        """
+        with self._lock:
+            self._hash()
+            hashed = list(self._hashed)
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *[rows for _, rows in hashed]])
+        digests = [np.frombuffer(self._digests, np.uint32), *[found for found, _ in hashed]]
+        return (
+            np.concatenate(digests),
+            _with_rows(self._key_positions, self.positions, rows),
+            _with_rows(self._key_queues, self.queue_keys, rows),
+        )
 
     def visible(self, key: int, end: int) -> tuple[int, int] | None:
         """First and next offset of a queue's entries that stand below log position `end`; None if
@@ -205,3 +267,9 @@ class Tail:
         if positions and positions[-1] < end:
             return tail.first, tail.first + len(positions)
         return tail.first, tail.first + bisect_left(positions, end)
+
+
+def _with_rows(more: array[int], column: array[int], rows: I64) -> I64:
+    """`more`, and behind it what a column has in these rows."""
+    of_rows = np.frombuffer(column, np.int64)[rows]
+    return np.concatenate([np.frombuffer(more, np.int64), of_rows]) if len(more) else of_rows

@@ -11,6 +11,7 @@ Invariant: `encode` can't fail on a prepared batch.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import Any, Final, NamedTuple
@@ -33,7 +34,7 @@ _PLAIN_V6: Final = struct.Struct(">IIII4xQQ72sI")
 
 
 class Prepared(NamedTuple):
-    """A batch as columns, one value a message, but for the last two, which have one a key."""
+    """A batch as columns, one value a message."""
 
     names: Sequence[str]
     """The topics' names."""
@@ -57,10 +58,10 @@ class Prepared(NamedTuple):
     tag_hashes: list[int]
     plain: bool
     """No message has flags, and all have the same system flags."""
-    key_digests: list[int]
-    key_owners: list[int] | None
-    """Which message a key is of; None: every message has the same number of keys, `key_digests`
-    goes round over them."""
+    key_text: str
+    """The keys that are indexed, message by message, with `hash_many.SEPARATOR` between them."""
+    key_counts: array[int]
+    """How many of them each message has; "I"."""
 
 
 class One(Struct, gc=False):
@@ -73,7 +74,9 @@ class One(Struct, gc=False):
     size: int
     system_flags: int
     tag_hash: int
-    key_digests: list[int]
+    key_text: str
+    key_count: int
+    """As in a batch."""
 
 
 class Host:

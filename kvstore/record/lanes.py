@@ -65,6 +65,8 @@ class Lanes(dict[tuple[str, int], Lane]):
         self.topic_of = topic_of
         self._find = find
         self._packings: dict[str, Packing | None] = {}
+        self._usual: set[str] = set()
+        """Topics known to have nothing of their own for that."""
         self._note = note
         self._lock = Lock()
         self._version = 0
@@ -90,6 +92,8 @@ class Lanes(dict[tuple[str, int], Lane]):
         """How the bodies of each of these topics are compressed, where that is not done `above` and
         with `codec` as everywhere.
         """
+        if self._usual.issuperset(names):
+            return {}
         found = {}
         for name in set(names):
             own = self.packing_of(name)
@@ -115,7 +119,10 @@ class Lanes(dict[tuple[str, int], Lane]):
             if version == self._version:
                 if len(self._packings) >= _LANES_MAX:
                     self._packings.clear()
+                    self._usual.clear()
                 self._packings[name] = own
+                if own is None:
+                    self._usual.add(name)
         return own
 
     def find(
@@ -132,6 +139,17 @@ class Lanes(dict[tuple[str, int], Lane]):
             self._topics(names, queues)
             found = [self[at] for at in zip(names, queues, strict=True)]
         return queues, found
+
+    def of(self, name: str, queue: int) -> Lane:
+        """One queue's lane."""
+        if type(queue) is not int:
+            raise Wrong("the queue")
+        return self[name, queue]
+
+    def drawn(self, name: str) -> Lane:
+        """The lane of the queue whose turn it is."""
+        topic = self.topic_of(name)
+        return self[name, topic.spread(1) % topic.write_queues]
 
     def _topics(self, names: Sequence[str], queues: Sequence[int | None]) -> dict[str, TopicFacts]:
         """The topics of messages. Makes none if one of them can't be made, or a queue can't be."""
@@ -165,4 +183,5 @@ class Lanes(dict[tuple[str, int], Lane]):
         with self._lock:
             self._version += 1
             self._packings.clear()
+            self._usual.clear()
             super().clear()
