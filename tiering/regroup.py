@@ -4,14 +4,15 @@ The idea: runs in a process of its own and is told everything it needs, so that 
 feels nothing of it. Records are sorted by class, topic, queue and offset as columns; bytes are
 touched once, when a block of them is encoded.
 
-Invariants: every message of a queue that is to be kept is in exactly one of the archives; a segment
+Invariants: every message of a queue that is to be kept is in exactly one of the archives, which was
+read back from the disk and compared with the segment, record by record; a segment
 with damage, or with offsets that do not rise, is refused, whole, because what can't be told apart
 must not be let go of; the same segment and job give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -20,11 +21,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.errors import SegmentDamaged
+from kvstore.errors import ArchiveDamaged, SegmentDamaged
 from kvstore.files import Files, LocalFiles
 from kvstore.record.layout import STORED_TIME, stored_time_at
 from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.reader import Archive
 from tiering.archive.records import Fields, RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.segment import SegmentRecords, read_segment
@@ -253,9 +255,33 @@ class _Regrouping:
             yield from sink.taken()
 
         self._files.write_new(path, chunks(), replace=True)
+        self._prove(path, sink.size, found, (order[a:b] for a, b in mine))
         return Made(
             path=str(path), size=sink.size, crc=sink.crc, manifest=manifest[0], queues=queues
         )
+
+    def _prove(self, path: Path, size: int, found: SegmentRecords, rows: Iterable[I64]) -> None:
+        """Read the archive back from the disk, and hold each record against the segment's."""
+        archive = Archive.open(FileSource(path, size, self._files), keys=self._job.settings.keys)
+        buffer = self._buffer
+        due = (
+            buffer[start : start + length]
+            for some in rows
+            for start, length in zip(
+                found.starts[some].tolist(), found.sizes[some].tolist(), strict=True
+            )
+        )
+        for number in range(archive.directory.blocks):
+            for record in archive.read_block(number).records():
+                if record != next(due, None):
+                    raise ArchiveDamaged(
+                        f"block {number} of {path} does not give back what the segment has; "
+                        "the segment stays as it is",
+                        str(path),
+                        number,
+                    )
+        if next(due, None) is not None:
+            raise ArchiveDamaged(f"{path} lacks records of the segment, which stays", str(path))
 
     def _held(self, topic: int, queue: int, found: SegmentRecords, rows: I64) -> HeldQueue:
         at = int(found.starts[rows[0]])
@@ -287,6 +313,20 @@ class _Regrouping:
         fields = Fields(RecordBatch(self._buffer, found.starts[sample], found.sizes[sample]))
         dictionary = train(fields, total, settings.codec, settings.level)
         return msgspec.structs.replace(settings, dictionary=dictionary)
+
+
+class FileSource:
+    """A file of this machine, to be read as an archive."""
+
+    def __init__(self, path: Path, size: int, files: Files) -> None:
+        self.name = str(path)
+        self.size = size
+        self._path = path
+        self._files = files
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`."""
+        return self._files.read(self._path, offset, size)
 
 
 class _Summed:
