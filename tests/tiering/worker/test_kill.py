@@ -1,0 +1,120 @@
+"""A worker that is killed at any step: every message can be read at every moment, and after the
+restart it is in exactly one tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from tests.support.clock import VirtualClock
+from tests.support.files import Effect, WatchedFiles, copy_folder
+from tests.tiering.worker.conftest import QUEUES, SEGMENT, config, fill, held
+from tiering import Policy, Worker
+
+DAY = 86_400.0
+POLICY = Policy(
+    hot_for=DAY, warm_for=10 * DAY, cold_for=10 * DAY, warm="archive", cold="cold", grace=0.0,
+    clock_doubt=0.0,
+)  # fmt: skip
+ON_THE_WAY = ("tiering", "archive", "cold", "commitlog")
+
+
+class Killer(WatchedFiles):
+    """Keeps a copy of the store's folder as it is before each effect of the worker's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: Path | None = None
+        self.copies: list[tuple[str, Path]] = []
+        self.before = self._look
+
+    def _look(self, effect: Effect) -> None:
+        if self.store is None or not set(effect.path.parts).intersection(ON_THE_WAY):
+            return
+        if effect.kind in ("map", "write"):
+            return
+        target = self.store.with_name(f"killed{len(self.copies)}")
+        copy_folder(self.store, target)
+        self.copies.append((f"{effect.kind} {effect.path.name}", target))
+
+
+@pytest.fixture
+def files() -> Killer:
+    return Killer()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock, files: Killer) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
+        for topic, queues in QUEUES.items():
+            opened.create_topic(topic, queues=queues)
+        fill(opened, 150)
+        yield opened
+
+
+def check(path: Path, before: object, clock: VirtualClock) -> None:
+    """All there, in one tier each; and another worker gets on with it."""
+    with kvstore.open(path, config(clock)) as store:
+        assert held(store) == before
+        in_archives = {
+            n // SEGMENT
+            for row in Worker(store, POLICY).archives()
+            for n in range(row.first_position, row.last_position + 1, SEGMENT)
+        }
+        hot = {s.number for s in store.segments()}
+        assert hot.isdisjoint(in_archives)
+        assert store.verify().problems == []
+    with kvstore.open(path, config(clock)) as store:
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+            known = {a.key for a in worker.archives()}
+        assert held(store) == before
+        assert store.segments() == []
+    for place in ("archive", "cold"):
+        there = {str(f.relative_to(path / place)) for f in (path / place).rglob("*.kvarc")}
+        assert there <= known, "an object that nothing names was left"
+    assert not list((path / "tiering").rglob("*.intent"))
+    assert not list((path / "tiering" / "made").rglob("*.kvarc"))
+
+
+def test_segments_that_become_archives_are_there_whenever_the_worker_is_killed(
+    store: Store, clock: VirtualClock, files: Killer
+) -> None:
+    before = held(store)
+    clock.advance(2 * DAY)
+    files.store = store.path
+    with Worker(store, POLICY) as worker:
+        assert worker.run_once().failed == {}
+    files.store = None
+    assert len(files.copies) > 8
+    for step, copy in files.copies:
+        try:
+            check(copy, before, clock)
+        except BaseException as e:
+            e.add_note(f"killed before: {step}")
+            raise
+
+
+def test_archives_that_go_cold_are_there_whenever_the_worker_is_killed(
+    store: Store, clock: VirtualClock, files: Killer
+) -> None:
+    before = held(store)
+    clock.advance(2 * DAY)
+    with Worker(store, POLICY) as worker:
+        worker.run_once()
+        clock.advance(10 * DAY)
+        files.store = store.path
+        assert worker.run_once().failed == {}
+        files.store = None
+    assert len(files.copies) > 8
+    for step, copy in files.copies:
+        try:
+            check(copy, before, clock)
+        except BaseException as e:
+            e.add_note(f"killed before: {step}")
+            raise
