@@ -11,6 +11,7 @@ can't be read is `FormatError` with the key."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -25,7 +26,8 @@ State = Literal["live", "retired"]
 class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One archive. Positions are bytes of the log, times ms since the epoch, sizes bytes.
 
-    `place` is the path or URL of where it is kept, `key` its name there; `size` and `crc` (crc32c)
+    `place` is the path (relative to the store's folder, if it is inside) or URL of where it is
+    kept, `key` its name there; `size` and `crc` (crc32c)
     are of the whole object. `segments` are the stretches of the log it is of. `state` "retired":
     nothing names it any more, its object goes at `delete_at`.
     """
@@ -62,6 +64,17 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
     def catalog_key(self) -> bytes:
         """Its key in `archives`."""
         return archive_key(self.first_position, self.number)
+
+
+def kept_as(place: str, folder: Path) -> str:
+    """How the catalog calls a place: one inside the store's folder relative to that, so that a
+    store that is moved takes its archives along.
+    """
+    if "://" in place:
+        return place
+    path = Path(place).absolute()
+    inside = folder.absolute()
+    return str(path.relative_to(inside)) if path.is_relative_to(inside) else str(path)
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

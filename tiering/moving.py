@@ -28,7 +28,7 @@ from kvstore.errors import ArchiveDamaged, IndexDamaged
 from kvstore.files import Files
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
-from tiering.catalog import ArchiveRow, Tier, encode_row
+from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.due import SegmentDue
 from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
@@ -131,7 +131,9 @@ class Mover:
         """
         removed = []
         for intent in self.intents.unfinished(known):
-            place = next((p for p in self._places.values() if p.name == intent.place), None)
+            place = next(
+                (p for p in self._places.values() if self._kept_as(p) == intent.place), None
+            )
             if place is None:
                 continue  # of a policy with other places; it is looked at again under that
             place.delete(intent.key)
@@ -245,7 +247,7 @@ class Mover:
         key = object_key(
             self._side.store_id, manifest.first_position, number, manifest.retention_class
         )
-        self.intents.note(Intent(number, place.name, key))
+        self.intents.note(Intent(number, self._kept_as(place), key))
         self._tell(f"putting {key}", 0, made.size)
         try:
             place.put(key, Path(made.path), pace=self._uploading.take)
@@ -255,7 +257,11 @@ class Mover:
                 place.delete(key)
                 self.intents.forget(number)
             raise
-        return row_of(made, number, place.name, key, tier, self._store.config.clock.now_ms())
+        now = self._store.config.clock.now_ms()
+        return row_of(made, number, self._kept_as(place), key, tier, now)
+
+    def _kept_as(self, place: Place) -> str:
+        return kept_as(place.name, self._store.path)
 
     def _arriving(self, row: ArchiveRow, made: Made) -> Arriving:
         queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues]

@@ -20,7 +20,7 @@ import msgspec
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.reader import Archive
-from tiering.catalog import ArchiveRow, Tier, encode_row
+from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.classes import TopicTraits, class_of_archive
 from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
@@ -53,15 +53,17 @@ class Shifter:
         self._options = options
         self._files = store.config.files
         self._clock = store.config.clock
+        self._folder = store.path
         self._work = store.path / WORK / "shifting"
 
     def place_of(self, row: ArchiveRow) -> Place:
         """Where an archive is, whether or not the policy still names that place."""
         for place in self._places.values():
-            if place.name == row.place:
+            if kept_as(place.name, self._folder) == row.place:
                 return place
-        is_url = "://" in row.place and not row.place.startswith("file://")
-        options = self._options if is_url else None
+        if "://" not in row.place:
+            return open_place(self._folder / row.place, files=self._files, clock=self._clock)
+        options = None if row.place.startswith("file://") else self._options
         return open_place(row.place, options=options, files=self._files, clock=self._clock)
 
     def to_cold(self, row: ArchiveRow) -> bool:
@@ -69,7 +71,8 @@ class Shifter:
         source, target = self.place_of(row), self._places["cold"]
         number = self._side.take_number()
         key = object_key(self._side.store_id, row.first_position, number, row.retention_class)
-        self._intents.note(Intent(number, target.name, key))
+        where = kept_as(target.name, self._folder)
+        self._intents.note(Intent(number, where, key))
         copy = self._work / f"{number:010d}"
         self._files.make_dir(self._work)
         try:
@@ -83,7 +86,7 @@ class Shifter:
             raise
         finally:
             self._files.remove(copy)
-        moved = msgspec.structs.replace(row, place=target.name, key=key, tier="cold")
+        moved = msgspec.structs.replace(row, place=where, key=key, tier="cold")
         old = self._retired(row, number)
         self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
         self._intents.forget(number)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -154,6 +154,14 @@ class Tiers:
                 where = str(self._folder / where)
             found = self._places[row.place] = self._open_place(where)
         return found
+
+    def use(self, places: Mapping[str, Place], keys: KeyProvider | None) -> None:
+        """Read from these places, by how the catalog calls them, and with these keys: a worker was
+        given settings for them that nobody else knows.
+        """
+        self._places.update(places)
+        if keys is not None:
+            self.keys = keys
 
     def _read_block(self, number: int, block: int) -> Block:
         archive = self.archive(number)

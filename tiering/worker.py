@@ -23,7 +23,7 @@ import msgspec
 from kvstore.errors import CallerError, StoreClosed, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
-from tiering.catalog import ArchiveRow, Tier, decode_rows
+from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
 from tiering.classes import TopicTraits, read_class
 from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
@@ -37,6 +37,7 @@ from tiering.ratelimit import RateLimit
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store
 from tiering.survey import segments_of, traits_of
+from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
 
 INTERVAL: Final = 60.0
@@ -137,6 +138,10 @@ class Worker:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
             _taken.add(self._side)
+        archived = self._side.archived()
+        if isinstance(archived, Tiers):
+            places = {kept_as(p.name, store.path): p for p in self._places.values()}
+            archived.use(places, keys)
         self._side.attach()
 
     def _open_places(self, options: Mapping[str, object]) -> dict[Tier, Place]:

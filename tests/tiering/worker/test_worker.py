@@ -216,3 +216,16 @@ def test_a_store_without_a_worker_reads_its_archives_read_only_too(
     before = held(store)
     with kvstore.open(tmp_path / "store", StoreConfig(clock=clock), read_only=True) as reader:
         assert held(reader) == before
+
+
+def test_a_store_that_is_moved_takes_its_archives_along(
+    tmp_path: Path, store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+    store.close()
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with kvstore.open(tmp_path / "elsewhere", config(clock)) as again:
+        assert held(again) == before
