@@ -154,6 +154,10 @@ class WatchedFiles(LocalFiles):
         self.happens("write_whole", path, len(data))
         super().write_whole(path, data)
 
+    def write_private(self, path: Path, data: bytes) -> None:
+        self.happens("write_private", path, len(data))
+        super().write_private(path, data)
+
     def link_or_copy(self, source: Path, target: Path) -> bool:
         self.happens("link", target)
         return super().link_or_copy(source, target)

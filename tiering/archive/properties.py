@@ -40,7 +40,6 @@ _OPEN: Final = b"\x00"
 """The last value has no separator behind it."""
 _VERBATIM: Final[Shape] = (b"\x02",)
 """No names: the one value is the field as it is."""
-_SHAPES_MAX: Final = 1 << 15
 
 # --- encoding --------------------------------------------------------------------------------
 
@@ -212,7 +211,7 @@ def decode_properties(data: bytes, count: int, times: Column, limit: int) -> lis
     """
     if not data or data[0] != COLUMNS_FORMAT:
         raise ArchiveDamaged("the properties of a block are of an unknown format")
-    shapes, at = _read_shapes(data)
+    shapes, at = _read_shapes(data, count)
     if len(shapes) == 1:
         shape_of = np.zeros(count, np.int64)
     else:
@@ -231,9 +230,9 @@ def decode_properties(data: bytes, count: int, times: Column, limit: int) -> lis
     return _build_mixed(shapes, shape_of, columns)
 
 
-def _read_shapes(data: bytes) -> tuple[list[Shape], int]:
+def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
     number, at = read_varint(data, 1)
-    if not 1 <= number <= _SHAPES_MAX:
+    if not 1 <= number <= most:
         raise ArchiveDamaged(f"a block has {number} shapes of properties")
     shapes: list[Shape] = []
     for _ in range(number):
@@ -256,15 +255,18 @@ def _read_columns(
     data: bytes, at: int, shapes: list[Shape], shape_of: Column, times: Column, limit: int
 ) -> tuple[dict[bytes, list[bytes]], int]:
     """The values of each name, in the order of rows; `limit` bounds them all together."""
-    uses: dict[bytes, Column] = {}
+    uses: dict[bytes, dict[int, int]] = {}
     for number, shape in enumerate(shapes):
         for name in _value_names(shape):
-            if name not in uses:
-                uses[name] = np.zeros(len(shapes), np.int64)
-            uses[name][number] += 1
+            of_name = uses.setdefault(name, {})
+            of_name[number] = of_name.get(number, 0) + 1
     columns: dict[bytes, list[bytes]] = {}
     for name in sorted(uses):
-        born = np.repeat(times, uses[name][shape_of])
+        born = times
+        if len(shapes) > 1 or uses[name] != {0: 1}:
+            per_shape = np.zeros(len(shapes), np.int64)
+            per_shape[list(uses[name])] = list(uses[name].values())
+            born = np.repeat(times, per_shape[shape_of])
         columns[name], at, size = decode_values(data, at, born, limit)
         limit -= size
     return columns, at
