@@ -33,7 +33,14 @@ from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section
 from tiering.archive.manifest import Manifest, decode_manifest
 from tiering.archive.packed import I64
 from tiering.archive.positions import Placed, PositionFences
-from tiering.archive.tail import PLAIN, Source, find_sections, read_exactly, read_tail
+from tiering.archive.tail import (
+    FOOTER_READ,
+    PLAIN,
+    Source,
+    find_sections,
+    read_exactly,
+    read_tail,
+)
 
 __all__ = ["Archive", "BlockGroup", "Found", "Source", "read_tail"]
 
@@ -68,29 +75,38 @@ class BlockGroup(NamedTuple):
 class Archive:
     """One archive, open; see the module."""
 
-    def __init__(self, source: Source, tail: bytes, keys: KeyProvider | None) -> None:
+    def __init__(self, source: Source, tail: Source | bytes, keys: KeyProvider | None) -> None:
         self.source = source
         self.name = source.name
         self._keys = keys
+        self._tail = None if isinstance(tail, bytes) else tail
+        size = len(tail) if isinstance(tail, bytes) else tail.size
+        if isinstance(tail, bytes):
+            end = tail
+        else:
+            begin = max(size - FOOTER_READ, 0)
+            end = read_exactly(tail, begin, size - begin)
         with self._damage("its end"):
-            places = find_sections(source, tail)
-        self._places = places
-        self._blocks_end = min(place.at for place in places.values())
-        begin = source.size - len(tail)
-        self._raw = {
-            kind: tail[place.at - begin : place.at - begin + place.size]
-            for kind, place in places.items()
-            if kind not in CHUNKED
-        }
+            self._places = find_sections(source, end, size)
+        self._blocks_end = min(place.at for place in self._places.values())
+        self._tail_at = source.size - size
+        self._raw: dict[Section, bytes] = {}
+        if isinstance(tail, bytes):
+            for kind, place in self._places.items():
+                at = place.at - self._tail_at
+                if kind not in CHUNKED:
+                    self._raw[kind] = tail[at : at + place.size]
 
     @classmethod
     def open(
-        cls, source: Source, *, keys: KeyProvider | None = None, tail: bytes | None = None
+        cls, source: Source, *, keys: KeyProvider | None = None, tail: Source | bytes | None = None
     ) -> Archive:
-        """The archive of a source; `tail` is what `read_tail` gave before, and spares the reads.
+        """The archive of a source.
 
-        What is behind a crc32c of its own is looked at when it is first needed. Raises
-        ArchiveDamaged, FormatTooNew.
+        `tail` is what `read_tail` gave before and spares the reads; as a source of its own (a file
+        of a local cache) it is left where it is until something of it is needed, so that thousands
+        of open archives take next to nothing. What is behind a crc32c of its own is looked at when
+        it is first needed. Raises ArchiveDamaged, FormatTooNew.
         """
         return cls(source, read_tail(source) if tail is None else tail, keys)
 
@@ -412,7 +428,11 @@ class Archive:
         with self._damage(f"section {kind.name}"):
             if place is None:
                 raise FormatError("it is missing")
-            raw = self._raw.pop(kind, None) or read_exactly(self.source, place.at, place.size)
+            raw = self._raw.pop(kind, None)
+            if raw is None and self._tail is not None:
+                raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
+            elif raw is None:
+                raw = read_exactly(self.source, place.at, place.size)
             return decode(PLAIN.decode(raw))
 
     @contextmanager
