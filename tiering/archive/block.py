@@ -169,6 +169,7 @@ def _encode_block(
         coder.encode(
             b"".join([found[kind - 1] for found in payloads]),
             dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
+            thorough=len(payloads) > 1,
             kind=kind,
             topic=span.topic_number if span.secret is not None else 0,
             secret=span.secret,
