@@ -44,8 +44,8 @@ def blocks(
         fields: dict[str, Any] = dict(zip(row._fields, row, strict=True))
         del fields["topic_number"]
         name = names[row.topic_number]
-        place = archive.directory.place(number)[0]
-        yield {"block": number, "topic": name, **fields, "place": place}
+        place, part_sizes = archive.directory.place(number)
+        yield {"block": number, "topic": name, **fields, "place": place, "part_sizes": part_sizes}
 
 
 def chosen(archive: Archive, topic: str | None, queue: int | None) -> Iterator[int]:

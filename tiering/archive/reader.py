@@ -22,7 +22,7 @@ import numpy as np
 from kvstore.errors import ArchiveDamaged, FormatError, KeyDestroyed
 from kvstore.record.hashes import topic_byte
 from tiering.archive import positions
-from tiering.archive.block import Block, decode_block
+from tiering.archive.block import Block, BlockSource, Sizes
 from tiering.archive.check import Problem, problems
 from tiering.archive.coder import Coder
 from tiering.archive.crypto import KeyProvider
@@ -33,9 +33,16 @@ from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section
 from tiering.archive.manifest import Manifest, decode_manifest
 from tiering.archive.packed import I64
 from tiering.archive.positions import Placed, PositionFences
-from tiering.archive.tail import PLAIN, Source, find_sections, read_exactly, read_tail
+from tiering.archive.tail import (
+    FOOTER_READ,
+    PLAIN,
+    Source,
+    find_sections,
+    read_exactly,
+    read_tail,
+)
 
-__all__ = ["Archive", "Found", "Source", "read_tail"]
+__all__ = ["Archive", "BlockGroup", "Found", "Source", "read_tail"]
 
 T = TypeVar("T")
 
@@ -53,32 +60,53 @@ class Found(NamedTuple):
     row: int
 
 
+class BlockGroup(NamedTuple):
+    """Blocks that were read together; parts are decoded when first needed, and kept."""
+
+    source: BlockSource
+    decoded_sizes: Sizes
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes once all parts are decoded."""
+        return self.source.memory_bytes
+
+
 class Archive:
     """One archive, open; see the module."""
 
-    def __init__(self, source: Source, tail: bytes, keys: KeyProvider | None) -> None:
+    def __init__(self, source: Source, tail: Source | bytes, keys: KeyProvider | None) -> None:
         self.source = source
         self.name = source.name
         self._keys = keys
+        self._tail = None if isinstance(tail, bytes) else tail
+        size = len(tail) if isinstance(tail, bytes) else tail.size
+        if isinstance(tail, bytes):
+            end = tail
+        else:
+            begin = max(size - FOOTER_READ, 0)
+            end = read_exactly(tail, begin, size - begin)
         with self._damage("its end"):
-            places = find_sections(source, tail)
-        self._places = places
-        self._blocks_end = min(place.at for place in places.values())
-        begin = source.size - len(tail)
-        self._raw = {
-            kind: tail[place.at - begin : place.at - begin + place.size]
-            for kind, place in places.items()
-            if kind not in CHUNKED
-        }
+            self._places = find_sections(source, end, size)
+        self._blocks_end = min(place.at for place in self._places.values())
+        self._tail_at = source.size - size
+        self._raw: dict[Section, bytes] = {}
+        if isinstance(tail, bytes):
+            for kind, place in self._places.items():
+                at = place.at - self._tail_at
+                if kind not in CHUNKED:
+                    self._raw[kind] = tail[at : at + place.size]
 
     @classmethod
     def open(
-        cls, source: Source, *, keys: KeyProvider | None = None, tail: bytes | None = None
+        cls, source: Source, *, keys: KeyProvider | None = None, tail: Source | bytes | None = None
     ) -> Archive:
-        """The archive of a source; `tail` is what `read_tail` gave before, and spares the reads.
+        """The archive of a source.
 
-        What is behind a crc32c of its own is looked at when it is first needed. Raises
-        ArchiveDamaged, FormatTooNew.
+        `tail` is what `read_tail` gave before and spares the reads; as a source of its own (a file
+        of a local cache) it is left where it is until something of it is needed, so that thousands
+        of open archives take next to nothing. What is behind a crc32c of its own is looked at when
+        it is first needed. Raises ArchiveDamaged, FormatTooNew.
         """
         return cls(source, read_tail(source) if tail is None else tail, keys)
 
@@ -151,46 +179,32 @@ class Archive:
 
     def read_block(self, number: int) -> Block:
         """One block, by one ranged read. Raises ArchiveDamaged, KeyDestroyed."""
-        at, sizes = self.directory.place(number)
-        return self.decode_block(number, read_exactly(self.source, at, sum(sizes)))
+        return self.block_of(number, self.read_group(number))
 
-    def decode_block(self, number: int, data: bytes | memoryview) -> Block:
-        """A block from its bytes, which are at `directory.place`; so several can be read at once.
-
-        Raises ArchiveDamaged, KeyDestroyed.
+    def read_group(self, number: int) -> BlockGroup:
+        """The group that a block is in (`directory.group_of`), by one ranged read: whoever keeps
+        groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
+        KeyDestroyed.
         """
+        at, sizes = self.directory.place(number)
+        return self._group(number, read_exactly(self.source, at, sum(sizes)))
+
+    def block_of(self, number: int, group: BlockGroup) -> Block:
+        """A block of its group. Raises ArchiveDamaged."""
         directory = self.directory
         topic_number, queue = directory.queue_of(number)
-        topic, key_id = self._topic(topic_number)
-        try:
-            sizes = directory.place(number)[1]
-            block = decode_block(
-                data, sizes, self._decoded_sizes(data, sizes), self._coder, topic=topic,
-                queue=queue, topic_number=topic_number, secret=self._secret(topic, key_id),
-                archive=self.name, number=number, messages=directory.count(number),
-            )  # fmt: skip
+        within, messages = directory.within(number), directory.count(number)
+        topic = self._topics[topic_number][0]
+        with self._block_damage(number):
+            begins, sizes = within[:2] if within is not None else ((0, 0, 0), group.decoded_sizes)
+            block = group.source.stretch(topic, queue, begins, sizes, messages)
             held = (int(block.offsets[0]), int(block.offsets[-1]))
             if held != (directory.first_offset(number), directory.last_offset(number)):
                 raise ArchiveDamaged(
                     f"{self.name}: block {number} holds offsets {held[0]} to {held[1]}, which "
                     f"the directory does not say"
                 )
-        except ArchiveDamaged as error:
-            error.archive, error.block = self.name, number
-            error.next_offset = directory.last_offset(number) + 1
-            raise
         return block
-
-    def _decoded_sizes(
-        self, data: bytes | memoryview, sizes: tuple[int, int, int]
-    ) -> tuple[int, int, int]:
-        """What the parts say that they take: three bytes a block less in memory."""
-        ends = (0, sizes[0], sizes[0] + sizes[1])
-        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
-        most = self.directory.decoded_max
-        if fixed > most[0] or properties > most[1] or bodies > most[2]:
-            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
-        return fixed, properties, bodies
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
         """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
@@ -202,9 +216,43 @@ class Archive:
         begin = place(blocks[0])[0]
         last, sizes = place(blocks[-1])
         data = memoryview(read_exactly(self.source, begin, last + sum(sizes) - begin))
+        group, group_at = None, -1
         for number in blocks:
             at, sizes = place(number)
-            yield self.decode_block(number, data[at - begin : at - begin + sum(sizes)])
+            if group is None or at != group_at:
+                group, group_at = self._group(number, data[at - begin :][: sum(sizes)]), at
+            yield self.block_of(number, group)
+
+    def _group(self, number: int, data: bytes | memoryview) -> BlockGroup:
+        directory = self.directory
+        topic_number, _ = directory.queue_of(number)
+        topic, key_id = self._topics[topic_number]
+        within, sizes = directory.within(number), directory.place(number)[1]
+        with self._block_damage(number):
+            decoded = self._stated_sizes(data, sizes) if within is None else within.total
+            source = BlockSource(
+                data, sizes, decoded, self._coder, topic_number=topic_number,
+                secret=self._secret(topic, key_id), archive=self.name, number=number,
+            )  # fmt: skip
+            return BlockGroup(source, decoded)
+
+    def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:
+        """What the parts say that they take, which for a group of one block is not in memory."""
+        ends = (0, sizes[0], sizes[0] + sizes[1])
+        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
+        most = self.directory.decoded_max
+        if fixed > most[0] or properties > most[1] or bodies > most[2]:
+            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
+        return fixed, properties, bodies
+
+    @contextmanager
+    def _block_damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except ArchiveDamaged as error:
+            error.archive, error.block = self.name, number
+            error.next_offset = self.directory.last_offset(number) + 1
+            raise
 
     def verify(self) -> Iterator[Problem]:
         """Everything that is wrong with the archive; see `tiering.archive.check`."""
@@ -361,9 +409,6 @@ class Archive:
     def _topic_bytes(self) -> bytes:
         return bytes(topic_byte(name.encode()) for name, _ in self._topics)
 
-    def _topic(self, number: int) -> tuple[str, str | None]:
-        return self._topics[number]
-
     def _topic_byte(self, block: int) -> int:
         return self._topic_bytes[self.directory.queue_of(block)[0]]
 
@@ -383,7 +428,11 @@ class Archive:
         with self._damage(f"section {kind.name}"):
             if place is None:
                 raise FormatError("it is missing")
-            raw = self._raw.pop(kind, None) or read_exactly(self.source, place.at, place.size)
+            raw = self._raw.pop(kind, None)
+            if raw is None and self._tail is not None:
+                raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
+            elif raw is None:
+                raw = read_exactly(self.source, place.at, place.size)
             return decode(PLAIN.decode(raw))
 
     @contextmanager

@@ -28,6 +28,8 @@ from tiering.archive.layout import (
     Section,
 )
 
+FOOTER_READ: Final = 1024
+"""Bytes that hold trailer and footer."""
 PLAIN: Final = Coder()
 """Decodes what needs no dictionary, of every archive."""
 
@@ -96,20 +98,20 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
     return footer, size
 
 
-def find_sections(source: Source, tail: bytes) -> dict[Section, Place]:
-    """Where the sections are, by what `read_tail` gave. Raises FormatError, ArchiveDamaged,
-    FormatTooNew.
+def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, Place]:
+    """Where the sections are, by the last bytes of what `read_tail` gave. Raises FormatError,
+    ArchiveDamaged, FormatTooNew.
     """
-    if len(tail) < TRAILER_SIZE:
+    if len(end) < TRAILER_SIZE:
         raise FormatError("there is none")
-    footer_size, size = _trailer(source, tail)
-    if len(tail) != size + TRAILER_SIZE:
-        raise FormatError(f"{len(tail)} bytes are not the {size + TRAILER_SIZE} it takes")
+    footer_size, size = _trailer(source, end)
+    if tail_size != size + TRAILER_SIZE or footer_size + TRAILER_SIZE > len(end):
+        raise FormatError(f"{tail_size} bytes are not the {size + TRAILER_SIZE} it takes")
     footer_at = source.size - TRAILER_SIZE - footer_size
-    payload = PLAIN.decode(tail[-TRAILER_SIZE - footer_size : -TRAILER_SIZE], len(tail))
+    payload = PLAIN.decode(end[-TRAILER_SIZE - footer_size : -TRAILER_SIZE], tail_size)
     places = _sections(payload, footer_at)
     for kind, place in places.items():
-        if (kind in CHUNKED) != (place.at < source.size - len(tail)):
+        if (kind in CHUNKED) != (place.at < source.size - tail_size):
             raise FormatError(f"section {kind.name} lies where it can't")
     if Section.MANIFEST not in places or Section.DIRECTORY not in places:
         raise FormatError("there is no manifest, or no directory")
