@@ -10,6 +10,10 @@ import pytest
 import kvstore
 from kvstore import Message, Store, StoreConfig, StoredMessage
 from tests.support.clock import VirtualClock
+from tests.tiering.places.conftest import bucket, faulty, s3
+
+__all__ = ["bucket", "faulty", "s3"]
+"""Fixtures of the S3 server, here too."""
 
 SEGMENT = 64 << 10
 QUEUES = {"orders": 3, "events": 2}
