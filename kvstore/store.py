@@ -25,6 +25,7 @@ from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ConfigError, StoreError
+from kvstore.following import Follower
 from kvstore.handover import HandOver
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.index.keys import ARCHIVES
@@ -122,6 +123,9 @@ class Store(Calls):
         if next(self._index.families.rows(ARCHIVES, b""), None) is not None:
             self._reader.read_from(self._archives())
         if read_only:
+            follower = Follower(self._log, self._index, self._reader, self._archives)
+            self._reader.follow = follower.look
+            self._ending.append(follower.close)
             return
         self._wake = self._log.prepare_wanted
         self._waiting = Waiting()

@@ -114,13 +114,13 @@ class Finder:
                 return reader.cold.archived.record(archive, position)
             return reader.record(position)
         except (SegmentDamaged, *LOST):
-            # A key's other messages are still worth having; get and verify report this one.
-            if not reader.moved_on(mark):
+            if not reader.moved_on(mark) and reader.cold is None:
                 return None
-        # It was handed over, or merged, since it was found.
+        # Perhaps it was handed over, or merged, since it was found.
         try:
             return reader.read_at(position)
         except (MessageNotFound, SegmentDamaged, *LOST):
+            # A key's other messages are still worth having; get and verify report this one.
             return None
 
     def _candidates(
