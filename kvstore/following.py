@@ -36,6 +36,7 @@ class Follower:
         self._seen = log.segments.removals
         self._rows = dict(index.families.rows(ARCHIVES, b""))
         self._newer: Families | None = None
+        self._looked_at: list[tuple[str, int | None]] = []
 
     def look(self, *, is_missing: bool) -> None:
         """Take note of what left the log. `is_missing`: something was not where it should be."""
@@ -44,6 +45,11 @@ class Follower:
         if segments.removals == self._seen and not is_missing:
             return
         with self._lock:
+            # Damage is missed again and again; the index is opened if it was written to since.
+            written = self._written()
+            if segments.removals == self._seen and written == self._looked_at:
+                return
+            self._looked_at = written
             try:
                 newer = Families(self._index.families.path, read_only=True, create=False)
                 rows = dict(newer.rows(ARCHIVES, b""))
@@ -58,6 +64,12 @@ class Follower:
                 newer.close()
                 return
             self._follow(newer, rows, left)
+
+    def _written(self) -> list[tuple[str, int | None]]:
+        """What tells whether the index was written to."""
+        files, path = self._log.files, self._index.families.path
+        names = [n for n in files.list_dir(path) if n.endswith(".log") or n.startswith("MANIFEST")]
+        return [(name, files.size(path / name)) for name in names]
 
     def _follow(self, newer: Families, rows: dict[bytes, bytes], left: set[int]) -> None:
         if rows or self._rows:

@@ -112,7 +112,9 @@ class Finder:
         try:
             if archive >= 0 and reader.cold is not None:
                 return reader.cold.archived.record(archive, position)
-            return reader.record(position)
+            # A reader's tail may have what was handed over since.
+            if reader.cold is None or self._log.segments.has(position // self._log.segment_size):
+                return reader.record(position)
         except (SegmentDamaged, *LOST):
             if not reader.moved_on(mark) and reader.cold is None:
                 return None

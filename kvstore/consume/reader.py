@@ -306,7 +306,7 @@ class Reader:
             found = self.cold.archived.at(position)
             if found is not None:
                 return found
-            if number in self._index.gone().segments:
+            if number in self._log.segments.left or number in self._index.gone().segments:
                 raise MessageNotFound(
                     f"no record began at {position}: what stood there is in archives"
                 )

@@ -73,6 +73,8 @@ class Segments:
         """The segments there are, rising; changed only by replacing the list."""
         self.removals = 0
         """Counts what went: who looked before and behind a failure knows if that may be why."""
+        self.left: frozenset[int] = frozenset()
+        """Of those that are opened for reading only: segments that are not in the log any more."""
         self.retired_below = 0
         """Of those that are opened for reading only: segments below were let go of meanwhile."""
         self._scan()
@@ -172,6 +174,7 @@ class Segments:
                 if found is not None:
                     found.close()
             self.numbers = [n for n in self.numbers if n not in numbers]
+            self.left |= frozenset(numbers)
             self.removals += 1
             if not self.numbers:
                 self.retired_below = max(self.retired_below, max(numbers, default=-1) + 1)

@@ -65,10 +65,9 @@ def readable(store: Store) -> tuple[dict[Any, StoredMessage], list[ArchiveDamage
                 try:
                     pulled = store.pull(topic.name, queue, at, 100)
                 except ArchiveDamaged as e:
-                    assert e.next_offset is not None
-                    assert at < e.next_offset <= high
                     met.append(e)
-                    at = e.next_offset
+                    before, at = at, e.next_offset or 0
+                    assert before < at <= high
                 else:
                     found |= {(m.topic, m.queue, m.offset): m for m in pulled.messages}
                     at = pulled.next_offset
@@ -204,7 +203,7 @@ def test_a_place_that_does_not_answer_is_an_error_and_nothing_is_passed_over(
     with kvstore.open(tmp_path / "a", config(clock)) as store:
         found = tiers(store)
         place = found.place(row)
-        found._places[row.place] = Silent()
+        found._places[row.place] = Silent()  # type: ignore[assignment]  # it never answers
         for call in (
             lambda: store.get("orders", 0, 0),
             lambda: store.pull("orders", 0, 0),
