@@ -25,6 +25,7 @@ from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ConfigError, StoreError
+from kvstore.following import Follower
 from kvstore.handover import HandOver
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.index.keys import ARCHIVES
@@ -123,7 +124,11 @@ class Store(Calls):
         self._reader = Reader(self._log, self._index, config, is_live=self._topics.is_live)
         if next(self._index.families.rows(ARCHIVES, b""), None) is not None:
             self._reader.read_from(self._archives())
-        if not read_only:
+        if read_only:
+            follower = Follower(self._log, self._index, self._reader, self._archives)
+            self._reader.follow = follower.look
+            self._ending.append(follower.close)
+        else:
             self._open_writing(config, host, last_stored)
 
     def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:

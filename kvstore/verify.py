@@ -135,14 +135,15 @@ def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list
     # Behind the look at what is there: what goes meanwhile is no problem.
     gone = index.gone()
     due = max(gone.below // size, log.segments.retired_below)
-    for number in sorted({*found, stop, *gone.segments}):
+    left = gone.segments | log.segments.left
+    for number in sorted({*found, stop, *left}):
         if number > due:
             which = str(log.segments.path(due))
             if number - due > 1:
                 which += f" and {number - due - 1} behind it"
             report.add(Problem("segment", f"{which} can't be read: not there", due * size))
         due = max(due, number + 1)
-    return [n for n in found if n not in gone.segments]
+    return [n for n in found if n not in left]
 
 
 def _check_places(

@@ -10,6 +10,7 @@ for damage."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
@@ -19,6 +20,8 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.index.index import Index
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
+
+_log = logging.getLogger("kvmq")
 
 
 class Cold:
@@ -102,12 +105,20 @@ class Cold:
                 next_segment = next(segments, None)
             else:
                 number = archives[at].archive
-                for position in self.archived.candidates(number, low, high):
+                for position in self._candidates_in(number, low, high):
                     heappush(waiting, (-position, number))
                 at += 1
         while waiting:
             position, archive = heappop(waiting)
             yield -position, archive
+
+    def _candidates_in(self, archive: int, low: int, high: int) -> list[int]:
+        try:
+            return self.archived.candidates(archive, low, high)
+        except ArchiveDamaged as e:
+            # A key's other messages are still worth having.
+            _log.error("kvmq finds nothing by key there: %s", e)
+            return []
 
 
 def with_next(error: ArchiveDamaged, message: str, following: int) -> ArchiveDamaged:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import (
     ArchiveDamaged,
@@ -29,6 +29,8 @@ from kvstore.record.ids import parse_position_id
 if TYPE_CHECKING:
     from kvstore.consume.reader import Reader
 
+T = TypeVar("T")
+_LOOKS_MAX: Final = 8
 LOST: Final = (RecordDamaged, ArchiveDamaged)
 """What says that messages can't be read any more, and perhaps where to go on."""
 
@@ -56,18 +58,23 @@ class Finder:
             raise CallerError(f"message_id is {message_id!r}; it must be a text")
         found = self._by_position_id(message_id)
         if found is None or not is_own(found.topic):
-            raw = message_id.encode("utf-8", "surrogatepass")
-            for position, archive in self._candidates(*key_hash_range(raw), None, None):
-                message = self._candidate(position, archive)
-                if (
-                    message is not None
-                    and message.message_id == message_id
-                    and is_own(message.topic)
-                    and self._is_live(message.topic, position)
-                ):
-                    return message
+            found = self._settled(lambda: self._by_unique_id(message_id, is_own))
+        if found is None:
             raise MessageNotFound(f"no message has the id {message_id!r}")
         return found
+
+    def _by_unique_id(self, message_id: str, is_own: Callable[[str], bool]) -> StoredMessage | None:
+        raw = message_id.encode("utf-8", "surrogatepass")
+        for position, archive in self._candidates(*key_hash_range(raw), None, None):
+            message = self._candidate(position, archive)
+            if (
+                message is not None
+                and message.message_id == message_id
+                and is_own(message.topic)
+                and self._is_live(message.topic, position)
+            ):
+                return message
+        return None
 
     def _by_position_id(self, message_id: str) -> StoredMessage | None:
         try:
@@ -90,6 +97,23 @@ class Finder:
         if type(limit) is not int or limit < 1:
             raise CallerError(f"limit is {limit!r}; it must be at least 1")
         _check_times(begin, end)
+        return self._settled(lambda: self._query(topic, key, begin, end, limit))
+
+    def _settled(self, look: Callable[[], T]) -> T:
+        """What a look finds while nothing moves to another tier: what does might be missed, or come
+        in another order.
+        """
+        reader = self._reader
+        for _ in range(_LOOKS_MAX):
+            mark = reader.mark()
+            found = look()
+            if mark == reader.mark() and (reader.cold is None or not reader.moved_on(mark)):
+                return found
+        return look()
+
+    def _query(
+        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+    ) -> list[StoredMessage]:
         low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
         found: list[StoredMessage] = []
         for position, archive in self._candidates(low, low, begin, end):
@@ -112,15 +136,17 @@ class Finder:
         try:
             if archive >= 0 and reader.cold is not None:
                 return reader.cold.archived.record(archive, position)
-            return reader.record(position)
+            # A reader's tail may have what was handed over since.
+            if reader.cold is None or self._log.segments.has(position // self._log.segment_size):
+                return reader.record(position)
         except (SegmentDamaged, *LOST):
-            # A key's other messages are still worth having; get and verify report this one.
-            if not reader.moved_on(mark):
+            if not reader.moved_on(mark) and reader.cold is None:
                 return None
-        # It was handed over, or merged, since it was found.
+        # Perhaps it was handed over, or merged, since it was found.
         try:
             return reader.read_at(position)
         except (MessageNotFound, SegmentDamaged, *LOST):
+            # A key's other messages are still worth having; get and verify report this one.
             return None
 
     def _candidates(
@@ -134,24 +160,7 @@ class Finder:
         for position in in_tails:
             yield position, -1
         # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
-        seen = set(in_tails)
-        mark = self._reader.mark()
-        yield from self._older(low, high, begin, end, visible, seen)
-        if self._reader.moved_on(mark):
-            # What was handed over between the looks at its segment and at the archives is found
-            # now, a little late in the order.
-            yield from self._older(low, high, begin, end, visible, seen)
-
-    def _older(
-        self,
-        low: int,
-        high: int,
-        begin: int | None,
-        end: int | None,
-        visible: int,
-        seen: set[int],
-    ) -> Iterator[tuple[int, int]]:
-        """`_candidates` of everything but the tails, without what was seen; notes what it gives."""
+        seen = frozenset(in_tails)
         segments = self._segments(low, high, begin, end, visible)
         cold = self._reader.cold
         found: Iterator[tuple[int, int]]
@@ -161,7 +170,6 @@ class Finder:
             found = cold.candidates(low, high, begin, end, segments)
         for position, archive in found:
             if position not in seen:
-                seen.add(position)
                 yield position, archive
 
     def _segments(

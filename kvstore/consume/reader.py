@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Final
+from itertools import takewhile
+from typing import Final, Protocol
 
 from kvstore.archived import Archived
 from kvstore.config import StoreConfig
@@ -41,6 +42,13 @@ _LOOKED_THROUGH: Final = 8192
 """Positions asked for at a time where the end of a segment is searched."""
 
 
+class Follow(Protocol):
+    """`kvstore.following.Follower.look`."""
+
+    def __call__(self, *, is_missing: bool) -> None:
+        """See there."""
+
+
 class Reader:
     """See the module."""
 
@@ -61,6 +69,8 @@ class Reader:
         self._max_body = max(config.max_body, 64 << 20)
         self.cold: Cold | None = None
         """What reads archives; None while there are none."""
+        self.follow: Follow | None = None
+        """What finds out what the writer has moved, where this is opened for reading only."""
 
     # --- where ---
 
@@ -72,9 +82,12 @@ class Reader:
         """The oldest segment there is."""
         return self._log.segments.oldest
 
-    def look_again(self) -> None:
-        """Take note of what retention has removed, if this is not its own process."""
-        self._log.segments.look_again()
+    def look_again(self, *, is_missing: bool = False) -> None:
+        """Take note of what left the log, if this is not its own process. `is_missing`: something
+        was not where it should be.
+        """
+        if self.follow is not None:
+            self.follow(is_missing=is_missing)
 
     def read_from(self, archived: Archived) -> None:
         """Have what places say is in archives read from there."""
@@ -88,7 +101,7 @@ class Reader:
         """Whether segments went, or messages moved to another tier, since `mark`: what looked
         damaged may only be gone, or elsewhere.
         """
-        self.look_again()
+        self.look_again(is_missing=True)
         return self.mark() != mark
 
     def bounds(self, key: int) -> Bounds:
@@ -131,6 +144,10 @@ class Reader:
         """
         key = topic.base + queue
         found = self._index.positions(key, offset, limit, self.first_segment(), self.visible_end())
+        if found and self.follow is not None:
+            # A reader's tail may have what was handed over since.
+            size, has = self._log.segment_size, self._log.segments.has
+            found = list(takewhile(lambda position: has(position // size), found))
         if not found and self.cold is not None:
             following = self.cold.stretch(topic, queue, offset, limit, out)
             if following is not None:
@@ -289,7 +306,7 @@ class Reader:
             found = self.cold.archived.at(position)
             if found is not None:
                 return found
-            if number in self._index.gone().segments:
+            if number in self._log.segments.left or number in self._index.gone().segments:
                 raise MessageNotFound(
                     f"no record began at {position}: what stood there is in archives"
                 )

@@ -68,6 +68,7 @@ class Queues:
         self._runs: dict[int, _Decoded] = {}
         self._runs_kept = 0
         self._version = 0
+        self._newer: Families | None = None
         self._gone = 0
         """Counts removals of rows."""
         self._lock = threading.Lock()
@@ -104,6 +105,8 @@ class Queues:
             if len(found) > 1:
                 # What keeps the next offset says nothing where something came behind it.
                 found = [p for p in found[:-1] if p.segment != NOWHERE] + found[-1:]
+            if self._newer is not None:
+                found = self._followed(self._newer, queue, found, first_segment)
             with self._lock:
                 if len(self._places) >= PLACES_KEPT:
                     self._places.clear()
@@ -113,6 +116,25 @@ class Queues:
         if found and (found[0].segment < first_segment or found[0].segment >= ARCHIVE_FIRST):
             return [p for p in found if p.segment >= first_segment]
         return found
+
+    def follow(self, newer: Families) -> None:
+        """Take places of archives from an index that is newer than this one, which stays as it is;
+        before the segments that they stand for are gone.
+        """
+        self._newer = newer
+
+    def _followed(
+        self, newer: Families, queue: int, own: list[Place], first_segment: int
+    ) -> list[Place]:
+        prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
+        rows = (read_place(k, v)[2] for k, v in newer.rows(PLACES, prefix, _behind(prefix)))
+        there = [p for p in rows if p.segment != NOWHERE]
+        archived = [p for p in there if p.is_archived]
+        # What the newer one does not have any more went, to an archive or for good.
+        left = {p.segment for p in there}
+        hot = [p for p in own if p.segment == NOWHERE or p.segment in left]
+        found = {p.first: p for p in (*hot, *archived)}
+        return [place for _, place in sorted(found.items()) if place.segment >= first_segment]
 
     def changing(self) -> None:
         """Take note that rows change about now: what is read meanwhile is not kept."""

@@ -14,7 +14,7 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import dropwhile
 from pathlib import Path
 from typing import Final
@@ -73,6 +73,8 @@ class Segments:
         """The segments there are, rising; changed only by replacing the list."""
         self.removals = 0
         """Counts what went: who looked before and behind a failure knows if that may be why."""
+        self.left: frozenset[int] = frozenset()
+        """Of those that are opened for reading only: segments that are not in the log any more."""
         self.retired_below = 0
         """Of those that are opened for reading only: segments below were let go of meanwhile."""
         self._scan()
@@ -160,6 +162,22 @@ class Segments:
                     found.close()
             self.numbers = left
             self.removals += 1
+
+    def leave(self, numbers: Collection[int]) -> None:
+        """Where the folder is opened for reading only: let go of segments that the writer has
+        handed over or let go of, whether or not their files are gone by now.
+        """
+        with self._lock:
+            for number in numbers:
+                self.problems.pop(number, None)
+                found = self._maps.pop(number, None)
+                if found is not None:
+                    found.close()
+            self.numbers = [n for n in self.numbers if n not in numbers]
+            self.left |= frozenset(numbers)
+            self.removals += 1
+            if not self.numbers:
+                self.retired_below = max(self.retired_below, max(numbers, default=-1) + 1)
 
     @property
     def oldest(self) -> int:

@@ -8,9 +8,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore import Store, StoredMessage, StoreError
+import kvstore
+from kvstore import Store, StoreConfig, StoredMessage, StoreError
 from kvstore.handover import Arriving, Queue
 from kvstore.meta.topic import TopicInfo
+from tests.support.clock import VirtualClock
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
@@ -21,6 +23,7 @@ from tiering.tiers import Tiers
 
 BLOCKS: Final = ArchiveSettings(block_bytes=4096)
 PLACE: Final = "archive"
+SEGMENT: Final = 64 << 10
 
 Records = dict[Queue, list[bytes]]
 ClassOf = Callable[[TopicInfo], str | None]
@@ -34,6 +37,46 @@ class Made:
     arriving: list[Arriving]
     unkept: set[Queue]
     rows: list[ArchiveRow]
+
+
+def config(clock: VirtualClock | None = None, **changed: Any) -> StoreConfig:
+    return StoreConfig(
+        segment_size=SEGMENT,
+        clock=clock or VirtualClock(),
+        checkpoint_interval=1e9,
+        retention_interval=1e9,
+        **changed,
+    )
+
+
+def filled(path: Path, clock: VirtualClock, segments: int = 4, each: int = 40) -> Store:
+    """A store with two topics of two queues, in some segments."""
+    store = kvstore.open(path, config(clock))
+    for name in ("orders", "visits"):
+        store.create_topic(name, queues=2)
+    put_segments(store, clock, segments, each)
+    return store
+
+
+def put_segments(store: Store, clock: VirtualClock, segments: int, each: int) -> None:
+    first = store.stats().end_position // SEGMENT * each
+    for n in range(first, first + segments * each):
+        topic = ("orders", "visits")[n % 3 == 0]
+        store.put(
+            topic,
+            b"%d " % n * (n % 50),
+            queue=n % 2,
+            tag="ab"[n % 2],
+            keys=[f"k-{n % 17}", "all"],
+            properties={"n": str(n)},
+        )
+        clock.advance(0.5)
+        if n % each == each - 1:
+            store.seal()
+
+
+def by_topic(info: TopicInfo) -> str | None:
+    return info.name
 
 
 def one_class(_: TopicInfo) -> str | None:
