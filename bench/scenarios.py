@@ -47,6 +47,11 @@ SCENARIOS: Final = (
     Scenario("index_few", "index_size:run_few", runs=1),
     Scenario("open_queues", "opening:run_queues", runs=1),
     Scenario("open_killed", "opening:run_killed"),
+    Scenario("archive_size", "archives:run_size", runs=1),
+    Scenario("archive_read", "archives:run_read", runs=1),
+    Scenario("archive_few", "archive_blocks:run_few"),
+    Scenario("archive_many", "archive_blocks:run_many"),
+    Scenario("archive_lz4", "archive_blocks:run_lz4"),
     Scenario("sqlite", "peer_sqlite:run", runs=1),
 )
 

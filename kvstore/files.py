@@ -117,6 +117,10 @@ class Files(Protocol):
         `FileExistsError` if one is there and is not to be replaced; `DiskFull`."""
         ...
 
+    def write_private(self, path: Path, data: bytes) -> None:
+        """As `write_whole`, with a file that its owner alone may read."""
+        ...
+
     def link_or_copy(self, source: Path, target: Path) -> bool:
         """Give a file a second name; copy it where that is impossible. True if linked."""
         ...
@@ -216,8 +220,17 @@ class LocalFiles:
 
     def write_whole(self, path: Path, data: bytes) -> None:
         """See `Files.write_whole`."""
+        self._write_new(path, data, 0o666)
+
+    def write_private(self, path: Path, data: bytes) -> None:
+        """See `Files.write_private`."""
+        self._write_new(path, data, 0o600)
+
+    def _write_new(self, path: Path, data: bytes, mode: int) -> None:
         part = path.with_name(path.name + ".new")
-        with part.open("wb") as f:
+        # One that was left behind has the mode it had.
+        part.unlink(missing_ok=True)
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from kvstore.rocketmq.kinds import FileKind
     from kvstore.rocketmq.logfiles import Stretch
 
-_KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint")
+_KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint", "archive")
 _BODY_SHOWN: Final = 1024
 """Bytes of a body shown to people, unless --body says otherwise."""
 _TRANSACTION_MASK: Final = 0xC
 _COMMIT: Final = 0x8
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
     """Which of what is in the files is to be shown."""
 
     topic: str | None
@@ -112,17 +112,23 @@ def dump(
     start: int, limit: int | None, body_max: int | None,
 ) -> None:  # fmt: skip
     """Print what is in FILEs, without opening a store: log files, consume queues, index files and
-    checkpoints, of kvmq or RocketMQ; or folders of them, or a whole store.
+    checkpoints, of kvmq or RocketMQ; or folders of them, or a whole store; or archives.
 
     Damaged parts are marked and passed over.
     """
+    from kvstore.cli.dumparchive import dump_archives, is_archive
     from kvstore.files import LocalFiles
 
     files = LocalFiles()
-    show = _Show(out, body_max)
-    choice = _Choice(topic, queue, offset, start, limit)
-    groups = [_group(path, kind, files) for path in paths]
-    if position is not None:
+    show = Show(out, body_max)
+    choice = Choice(topic, queue, offset, start, limit)
+    archives = [path for path in paths if is_archive(path, kind, files)]
+    groups = [_group(path, kind, files) for path in paths if path not in archives]
+    if archives:
+        dump_archives(show, archives, choice, position, files, is_all=not groups)
+    if not groups:
+        show.summary()
+    elif position is not None:
         _dump_position(show, groups, position, files)
     elif offset is not None and not choice.is_filter:
         _dump_offset(show, groups, offset, commitlog, files)
@@ -151,7 +157,7 @@ def _group(path: Path, kind: str | None, files: Files) -> _Group:
         if found is None:
             what = "is empty" if not files.size(path) else "is nothing that can be read here"
             raise click.UsageError(
-                f"{path} {what}: neither log, consume queue, index file nor checkpoint "
+                f"{path} {what}: neither log, consume queue, index file, checkpoint nor archive "
                 f"(--kind overrules)"
             )
         return _Group(found, [path])
@@ -180,7 +186,7 @@ def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
 # --- what to show of them ------------------------------------------------------------------------
 
 
-def _dump_position(show: _Show, groups: Sequence[_Group], position: int, files: Files) -> None:
+def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: Files) -> None:
     from kvstore.record.walk import Kind
     from kvstore.rocketmq.logfiles import read_record
 
@@ -192,7 +198,7 @@ def _dump_position(show: _Show, groups: Sequence[_Group], position: int, files: 
         show.damage(stretch.path, position, 0, f"nothing begins at {position}, it is in the above")
 
 
-def _dump_chosen(show: _Show, groups: Sequence[_Group], choice: _Choice, files: Files) -> None:
+def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
     """Look through the log for the records that are meant."""
     from kvstore.record.walk import Kind
     from kvstore.rocketmq.logfiles import read_log
@@ -222,7 +228,7 @@ def _dump_chosen(show: _Show, groups: Sequence[_Group], choice: _Choice, files: 
 
 
 def _dump_offset(
-    show: _Show, groups: Sequence[_Group], offset: int, commitlog: Path | None, files: Files
+    show: Show, groups: Sequence[_Group], offset: int, commitlog: Path | None, files: Files
 ) -> None:
     """One entry of a consume queue, and the record it points to."""
     from kvstore.rocketmq.kinds import FileKind
@@ -254,7 +260,7 @@ def _find_entry(
 
 
 def _follow(
-    show: _Show,
+    show: Show,
     path: Path,
     entry: QueueEntry | BatchEntry,
     commitlog: Path | None,
@@ -287,7 +293,7 @@ def _follow(
         show.damage(path, entry.position, 0, reason)
 
 
-def _dump_group(show: _Show, group: _Group, choice: _Choice, files: Files) -> None:
+def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None:
     from kvstore.record.walk import Kind
     from kvstore.rocketmq.kinds import FileKind
     from kvstore.rocketmq.logfiles import read_log
@@ -298,7 +304,7 @@ def _dump_group(show: _Show, group: _Group, choice: _Choice, files: Files) -> No
                 return
             show.stretch(stretch)
         return
-    readers: dict[FileKind, Callable[[_Show, Path, _Choice, Files], None]] = {
+    readers: dict[FileKind, Callable[[Show, Path, Choice, Files], None]] = {
         FileKind.QUEUE: _dump_queue,
         FileKind.BATCH_QUEUE: _dump_batch_queue,
         FileKind.INDEX: _dump_index,
@@ -308,7 +314,7 @@ def _dump_group(show: _Show, group: _Group, choice: _Choice, files: Files) -> No
         readers[group.kind](show, path, choice, files)
 
 
-def _dump_queue(show: _Show, path: Path, choice: _Choice, files: Files) -> None:
+def _dump_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
     from kvstore.rocketmq.consumequeue import first_offset, read_units
     from kvstore.rocketmq.layout import QUEUE_UNIT_SIZE
 
@@ -321,7 +327,7 @@ def _dump_queue(show: _Show, path: Path, choice: _Choice, files: Files) -> None:
     _show_units(show, path, read_units(path, files, first), choice, QUEUE_UNIT_SIZE)
 
 
-def _dump_batch_queue(show: _Show, path: Path, choice: _Choice, files: Files) -> None:
+def _dump_batch_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
     from kvstore.rocketmq.consumequeue import read_batch_units
     from kvstore.rocketmq.layout import BATCH_UNIT_SIZE
 
@@ -329,7 +335,7 @@ def _dump_batch_queue(show: _Show, path: Path, choice: _Choice, files: Files) ->
 
 
 def _show_units(
-    show: _Show, path: Path, units: Iterable[Any], choice: _Choice, unit_size: int
+    show: Show, path: Path, units: Iterable[Any], choice: Choice, unit_size: int
 ) -> None:
     from kvstore.rocketmq.consumequeue import Unused
 
@@ -351,7 +357,7 @@ def _show_units(
             show.entry(path, unit)
 
 
-def _dump_index(show: _Show, path: Path, choice: _Choice, files: Files) -> None:
+def _dump_index(show: Show, path: Path, choice: Choice, files: Files) -> None:
     from kvstore.rocketmq.indexfile import read_header, read_items
 
     header = read_header(path, files)
@@ -361,7 +367,7 @@ def _dump_index(show: _Show, path: Path, choice: _Choice, files: Files) -> None:
         show.fields(path, "item", _builtins(item))
 
 
-def _dump_checkpoint(show: _Show, path: Path, _choice: _Choice, files: Files) -> None:
+def _dump_checkpoint(show: Show, path: Path, _choice: Choice, files: Files) -> None:
     from kvstore.rocketmq.checkpoint import read_checkpoint
 
     show.fields(path, "checkpoint", _builtins(read_checkpoint(path, files)))
@@ -377,7 +383,7 @@ def _builtins(value: object) -> dict[str, Any]:
 # --- how it looks --------------------------------------------------------------------------------
 
 
-class _Show:
+class Show:
     """Prints what was found, for people or as JSON lines, and counts it."""
 
     def __init__(self, out: Output, body_max: int | None) -> None:
@@ -392,15 +398,10 @@ class _Show:
     def stretch(self, stretch: Stretch) -> None:
         """One stretch of a log."""
         from kvstore.record.walk import Kind
-        from kvstore.rocketmq.describe import describe
 
         path, found, message = stretch
         if message is not None:
-            self.records += 1
-            described = describe(message, self._body_max)
-            self._record(path, described)
-            if problem := described.get("body_problem"):
-                self.damage(path, found.position, 0, f"record at {found.position}: {problem}")
+            self.message(path, message)
             if found.reason:
                 self.damage(path, found.position, 0, found.reason)
         elif found.kind is Kind.DAMAGE:
@@ -412,6 +413,16 @@ class _Show:
                 path, found.kind, {"position": found.position, "size": found.size},
                 f"{what}: {found.size:,} bytes at {found.position}", dim=True,
             )  # fmt: skip
+
+    def message(self, path: Path, message: StoredMessage) -> None:
+        """One message, decoded with its body as stored."""
+        from kvstore.rocketmq.describe import describe
+
+        self.records += 1
+        described = describe(message, self._body_max)
+        self._record(path, described)
+        if problem := described.get("body_problem"):
+            self.damage(path, message.position, 0, f"record at {message.position}: {problem}")
 
     def damage(self, path: Path, position: int, size: int, reason: str) -> None:
         """Something that is not as it was written; `position` -1 if it has none in the log."""

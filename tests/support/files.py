@@ -163,6 +163,10 @@ class WatchedFiles(LocalFiles):
             self.happens("write", path, len(chunk))
             yield chunk
 
+    def write_private(self, path: Path, data: bytes) -> None:
+        self.happens("write_private", path, len(data))
+        super().write_private(path, data)
+
     def link_or_copy(self, source: Path, target: Path) -> bool:
         self.happens("link", target)
         return super().link_or_copy(source, target)

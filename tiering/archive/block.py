@@ -1,8 +1,10 @@
-"""Block: consecutive messages of one queue <-> three coded parts.
+"""Block: consecutive messages of one queue (a *stretch*), or of several queues with few each <->
+three coded parts.
 
-The idea: blocks are encoded many at a time, because with thousands of queues in one segment a block
-has a dozen messages, and numpy's price is the call. They are decoded one at a time and lazily: the
-fixed columns first, properties and bodies when somebody asks for a message.
+The idea: stretches are encoded many at a time, because with thousands of queues in one segment each
+has a dozen messages, and numpy's price is the call. Small ones share a block, since compressed each
+by itself they take more room. They are decoded one at a time and lazily: the fixed columns first,
+properties and bodies when somebody asks for a message.
 
 Invariants: the exact bytes of every record come back: only records that their columns are known to
 give back are taken apart, a block with any other holds its records whole; any bytes decode to a
@@ -42,8 +44,12 @@ _ROW_BYTES: Final = 250
 """About what a row takes in memory beside its body and properties."""
 
 
+Sizes = tuple[int, int, int]
+"""One number a part."""
+
+
 class BlockSpan(NamedTuple):
-    """Which rows of Fields are to be a block: held messages of one queue, in the order of their
+    """Which rows of Fields are to be a stretch: held messages of one queue, in the order of their
     offsets. `topic_number` is archive-local, `secret` the topic's key if it is encrypted.
     """
 
@@ -56,12 +62,17 @@ class BlockSpan(NamedTuple):
 
 
 class EncodedBlock(NamedTuple):
-    """A block as it is written, and its row of the directory but for topic and place."""
+    """A stretch as it is written, and its row of the directory but for topic and place."""
 
     data: bytes
-    """The three parts, one behind the other."""
-    part_sizes: tuple[int, int, int]
-    decoded_sizes: tuple[int, int, int]
+    """The three parts, one behind the other; empty where it is in the block of the one before."""
+    part_sizes: Sizes
+    """Of the whole block."""
+    decoded_sizes: Sizes
+    """Of this stretch alone."""
+    begins: Sizes
+    """Where in the block's decoded parts the stretch's begin: the sum of the decoded sizes of those
+    before it in the same block."""
     messages: int
     raw_bytes: int
     first_offset: int
@@ -70,6 +81,10 @@ class EncodedBlock(NamedTuple):
     last_position: int
     least_stored_at: int
     greatest_stored_at: int
+
+
+_RAW_BYTES: Final = 1
+"""Where `raw_bytes` is among the fields from `messages` on."""
 
 
 class Payloads(NamedTuple):
@@ -95,41 +110,81 @@ def cut(
     return found
 
 
-def encode_blocks(fields: Fields, spans: Sequence[BlockSpan], coder: Coder) -> list[EncodedBlock]:
-    """The blocks of many queues at once; each span begins where the one before ends.
+def encode_blocks(
+    fields: Fields, spans: Sequence[BlockSpan], coder: Coder, *, group_bytes: int = 0
+) -> list[EncodedBlock]:
+    """The stretches of many queues at once; each span begins where the one before ends.
 
-    Give it some megabytes, whatever topics and queues they are of: one call a queue costs several
-    times as much where queues are small.
+    Stretches that follow each other share a block of up to `group_bytes` of records, unless they
+    are encrypted and of different topics. Give it some megabytes, whatever topics and queues they
+    are of: one call a queue costs several times as much where queues are small.
     """
-    out = []
-    for span, payloads in zip(spans, payloads_of(fields, spans), strict=True):
-        parts = [
-            coder.encode(
-                payload,
-                dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
-                kind=kind,
-                topic=span.topic_number,
-                secret=span.secret,
-            )
-            for kind, payload in zip(PartKind, payloads, strict=True)
-        ]
-        first, last = span.start, span.stop - 1
-        stored_at = fields.stored_at[span.start : span.stop]
-        out.append(
-            EncodedBlock(
-                data=b"".join(parts),
-                part_sizes=(len(parts[0]), len(parts[1]), len(parts[2])),
-                decoded_sizes=(len(payloads[0]), len(payloads[1]), len(payloads[2])),
-                messages=span.stop - span.start,
-                raw_bytes=int(fields.sizes[span.start : span.stop].sum()),
-                first_offset=int(fields.offset[first]),
-                last_offset=int(fields.offset[last]),
-                first_position=int(fields.position[first]),
-                last_position=int(fields.position[last]),
-                least_stored_at=int(stored_at.min()),
-                greatest_stored_at=int(stored_at.max()),
-            )
+    found = payloads_of(fields, spans)
+    rows = _rows_of(fields, spans)
+    out: list[EncodedBlock] = []
+    at = 0
+    while at < len(spans):
+        end, size = at + 1, rows[at][_RAW_BYTES]
+        while end < len(spans) and _may_share(spans[at], spans[end]):
+            size += rows[end][_RAW_BYTES]
+            if size > group_bytes:
+                break
+            end += 1
+        out += _encode_block(spans[at], rows[at:end], found[at:end], coder)
+        at = end
+    return out
+
+
+def _rows_of(fields: Fields, spans: Sequence[BlockSpan]) -> list[tuple[int, ...]]:
+    """The fields of EncodedBlock from `messages` on."""
+    if not spans:
+        return []
+    begin, end = spans[0].start, spans[-1].stop
+    first = np.array([span.start for span in spans], np.int64)
+    last = np.array([span.stop - 1 for span in spans], np.int64)
+    stored_at = fields.stored_at[begin:end]
+    columns = (
+        last - first + 1,
+        np.add.reduceat(fields.sizes[begin:end], first - begin),
+        fields.offset[first],
+        fields.offset[last],
+        fields.position[first],
+        fields.position[last],
+        np.minimum.reduceat(stored_at, first - begin),
+        np.maximum.reduceat(stored_at, first - begin),
+    )
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _may_share(a: BlockSpan, b: BlockSpan) -> bool:
+    """Whether two stretches may be in one block: what is encrypted is so with its topic's key."""
+    return a.secret == b.secret and (a.secret is None or a.topic_number == b.topic_number)
+
+
+def _encode_block(
+    span: BlockSpan, rows: list[tuple[int, ...]], payloads: Sequence[Payloads], coder: Coder
+) -> list[EncodedBlock]:
+    """One block; `span` is its first stretch."""
+    parts = [
+        coder.encode(
+            b"".join([found[kind - 1] for found in payloads]),
+            dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
+            thorough=len(payloads) > 1,
+            kind=kind,
+            topic=span.topic_number if span.secret is not None else 0,
+            secret=span.secret,
         )
+        for kind in PartKind
+    ]
+    data = b"".join(parts)
+    part_sizes = (len(parts[0]), len(parts[1]), len(parts[2]))
+    out = []
+    begins = (0, 0, 0)
+    for row, (fixed, properties, bodies) in zip(rows, payloads, strict=True):
+        sizes = (len(fixed), len(properties), len(bodies))
+        out.append(EncodedBlock(data, part_sizes, sizes, begins, *row))
+        data = b""
+        begins = (begins[0] + sizes[0], begins[1] + sizes[1], begins[2] + sizes[2])
     return out
 
 
@@ -173,8 +228,8 @@ def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan], bounds: Column) -
 
 def decode_block(
     data: bytes | memoryview,
-    part_sizes: tuple[int, int, int],
-    decoded_sizes: tuple[int, int, int],
+    part_sizes: Sizes,
+    decoded_sizes: Sizes,
     coder: Coder,
     *,
     topic: str,
@@ -185,43 +240,87 @@ def decode_block(
     number: int = -1,
     messages: int | None = None,
 ) -> Block:
-    """A block from its three parts; `archive` and `number` are for its errors, `messages` is how
-    many the directory says it has.
-
-    Decodes, and so checks, the fixed part at once, the others when they are needed. Raises
-    ArchiveDamaged.
-    """
-    source = _Source(
-        bytes(data), part_sizes, decoded_sizes, coder, topic_number, secret, archive, number
+    """The one stretch of a block that is not shared; see BlockSource for the arguments."""
+    source = BlockSource(
+        data,
+        part_sizes,
+        decoded_sizes,
+        coder,
+        topic_number=topic_number,
+        secret=secret,
+        archive=archive,
+        number=number,
     )
-    return Block(source, topic, queue, messages)
+    return source.stretch(topic, queue, (0, 0, 0), decoded_sizes, messages)
 
 
-class _Source(NamedTuple):
-    """Where a block's parts come from."""
+class BlockSource:
+    """A block as it was read. `decoded_sizes` are those of all its stretches together, `archive`
+    and `number` are for its errors. Each part is checked and decoded when it is first needed, and
+    then kept for all stretches. Any number of threads may use it.
+    """
 
-    data: bytes
-    part_sizes: tuple[int, int, int]
-    decoded_sizes: tuple[int, int, int]
-    coder: Coder
-    topic_number: int
-    secret: bytes | None
-    archive: str
-    number: int
+    def __init__(
+        self,
+        data: bytes | memoryview,
+        part_sizes: Sizes,
+        decoded_sizes: Sizes,
+        coder: Coder,
+        *,
+        topic_number: int = 0,
+        secret: bytes | None = None,
+        archive: str = "",
+        number: int = -1,
+    ) -> None:
+        self._data = bytes(data)
+        self._part_sizes = part_sizes
+        self._decoded_sizes = decoded_sizes
+        self._coder = coder
+        self._topic_number = topic_number if secret is not None else 0
+        self._secret = secret
+        self._archive = archive
+        self._number = number
+        self._payloads: dict[PartKind, bytes] = {}
+        self.memory_bytes = sum(decoded_sizes) + len(self._data)
 
-    def payload(self, kind: PartKind) -> bytes:
-        """One part, decoded. Raises ArchiveDamaged."""
+    def stretch(
+        self,
+        topic: str,
+        queue: int,
+        begins: Sizes,
+        decoded_sizes: Sizes,
+        messages: int | None = None,
+    ) -> Block:
+        """The messages of one queue, whose bytes begin at `begins` of the decoded parts; `messages`
+        is how many the directory says there are.
+
+        Decodes the fixed part at once, the others when they are needed. Raises ArchiveDamaged.
+        """
+        return Block(self, topic, queue, begins, decoded_sizes, messages)
+
+    def payload(self, kind: PartKind, begin: int, size: int) -> bytes:
+        """A stretch's bytes of one part. Raises ArchiveDamaged."""
+        found = self._payloads.get(kind)
+        if found is None:
+            found = self._payloads[kind] = self._decode(kind)
+        if not 0 <= begin <= begin + size <= len(found):
+            raise ArchiveDamaged(f"{size} bytes at {begin} should be in a part of {len(found)}")
+        return found if size == len(found) else found[begin : begin + size]
+
+    def _decode(self, kind: PartKind) -> bytes:
         index = kind - 1
-        if sum(self.part_sizes) != len(self.data) or min(self.part_sizes) < 0:
-            raise ArchiveDamaged(f"a block has {len(self.data)} bytes, not {sum(self.part_sizes)}")
-        start = sum(self.part_sizes[:index])
-        size = self.decoded_sizes[index]
-        payload = self.coder.decode(
-            self.data[start : start + self.part_sizes[index]],
+        if sum(self._part_sizes) != len(self._data) or min(self._part_sizes) < 0:
+            raise ArchiveDamaged(
+                f"it has {len(self._data)} bytes instead of {sum(self._part_sizes)}"
+            )
+        start = sum(self._part_sizes[:index])
+        size = self._decoded_sizes[index]
+        payload = self._coder.decode(
+            self._data[start : start + self._part_sizes[index]],
             size,
             kind=kind,
-            topic=self.topic_number,
-            secret=self.secret,
+            topic=self._topic_number,
+            secret=self._secret,
         )
         if len(payload) != size:
             raise ArchiveDamaged(f"a part should take {size} bytes, but takes {len(payload)}")
@@ -229,19 +328,29 @@ class _Source(NamedTuple):
 
     def named(self, error: ArchiveDamaged) -> ArchiveDamaged:
         """The error, saying which block of which archive it is about."""
-        where = f"block {self.number} of archive {self.archive}" if self.archive else "a block"
-        return ArchiveDamaged(f"{where} is damaged: {error}", self.archive, self.number)
+        where = f"block {self._number} of archive {self._archive}" if self._archive else "a block"
+        return ArchiveDamaged(f"{where} is damaged: {error}", self._archive, self._number)
 
 
 class Block:
-    """Messages of one queue; see the module. Any number of threads may read it."""
+    """A stretch: messages of one queue; see the module. Any number of threads may read it."""
 
-    def __init__(self, source: _Source, topic: str, queue: int, messages: int | None) -> None:
+    def __init__(
+        self,
+        source: BlockSource,
+        topic: str,
+        queue: int,
+        begins: Sizes,
+        decoded_sizes: Sizes,
+        messages: int | None,
+    ) -> None:
         self._source = source
+        self._begins = begins
+        self._decoded_sizes = decoded_sizes
         self.topic = topic
         self.queue = queue
         try:
-            self._columns = Columns(source.payload(PartKind.FIXED))
+            self._columns = Columns(self._part(PartKind.FIXED))
             self.count = self._columns.count
             if messages is not None and messages != self.count:
                 raise ArchiveDamaged(f"it has {self.count} messages instead of {messages}")
@@ -250,7 +359,10 @@ class Block:
         self.offsets = self._columns.offset
         self.positions = self._columns.position
         self.stored_at = self._columns.stored_at
-        self.memory_bytes = sum(source.decoded_sizes) + len(source.data) + self.count * _ROW_BYTES
+        self.memory_bytes = sum(decoded_sizes) + self.count * _ROW_BYTES
+
+    def _part(self, kind: PartKind) -> bytes:
+        return self._source.payload(kind, self._begins[kind - 1], self._decoded_sizes[kind - 1])
 
     def check(self) -> None:
         """Decode all parts. Raises ArchiveDamaged."""
@@ -335,7 +447,7 @@ class Block:
     def _payload(self) -> bytes:
         """The bodies part."""
         try:
-            payload = self._source.payload(PartKind.BODIES)
+            payload = self._part(PartKind.BODIES)
             if len(payload) != int(self._columns.ends[-1]):
                 raise ArchiveDamaged("the bodies are not as long as their lengths say")
         except ArchiveDamaged as error:
@@ -350,7 +462,7 @@ class Block:
     @cached_property
     def _properties(self) -> list[bytes]:
         try:
-            payload = self._source.payload(PartKind.PROPERTIES)
+            payload = self._part(PartKind.PROPERTIES)
             return decode_properties(payload, self.count, self._columns.born_at, DECODED_MAX)
         except ArchiveDamaged as error:
             raise self._source.named(error) from None

@@ -35,7 +35,7 @@ from tiering.archive.packed import I64
 
 if TYPE_CHECKING:
     from tiering.archive.block import Block
-    from tiering.archive.reader import Archive
+    from tiering.archive.reader import Archive, BlockGroup
 
 _SECTIONS = ("manifest", "directory", "dictionary", "filter", "key_fences", "position_fences")
 
@@ -83,6 +83,7 @@ class _Check:
         self._positions = np.full(self._total, -1, np.int64)
         self._is_read = np.zeros(self._total, np.bool_)
         self._levels = [Levels(topic) for topic in archive.manifest.topics]
+        self._last: tuple[int, BlockGroup] | None = None
         self._digests = array("I")
         self._keyed = array("I")
 
@@ -119,7 +120,7 @@ class _Check:
     def _block(self, number: int) -> Iterator[str]:
         archive = self._archive
         try:
-            block = archive.read_block(number)
+            block = archive.block_of(number, self._group_of(number))
             block.check()
             records = block.records()
         except KeyDestroyed:
@@ -148,6 +149,14 @@ class _Check:
             for digest in digests_of(found.properties, levels.only or levels.at(position)):
                 self._digests.append(digest)
                 self._keyed.append(start + row)
+
+    def _group_of(self, number: int) -> BlockGroup:
+        """The group of a block; the last one is kept, since neighbours share it."""
+        group = self._archive.directory.group_of(number)
+        if self._last is None or self._last[0] != group:
+            self._last = None
+            self._last = group, self._archive.read_group(number)
+        return self._last[1]
 
     def _checksums(self, number: int) -> Iterator[str]:
         at, sizes = self._archive.directory.place(number)

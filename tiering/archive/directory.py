@@ -1,9 +1,11 @@
 """Directory: which block holds which offsets of which queue, and where it is.
 
-The idea: blocks lie in the file one behind the other, in the order of topic, queue and offset. So a
-block's place is the sum of the sizes before it, and topic and queue are said once a queue. In
-memory is only what finding a block takes, at as few bytes as the widest value of each column needs;
-what only checks and lists need (`Rows`) is decoded again for them.
+The idea: blocks lie in the file one behind the other, in the order of topic, queue and offset. So
+their place is the sum of the sizes before, and topic and queue are said once a queue. Where queues
+have few messages, several blocks (each still of one queue, with a number of its own) are coded
+together in one *group*, which is what is read; most groups are one block. In memory is only what
+finding a block takes, at as few bytes as the widest value of each column needs; what only checks
+and lists need (`Rows`) is decoded again for them.
 
 Invariants: rows are in that order; a queue's offset ranges rise and do not overlap.
 """
@@ -18,13 +20,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.errors import FormatError
-from tiering.archive.layout import HEADER_SIZE, PART_EXTRA, PARTS
+from tiering.archive.layout import DECODED_MAX, HEADER_SIZE, PART_EXTRA, PARTS
 from tiering.archive.packed import I64, Cursor, Narrow, encode_column
 
-_HEAD: Final = Struct(">III")
-"""Topics, queues, blocks."""
-BLOCK_MIN: Final = PARTS * PART_EXTRA
-"""Bytes of the smallest block."""
+_HEAD: Final = Struct(">IIII")
+"""Topics, queues, blocks, groups."""
+GROUP_MIN: Final = PARTS * PART_EXTRA
+"""Bytes of the smallest group."""
+BLOCKS_MAX: Final = 1 << 16
+"""Blocks of one group."""
+Sizes = tuple[int, int, int]
+"""One number a part."""
 
 
 class Row(NamedTuple):
@@ -39,9 +45,26 @@ class Row(NamedTuple):
     last_position: int
     least_stored_at: int
     greatest_stored_at: int
-    part_sizes: tuple[int, int, int]
-    decoded_sizes: tuple[int, int, int]
+    decoded_sizes: Sizes
     raw_bytes: int
+    group: int
+
+
+class Group(NamedTuple):
+    """Blocks that are coded together: how many, and what the group's parts take in the file."""
+
+    blocks: int
+    part_sizes: Sizes
+
+
+class Within(NamedTuple):
+    """Where in the decoded parts of its group a block is: it begins at `begins`, takes `sizes`; all
+    blocks take `total`.
+    """
+
+    begins: Sizes
+    sizes: Sizes
+    total: Sizes
 
 
 class Rows(NamedTuple):
@@ -57,13 +80,12 @@ class Rows(NamedTuple):
     last_position: I64
     least_stored_at: I64
     greatest_stored_at: I64
-    part_sizes: tuple[I64, I64, I64]
     decoded_sizes: tuple[I64, I64, I64]
     raw_bytes: I64
+    groups: I64
 
     def row(self, block: int) -> Row:
         """One block."""
-        fixed, properties, bodies = (int(column[block]) for column in self.part_sizes)
         raw_fixed, raw_properties, raw_bodies = (int(c[block]) for c in self.decoded_sizes)
         return Row(
             int(self.topics[block]),
@@ -75,19 +97,21 @@ class Rows(NamedTuple):
             int(self.last_position[block]),
             int(self.least_stored_at[block]),
             int(self.greatest_stored_at[block]),
-            (fixed, properties, bodies),
             (raw_fixed, raw_properties, raw_bodies),
             int(self.raw_bytes[block]),
+            int(self.groups[block]),
         )
 
 
-def encode_directory(topic_ids: Sequence[int], columns: Sequence[I64]) -> bytes:
-    """The payload; `columns` are those of `Row` in its order, the triples one by one, and rows are
-    in the directory's order.
+def encode_directory(
+    topic_ids: Sequence[int], columns: Sequence[I64], groups: Sequence[I64]
+) -> bytes:
+    """The payload; `columns` are those of `Row` in its order but for the last, `groups` those of
+    `Group`, with the triples one by one; rows are in the directory's order.
     """
     (
         topics, queues, first_offset, last_offset, count, first_position, last_position, least,
-        greatest, fixed, properties, bodies, fixed_raw, properties_raw, bodies_raw, raw_bytes,
+        greatest, fixed, properties, bodies, raw_bytes,
     ) = columns  # fmt: skip
     blocks = len(topics)
     begins = np.flatnonzero(_begins(topics, queues))
@@ -98,9 +122,10 @@ def encode_directory(topic_ids: Sequence[int], columns: Sequence[I64]) -> bytes:
         np.array(topic_ids, np.int64), per_topic, queues[begins], per_queue,
         first_offset, span, span + 1 - count,
         first_position, last_position - first_position, least, greatest - least,
-        fixed, properties, bodies, fixed_raw, properties_raw, bodies_raw, raw_bytes,
+        fixed, properties, bodies, raw_bytes, *groups,
     ]  # fmt: skip
-    return _HEAD.pack(len(topic_ids), len(begins), blocks) + b"".join(map(encode_column, out))
+    head = _HEAD.pack(len(topic_ids), len(begins), blocks, len(groups[0]))
+    return head + b"".join(map(encode_column, out))
 
 
 def _begins(topics: I64, queues: I64) -> I64:
@@ -125,35 +150,50 @@ class _Parsed(NamedTuple):
     fixed: I64
     properties: I64
     bodies: I64
-    fixed_raw: I64
-    properties_raw: I64
-    bodies_raw: I64
     raw_bytes: I64
+    per_group: I64
+    group_fixed: I64
+    group_properties: I64
+    group_bodies: I64
+
+    @property
+    def group_sizes(self) -> I64:
+        return self.group_fixed + self.group_properties + self.group_bodies
 
 
 def _parse(payload: bytes, blocks_size: int) -> _Parsed:
     """The columns as stored; FormatError unless they can be those of blocks of that many bytes."""
     cursor = Cursor(payload)
-    topics, queues, blocks = cursor.head(_HEAD)
-    if queues > blocks or topics > blocks or blocks * BLOCK_MIN > blocks_size:
+    topics, queues, blocks, groups = cursor.head(_HEAD)
+    if (
+        not topics <= queues <= blocks <= groups * BLOCKS_MAX
+        or groups > blocks
+        or groups * GROUP_MIN > blocks_size
+    ):
         raise FormatError(f"{topics} topics, {queues} queues, {blocks} blocks: that can't be")
-    lengths = [topics, topics, queues, queues] + [blocks] * 14
-    parsed = _Parsed(*map(cursor.column, lengths))
+    lengths = [topics, topics, queues, queues] + [blocks] * 11 + [groups] * 4
+    p = _Parsed(*map(cursor.column, lengths))
     cursor.end()
-    for name, counts, total in (
-        ("topics", parsed.per_topic, queues),
-        ("queues", parsed.per_queue, blocks),
-        ("sizes", parsed.fixed, blocks_size),
-        ("sizes", parsed.properties, blocks_size),
-        ("sizes", parsed.bodies, blocks_size),
+    for counts, total in (
+        (p.per_topic, queues),
+        (p.per_queue, blocks),
+        (p.per_group, blocks),
+        (p.group_fixed, blocks_size),
+        (p.group_properties, blocks_size),
+        (p.group_bodies, blocks_size),
     ):
         if len(counts) and not 1 <= int(counts.min()) <= int(counts.max()) <= total:
-            raise FormatError(f"the {name} of a directory contradict each other")
-    if int(parsed.per_topic.sum()) != queues or int(parsed.per_queue.sum()) != blocks:
-        raise FormatError("the queues of a directory contradict each other")
-    if int((parsed.fixed + parsed.properties + parsed.bodies).sum()) != blocks_size:
+            raise FormatError("the counts or sizes of a directory contradict each other")
+    for sizes in (p.fixed, p.properties, p.bodies):
+        if len(sizes) and not 0 <= int(sizes.min()) <= int(sizes.max()) <= DECODED_MAX:
+            raise FormatError("a block can't take what a directory says")
+    if (int(p.per_topic.sum()), int(p.per_queue.sum()), int(p.per_group.sum())) != (
+        queues, blocks, blocks,
+    ):  # fmt: skip
+        raise FormatError("the counts of a directory contradict each other")
+    if int(p.group_sizes.sum()) != blocks_size:
         raise FormatError(f"the blocks of a directory do not fill {blocks_size} bytes")
-    return parsed
+    return p
 
 
 def decode_rows(payload: bytes, blocks_size: int) -> Rows:
@@ -172,8 +212,8 @@ def decode_rows(payload: bytes, blocks_size: int) -> Rows:
         p.least,
         p.least + p.time_span,
         (p.fixed, p.properties, p.bodies),
-        (p.fixed_raw, p.properties_raw, p.bodies_raw),
         p.raw_bytes,
+        np.repeat(np.arange(len(p.per_group)), p.per_group),
     )
 
 
@@ -181,15 +221,17 @@ class Directory:
     """What finding a block takes. Raises FormatError for a payload that is no directory."""
 
     __slots__ = (
-        "_by_id", "_ends", "_first_block", "_first_offset", "_first_queue", "_fixed", "_ids",
+        "_by_id", "_decoded_bodies", "_decoded_fixed", "_decoded_properties", "_ends",
+        "_first_block", "_first_in_group", "_first_offset", "_first_queue", "_fixed", "_ids",
         "_least", "_missing", "_properties", "_queues", "_span", "_time_span", "blocks",
-        "decoded_max", "messages", "stored_from", "stored_to", "topics",
+        "decoded_max", "groups", "messages", "stored_from", "stored_to", "topics",
     )  # fmt: skip
 
     def __init__(self, payload: bytes, blocks_size: int) -> None:
         p = _parse(payload, blocks_size)
         self.topics = len(p.topic_ids)
         self.blocks = len(p.fixed)
+        self.groups = len(p.per_group)
         self._ids = Narrow(p.topic_ids)
         order = np.argsort(p.topic_ids, kind="stable")
         is_sorted = bool(np.array_equal(order, np.arange(self.topics)))
@@ -202,13 +244,20 @@ class Directory:
         self._missing = Narrow(p.missing)
         self._least = Narrow(p.least)
         self._time_span = Narrow(p.time_span)
-        self._ends = Narrow(HEADER_SIZE + np.cumsum(p.fixed + p.properties + p.bodies))
-        self._fixed = Narrow(p.fixed)
-        self._properties = Narrow(p.properties)
+        self._ends = Narrow(HEADER_SIZE + np.cumsum(p.group_sizes))
+        self._fixed = Narrow(p.group_fixed)
+        self._properties = Narrow(p.group_properties)
+        # A block that is a group by itself says in its parts what they take.
+        none = np.zeros(0, np.int64)
+        is_shared = self.groups < self.blocks
+        self._first_in_group = Narrow(_starts(p.per_group) if is_shared else none)
+        self._decoded_fixed = Narrow(p.fixed if is_shared else none)
+        self._decoded_properties = Narrow(p.properties if is_shared else none)
+        self._decoded_bodies = Narrow(p.bodies if is_shared else none)
         self.messages = int((p.span + 1 - p.missing).sum())
         self.stored_from = int(p.least.min()) if self.blocks else 0
         self.stored_to = int((p.least + p.time_span).max()) if self.blocks else -1
-        self.decoded_max = (_max(p.fixed_raw), _max(p.properties_raw), _max(p.bodies_raw))
+        self.decoded_max = (_max(p.fixed), _max(p.properties), _max(p.bodies))
 
     # --- finding ---
 
@@ -289,11 +338,28 @@ class Directory:
         least = self._least[block]
         return least, least + self._time_span[block]
 
-    def place(self, block: int) -> tuple[int, tuple[int, int, int]]:
-        """Where in the file a block is, and the sizes of its parts."""
-        at = self._ends[block - 1] if block else HEADER_SIZE
-        fixed, properties = self._fixed[block], self._properties[block]
-        return at, (fixed, properties, self._ends[block] - at - fixed - properties)
+    def group_of(self, block: int) -> int:
+        """The group that a block is in."""
+        if self.groups == self.blocks:
+            return block
+        return bisect_right(range(self.groups), block, key=self._first_in_group.__getitem__) - 1
+
+    def place(self, block: int) -> tuple[int, Sizes]:
+        """Where in the file the group of a block is, and the sizes of its parts."""
+        group = self.group_of(block)
+        at = self._ends[group - 1] if group else HEADER_SIZE
+        fixed, properties = self._fixed[group], self._properties[group]
+        return at, (fixed, properties, self._ends[group] - at - fixed - properties)
+
+    def within(self, block: int) -> Within | None:
+        """Where in its group a block is; None if it is the group."""
+        if self.groups == self.blocks:
+            return None
+        group = self.group_of(block)
+        first, stop = self._first_in_group[group], self._first_in_group[group + 1]
+        columns = self._decoded_fixed, self._decoded_properties, self._decoded_bodies
+        fixed, properties, bodies = (_span_of(c, first, block, stop) for c in columns)
+        return Within(*zip(fixed, properties, bodies, strict=True))
 
     @property
     def memory_bytes(self) -> int:
@@ -308,3 +374,9 @@ def _starts(counts: I64) -> I64:
 
 def _max(column: I64) -> int:
     return int(column.max()) if len(column) else 0
+
+
+def _span_of(column: Narrow, first: int, block: int, stop: int) -> tuple[int, int, int]:
+    """What lies before a block, what it takes, and all of `first` to `stop`."""
+    sizes = column.values(first, stop).tolist()
+    return sum(sizes[: block - first]), sizes[block - first], sum(sizes)

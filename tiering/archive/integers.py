@@ -28,40 +28,39 @@ RANGE: Final = 2
 DISTINCT: Final = 3
 
 _WIDTH_MAX: Final = 64
-_VARINT_MAX: Final = 10
+_LONG: Final = 0xF8
+"""From this number on a varint takes more than one byte."""
 _DISTINCT_MAX: Final = 256
 _DISTINCT_FROM: Final = 12
 """Columns narrower than that (in bits) are not looked through for few distinct values."""
 _DISTINCT_ROWS: Final = 24
 """So many rows must be there, and are looked at first."""
 _MASK: Final = (1 << 64) - 1
-_SIGN: Final = 1 << 63
+_BYTES: Final = [bytes((i,)) for i in range(256)]
 
 
 def write_varint(value: int) -> bytes:
-    """`value`, 0 to 2**64 - 1, in 1 to 10 bytes, seven bits each, the lowest first."""
-    if value < 0x80:
+    """`value`, 0 to 2**64 - 1, in 1 to 9 bytes: itself below 0xF8, else 0xF7 and how many bytes
+    follow, and these, the highest first.
+    """
+    if value < _LONG:
         return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    size = (value.bit_length() + 7) >> 3
+    return bytes((_LONG - 1 + size,)) + value.to_bytes(size, "big")
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The number at index `at`, and the index behind it. Raises ArchiveDamaged."""
-    value = shift = 0
-    for byte in data[at : at + _VARINT_MAX]:
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value > _MASK:
-                break
-            return value, at
-        shift += 7
-    raise ArchiveDamaged("a number in a block has no end, or more than 64 bits")
+    if at >= len(data):
+        raise _short()
+    value = data[at]
+    at += 1
+    if value < _LONG:
+        return value, at
+    stop = at + value - (_LONG - 1)
+    if stop > len(data):
+        raise _short()
+    return int.from_bytes(data[at:stop], "big"), stop
 
 
 def write_signed(value: int) -> bytes:
@@ -114,13 +113,12 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
     per_row = np.repeat(base, counts)
     rest = (np.where(np.repeat(by_delta, counts), deltas, values) - per_row).view(np.uint64)
     packed = _pack_all(rest, starts + by_delta, bounds[1:], width)
-    firsts = values[starts].tolist()
     out = _constants(least) if not varies.all() else [b""] * len(starts)
+    rising, bases, bits = by_delta.tolist(), base.tolist(), width.tolist()
+    firsts = values[starts].tolist()
     for i in np.flatnonzero(varies).tolist():
-        bits = int(width[i])
-        head = b"\x01" + write_signed(firsts[i]) if by_delta[i] else b"\x02"
-        found = head + write_signed(int(base[i])) + bytes((bits,)) + packed[i]
-        out[i] = found
+        head = b"\x01" + write_signed(firsts[i]) if rising[i] else b"\x02"
+        out[i] = head + write_signed(bases[i]) + _BYTES[bits[i]] + packed[i]
     _use_distinct(out, values, bounds, (width >= _DISTINCT_FROM) & (counts >= _DISTINCT_ROWS))
     return out
 

@@ -2,8 +2,8 @@
 
 The idea: a digest is the 32 bits of a key's hash, a rank the place of a message in the order of
 positions. Candidates are compared with the record anyway, so of each digest only as many upper bits
-are kept as tell the archive's keys apart (one wrong candidate in 64 lookups); the topic's 8 bits
-are not kept at all, since the message's block says what topic it is of. So a pair takes 8 bits and
+are kept as tell the archive's keys apart (one wrong candidate in 16 lookups); the topic's 8 bits
+are not kept at all, since the message's block says what topic it is of. So a pair takes 7 bits and
 a rank, and the position index, which has to be looked into next for the message's block, turns the
 rank into a position.
 
@@ -26,8 +26,8 @@ from tiering.archive.packed import I64, Cursor, Narrow, encode_column, encode_so
 CHUNK: Final = 4096
 """Pairs in a chunk."""
 _DIGEST_BITS: Final = 32
-_SPARE_BITS: Final = 6
-"""Bits of a digest beyond those that number the keys: 2 ** -6 of lookups see a wrong candidate."""
+_SPARE_BITS: Final = 4
+"""Bits of a digest beyond those that number the keys: 2 ** -4 of lookups see a wrong candidate."""
 _HEAD: Final = Struct(">BQI")
 """Of the fences: bits of a digest that are not kept, pairs, chunks."""
 

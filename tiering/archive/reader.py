@@ -15,55 +15,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-import google_crc32c
 import numpy as np
 
-from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew, KeyDestroyed
+from kvstore.errors import ArchiveDamaged, FormatError, KeyDestroyed
 from kvstore.record.hashes import topic_byte
 from tiering.archive import positions
-from tiering.archive.block import Block, decode_block
+from tiering.archive.block import Block, BlockSource, Sizes
 from tiering.archive.check import Problem, problems
 from tiering.archive.coder import Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import Directory, Rows, decode_rows
 from tiering.archive.filter import Filter
 from tiering.archive.keyindex import KeyFences
-from tiering.archive.layout import (
-    CHUNKED,
-    FOOTER_ROW,
-    FORMAT_VERSION,
-    HEADER_SIZE,
-    OPENING_READ,
-    PART_HEAD,
-    TRAILER,
-    TRAILER_COVERED,
-    TRAILER_MAGIC,
-    TRAILER_SIZE,
-    Section,
-)
+from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section
 from tiering.archive.manifest import Manifest, decode_manifest
 from tiering.archive.packed import I64
 from tiering.archive.positions import Placed, PositionFences
+from tiering.archive.tail import (
+    FOOTER_READ,
+    PLAIN,
+    Source,
+    find_sections,
+    read_exactly,
+    read_tail,
+)
+
+__all__ = ["Archive", "BlockGroup", "Found", "Source", "read_tail"]
 
 T = TypeVar("T")
 
-_PLAIN: Final = Coder()
 _RUN_MAX: Final = 64
 """Chunks that are read together, at most."""
 _WHOLE_KEY: Final = 8
 """Bits of a key hash that are the topic's."""
-
-
-class Source(Protocol):
-    """Where an archive's bytes come from; reads may raise what they like."""
-
-    name: str
-    size: int
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`."""
 
 
 class Found(NamedTuple):
@@ -74,103 +60,55 @@ class Found(NamedTuple):
     row: int
 
 
-class _Place(NamedTuple):
-    """Where a section is."""
+class BlockGroup(NamedTuple):
+    """Blocks that were read together; parts are decoded when first needed, and kept."""
 
-    at: int
-    size: int
-    chunks: int
+    source: BlockSource
+    decoded_sizes: Sizes
 
-
-def read_tail(source: Source) -> bytes:
-    """Everything behind blocks and indexes, in at most two reads: what `Archive.open` takes from a
-    cache as `tail`. Raises ArchiveDamaged, FormatTooNew.
-    """
-    if source.size < HEADER_SIZE + TRAILER_SIZE:
-        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
-    begin = max(source.size - OPENING_READ, 0)
-    end = _read(source, begin, source.size - begin)
-    _, size = _trailer(source, end)
-    wanted = source.size - TRAILER_SIZE - size
-    if wanted >= begin:
-        return end[wanted - begin :]
-    return _read(source, wanted, begin - wanted) + end
-
-
-def _read(source: Source, offset: int, size: int) -> bytes:
-    data = source.read(offset, size)
-    if len(data) != size:
-        raise ArchiveDamaged(
-            f"{source.name}: ends within the {size} bytes at {offset}", source.name
-        )
-    return data
-
-
-def _trailer(source: Source, end: bytes) -> tuple[int, int]:
-    """Sizes of the footer and of all that `read_tail` reads but the trailer."""
-    footer, size, version, _, crc, magic = TRAILER.unpack(end[-TRAILER_SIZE:])
-    if magic != TRAILER_MAGIC:
-        raise ArchiveDamaged(
-            f"{source.name}: is no archive, or its end is missing: it does not end with "
-            f"{TRAILER_MAGIC.decode()}", source.name,
-        )  # fmt: skip
-    covered = end[-TRAILER_SIZE : TRAILER_COVERED - TRAILER_SIZE]
-    if google_crc32c.value(covered) != crc:
-        raise ArchiveDamaged(f"{source.name}: the trailer's crc32c differs", source.name)
-    if version > FORMAT_VERSION:
-        raise FormatTooNew(
-            f"{source.name}: is an archive of format {version}; this version reads up to "
-            f"{FORMAT_VERSION}", version, FORMAT_VERSION,
-        )  # fmt: skip
-    if not footer <= size <= source.size - HEADER_SIZE - TRAILER_SIZE:
-        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are not all of it", source.name)
-    return footer, size
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes once all parts are decoded."""
+        return self.source.memory_bytes
 
 
 class Archive:
     """One archive, open; see the module."""
 
-    def __init__(self, source: Source, tail: bytes, keys: KeyProvider | None) -> None:
+    def __init__(self, source: Source, tail: Source | bytes, keys: KeyProvider | None) -> None:
         self.source = source
         self.name = source.name
         self._keys = keys
+        self._tail = None if isinstance(tail, bytes) else tail
+        size = len(tail) if isinstance(tail, bytes) else tail.size
+        if isinstance(tail, bytes):
+            end = tail
+        else:
+            begin = max(size - FOOTER_READ, 0)
+            end = read_exactly(tail, begin, size - begin)
         with self._damage("its end"):
-            places = self._footer(tail)
-        self._places = places
-        begin = source.size - len(tail)
-        self._raw = {
-            kind: tail[place.at - begin : place.at - begin + place.size]
-            for kind, place in places.items()
-            if kind not in CHUNKED
-        }
+            self._places = find_sections(source, end, size)
+        self._blocks_end = min(place.at for place in self._places.values())
+        self._tail_at = source.size - size
+        self._raw: dict[Section, bytes] = {}
+        if isinstance(tail, bytes):
+            for kind, place in self._places.items():
+                at = place.at - self._tail_at
+                if kind not in CHUNKED:
+                    self._raw[kind] = tail[at : at + place.size]
 
     @classmethod
     def open(
-        cls, source: Source, *, keys: KeyProvider | None = None, tail: bytes | None = None
+        cls, source: Source, *, keys: KeyProvider | None = None, tail: Source | bytes | None = None
     ) -> Archive:
-        """The archive of a source; `tail` is what `read_tail` gave before, and spares the reads.
+        """The archive of a source.
 
-        What is behind a crc32c of its own is looked at when it is first needed. Raises
-        ArchiveDamaged, FormatTooNew.
+        `tail` is what `read_tail` gave before and spares the reads; as a source of its own (a file
+        of a local cache) it is left where it is until something of it is needed, so that thousands
+        of open archives take next to nothing. What is behind a crc32c of its own is looked at when
+        it is first needed. Raises ArchiveDamaged, FormatTooNew.
         """
         return cls(source, read_tail(source) if tail is None else tail, keys)
-
-    def _footer(self, tail: bytes) -> dict[Section, _Place]:
-        if len(tail) < TRAILER_SIZE:
-            raise FormatError("there is none")
-        footer_size, size = _trailer(self.source, tail)
-        if len(tail) != size + TRAILER_SIZE:
-            raise FormatError(f"{len(tail)} bytes are not the {size + TRAILER_SIZE} it takes")
-        footer_at = self.source.size - TRAILER_SIZE - footer_size
-        payload = _PLAIN.decode(tail[-TRAILER_SIZE - footer_size : -TRAILER_SIZE], len(tail))
-        places = _sections(payload, footer_at)
-        for kind, place in places.items():
-            if (kind in CHUNKED) != (place.at < self.source.size - len(tail)):
-                raise FormatError(f"section {kind.name} lies where it can't")
-        if Section.MANIFEST not in places or Section.DIRECTORY not in places:
-            raise FormatError("there is no manifest, or no directory")
-        self._blocks_end = min(place.at for place in places.values())
-        return places
 
     # --- what is said of the whole ---
 
@@ -209,6 +147,11 @@ class Archive:
             return None
         return self._section(Section.POSITION_FENCES, lambda data: PositionFences(data, place.size))
 
+    def section_sizes(self) -> dict[str, int]:
+        """What blocks and sections take of the file."""
+        sizes = {kind.name.lower(): place.size for kind, place in self._places.items()}
+        return {"blocks": self._blocks_size, **sizes}
+
     @property
     def memory_bytes(self) -> int:
         """About what it takes: directory, filter and fences, or what they will be decoded from."""
@@ -236,46 +179,32 @@ class Archive:
 
     def read_block(self, number: int) -> Block:
         """One block, by one ranged read. Raises ArchiveDamaged, KeyDestroyed."""
-        at, sizes = self.directory.place(number)
-        return self.decode_block(number, _read(self.source, at, sum(sizes)))
+        return self.block_of(number, self.read_group(number))
 
-    def decode_block(self, number: int, data: bytes | memoryview) -> Block:
-        """A block from its bytes, which are at `directory.place`; so several can be read at once.
-
-        Raises ArchiveDamaged, KeyDestroyed.
+    def read_group(self, number: int) -> BlockGroup:
+        """The group that a block is in (`directory.group_of`), by one ranged read: whoever keeps
+        groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
+        KeyDestroyed.
         """
+        at, sizes = self.directory.place(number)
+        return self._group(number, read_exactly(self.source, at, sum(sizes)))
+
+    def block_of(self, number: int, group: BlockGroup) -> Block:
+        """A block of its group. Raises ArchiveDamaged."""
         directory = self.directory
         topic_number, queue = directory.queue_of(number)
-        topic, key_id = self._topic(topic_number)
-        try:
-            sizes = directory.place(number)[1]
-            block = decode_block(
-                data, sizes, self._decoded_sizes(data, sizes), self._coder, topic=topic,
-                queue=queue, topic_number=topic_number, secret=self._secret(topic, key_id),
-                archive=self.name, number=number, messages=directory.count(number),
-            )  # fmt: skip
+        within, messages = directory.within(number), directory.count(number)
+        topic = self._topics[topic_number][0]
+        with self._block_damage(number):
+            begins, sizes = within[:2] if within is not None else ((0, 0, 0), group.decoded_sizes)
+            block = group.source.stretch(topic, queue, begins, sizes, messages)
             held = (int(block.offsets[0]), int(block.offsets[-1]))
             if held != (directory.first_offset(number), directory.last_offset(number)):
                 raise ArchiveDamaged(
                     f"{self.name}: block {number} holds offsets {held[0]} to {held[1]}, which "
                     f"the directory does not say"
                 )
-        except ArchiveDamaged as error:
-            error.archive, error.block = self.name, number
-            error.next_offset = directory.last_offset(number) + 1
-            raise
         return block
-
-    def _decoded_sizes(
-        self, data: bytes | memoryview, sizes: tuple[int, int, int]
-    ) -> tuple[int, int, int]:
-        """What the parts say that they take: three bytes a block less in memory."""
-        ends = (0, sizes[0], sizes[0] + sizes[1])
-        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
-        most = self.directory.decoded_max
-        if fixed > most[0] or properties > most[1] or bodies > most[2]:
-            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
-        return fixed, properties, bodies
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
         """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
@@ -286,10 +215,44 @@ class Archive:
         place = self.directory.place
         begin = place(blocks[0])[0]
         last, sizes = place(blocks[-1])
-        data = memoryview(_read(self.source, begin, last + sum(sizes) - begin))
+        data = memoryview(read_exactly(self.source, begin, last + sum(sizes) - begin))
+        group, group_at = None, -1
         for number in blocks:
             at, sizes = place(number)
-            yield self.decode_block(number, data[at - begin : at - begin + sum(sizes)])
+            if group is None or at != group_at:
+                group, group_at = self._group(number, data[at - begin :][: sum(sizes)]), at
+            yield self.block_of(number, group)
+
+    def _group(self, number: int, data: bytes | memoryview) -> BlockGroup:
+        directory = self.directory
+        topic_number, _ = directory.queue_of(number)
+        topic, key_id = self._topics[topic_number]
+        within, sizes = directory.within(number), directory.place(number)[1]
+        with self._block_damage(number):
+            decoded = self._stated_sizes(data, sizes) if within is None else within.total
+            source = BlockSource(
+                data, sizes, decoded, self._coder, topic_number=topic_number,
+                secret=self._secret(topic, key_id), archive=self.name, number=number,
+            )  # fmt: skip
+            return BlockGroup(source, decoded)
+
+    def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:
+        """What the parts say that they take, which for a group of one block is not in memory."""
+        ends = (0, sizes[0], sizes[0] + sizes[1])
+        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
+        most = self.directory.decoded_max
+        if fixed > most[0] or properties > most[1] or bodies > most[2]:
+            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
+        return fixed, properties, bodies
+
+    @contextmanager
+    def _block_damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except ArchiveDamaged as error:
+            error.archive, error.block = self.name, number
+            error.next_offset = self.directory.last_offset(number) + 1
+            raise
 
     def verify(self) -> Iterator[Problem]:
         """Everything that is wrong with the archive; see `tiering.archive.check`."""
@@ -410,11 +373,11 @@ class Archive:
         section = self._places[kind]
         for run in _runs(chunks):
             begin, end = place(run[0])[0], place(run[-1])[1]
-            data = _read(self.source, section.at + begin, end - begin)
+            data = read_exactly(self.source, section.at + begin, end - begin)
             for chunk in run:
                 first, stop = place(chunk)
                 with self._damage(f"chunk {chunk} of {kind.name}"):
-                    payload = _PLAIN.decode(data[first - begin : stop - begin])
+                    payload = PLAIN.decode(data[first - begin : stop - begin])
                 yield chunk, payload
 
     # --- parts ---
@@ -432,7 +395,7 @@ class Archive:
 
     @cached_property
     def _coder(self) -> Coder:
-        return _PLAIN if self.dictionary is None else Coder(dictionary=self.dictionary)
+        return PLAIN if self.dictionary is None else Coder(dictionary=self.dictionary)
 
     @cached_property
     def _topics(self) -> list[tuple[str, str | None]]:
@@ -445,9 +408,6 @@ class Archive:
     @cached_property
     def _topic_bytes(self) -> bytes:
         return bytes(topic_byte(name.encode()) for name, _ in self._topics)
-
-    def _topic(self, number: int) -> tuple[str, str | None]:
-        return self._topics[number]
 
     def _topic_byte(self, block: int) -> int:
         return self._topic_bytes[self.directory.queue_of(block)[0]]
@@ -468,8 +428,12 @@ class Archive:
         with self._damage(f"section {kind.name}"):
             if place is None:
                 raise FormatError("it is missing")
-            raw = self._raw.pop(kind, None) or _read(self.source, place.at, place.size)
-            return decode(_PLAIN.decode(raw))
+            raw = self._raw.pop(kind, None)
+            if raw is None and self._tail is not None:
+                raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
+            elif raw is None:
+                raw = read_exactly(self.source, place.at, place.size)
+            return decode(PLAIN.decode(raw))
 
     @contextmanager
     def _damage(self, what: str) -> Iterator[None]:
@@ -480,18 +444,6 @@ class Archive:
             if isinstance(error, ArchiveDamaged) and error.archive:
                 raise
             raise ArchiveDamaged(f"{self.name}: {what}: {error}", self.name) from None
-
-
-def _sections(footer: bytes, footer_at: int) -> dict[Section, _Place]:
-    """The sections that the footer's table names, which fill the file up to the footer."""
-    if not footer or len(footer) % FOOTER_ROW.size:
-        raise FormatError("the footer is no table")
-    rows = list(FOOTER_ROW.iter_unpack(footer))
-    ends = [at + size for _, at, size, _ in rows]
-    if rows[0][1] < HEADER_SIZE or [row[1] for row in rows[1:]] + [footer_at] != ends:
-        raise FormatError("sections do not lie one behind the other")
-    known = frozenset(Section)
-    return {Section(kind): _Place(*where) for kind, *where in rows if kind in known}
 
 
 def _runs(chunks: Iterable[int]) -> Iterator[list[int]]:

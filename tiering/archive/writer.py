@@ -53,7 +53,8 @@ BATCH_BYTES: Final = 8 << 20
 """Raw bytes that are encoded together, about."""
 MESSAGES_MAX: Final = (1 << 32) - 1
 """A message's rank takes 32 bits in memory."""
-_ROW_COLUMNS: Final = 16
+_ROW_COLUMNS: Final = 13
+_GROUP_COLUMNS: Final = 4
 
 
 class Sink(Protocol):
@@ -105,6 +106,7 @@ class ArchiveWriter:
         self._waiting: list[_Queue] = []
         self._waiting_bytes = 0
         self._rows = [array("q") for _ in range(_ROW_COLUMNS)]
+        self._groups = [array("q") for _ in range(_GROUP_COLUMNS)]
         self._positions = array("q")
         self._digests = array("I")
         self._keyed = array("I")
@@ -181,7 +183,9 @@ class ArchiveWriter:
                 BlockSpan(topic.topic.name, queue, start, stop, number, topic.secret)
                 for start, stop in pieces
             ]
-        for span, block in zip(spans, encode_blocks(fields, spans, self._coder), strict=True):
+        share = self._settings.block_bytes
+        blocks = encode_blocks(fields, spans, self._coder, group_bytes=share)
+        for span, block in zip(spans, blocks, strict=True):
             self._write_block(span, block)
         self._note(fields, spans)
         number, queue, _ = self._waiting[-1]
@@ -211,12 +215,16 @@ class ArchiveWriter:
             raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
 
     def _write_block(self, span: BlockSpan, block: EncodedBlock) -> None:
-        self._file.write(block.data)
+        if block.data:
+            self._file.write(block.data)
+            for column, value in zip(self._groups, (0, *block.part_sizes), strict=True):
+                column.append(value)
+        self._groups[0][-1] += 1
         values: tuple[int, ...] = (
             span.topic_number, span.queue, block.first_offset, block.last_offset,
             span.stop - span.start,
             block.first_position, block.last_position, block.least_stored_at,
-            block.greatest_stored_at, *block.part_sizes, *block.decoded_sizes, block.raw_bytes,
+            block.greatest_stored_at, *block.decoded_sizes, block.raw_bytes,
         )  # fmt: skip
         for column, value in zip(self._rows, values, strict=True):
             column.append(value)
@@ -285,6 +293,7 @@ class _Ending:
         self._origin = writer._origin
         self._topics = writer._topics
         self._rows = [np.frombuffer(column, np.int64) for column in writer._rows]
+        self._groups = [np.frombuffer(column, np.int64) for column in writer._groups]
         self._positions = np.frombuffer(writer._positions, np.int64)
         self._digests = np.frombuffer(writer._digests, np.uint32)
         self._keyed = np.frombuffer(writer._keyed, np.uint32)
@@ -316,7 +325,7 @@ class _Ending:
         if self._settings.dictionary:
             self._section(Section.DICTIONARY, self._settings.dictionary)
         ids = [topic.topic.id for topic in self._topics if topic.messages]
-        self._section(Section.DIRECTORY, encode_directory(ids, self._rows))
+        self._section(Section.DIRECTORY, encode_directory(ids, self._rows, self._groups))
         if filtered:
             self._section(Section.FILTER, filtered)
         for kind, payload in fences:
@@ -364,7 +373,7 @@ class _Ending:
             block_bytes=settings.block_bytes,
             blocks=len(rows[0]),
             messages=len(self._positions),
-            raw_bytes=int(rows[15].sum()),
+            raw_bytes=int(rows[12].sum()),
             first_position=int(self._positions.min()) if some else 0,
             last_position=int(self._positions.max()) if some else 0,
             first_stored_at=int(rows[7].min()) if some else 0,

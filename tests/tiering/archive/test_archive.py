@@ -207,6 +207,21 @@ def test_directory_filter_and_fences_take_less_than_two_bytes_a_message() -> Non
     assert sum(part.memory_bytes for part in parts if part is not None) / 20_000 < 2
 
 
+def test_an_archive_whose_tail_is_in_a_cache_reads_of_it_what_is_needed() -> None:
+    made = make(plain_queues())
+    source = MemorySource(made.data)
+    tail = MemorySource(read_tail(source), "cached")
+    source.reads.clear()
+    archive = Archive.open(source, tail=tail)
+    assert len(tail.reads) == 1
+    assert archive.memory_bytes == 0
+    queue = made.queues[3]
+    assert read(archive, queue, 7) == queue.records[7]
+    assert archive.manifest == made.manifest
+    assert len(source.reads) == 1
+    assert list(archive.verify()) == []
+
+
 # -- keys
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,17 +12,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from tiering.archive.directory import BLOCK_MIN, Directory, Row, decode_rows, encode_directory
+from tiering.archive.directory import (
+    GROUP_MIN,
+    Directory,
+    Group,
+    Row,
+    Within,
+    decode_rows,
+    encode_directory,
+)  # fmt: skip
 from tiering.archive.layout import HEADER_SIZE
+
+
+def total_of(sizes: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+    fixed, properties, bodies = zip(*sizes, strict=True) if sizes else ((), (), ())
+    return sum(fixed), sum(properties), sum(bodies)
+
 
 COUNTS = st.integers(0, 3)
 
 
+class Made(NamedTuple):
+    """A directory's topic ids, rows and groups."""
+
+    ids: list[int]
+    rows: list[Row]
+    groups: list[Group]
+
+    def encoded(self) -> tuple[bytes, int]:
+        flat = [(*row[:9], *row.decoded_sizes, row.raw_bytes) for row in self.rows]
+        columns = np.array(flat, np.int64).reshape(-1, 13).T
+        groups = [(group.blocks, *group.part_sizes) for group in self.groups]
+        group_columns = np.array(groups, np.int64).reshape(-1, 4).T
+        payload = encode_directory(self.ids, list(columns), list(group_columns))
+        return payload, sum(sum(group.part_sizes) for group in self.groups)
+
+
 @st.composite
-def directories(draw: st.DrawFn) -> tuple[list[int], list[Row]]:
-    """Ids of topics, and rows: queues of many blocks and few, with gaps in and between them."""
+def directories(draw: st.DrawFn) -> Made:
+    """Ids of topics, and rows: queues of many blocks and few, with gaps in and between them; groups
+    of many blocks and of one.
+    """
     ids = draw(st.lists(st.integers(1, (1 << 32) - 1), max_size=5, unique=True))
-    rows = []
+    shared = draw(st.booleans())
+    sizes = st.tuples(*[st.integers(9, 70_000)] * 3)
+    rows: list[Row] = []
+    groups: list[Group] = []
     for number in range(len(ids)):
         queues = st.sets(st.one_of(st.integers(0, 9), st.just((1 << 32) - 1)), min_size=1)
         for queue in sorted(draw(queues)):
@@ -30,48 +66,53 @@ def directories(draw: st.DrawFn) -> tuple[list[int], list[Row]]:
                 first = offset + draw(COUNTS)
                 messages = draw(st.integers(1, 300))
                 offset = first + messages + draw(COUNTS)
-                sizes = draw(st.tuples(*[st.integers(9, 70_000)] * 3))
                 times = sorted(draw(st.tuples(*[st.integers(0, 1 << 42)] * 2)))
+                if groups and shared and draw(st.booleans()):
+                    groups[-1] = Group(groups[-1].blocks + 1, groups[-1].part_sizes)
+                else:
+                    groups.append(Group(1, draw(sizes)))
                 rows.append(
                     Row(
                         number, queue, first, offset - 1, messages, first * 50, offset * 50,
-                        times[0], times[1], sizes, sizes, messages * 91,
+                        times[0], times[1], draw(sizes), messages * 91, len(groups) - 1,
                     )
                 )  # fmt: skip
-    return ids, rows
-
-
-def encoded(ids: list[int], rows: list[Row]) -> tuple[bytes, int]:
-    flat = [(*row[:9], *row.part_sizes, *row.decoded_sizes, row.raw_bytes) for row in rows]
-    columns = np.array(flat, np.int64).reshape(-1, 16).T
-    return encode_directory(ids, list(columns)), sum(sum(row.part_sizes) for row in rows)
+    return Made(ids, rows, groups)
 
 
 @given(directories())
-def test_every_row_comes_back(made: tuple[list[int], list[Row]]) -> None:
-    ids, rows = made
-    payload, size = encoded(ids, rows)
+def test_every_row_comes_back(made: Made) -> None:
+    ids, rows, _ = made
+    payload, size = made.encoded()
     found = decode_rows(payload, size)
     assert found.topic_ids.tolist() == ids
     assert [found.row(block) for block in range(len(rows))] == rows
 
 
 @given(directories())
-def test_blocks_are_found_by_topic_queue_and_offset(made: tuple[list[int], list[Row]]) -> None:
-    ids, rows = made
-    directory = Directory(*encoded(ids, rows))
+def test_blocks_are_found_by_topic_queue_and_offset(made: Made) -> None:
+    ids, rows, groups = made
+    directory = Directory(*made.encoded())
     assert [directory.number_of(topic_id) for topic_id in ids] == list(range(len(ids)))
     assert directory.number_of(0) is None
-    at = HEADER_SIZE
+    ends = np.cumsum([0] + [sum(group.part_sizes) for group in groups]) + HEADER_SIZE
     for block, row in enumerate(rows):
         number, queue = row.topic_number, row.queue
         mine = [b for b, other in enumerate(rows) if other[:2] == row[:2]]
         assert directory.queue_of(block) == (number, queue)
         assert list(directory.blocks_of(number, queue)) == mine
         assert directory.count(block) == row.messages
-        assert directory.place(block) == (at, row.part_sizes)
+        assert directory.group_of(block) == row.group
+        assert directory.place(block) == (ends[row.group], groups[row.group].part_sizes)
+        if len(groups) < len(rows):
+            fellows = [other.decoded_sizes for other in rows if other.group == row.group]
+            before = [other.decoded_sizes for other in rows[:block] if other.group == row.group]
+            assert directory.within(block) == Within(
+                total_of(before), row.decoded_sizes, total_of(fellows)
+            )
+        else:
+            assert directory.within(block) is None
         assert directory.stored(block) == (row.least_stored_at, row.greatest_stored_at)
-        at += sum(row.part_sizes)
         for offset in (row.first_offset - 1, row.first_offset, row.last_offset):
             wanted = next(b for b in mine if rows[b].last_offset >= offset)
             assert directory.block_at(number, queue, offset) == wanted
@@ -81,9 +122,9 @@ def test_blocks_are_found_by_topic_queue_and_offset(made: tuple[list[int], list[
 
 
 @given(directories())
-def test_queues_are_listed_in_order(made: tuple[list[int], list[Row]]) -> None:
-    ids, rows = made
-    directory = Directory(*encoded(ids, rows))
+def test_queues_are_listed_in_order(made: Made) -> None:
+    ids, rows, _ = made
+    directory = Directory(*made.encoded())
     listed = list(directory.queues())
     assert [block for _, _, blocks in listed for block in blocks] == list(range(len(rows)))
     assert all(one[:2] < other[:2] for one, other in pairwise(listed))
@@ -92,8 +133,8 @@ def test_queues_are_listed_in_order(made: tuple[list[int], list[Row]]) -> None:
 
 
 def test_a_queue_that_is_not_there_has_no_blocks() -> None:
-    row = Row(0, 7, 0, 9, 10, 0, 999, 5, 6, (9, 9, 9), (9, 9, 9), 910)
-    directory = Directory(*encoded([33], [row]))
+    row = Row(0, 7, 0, 9, 10, 0, 999, 5, 6, (9, 9, 9), 910, 0)
+    directory = Directory(*Made([33], [row], [Group(1, (9, 9, 9))]).encoded())
     for queue in (0, 6, 8):
         assert not directory.blocks_of(0, queue)
         assert directory.block_at(0, queue, 0) is None
@@ -108,10 +149,11 @@ def test_a_block_takes_few_bytes_of_memory_even_where_each_queue_has_but_one() -
         rows.append(
             Row(
                 queue // 8, queue % 8, first, first + 24, 25, position, position + 1000,
-                time, time + 5000, sizes, sizes, 27_000,  # type: ignore[arg-type]
+                time, time + 5000, sizes, 27_000, queue // 8,  # type: ignore[arg-type]
             )
         )  # fmt: skip
-    directory = Directory(*encoded(list(range(1, 5001)), rows))
+    groups = [Group(8, (1000, 5000, 50_000))] * 5000
+    directory = Directory(*Made(list(range(1, 5001)), rows, groups).encoded())
     assert directory.memory_bytes / len(rows) < 22
 
 
@@ -121,14 +163,12 @@ def test_any_bytes_are_a_directory_or_a_format_error(data: bytes, size: int) -> 
         directory = Directory(data, size)
     except FormatError:
         return
-    assert directory.blocks * BLOCK_MIN <= size
+    assert directory.groups * GROUP_MIN <= size
 
 
 @given(directories(), st.data())
-def test_a_changed_directory_is_one_or_a_format_error(
-    made: tuple[list[int], list[Row]], data: st.DataObject
-) -> None:
-    payload, size = encoded(*made)
+def test_a_changed_directory_is_one_or_a_format_error(made: Made, data: st.DataObject) -> None:
+    payload, size = made.encoded()
     at = data.draw(st.integers(0, len(payload) - 1))
     changed = payload[:at] + bytes([payload[at] ^ data.draw(st.integers(1, 255))])
     with suppress(FormatError):
@@ -137,4 +177,4 @@ def test_a_changed_directory_is_one_or_a_format_error(
 
 def test_a_count_that_the_file_has_no_room_for_is_an_error() -> None:
     with pytest.raises(FormatError, match="that can't be"):
-        Directory(b"\0\0\0\1\0\0\0\1\xff\xff\xff\xff", 1 << 20)
+        Directory(b"\0\0\0\1\0\0\0\1" + b"\xff" * 8, 1 << 20)

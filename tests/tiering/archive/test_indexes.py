@@ -53,7 +53,7 @@ def test_a_digest_and_a_range_of_digests_give_all_their_messages(
 def test_few_messages_are_found_by_a_digest_that_they_do_not_have() -> None:
     drawn = np.random.default_rng(7).integers(0, 1 << 32, 40_000)
     index = key_index([(int(digest), rank) for rank, digest in enumerate(drawn[:20_000])])
-    assert sum(len(find(index, digest, digest)) for digest in drawn[20_000:].tolist()) < 500
+    assert sum(len(find(index, digest, digest)) for digest in drawn[20_000:].tolist()) < 2000
 
 
 def test_a_key_of_many_messages_is_found_over_several_chunks() -> None:
@@ -66,7 +66,7 @@ def test_a_key_of_many_messages_is_found_over_several_chunks() -> None:
 def test_a_key_takes_about_a_byte_beside_the_number_of_its_message() -> None:
     drawn = np.random.default_rng(7).integers(0, 1 << 32, 100_000)
     _, chunks = key_index([(int(digest), rank % 2**15) for rank, digest in enumerate(drawn)])
-    assert sum(map(len, chunks)) * 8 / 100_000 - 15 < 9
+    assert sum(map(len, chunks)) * 8 / 100_000 - 15 < 7.5
 
 
 @given(st.binary(max_size=80), st.integers(0, 1 << 20))

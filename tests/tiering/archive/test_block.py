@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import ArchiveDamaged, RecordDamaged
+from kvstore.record import decode as record_decode
+from kvstore.record.compression import codec_flags, compress
+from kvstore.record.encode import encode_record, with_property_crc
+from kvstore.record.facts import facts
+from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
+from kvstore.record.values import StoredMessage
+from tests.fixtures import NAMES, unpack_fixture
+from tests.tiering.archive.samples import (
+    TOPIC,
+    decode,
+    encode,
+    messages,
+    record,
+    records_in,
+)
+from tiering.archive import dictionary
+from tiering.archive.block import BlockSpan, cut, encode_blocks
+from tiering.archive.coder import Coder
+from tiering.archive.layout import VERBATIM_FORMAT, PartKind
+from tiering.archive.records import Fields, RecordBatch
+
+STRETCHES = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=4)
+
+
+def expected(raw: bytes, check_crc: bool = True) -> StoredMessage | str:
+    """What `decode` says of a record that stands alone: a message or what is wrong with it."""
+    position = int.from_bytes(raw[28:36], "big", signed=True)
+    try:
+        return record_decode.decode(raw, 0, len(raw), position, check_crc)
+    except RecordDamaged as error:
+        return str(error)
+
+
+@given(STRETCHES, st.sampled_from(["zstd", "lz4"]), st.sampled_from([0, 500, 1 << 20]))
+def test_the_bytes_of_any_records_come_back(
+    stretches: list[list[StoredMessage]], codec: str, group_bytes: int
+) -> None:
+    coder = Coder("lz4" if codec == "lz4" else "zstd")
+    records = [[encode_record(message) for message in part] for part in stretches]
+    encoded = encode(records, coder, group_bytes=group_bytes)
+    blocks = decode(encoded, coder)
+    assert [block.records() for block in blocks] == records
+    for block, part in zip(blocks, stretches, strict=True):
+        assert block.offsets.tolist() == [message.offset for message in part]
+        assert block.positions.tolist() == [message.position for message in part]
+        assert block.stored_at.tolist() == [message.stored_at for message in part]
+
+
+@given(STRETCHES, st.booleans())
+def test_messages_are_what_the_records_decode_to(
+    stretches: list[list[StoredMessage]], check_crc: bool
+) -> None:
+    coder = Coder()
+    for part in stretches:
+        records = [encode_record(message) for message in part]
+        (block,) = decode(encode([records], coder), coder)
+        for row, raw in enumerate(records):
+            want = expected(raw, check_crc)
+            if isinstance(want, str):
+                with pytest.raises(RecordDamaged, match=re.escape(want)):
+                    block.messages(row, row + 1, check_crc=check_crc)
+            else:
+                assert block.messages(row, row + 1, check_crc=check_crc) == [want]
+
+
+ODD = {
+    "ordinary": record(3),
+    "empty body": record(3, body=b""),
+    "no properties": record(3, properties=b""),
+    "version 2": record(3, version=2),
+    "IPv6 born host": record(3, system_flags=BORN_HOST_V6),
+    "IPv6 store host": record(3, system_flags=STORE_HOST_V6),
+    "IPv6 hosts": record(3, system_flags=BORN_HOST_V6 | STORE_HOST_V6, version=2),
+    "compressed": record(3, body=compress(b"x" * 999, "zlib"), system_flags=codec_flags("zlib")),
+    "compressed to nothing": record(3, body=b"", system_flags=codec_flags("lz4")),
+    "not what its flags say": record(3, body=b"plain", system_flags=codec_flags("zstd")),
+    "wrong body CRC": record(3, crc=5),
+    "another queue": record(3, queue=2),
+    "another topic": record(3, topic="order"),
+    "large": record(3, body=bytes(1 << 20)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_an_odd_record_comes_back_alone_and_among_others(name: str, codec: str) -> None:
+    coder = Coder("lz4" if codec == "lz4" else "zstd")
+    records = [ODD[name], *(record(i) for i in range(4, 20)), ODD[name]]
+    for part in (records, [ODD[name]]):
+        (block,) = decode(encode([part], coder, queue=0), coder, queue=0)
+        assert block.records() == part
+        assert [block.record(row) for row in range(block.count)] == part
+        for row, raw in enumerate(part):
+            want = expected(raw)
+            if isinstance(want, str):
+                with pytest.raises(RecordDamaged):
+                    block.messages(row, row + 1)
+            else:
+                assert block.messages(row, row + 1) == [want]
+
+
+def test_a_record_with_a_crc_over_all_of_it_comes_back() -> None:
+    raw = bytearray(record(3))
+    with_property_crc(raw)
+    coder = Coder()
+    (block,) = decode(encode([[bytes(raw)]], coder, queue=0), coder, queue=0)
+    assert block.records() == [bytes(raw)]
+
+
+def test_a_record_that_contradicts_itself_is_kept_as_it_is() -> None:
+    raw = bytearray(record(3))
+    raw[3] ^= 1  # its size
+    coder = Coder()
+    (encoded,) = encode([[bytes(raw), record(4)]], coder, queue=0)
+    (block,) = decode([encoded], coder, queue=0)
+    assert block.records() == [bytes(raw), record(4)]
+    first = encoded.data[: encoded.part_sizes[0]]
+    payload = coder.decode(first, encoded.decoded_sizes[0], kind=PartKind.FIXED)
+    assert payload[0] == VERBATIM_FORMAT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_rocketmq_wrote_comes_back(name: str, tmp_path: Path) -> None:
+    fixture = unpack_fixture(name, tmp_path)
+    queues: dict[tuple[bytes, int], list[bytes]] = {}
+    for base, segment in fixture.segments():
+        for raw in records_in(segment, base):
+            found = facts(raw, 0, len(raw))
+            queues.setdefault((found.topic, found.queue), []).append(raw)
+    assert queues
+    parts = [queues[key] for key in sorted(queues)]
+    fields = Fields(RecordBatch.of_records([raw for part in parts for raw in part]))
+    coder = Coder(dictionary=dictionary.train(fields, 16 << 20))
+    spans, at = [], 0
+    for (topic, queue), part in zip(sorted(queues), parts, strict=True):
+        spans.append(BlockSpan(topic.decode(), queue, at, at + len(part)))
+        at += len(part)
+    for span, encoded, part in zip(spans, encode_blocks(fields, spans, coder), parts, strict=True):
+        (block,) = decode([encoded], coder)
+        block.topic, block.queue = span.topic, span.queue
+        assert block.records() == part
+        assert block.messages(0, block.count) == [expected(raw) for raw in part]
+
+
+def test_the_same_records_give_the_same_bytes() -> None:
+    records = [record(i) for i in range(300)]
+    fields = Fields(RecordBatch.of_records(records))
+    found = []
+    for _ in range(2):
+        coder = Coder(dictionary=dictionary.train(fields, 16 << 20))
+        found.append((coder.dictionary, encode([records], coder, queue=0)))
+    assert found[0] == found[1]
+
+
+def test_small_stretches_share_a_block_up_to_its_size() -> None:
+    parts = [[record(i)] for i in range(10)]
+    size = len(record(0))
+    coder = Coder()
+    encoded = encode(parts, coder, queue=0, group_bytes=4 * size)
+    assert [bool(block.data) for block in encoded] == [i % 4 == 0 for i in range(10)]
+    assert sum(len(block.data) for block in encoded) < sum(
+        len(block.data) for block in encode(parts, coder, queue=0)
+    )
+    assert [block.records() for block in decode(encoded, coder, queue=0)] == parts
+
+
+def test_stretches_of_topics_with_keys_of_their_own_do_not_share_a_block() -> None:
+    fields = Fields(RecordBatch.of_records([record(i) for i in range(4)]))
+    keys = [None, b"a" * 32, b"b" * 32, b"b" * 32]
+    numbers = [0, 1, 2, 2]
+    spans = [BlockSpan(TOPIC, 0, i, i + 1, numbers[i], key) for i, key in enumerate(keys)]
+    encoded = encode_blocks(fields, spans, Coder(), group_bytes=1 << 20)
+    assert [bool(block.data) for block in encoded] == [True, True, True, False]
+
+
+def test_the_row_for_the_directory_says_what_is_in_the_block() -> None:
+    records = [record(i) for i in (5, 6, 9)]
+    (block,) = encode([records], Coder(), queue=0)
+    assert block.messages == 3
+    assert block.raw_bytes == sum(map(len, records))
+    assert (block.first_offset, block.last_offset) == (5, 9)
+    assert (block.first_position, block.last_position) == (5000, 9000)
+    assert block.greatest_stored_at - block.least_stored_at == 4
+
+
+def test_a_block_takes_as_many_records_as_fit_and_one_at_least() -> None:
+    sizes = Fields(RecordBatch.of_records([record(1, body=bytes(n)) for n in (0, 5, 900, 5)])).sizes
+    assert cut(sizes, 0, 4, int(sizes[0] + sizes[1])) == [(0, 2), (2, 3), (3, 4)]
+    assert cut(sizes, 1, 3, 1) == [(1, 2), (2, 3)]
+    assert cut(sizes, 2, 2) == []
+
+
+def test_rows_outside_a_block_are_nobodys_messages() -> None:
+    coder = Coder()
+    (block,) = decode(encode([[record(1)]], coder, queue=0), coder, queue=0)
+    assert block.messages(1, 5) == []
+    assert len(block.messages(-3, 5)) == 1
+    with pytest.raises(IndexError):
+        block.record(1)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_every_flipped_byte_of_a_block_is_found(codec: str) -> None:
+    coder = Coder("lz4" if codec == "lz4" else "zstd")
+    (encoded,) = encode([[record(i) for i in range(6)]], coder, queue=0)
+    for at in range(len(encoded.data)):
+        data = bytearray(encoded.data)
+        data[at] ^= 1 << at % 8
+        with pytest.raises(ArchiveDamaged, match=r"block 0 of archive a\.kvmq") as found:
+            decode([encoded._replace(data=bytes(data))], coder, queue=0)[0].check()
+        assert (found.value.archive, found.value.block) == ("a.kvmq", 0)
+
+
+def test_a_block_cut_short_is_damage() -> None:
+    coder = Coder()
+    (encoded,) = encode([[record(i) for i in range(6)]], coder, queue=0)
+    for size in (1, 5, len(encoded.data) - 1):
+        with pytest.raises(ArchiveDamaged):
+            decode([encoded._replace(data=encoded.data[:size])], coder, queue=0)
+
+
+def test_a_block_with_other_messages_than_the_directory_says_is_damage() -> None:
+    coder = Coder()
+    (encoded,) = encode([[record(i) for i in range(6)]], coder, queue=0)
+    with pytest.raises(ArchiveDamaged, match="6 messages instead of 5"):
+        decode([encoded._replace(messages=5)], coder, queue=0)
+
+
+@given(st.binary(max_size=120), st.sampled_from([1, 255]), st.sampled_from(list(PartKind)))
+def test_any_payload_is_a_block_or_damage(payload: bytes, form: int, kind: PartKind) -> None:
+    coder = Coder()
+    (encoded,) = encode([[record(i) for i in range(3)]], coder, queue=0)
+    parts, at = [], 0
+    for size in encoded.part_sizes:
+        parts.append(encoded.data[at : at + size])
+        at += size
+    payload = bytes((form, 3)) + payload
+    parts[kind - 1] = coder.encode(payload, kind=kind)
+    sizes = list(encoded.decoded_sizes)
+    sizes[kind - 1] = len(payload)
+    damaged = encoded._replace(
+        data=b"".join(parts),
+        part_sizes=(len(parts[0]), len(parts[1]), len(parts[2])),
+        decoded_sizes=(sizes[0], sizes[1], sizes[2]),
+    )
+    with contextlib.suppress(ArchiveDamaged, RecordDamaged):
+        (block,) = decode([damaged], coder, queue=0)
+        block.check()
+        block.messages(0, block.count)

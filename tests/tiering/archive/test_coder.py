@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import contextlib
+
+import google_crc32c
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import ArchiveDamaged, ConfigError
+from tiering.archive.coder import CodecName, Coder
+from tiering.archive.layout import CRC, LZ4_DICTIONARY, PART_HEAD, RAW, ZSTD, ZSTD_DICTIONARY
+
+DICTIONARY = b"the quick brown fox jumps over the lazy dog " * 40
+CODECS: tuple[CodecName, ...] = ("zstd", "lz4")
+TEXT = b"the quick brown fox jumps over the lazy dog, and over another"
+
+
+def part(codec: int, size: int, coded: bytes) -> bytes:
+    data = PART_HEAD.pack(codec, size) + coded
+    return data + CRC.pack(google_crc32c.value(data))
+
+
+@given(st.binary(max_size=2000), st.sampled_from(CODECS), st.booleans(), st.integers(1, 6))
+def test_any_payload_comes_back(
+    payload: bytes, codec: CodecName, dictionary: bool, level: int
+) -> None:
+    coder = Coder(codec, level, DICTIONARY)
+    data = coder.encode(payload, dictionary=dictionary)
+    assert coder.decode(data, len(payload)) == payload
+    assert Coder(codec, level, DICTIONARY).encode(payload, dictionary=dictionary) == data
+
+
+@pytest.mark.parametrize(("codec", "number"), [("zstd", ZSTD_DICTIONARY), ("lz4", LZ4_DICTIONARY)])
+def test_a_dictionary_makes_what_it_knows_smaller(codec: CodecName, number: int) -> None:
+    coder = Coder(codec, dictionary=DICTIONARY)
+    data = coder.encode(TEXT, dictionary=True)
+    assert data[0] == number
+    assert len(data) < len(coder.encode(TEXT))
+
+
+def test_what_does_not_get_smaller_is_kept() -> None:
+    assert Coder().encode(b"abc")[0] == RAW
+
+
+def test_a_part_that_needs_the_dictionary_is_damage_without_it() -> None:
+    data = Coder(dictionary=DICTIONARY).encode(TEXT, dictionary=True)
+    with pytest.raises(ArchiveDamaged, match="dictionary"):
+        Coder().decode(data)
+
+
+def test_a_payload_above_the_limit_is_damage() -> None:
+    coder = Coder()
+    with pytest.raises(ArchiveDamaged, match="at most 9"):
+        coder.decode(coder.encode(bytes(10)), 9)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"12345678",
+        part(9, 3, b"abc"),
+        part(RAW, 4, b"abc"),
+        part(ZSTD, 5, b""),
+        part(ZSTD, 5, b"garbage"),
+        part(ZSTD, 0, b"\0\0"),
+        part(3, 5, b"garbage"),
+        part(0x81, 5, b"garbage"),
+        part(ZSTD, 1 << 31, b"\0\0"),
+        # Frames that state how large they are: with the usual magic, and without.
+        part(ZSTD, 50, zstandard.ZstdCompressor().compress(bytes(50))),
+        part(ZSTD, 50, zstandard.ZstdCompressor().compress(bytes(50))[4:]),
+        part(ZSTD, 50, b"\xe0" + b"\xff" * 9),
+    ],
+)
+def test_what_is_no_part_is_damage(data: bytes) -> None:
+    with pytest.raises(ArchiveDamaged):
+        Coder().decode(data)
+
+
+@given(st.binary(max_size=60), st.integers(0, 5), st.integers(0, 3000))
+def test_any_coded_bytes_are_a_payload_or_damage(coded: bytes, codec: int, size: int) -> None:
+    with contextlib.suppress(ArchiveDamaged):
+        assert len(Coder(dictionary=DICTIONARY).decode(part(codec, size, coded))) == size
+
+
+def test_every_flipped_bit_of_a_part_is_found() -> None:
+    coder = Coder()
+    data = coder.encode(TEXT * 3)
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ArchiveDamaged):
+            coder.decode(bytes(damaged))
+
+
+@pytest.mark.parametrize("level", [0, 23, 3.0, True])
+def test_a_level_that_is_none_is_refused(level: int) -> None:
+    with pytest.raises(ConfigError):
+        Coder(level=level)
+
+
+def test_a_codec_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only zstd and lz4"):
+        Coder("zip")  # type: ignore[arg-type]  # what is tested

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.integers import (
+    Column,
+    bounds_of,
+    decode_column,
+    encode_column,
+    encode_columns,
+    read_bytes,
+    read_signed,
+    read_varint,
+    write_bytes,
+    write_signed,
+    write_varint,
+)
+
+I64 = st.integers(-(2**63), 2**63 - 1)
+SHORT = st.one_of(
+    st.lists(I64, min_size=1, max_size=40),
+    st.lists(st.sampled_from([0, 1, 10**15, -(2**63), 2**63 - 1]), min_size=1, max_size=60),
+    st.builds(
+        lambda first, step, count: [first + i * step for i in range(count)],
+        st.integers(-(10**9), 10**9),
+        st.integers(-(10**6), 10**6),
+        st.integers(1, 100),
+    ),
+)
+
+
+def column(values: list[int]) -> Column:
+    return np.array(values, np.int64)
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_number_without_a_sign_comes_back(value: int) -> None:
+    data = b"?" + write_varint(value) + b"!"
+    assert read_varint(data, 1) == (value, len(data) - 1)
+
+
+@given(I64)
+def test_a_number_with_a_sign_comes_back(value: int) -> None:
+    data = write_signed(value)
+    assert read_signed(data, 0) == (value, len(data))
+
+
+@given(st.binary(max_size=300))
+def test_a_byte_string_comes_back(value: bytes) -> None:
+    data = write_bytes(value) + b"!"
+    assert read_bytes(data, 0) == (value, len(data) - 1)
+
+
+@given(SHORT)
+def test_a_column_of_any_64_bit_numbers_comes_back(values: list[int]) -> None:
+    data = b"?" + encode_column(column(values)) + b"!"
+    found, at = decode_column(data, 1, len(values))
+    assert found.tolist() == values
+    assert at == len(data) - 1
+
+
+@given(st.lists(SHORT, min_size=1, max_size=6))
+def test_columns_encoded_together_are_those_encoded_one_by_one(stretches: list[list[int]]) -> None:
+    together = encode_columns(
+        column([value for stretch in stretches for value in stretch]),
+        bounds_of([len(stretch) for stretch in stretches]),
+    )
+    assert together == [encode_column(column(stretch)) for stretch in stretches]
+
+
+def test_a_column_that_rises_evenly_takes_no_bits_a_row() -> None:
+    assert len(encode_column(column(list(range(7, 70_007, 7))))) < 8
+
+
+def test_a_column_of_few_distinct_values_takes_few_bits_a_row() -> None:
+    assert len(encode_column(column([10**18, -(10**18)] * 400))) < 800 // 8 + 32
+
+
+def test_no_rows_are_no_bytes() -> None:
+    assert encode_column(column([])) == b""
+    found, at = decode_column(b"", 0, 0)
+    assert (len(found), at) == (0, 0)
+
+
+@given(st.binary(max_size=60), st.integers(1, 40))
+def test_any_bytes_are_a_column_or_damage(data: bytes, count: int) -> None:
+    try:
+        found, at = decode_column(data, 0, count)
+    except ArchiveDamaged:
+        return
+    assert len(found) == count
+    assert at <= len(data)
+
+
+@given(SHORT)
+def test_a_column_cut_short_is_damage(values: list[int]) -> None:
+    data = encode_column(column(values))
+    with pytest.raises(ArchiveDamaged):
+        decode_column(data[:-1], 0, len(values))
+
+
+def test_a_count_of_distinct_values_that_is_too_large_is_damage() -> None:
+    with pytest.raises(ArchiveDamaged, match="distinct"):
+        decode_column(b"\x03" + write_varint(2**40), 0, 5)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import ArchiveDamaged
+from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
+from tiering.archive.integers import bounds_of
+from tiering.archive.properties import decode_properties, encode_properties
+
+LIMIT = 1 << 20
+STRETCH = st.lists(PROPERTY_FIELDS, min_size=1, max_size=30)
+
+
+def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[bytes]]:
+    fields = [field for stretch in stretches for field in stretch]
+    bounds = bounds_of([len(stretch) for stretch in stretches])
+    times = np.arange(len(fields), dtype=np.int64) + born_at
+    payloads = encode_properties(fields, bounds, times)
+    return [
+        decode_properties(payload, len(stretch), times[int(bounds[i]) : int(bounds[i + 1])], LIMIT)
+        for i, (payload, stretch) in enumerate(zip(payloads, stretches, strict=True))
+    ]
+
+
+@given(st.lists(STRETCH, min_size=1, max_size=4), st.integers(-(2**63), 2**62))
+def test_any_properties_fields_come_back(stretches: list[list[bytes]], born_at: int) -> None:
+    assert roundtrip(stretches, born_at) == stretches
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"",
+        b"A\x01b",
+        b"A\x01b\x02",
+        b"A\x01b\x02\x02",
+        b"A\x01b\x02A\x01c\x02",
+        b"\x01\x02",
+        b"A\x01\x01\x02",
+        b"no separators",
+        b"\x02",
+        b"N\x01007\x02",
+        b"N\x0100\x02",
+        b"N\x01" + b"9" * 30 + b"\x02",
+        b"I\x01" + b"ab" * 16 + b"\x02",
+        b"I\x01" + b"A " * 16 + b"\x02",
+        b"%d\x01%b\x02",
+        bytes(range(256)),
+    ],
+)
+@pytest.mark.parametrize("among", [[], [ORDINARY % (1, 2, 3)], [b"", b"A\x01zz\x02"]])
+def test_odd_fields_come_back_alone_and_among_others(field: bytes, among: list[bytes]) -> None:
+    stretches = [[*among, field, *among, field], [field]]
+    assert roundtrip(stretches) == stretches
+
+
+def test_fields_that_only_together_look_alike_come_back() -> None:
+    # As many pieces as two of one shape would have, cut in other places.
+    stretches = [[b"A\x01b\x02", b"A\x01b\x02A\x01c\x02", b"xx\x01"]]
+    assert roundtrip(stretches) == stretches
+
+
+def test_unique_ids_keys_and_tags_take_a_few_bytes() -> None:
+    fields = [ORDINARY % (0x7F00_0001_1234 << 80 | i, i, i % 3) for i in range(500)]
+    (payload,) = encode_properties(fields, bounds_of([500]), np.zeros(500, np.int64))
+    assert len(payload) < 500
+
+
+@given(st.binary(max_size=80), st.integers(1, 20))
+def test_any_bytes_are_properties_or_damage(data: bytes, count: int) -> None:
+    try:
+        found = decode_properties(b"\x01" + data, count, np.zeros(count, np.int64), LIMIT)
+    except ArchiveDamaged:
+        return
+    assert len(found) == count
+
+
+def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
+    (payload,) = encode_properties(
+        [b"A\x01" + b"x" * 1000 + b"\x02"] * 1000, bounds_of([1000]), np.zeros(1000, np.int64)
+    )
+    with pytest.raises(ArchiveDamaged, match="more than"):
+        decode_properties(payload, 1000, np.zeros(1000, np.int64), 100_000)

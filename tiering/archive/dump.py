@@ -1,0 +1,73 @@
+"""Dump: what an archive holds, as plain values, from its bytes alone.
+
+The idea: an archive that came from anywhere must be readable without the store that made it. What
+`kvmq dump` shows of one is gone through here; how it looks is the command's.
+
+Invariant: whatever the bytes, what can be read is given, and what can't is given as a `Problem`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvstore.errors import ArchiveDamaged, KeyDestroyed, RecordDamaged
+from kvstore.record.decode import decode
+from kvstore.record.values import StoredMessage
+from tiering.archive.check import Problem
+from tiering.archive.layout import HEADER_MAGIC, TRAILER_MAGIC
+from tiering.archive.reader import Archive
+
+
+def looks_like_archive(head: bytes, end: bytes) -> bool:
+    """Whether a file that begins and ends so is an archive, maybe one that is damaged."""
+    return head.startswith(HEADER_MAGIC) or end.endswith(TRAILER_MAGIC)
+
+
+def described(archive: Archive) -> dict[str, Any]:
+    """The manifest, and what each section takes. Raises ArchiveDamaged."""
+    fields: dict[str, Any] = msgspec.to_builtins(archive.manifest)
+    return {"size": archive.source.size, "sections": archive.section_sizes(), **fields}
+
+
+def blocks(
+    archive: Archive, topic: str | None = None, queue: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every block, or those of a topic or queue, as the directory has it. Raises ArchiveDamaged."""
+    rows = archive.rows()
+    names = [found.name for found in archive.manifest.topics]
+    for number in chosen(archive, topic, queue):
+        row = rows.row(number)
+        fields: dict[str, Any] = dict(zip(row._fields, row, strict=True))
+        del fields["topic_number"]
+        name = names[row.topic_number]
+        place, part_sizes = archive.directory.place(number)
+        yield {"block": number, "topic": name, **fields, "place": place, "part_sizes": part_sizes}
+
+
+def chosen(archive: Archive, topic: str | None, queue: int | None) -> Iterator[int]:
+    """The numbers of all blocks, or of those of a topic or queue. Raises ArchiveDamaged."""
+    names = [found.name for found in archive.manifest.topics]
+    for number, found, some in archive.directory.queues():
+        if (topic is None or names[number] == topic) and (queue is None or found == queue):
+            yield from some
+
+
+def messages(archive: Archive, number: int, start: int = 0) -> Iterator[StoredMessage | Problem]:
+    """The messages of a block from an offset on, bodies as stored, and what is wrong with it."""
+    try:
+        block = archive.read_block(number)
+        records = block.records()
+    except (ArchiveDamaged, KeyDestroyed) as error:
+        yield Problem(archive.name, number, str(error))
+        return
+    first = int(np.searchsorted(block.offsets, start))
+    positions = block.positions.tolist()
+    for raw, position in zip(records[first:], positions[first:], strict=True):
+        try:
+            yield decode(raw, 0, len(raw), position, True, True)
+        except RecordDamaged as error:
+            yield Problem(archive.name, number, str(error))

@@ -1,0 +1,136 @@
+"""Key file: the keys of topics whose archives are encrypted, in one small file.
+
+The idea: JSON with each topic's key and its id; whoever has the file can read the archives, so it
+belongs neither in the bucket with them nor in its backups. To destroy a topic's key the file is
+written anew without it, and the old one's bytes are overwritten.
+
+Invariants: the file is its owner's alone, and is replaced as a whole; a key is never given for
+another topic than the one it was made for; a key that was destroyed does not come back, a new one
+has a new id.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.errors import ConfigError, FormatError, KeyDestroyed
+from kvstore.files import Files, LocalFiles
+from tiering.archive.crypto import TopicKey
+from tiering.archive.layout import KEY_SIZE
+
+_FORMAT: Final = 1
+_ID_BYTES: Final = 8
+
+
+class _Entry(msgspec.Struct):
+    """One topic: `key_id` and `key` are empty when its key was destroyed."""
+
+    topic: str
+    key_id: str
+    key: str
+
+
+class _Content(msgspec.Struct):
+    format: int
+    keys: list[_Entry]
+
+
+class KeyFile:
+    """A KeyProvider of the file at `path`, which need not be there yet.
+
+    Topics are encrypted from when `make` gave them a key. Raises FormatError if the file is not a
+    key file.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self._path = path
+        self._old = path.with_name(path.name + ".old")
+        self._files: Files = LocalFiles() if files is None else files
+        self._lock = threading.Lock()
+        self._erase_old()
+        self._read()
+
+    def topics(self) -> list[str]:
+        """The topics that have a key, sorted."""
+        with self._lock:
+            return sorted(topic for topic, entry in self._read().items() if entry.key)
+
+    def make(self, topic: str) -> TopicKey:
+        """The topic's key, made now if it has none (or has none any more)."""
+        with self._lock:
+            entries = self._read()
+            entry = entries.get(topic)
+            if entry is None or not entry.key:
+                key = secrets.token_bytes(KEY_SIZE)
+                entry = entries[topic] = _Entry(topic, secrets.token_hex(_ID_BYTES), key.hex())
+                self._write(entries)
+            return _key_of(entry)
+
+    def destroy(self, topic: str) -> None:
+        """Make what is encrypted with the topic's key unreadable everywhere. Raises ConfigError if
+        it never had one.
+        """
+        with self._lock:
+            entries = self._read()
+            if topic not in entries:
+                raise ConfigError(f"topic {topic!r} has no key in {self._path}")
+            entries[topic] = _Entry(topic, "", "")
+            self._files.link_or_copy(self._path, self._old)
+            self._write(entries)
+            self._erase_old()
+
+    def key_for_writing(self, topic: str) -> TopicKey | None:
+        """See KeyProvider; KeyDestroyed until `make` gives the topic another key."""
+        with self._lock:
+            entry = self._read().get(topic)
+        if entry is None:
+            return None
+        if not entry.key:
+            raise KeyDestroyed(f"the key of topic {topic!r} was destroyed", topic)
+        return _key_of(entry)
+
+    def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
+        """See KeyProvider."""
+        with self._lock:
+            entry = self._read().get(topic)
+        if entry is None or entry.key_id != key_id or not entry.key:
+            raise KeyDestroyed(
+                f"key {key_id} of topic {topic!r} is not in {self._path} (any more)", topic
+            )
+        return _key_of(entry)
+
+    def _read(self) -> dict[str, _Entry]:
+        # Anew each time: another process may have destroyed one.
+        if self._files.size(self._path) is None:
+            return {}
+        try:
+            content = msgspec.json.decode(self._files.read(self._path), type=_Content)
+            if content.format != _FORMAT or any(
+                len(bytes.fromhex(entry.key)) not in (0, KEY_SIZE) for entry in content.keys
+            ):
+                raise ValueError
+        except ValueError:  # nothing of what was read may be said
+            raise FormatError(f"{self._path} is not a key file of format {_FORMAT}") from None
+        return {entry.topic: entry for entry in content.keys}
+
+    def _write(self, entries: dict[str, _Entry]) -> None:
+        keys = [entries[topic] for topic in sorted(entries)]
+        data = msgspec.json.encode(_Content(_FORMAT, keys))
+        self._files.write_private(self._path, msgspec.json.format(data))
+
+    def _erase_old(self) -> None:
+        """Overwrite the file that held a key that is destroyed."""
+        if self._files.size(self._old) is not None:
+            # Only if the new one is in place is it not the only one.
+            if self._files.links(self._old) == 1:
+                self._files.erase(self._old)
+            self._files.remove(self._old)
+
+
+def _key_of(entry: _Entry) -> TopicKey:
+    return TopicKey(entry.key_id, bytes.fromhex(entry.key))

@@ -1,0 +1,130 @@
+"""Tail: the end of an archive, which says where everything in it is.
+
+The idea: the trailer, of fixed size, says where the footer and all small sections begin; they are
+read with it. The footer's table says where each section is.
+
+Invariants: trailer and footer are behind a crc32c each; sections fill the file from the end of the
+blocks to the footer, so that no two overlap and nothing is outside.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol
+
+import google_crc32c
+
+from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew
+from tiering.archive.coder import Coder
+from tiering.archive.layout import (
+    CHUNKED,
+    FOOTER_ROW,
+    FORMAT_VERSION,
+    HEADER_SIZE,
+    OPENING_READ,
+    TRAILER,
+    TRAILER_COVERED,
+    TRAILER_MAGIC,
+    TRAILER_SIZE,
+    Section,
+)
+
+FOOTER_READ: Final = 1024
+"""Bytes that hold trailer and footer."""
+PLAIN: Final = Coder()
+"""Decodes what needs no dictionary, of every archive."""
+
+
+class Source(Protocol):
+    """Where an archive's bytes come from; reads may raise what they like."""
+
+    name: str
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`."""
+
+
+class Place(NamedTuple):
+    """Where a section is."""
+
+    at: int
+    size: int
+    chunks: int
+
+
+def read_tail(source: Source) -> bytes:
+    """Everything behind blocks and indexes, in at most two reads: what `Archive.open` takes from a
+    cache as `tail`. Raises ArchiveDamaged, FormatTooNew.
+    """
+    if source.size < HEADER_SIZE + TRAILER_SIZE:
+        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
+    begin = max(source.size - OPENING_READ, 0)
+    end = read_exactly(source, begin, source.size - begin)
+    _, size = _trailer(source, end)
+    wanted = source.size - TRAILER_SIZE - size
+    if wanted >= begin:
+        return end[wanted - begin :]
+    return read_exactly(source, wanted, begin - wanted) + end
+
+
+def read_exactly(source: Source, offset: int, size: int) -> bytes:
+    """That many bytes; ArchiveDamaged if the source has fewer."""
+    data = source.read(offset, size)
+    if len(data) != size:
+        raise ArchiveDamaged(
+            f"{source.name}: ends within the {size} bytes at {offset}", source.name
+        )
+    return data
+
+
+def _trailer(source: Source, end: bytes) -> tuple[int, int]:
+    """Sizes of the footer and of all that `read_tail` reads but the trailer."""
+    footer, size, version, _, crc, magic = TRAILER.unpack(end[-TRAILER_SIZE:])
+    if magic != TRAILER_MAGIC:
+        raise ArchiveDamaged(
+            f"{source.name}: is no archive, or its end is missing: it does not end with "
+            f"{TRAILER_MAGIC.decode()}", source.name,
+        )  # fmt: skip
+    covered = end[-TRAILER_SIZE : TRAILER_COVERED - TRAILER_SIZE]
+    if google_crc32c.value(covered) != crc:
+        raise ArchiveDamaged(f"{source.name}: the trailer's crc32c differs", source.name)
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"{source.name}: is an archive of format {version}; this version reads up to "
+            f"{FORMAT_VERSION}", version, FORMAT_VERSION,
+        )  # fmt: skip
+    if not footer <= size <= source.size - HEADER_SIZE - TRAILER_SIZE:
+        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are not all of it", source.name)
+    return footer, size
+
+
+def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, Place]:
+    """Where the sections are, by the last bytes of what `read_tail` gave. Raises FormatError,
+    ArchiveDamaged, FormatTooNew.
+    """
+    if len(end) < TRAILER_SIZE:
+        raise FormatError("there is none")
+    footer_size, size = _trailer(source, end)
+    if tail_size != size + TRAILER_SIZE or footer_size + TRAILER_SIZE > len(end):
+        raise FormatError(f"{tail_size} bytes are not the {size + TRAILER_SIZE} it takes")
+    footer_at = source.size - TRAILER_SIZE - footer_size
+    payload = PLAIN.decode(end[-TRAILER_SIZE - footer_size : -TRAILER_SIZE], tail_size)
+    places = _sections(payload, footer_at)
+    for kind, place in places.items():
+        if (kind in CHUNKED) != (place.at < source.size - tail_size):
+            raise FormatError(f"section {kind.name} lies where it can't")
+    if Section.MANIFEST not in places or Section.DIRECTORY not in places:
+        raise FormatError("there is no manifest, or no directory")
+    return places
+
+
+def _sections(footer: bytes, footer_at: int) -> dict[Section, Place]:
+    """The sections that the footer's table names, which fill the file up to the footer."""
+    if not footer or len(footer) % FOOTER_ROW.size:
+        raise FormatError("the footer is no table")
+    rows = list(FOOTER_ROW.iter_unpack(footer))
+    ends = [at + size for _, at, size, _ in rows]
+    if rows[0][1] < HEADER_SIZE or [row[1] for row in rows[1:]] + [footer_at] != ends:
+        raise FormatError("sections do not lie one behind the other")
+    known = frozenset(Section)
+    return {Section(kind): Place(*where) for kind, *where in rows if kind in known}
