@@ -155,6 +155,9 @@ class Store(Calls):
             host=host,
         )
         self._open_popping()
+        self._open_upkeep(config)
+
+    def _open_upkeep(self, config: StoreConfig) -> None:
         upkeep = self._upkeep = Upkeep(
             self._log,
             self._index,

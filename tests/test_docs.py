@@ -23,6 +23,7 @@ from kvstore import (
 )
 from kvstore.index.keyblocks import find_in_block, pack_blocks, sort_pairs, unpack_block
 from kvstore.index.keys import (
+    ARCHIVE_FIRST,
     FAMILIES,
     FORMAT_VERSION,
     NOWHERE,
@@ -42,6 +43,7 @@ from kvstore.index.keys import (
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, position_at, unpack
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
+from tiering.catalog import ArchiveRow
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
@@ -91,7 +93,7 @@ def row(*cells: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["run-key", "place", "nowhere", "block-key", "block", "checkpoint"]
+    "name", ["run-key", "place", "archived", "nowhere", "block-key", "block", "checkpoint"]
 )
 def test_the_fields_of_an_example_in_keys_are_its_bytes_in_order(name: str) -> None:
     text = page("keys.md")
@@ -117,6 +119,23 @@ def test_a_place_is_what_keys_says() -> None:
         "value: segment 7",
         f"first store time {STORED_AT}",
     ]
+
+
+def test_the_place_of_archived_messages_is_what_keys_says() -> None:
+    text = page("keys.md")
+    raw = example(text, "archived")
+    topic, queue, place = read_place(raw[:16], raw[16:])
+    assert (topic, queue, place) == (12, 3, Place(1000, ARCHIVE_FIRST + 5, STORED_AT))
+    assert (place.is_archived, place.archive) == (True, 5)
+    assert not Place(0, NOWHERE, 0).is_archived
+    assert not Place(0, ARCHIVE_FIRST - 1, 0).is_archived
+    assert fields_of(text, "archived")[1][2:4] == ["first offset 1000", "value: archive 5"]
+
+
+def test_the_catalog_has_the_fields_that_keys_lists() -> None:
+    text = page("keys.md").partition("## `archives`")[2].partition("\n## ")[0]
+    for name in ArchiveRow.__struct_fields__:
+        assert f"`{name}`" in text
 
 
 def test_the_place_of_an_emptied_queue_is_what_keys_says() -> None:

@@ -1,0 +1,124 @@
+"""The block cache: one read for all who wait, bounded, not flushed by scans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tiering.cache import BlockCache
+
+
+class Sized:
+    """As much of a block as the cache asks for."""
+
+    def __init__(self, size: int) -> None:
+        self.memory_bytes = size
+
+
+class Reads:
+    """What reads blocks of 10 bytes, notes it, and can be held up."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[int, int]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.under_way = self.most = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, archive: int, block: int) -> Sized:
+        with self._lock:
+            self.noted.append((archive, block))
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        self.go.wait()
+        with self._lock:
+            self.under_way -= 1
+        if block == 13:
+            raise ValueError("no such block")
+        return Sized(10)
+
+
+@pytest.fixture
+def reads() -> Reads:
+    return Reads()
+
+
+@pytest.fixture
+def cache(reads: Reads) -> Iterator[BlockCache]:
+    made = BlockCache(reads, limit=100, readers=3)  # type: ignore[arg-type]  # blocks it needs no more of
+    yield made
+    reads.go.set()
+    made.close()
+
+
+def test_a_block_that_many_want_at_once_is_read_once(cache: BlockCache, reads: Reads) -> None:
+    reads.go.clear()
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(cache.get(1, 2))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while cache.stats().waits < 7:
+        pass
+    reads.go.set()
+    for thread in threads:
+        thread.join()
+    assert reads.noted == [(1, 2)]
+    assert len({id(block) for block in found}) == 1
+
+
+def test_no_more_reads_than_readers_are_under_way(cache: BlockCache, reads: Reads) -> None:
+    threads = [threading.Thread(target=cache.get, args=(1, n)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert reads.most <= 3
+
+
+def test_what_it_keeps_is_bounded(cache: BlockCache) -> None:
+    for n in range(50):
+        cache.get(1, n + 20)
+    assert cache.stats().bytes == 100
+    assert cache.stats().blocks == 10
+
+
+def test_a_scan_leaves_alone_what_is_come_back_for(cache: BlockCache, reads: Reads) -> None:
+    for _ in range(2):
+        for n in range(5):
+            cache.get(1, n)
+    for n in range(200):
+        for _ in range(3):
+            cache.get(2, n + 20, is_scan=True)
+    reads.noted.clear()
+    for n in range(5):
+        cache.get(1, n)
+    assert reads.noted == []
+
+
+def test_a_read_that_failed_is_tried_again(cache: BlockCache, reads: Reads) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such block"):
+            cache.get(1, 13)
+    assert reads.noted == [(1, 13)] * 2
+
+
+def test_blocks_read_ahead_are_there_when_they_are_asked_for(
+    cache: BlockCache, reads: Reads
+) -> None:
+    cache.ahead(1, 3, 5)
+    cache.get(1, 3)
+    cache.get(1, 4)
+    assert sorted(reads.noted) == [(1, 3), (1, 4)]
+    assert cache.stats().ahead == 2
+
+
+def test_what_is_forgotten_is_read_again(cache: BlockCache, reads: Reads) -> None:
+    cache.get(1, 1)
+    cache.get(1, 1)
+    cache.get(2, 1)
+    cache.forget(1)
+    assert cache.stats().bytes == 10
+    cache.get(1, 1)
+    assert reads.noted == [(1, 1), (2, 1), (1, 1)]
