@@ -9,14 +9,14 @@ batch with whatever else is known of the messages that are given back (`Offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 from kvstore.calls.parts import Parts, listed
 from kvstore.errors import CallerError
 from kvstore.message import Bounds
-from kvstore.meta.groups import GroupInfo
+from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.offsets import Commit, Lag, OffsetCommit
 from kvstore.meta.topics import Topic
 from kvstore.record.validate import check_group
@@ -44,11 +44,19 @@ class Keeping(Parts):
         >>> store.commit_offsets([("billing", "orders", 3, 120)], sync=True)  # doctest: +SKIP
         """
         self._log.check_writable()
+        given = listed("commits", commits)
+        while not self._commit_all(given, sync=sync):
+            pass  # somebody else has just made one of the groups
+
+    def _commit_all(self, commits: Sequence[object], *, sync: bool) -> bool:
+        """Commit all, and make the groups that are new, in one batch; False if one of those is
+        there by now.
+        """
         wanted: list[tuple[str, int, int, int]] = []
         ids: dict[str, int] = {}
         end = self._reader.visible_end()
-        for commit in listed("commits", commits):
-            if not isinstance(commit, tuple | list) or len(commit) != 4:
+        for commit in commits:
+            if not is_commit(commit):
                 raise CallerError(
                     f"a commit is {commit!r}; it must be (group, topic, queue, offset)"
                 )
@@ -57,16 +65,27 @@ class Keeping(Parts):
             self._offsets.check(offset, self._index.next_offset(used.key(queue), end))
             known = self._groups.find(group)
             if known is None:
-                check_group(group)  # before any of the new ones is made
+                check_group(group)
             else:
                 ids[group] = known.id
             wanted.append((group, used.id, queue, offset))
-        for group, *_ in wanted:
-            if group not in ids:
-                ids[group] = self._groups.for_commit(group).id
-        changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
-        with self._popping.committing(changes):
-            self._offsets.commit(changes, sync=sync)
+        new = [group for group in dict.fromkeys(group for group, *_ in wanted) if group not in ids]
+        known_before = [Commit(ids[g], t, q, at) for g, t, q, at in wanted if g in ids]
+        # A group that nobody finds yet has nothing under lock.
+        with self._popping.committing(known_before), ExitStack() as making:
+            batch = self._index.families.batch()
+            made: list[GroupInfo] = []
+            if new:
+                making.enter_context(self._groups.lock)
+                if any(self._groups.find(group) is not None for group in new):
+                    return False
+                made = self._groups.stage(batch, [GroupConfig(name=group) for group in new])
+            ids.update((info.name, info.id) for info in made)
+            changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
+            self._offsets.commit(changes, batch, sync=sync or bool(made))
+            if made:
+                self._groups.settle(made)
+        return True
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
         """The offset a group wants next, all below being done; None if it never committed one."""
@@ -188,6 +207,11 @@ class Keeping(Parts):
                 end=bounds.next_offset,
                 lag=bounds.next_offset - next_wanted,
             )
+
+
+def is_commit(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value has the form of a commit: group, topic, queue and offset."""
+    return isinstance(value, tuple | list) and len(value) == 4
 
 
 def _below(offset: int | None, locked: int | None) -> int | None:

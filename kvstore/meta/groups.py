@@ -138,16 +138,6 @@ class Groups:
             raise GroupNotFound(f"there is no group {name!r}; create it with create_group")
         return found
 
-    def for_commit(self, name: str) -> GroupInfo:
-        """A group to commit an offset for, or to pop for; it is made if it is new."""
-        found = self.find(name)
-        if found is None:
-            try:
-                found = self.create([GroupConfig(name=name)])[0]
-            except GroupExists:
-                found = self.get(name)
-        return found
-
     # --- changes ---
 
     def create(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:

@@ -290,9 +290,10 @@ class Offsets:
         if type(offset) is not int or not 0 <= offset <= next_offset:
             raise CallerError(f"offset is {offset!r}; this queue takes 0 to {next_offset}")
 
-    def commit(self, commits: Collection[Commit], *, sync: bool = False) -> None:
-        """Set groups' offsets, which were checked: the next messages they want. What says what is
-        known already is not written; with `sync`, all of it is on the disk at the end.
+    def commit(self, commits: Collection[Commit], batch: Batch, *, sync: bool = False) -> None:
+        """Set groups' offsets, which were checked: the next messages they want. They are added to
+        `batch`, and that is written. What says what is known already is not; with `sync`, all of it
+        is on the disk at the end.
         """
         with self._lock:
             rows = {
@@ -303,9 +304,8 @@ class Offsets:
                 # A look costs a fifth of a write, and most commits of an idle group change nothing.
                 get, pack = self._families.get, _ROW.pack
                 rows = {k: row for k, row in rows.items() if get(OFFSETS, k) != pack(*row)}
-            if not rows:
+            if not rows and not len(batch):
                 return
-            batch = self._families.batch()
             for key, (offset, _) in rows.items():
                 self._put(batch, key, offset)
             self._families.write(batch, sync=sync)
