@@ -24,8 +24,9 @@ from typing import Any, Literal
 import msgspec
 
 from kvstore.calls.every import Calls
-from kvstore.calls.managing import names_of
 from kvstore.calls.namespaces import in_namespace
+from kvstore.calls.offsets import is_commit
+from kvstore.calls.parts import listed
 from kvstore.consume.popped import Popped
 from kvstore.consume.settle import AckResult
 from kvstore.errors import MessageNotFound
@@ -35,6 +36,7 @@ from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, unwrap, wrap
 from kvstore.meta.offsets import Lag, OffsetCommit
 from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.record.explain import as_batch
 
 
 class Namespace:
@@ -84,7 +86,11 @@ class Namespace:
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
-        own = [msgspec.structs.replace(m, topic=self._in(m.topic)) for m in messages]
+        # What is no message the store refuses, by its place in the batch.
+        own = [
+            msgspec.structs.replace(m, topic=self._in(m.topic)) if isinstance(m, Message) else m
+            for m in as_batch(messages)
+        ]
         return [self._put(result) for result in self._store.put_batch(own)]
 
     # --- reading ---
@@ -167,7 +173,7 @@ class Namespace:
 
     def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
         """See `Store.create_topics`."""
-        own = [in_namespace(self.name, config) for config in configs]
+        own = [in_namespace(self.name, c, TopicConfig) for c in listed("configs", configs)]
         return [self._topic(info) for info in self._store.create_topics(own)]
 
     def topics(self) -> list[TopicInfo]:
@@ -189,7 +195,7 @@ class Namespace:
 
     def delete_topics(self, names: Iterable[str]) -> None:
         """See `Store.delete_topics`."""
-        self._store.delete_topics([self._in(name) for name in names_of(names)])
+        self._store.delete_topics([self._in(name) for name in listed("names", names)])
 
     # --- groups ---
 
@@ -199,7 +205,7 @@ class Namespace:
 
     def create_groups(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
         """See `Store.create_groups`."""
-        own = [in_namespace(self.name, config) for config in configs]
+        own = [in_namespace(self.name, c, GroupConfig) for c in listed("configs", configs)]
         return [self._group(info) for info in self._store.create_groups(own)]
 
     def groups(self) -> list[GroupInfo]:
@@ -221,7 +227,7 @@ class Namespace:
 
     def delete_groups(self, names: Iterable[str]) -> None:
         """See `Store.delete_groups`."""
-        self._store.delete_groups([self._in(name) for name in names_of(names)])
+        self._store.delete_groups([self._in(name) for name in listed("names", names)])
 
     def _dead_in(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         dead = settings.get("dead_letter_topic")
@@ -240,7 +246,10 @@ class Namespace:
         self, commits: Iterable[tuple[str, str, int, int]], *, sync: bool = False
     ) -> None:
         """See `Store.commit_offsets`."""
-        own = [(self._in(g), self._in(t), queue, offset) for g, t, queue, offset in commits]
+        own = [
+            (self._in(c[0]), self._in(c[1]), *c[2:]) if is_commit(c) else c
+            for c in listed("commits", commits)
+        ]
         self._store.commit_offsets(own, sync=sync)
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:

@@ -44,6 +44,34 @@ def views(store: Store) -> tuple[Namespace, Namespace]:
     return store.namespace("a"), store.namespace("b")
 
 
+def test_what_is_no_list_or_no_message_is_refused_by_name(
+    store: Store, views: tuple[Namespace, Namespace]
+) -> None:
+    a: Any = views[0]
+    anything: Any = store
+    calls: list[Callable[[], object]] = [
+        lambda: anything.delete_topics(5),
+        lambda: anything.delete_groups(None),
+        lambda: anything.delete_topics("t"),
+        lambda: anything.create_namespace("nn", ["t1"]),
+        lambda: anything.create_namespace("nn", topics=5),
+        lambda: anything.create_namespace("nn", groups=[TopicConfig(name="t")]),
+        lambda: a.delete_topics(5),
+        lambda: a.delete_groups(None),
+        lambda: a.create_topics(5),
+        lambda: a.create_topics(["t1"]),
+        lambda: a.create_groups([5]),
+        lambda: a.put_batch(5),
+        lambda: a.put_batch(["t"]),
+        lambda: a.commit_offsets(5),
+        lambda: a.commit_offsets([("g", "t")]),
+    ]
+    for call in calls:
+        with pytest.raises(CallerError):
+            call()
+    assert store.namespaces() == ["a", "b"]
+
+
 # --- names ---
 
 
