@@ -34,7 +34,7 @@ from kvstore.consume.poll import Poll
 from kvstore.consume.popped import Popped
 from kvstore.consume.sql import SqlFilter
 from kvstore.errors import CallerError, StoreClosed, StoreError
-from kvstore.meta.namespaces import wrap
+from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.namespace import Namespace as SyncNamespace
 from kvstore.recovery import Progress, RecoveryReport
 from kvstore.store import Store as SyncStore
@@ -346,9 +346,13 @@ class Namespace:
     async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
         """See `Store.pop`."""
         own = wrap(self.name, group), wrap(self.name, topic)
-        found = await self._store.pop(*own, *args, **more)
+        try:
+            found = await self._store.pop(*own, *args, **more)
+        except StoreError as e:
+            speak_own_names(self.name, e)
+            raise
         for popped in found:
-            popped.message.topic = topic
+            self._sync._own(popped.message)
         return found
 
     put = _awaited(SyncStore.put)

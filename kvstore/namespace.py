@@ -8,8 +8,8 @@ else is the store's. A call is passed on like this:
         return [self._own(message) for message in found]
 
 `_in` for each name that goes in, `_own` (a message), `_topic`, `_group` for what comes out,
-`**more` for what is the store's business. Receipts are passed on as they are: they name one
-delivery, and can't be made up.
+`**more` for what is the store's business. Errors come out by themselves (`_speaking`). Receipts are
+passed on as they are: they name one delivery, and can't be made up.
 
 Invariants: a view reads and changes nothing that is not its namespace's: every name that goes in
 becomes one of its own, whatever it looks like; what is asked for without a name (a position, an id)
@@ -18,8 +18,10 @@ is held against it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -29,16 +31,42 @@ from kvstore.calls.offsets import is_commit
 from kvstore.calls.parts import listed
 from kvstore.consume.popped import Popped
 from kvstore.consume.settle import AckResult
-from kvstore.errors import MessageNotFound
+from kvstore.errors import MessageNotFound, StoreError
 from kvstore.groupstats import GroupStats
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
-from kvstore.meta.namespaces import check_namespace, unwrap, wrap
+from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.offsets import Lag, OffsetCommit
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.record.explain import as_batch
+from kvstore.record.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
+
+T = TypeVar("T")
+_ORIGINS: Final = (DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP)
+_ORIGIN: Final = DLQ_ORIGIN_TOPIC.encode()
 
 
+def _speaking(view: type[T]) -> type[T]:
+    """Have the errors of all calls name topics and groups as the namespace does."""
+    for name, call in list(vars(view).items()):
+        if inspect.isfunction(call) and not name.startswith("_"):
+            setattr(view, name, _spoken(call))
+    return view
+
+
+def _spoken(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def spoken(view: Namespace, *args: Any, **more: Any) -> Any:
+        try:
+            return call(view, *args, **more)
+        except StoreError as e:
+            speak_own_names(view.name, e)
+            raise
+
+    return spoken
+
+
+@_speaking
 class Namespace:
     """See the module, and `Store` for what each call does. `name` is the namespace's."""
 
@@ -62,6 +90,13 @@ class Namespace:
     def _own(self, message: StoredMessage) -> StoredMessage:
         """A message, fresh from the store, as this namespace sees it."""
         message.topic = self._out(message.topic)
+        if _ORIGIN in message.raw_properties:
+            # A dead letter says where it comes from.
+            said = dict(message.properties)
+            for name in _ORIGINS:
+                if name in said:
+                    said[name] = unwrap(self.name, said[name]) or said[name]
+            message._properties = said
         return message
 
     def _topic(self, info: TopicInfo) -> TopicInfo:

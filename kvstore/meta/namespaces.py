@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from kvstore.errors import CallerError, MessageIllegal
+from kvstore.errors import CallerError, FilterIllegal, MessageIllegal, StoreError
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import GROUPS, META, TOPICS
 from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
@@ -69,6 +69,21 @@ def namespace_of(name: str) -> str | None:
     """The namespace that a topic or group of the store belongs to, or None."""
     found, separator, _ = _apart(name)[1].partition(SEPARATOR)
     return found if separator and found else None
+
+
+def speak_own_names(namespace: str, error: StoreError) -> None:
+    """Have an error call the topics and groups that it quotes as their namespace does."""
+    # A filter's error quotes the filter, in which a name of the store means nothing.
+    if isinstance(error, FilterIllegal):
+        return
+
+    def own(found: re.Match[str]) -> str:
+        quote, name = found.groups()
+        return f"{quote}{unwrap(namespace, name) or name}{quote}"
+
+    fronts = "|".join(map(re.escape, _IN_FRONT))
+    quoted = re.compile(rf"""(['"])((?:{fronts})?{re.escape(namespace)}{SEPARATOR}.+?)\1""")
+    error.args = tuple(quoted.sub(own, a) if isinstance(a, str) else a for a in error.args)
 
 
 def _apart(name: str) -> tuple[str, str]:
