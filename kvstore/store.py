@@ -150,6 +150,11 @@ class Store(Calls):
                 Job("the next segment", self._log.wants_next, self._log.prepare_next),
                 Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
                 Job("sealing", self._index.seal_due, self._index.seal_next),
+                Job(
+                    "keys of deleted topics",
+                    self._index.dead_keys_due,
+                    self._index.drop_dead_keys,
+                ),
                 Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
                 Job("old offset history", self._offsets.sweep_due, self._offsets.sweep),
                 Job("retention", upkeep.retention_due, self.apply_retention),

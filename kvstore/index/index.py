@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from kvstore.errors import FormatTooNew, IndexDamaged
 from kvstore.index.checkpoint import key_pairs, run_rows
+from kvstore.index.deadkeys import drop_dead, forget_keys, marked
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
     CHECKPOINT,
@@ -90,6 +91,7 @@ class Index:
         self._heads_lock = threading.Lock()
         self._version = 0
         self._sealed = 0
+        self._dead_keys: list[int] | None = None
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
         """The last one written."""
 
@@ -393,12 +395,34 @@ class Index:
         entries of theirs.
         """
         with self._write_lock:
-            for topic in topics:
-                retire_topic(self.families, batch, topic)
+            gone = set(topics)
+            segments: set[int] = set()
+            for topic in gone:
+                segments |= retire_topic(self.families, batch, topic)
+            emptied = forget_keys(self.families, batch, sorted(segments), gone)
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
             self.queues.forget()
+            for segment in emptied:
+                self.keys.written(segment, ())
+            self._dead_keys = None
+
+    def dead_keys_due(self) -> bool:
+        """Whether there are segments with keys of deleted topics."""
+        found = self._dead_keys
+        if found is None:
+            found = self._dead_keys = marked(self.families)
+        return bool(found)
+
+    def drop_dead_keys(self) -> None:
+        """Take the keys of deleted topics out of the oldest such segment."""
+        with self._write_lock:
+            for segment in marked(self.families)[:1]:
+                batch = self.families.batch()
+                drop_dead(self.families, batch, segment)
+                self.families.write(batch)
+            self._dead_keys = None
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""
