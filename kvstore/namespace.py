@@ -36,7 +36,8 @@ from kvstore.groupstats import GroupStats
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
-from kvstore.meta.offsets import Lag, OffsetCommit
+from kvstore.meta.history import OffsetCommit
+from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.record.explain import as_batch
 from kvstore.record.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC

@@ -21,6 +21,7 @@ from kvstore import opening
 from kvstore.adoption import Adoption, in_place
 from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
+from kvstore.consume.noting import Noting
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ConfigError, StoreError
@@ -156,7 +157,8 @@ class Store(Calls):
                     self._index.drop_dead_keys,
                 ),
                 Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
-                Job("old offset history", self._offsets.sweep_due, self._offsets.sweep),
+                Job("history of what is done", self._noting.due, self._noting.look),
+                Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
                 Job("retention", upkeep.retention_due, self.apply_retention),
             ],
         )
@@ -187,6 +189,9 @@ class Store(Calls):
             self.config.clock,
             self._waiting,
             self._put_durably,
+        )
+        self._noting = Noting(
+            self._index.families, self._offsets, self._popping.flights, self.config.clock
         )
 
     def namespace(self, name: str) -> Namespace:
@@ -274,6 +279,7 @@ class Store(Calls):
         try:
             with self._log.lock:
                 self._log.closed = True
+            self._noting.finish()
             self._upkeep.checkpoint(clean=True)
             self._index.tidy()
         except StoreError:

@@ -15,9 +15,11 @@ from typing import Any, Literal, TypeGuard
 
 from kvstore.calls.parts import Parts, listed
 from kvstore.errors import CallerError
+from kvstore.groupstats import start_of
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupConfig, GroupInfo
-from kvstore.meta.offsets import Commit, Lag, OffsetCommit
+from kvstore.meta.history import OffsetCommit
+from kvstore.meta.offsets import Commit, Lag
 from kvstore.meta.topics import Topic
 from kvstore.record.validate import check_group
 
@@ -71,6 +73,7 @@ class Keeping(Parts):
             wanted.append((group, used.id, queue, offset))
         new = [group for group in dict.fromkeys(group for group, *_ in wanted) if group not in ids]
         known_before = [Commit(ids[g], t, q, at) for g, t, q, at in wanted if g in ids]
+        self._noting.settle({(c.group, c.topic) for c in known_before})
         # A group that nobody finds yet has nothing under lock.
         with self._popping.committing(known_before), ExitStack() as making:
             batch = self._index.families.batch()
@@ -99,14 +102,18 @@ class Keeping(Parts):
         return _below(found, self._lowest_locked(known.id, used.id).get(queue))
 
     def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
-        """What a group had committed in a queue and when, oldest first; the last one is the newest
-        commit, unless that is older than `StoreConfig.offset_history_for`.
+        """What `committed_offset` was in a queue and from when on, oldest first; the last one is
+        what it is now, unless that is so for longer than `StoreConfig.offset_history_for`.
 
-        Of commits in one `StoreConfig.offset_history_interval` the last is kept."""
+        Of each `StoreConfig.offset_history_interval` the last is kept. What a group is done with
+        that pops is noted when an interval is over, and when it is asked for here; a store that is
+        open read-only shows what was noted."""
         self._check_open()
         used = self._topics.get(topic)
         bounds = self._reader.bounds(used.key(queue))
         known = self._groups.get(group)
+        if self._log.writable:
+            self._noting.asked(known.id, used.id)
         return self._offsets.history(known.id, used.id, queue, bounds)
 
     def reset_offset(
@@ -153,6 +160,7 @@ class Keeping(Parts):
         return offsets
 
     def _reset(self, group: GroupInfo, topic: Topic, offsets: dict[int, int]) -> None:
+        self._noting.settle([(group.id, topic.id)])
         batch = self._index.families.batch()
         with ExitStack() as others:
             for resetting in self._offsets.resetting:
@@ -190,11 +198,7 @@ class Keeping(Parts):
             found = self._offsets.get(group.id, topic.id, queue, bounds)
             committed = _below(found, locked.get(queue))
             if committed is None:
-                next_wanted = (
-                    self._offsets.behind(topic.base + queue, group.since, bounds)
-                    if group.start == "end"
-                    else self._at(topic, queue, bounds, group.start)
-                )
+                next_wanted = start_of(self._reader, self._offsets, group, topic, queue)
             else:
                 # What retention let go of before the group came to it is not owed to it.
                 next_wanted = max(committed, bounds.min_offset)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvstore.config import StoreConfig
 from kvstore.consume.flights import Flights
+from kvstore.consume.noting import Noting
 from kvstore.consume.reader import Reader
 from kvstore.errors import CallerError, StoreClosed
 from kvstore.index.index import Index
@@ -31,7 +32,8 @@ def listed(name: str, values: Iterable[T]) -> list[T]:
 
 
 class Parts:
-    """See the module. A read-only store has no `_writer`, `_upkeep` and `_popping`."""
+    """See the module. A read-only store has no `_writer`, `_upkeep`, `_popping` and
+    `_noting`."""
 
     path: Path
     config: StoreConfig
@@ -46,6 +48,7 @@ class Parts:
     _writer: Writer
     _upkeep: Upkeep
     _popping: Popper
+    _noting: Noting
 
     def _check_open(self) -> None:
         if self._closed:

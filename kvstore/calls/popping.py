@@ -88,6 +88,7 @@ class Popping(Parts):
         `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
         """
         self._log.check_writable()
+        self._noting.acking((receipt,))
         result = self._popping.settle.ack([receipt])[0]
         if result is not True:
             raise result
@@ -95,9 +96,9 @@ class Popping(Parts):
     def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
         """Ack many; for each, in order, True or the error that `ack` would have raised."""
         self._log.check_writable()
-        return self._popping.settle.ack(
-            receipts if type(receipts) is list else listed("receipts", receipts)
-        )
+        given = receipts if type(receipts) is list else listed("receipts", receipts)
+        self._noting.acking(given)
+        return self._popping.settle.ack(given)
 
     def change_invisible(self, receipt: str, invisible_for: float | None = None) -> str:
         """Let a message's lock end `invisible_for` seconds from now; 0 gives it back at once, None

@@ -268,18 +268,18 @@ def test_history_is_shown_as_long_as_it_is_kept_and_then_swept_away(
 def test_a_sweep_goes_on_where_it_ended_and_takes_no_more_than_a_slice(
     opens: Opens, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.meta.offsets._SWEPT_AT_ONCE", 3)
+    monkeypatch.setattr("kvstore.meta.history._SWEPT_AT_ONCE", 3)
     store = opens(timed(clock, offset_history_for=10.0))
     store.create_topic("t", queues=8)
     store._housekeeper.stop()
     store.commit_offsets([("g", "t", q, 0) for q in range(8)])
     clock.advance(100)
     store.commit_offset("g", "t", 2, 0, sync=True)
-    assert [store._offsets.sweep() for _ in range(3)] == [3, 3, 2]
-    assert not store._offsets.sweep_due()
+    assert [store._offsets.kept.sweep() for _ in range(3)] == [3, 3, 2]
+    assert not store._offsets.kept.sweep_due()
     assert rows_of_history(store) == 1
     clock.advance(3600)
-    assert store._offsets.sweep_due()
+    assert store._offsets.kept.sweep_due()
 
 
 def test_without_history_no_row_of_it_is_written_and_old_ones_go(
@@ -359,9 +359,9 @@ def rows_of_offsets(store: Store) -> int:
 
 
 def sweep(store: Store) -> None:
-    store._offsets.sweep()
-    while store._offsets._swept:
-        store._offsets.sweep()
+    store._offsets.kept.sweep()
+    while store._offsets.kept._swept:
+        store._offsets.kept.sweep()
 
 
 @pytest.mark.parametrize("topics", [1, 3, 12])
