@@ -33,7 +33,12 @@ from kvstore.consume.flight import Flight
 from kvstore.consume.poll import Poll
 from kvstore.consume.popped import Popped
 from kvstore.consume.sql import SqlFilter
-from kvstore.errors import CallerError, StoreClosed, StoreError
+from kvstore.errors import (
+    CallerError,
+    StoreClosed,
+    StoreError,
+    shown,
+)
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.namespace import Namespace as SyncNamespace
 from kvstore.recovery import Progress, RecoveryReport
@@ -449,6 +454,6 @@ def open(
     ...         return (await store.get("orders", queue=0, offset=0)).body
     """
     if type(threads) is not int or not 1 <= threads <= _THREADS_MAX:
-        raise CallerError(f"threads is {threads!r}; it must be 1 to {_THREADS_MAX}")
+        raise CallerError(f"threads is {shown(threads)}; it must be 1 to {_THREADS_MAX}")
     opens = functools.partial(SyncStore, path, config, read_only=read_only, progress=progress)
     return _Opening(opens, threads)

@@ -24,7 +24,11 @@ from kvstore.config import StoreConfig
 from kvstore.consume.noting import Noting
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import ConfigError, StoreError
+from kvstore.errors import (
+    ConfigError,
+    StoreError,
+    shown,
+)
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
@@ -63,7 +67,7 @@ class Store(Calls):
         self.path = Path(path)
         given = config if config is not None else StoreConfig()
         if not isinstance(given, StoreConfig):
-            raise ConfigError(f"config is {given!r}; it must be a StoreConfig, or None")
+            raise ConfigError(f"config is {shown(given)}; it must be a StoreConfig, or None")
         self._closed = False
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""

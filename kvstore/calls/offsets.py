@@ -14,7 +14,10 @@ from contextlib import ExitStack
 from typing import Any, Literal, TypeGuard
 
 from kvstore.calls.parts import Parts, listed
-from kvstore.errors import CallerError
+from kvstore.errors import (
+    CallerError,
+    shown,
+)
 from kvstore.groupstats import start_of
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupConfig, GroupInfo
@@ -60,7 +63,7 @@ class Keeping(Parts):
         for commit in commits:
             if not is_commit(commit):
                 raise CallerError(
-                    f"a commit is {commit!r}; it must be (group, topic, queue, offset)"
+                    f"a commit is {shown(commit)}; it must be (group, topic, queue, offset)"
                 )
             group, topic, queue, offset = commit
             used = self._topics.get(topic)
@@ -139,16 +142,18 @@ class Keeping(Parts):
         self._log.check_writable()
         if [offset, time, to].count(None) != 2:
             raise CallerError(
-                f"offset is {offset!r}, time {time!r} and to {to!r}; give exactly one of them"
+                f"offset is {shown(offset)}, time {shown(time)} and to {shown(to)}; "
+                "give exactly one of them"
             )
         known, used = self._groups.get(group), self._topics.get(topic)
         if offset is not None and queue is None and used.read_queues > 1:
             raise CallerError(
-                f"an offset is of one queue, and {topic!r} has {used.read_queues}; say which queue"
+                f"an offset is of one queue, and {shown(topic)} has "
+                f"{used.read_queues}; say which queue"
             )
         wanted = range(used.read_queues) if queue is None else (queue,)
         if to is not None and to not in ("begin", "end"):
-            raise CallerError(f"to is {to!r}; it must be 'begin' or 'end'")
+            raise CallerError(f"to is {shown(to)}; it must be 'begin' or 'end'")
         start = to if to is not None else time
         offsets: dict[int, int] = {}
         for number in wanted:

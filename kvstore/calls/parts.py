@@ -10,7 +10,11 @@ from kvstore.config import StoreConfig
 from kvstore.consume.flights import Flights
 from kvstore.consume.noting import Noting
 from kvstore.consume.reader import Reader
-from kvstore.errors import CallerError, StoreClosed
+from kvstore.errors import (
+    CallerError,
+    StoreClosed,
+    shown,
+)
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.groups import Groups
@@ -27,7 +31,7 @@ T = TypeVar("T")
 def listed(name: str, values: Iterable[T]) -> list[T]:
     """What a caller gave for several things, as a list; `CallerError` if it is none."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise CallerError(f"{name} is {values!r}; it must be a list")
+        raise CallerError(f"{name} is {shown(values)}; it must be a list")
     return list(values)
 
 

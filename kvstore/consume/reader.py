@@ -22,6 +22,7 @@ from kvstore.errors import (
     RecordDamaged,
     SegmentDamaged,
     StoreClosed,
+    shown,
 )
 from kvstore.index.index import Index
 from kvstore.index.keys import NOWHERE
@@ -223,12 +224,12 @@ class Reader:
     def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         key = topic.key(queue)
         if type(offset) is not int:
-            raise CallerError(f"offset is {offset!r}; it must be a whole number")
+            raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
         low, high = self.bounds(key)
         if not low <= offset < high:
             held = f"it has {low} to {high - 1}" if high > low else "it has none"
             raise OffsetNotFound(
-                f"queue {queue} of {topic.name!r} has no offset {offset}; {held}", low, high
+                f"queue {queue} of {topic.name!r} has no offset {shown(offset)}; {held}", low, high
             )
         return self.entry(self.positions(topic, queue, offset, 1)[0], topic, queue, offset)
 
@@ -236,11 +237,11 @@ class Reader:
         """See `Store.read_at`."""
         self._check_open()
         if type(position) is not int:
-            raise CallerError(f"position is {position!r}; it must be a whole number")
+            raise CallerError(f"position is {shown(position)}; it must be a whole number")
         low, high = self._log.first, self.visible_end()
         if not low <= position < high:
             raise MessageNotFound(
-                f"no record begins at {position}; the log reaches from {low} to {high}"
+                f"no record begins at {shown(position)}; the log reaches from {low} to {high}"
             )
         first = self.first_segment()
         try:
@@ -269,7 +270,7 @@ class Reader:
         """See `Store.find`; only messages of topics that `is_own` says yes to."""
         self._check_open()
         if not isinstance(message_id, str) or not message_id:
-            raise CallerError(f"message_id is {message_id!r}; it must be a text")
+            raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
         found = self._by_position_id(message_id)
         if found is None or not is_own(found.topic):
             raw = message_id.encode("utf-8", "surrogatepass")
@@ -282,7 +283,7 @@ class Reader:
                     and self._is_live(message.topic, position)
                 ):
                     return message
-            raise MessageNotFound(f"no message has the id {message_id!r}")
+            raise MessageNotFound(f"no message has the id {shown(message_id)}")
         return found
 
     def _by_position_id(self, message_id: str) -> StoredMessage | None:
@@ -305,9 +306,9 @@ class Reader:
         """See `Store.query`."""
         self._check_open()
         if not isinstance(key, str) or not key:
-            raise CallerError(f"key is {key!r}; it must be a text")
+            raise CallerError(f"key is {shown(key)}; it must be a text")
         if type(limit) is not int or limit < 1:
-            raise CallerError(f"limit is {limit!r}; it must be at least 1")
+            raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
         _check_times(begin, end)
         low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
         found: list[StoredMessage] = []
@@ -393,7 +394,7 @@ class Reader:
     def _offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
         key = topic.key(queue)
         if type(time) is not int:
-            raise CallerError(f"time is {time!r}; it must be milliseconds since the epoch")
+            raise CallerError(f"time is {shown(time)}; it must be milliseconds since the epoch")
         low, high = self.bounds(key)
         if low == high:
             return 0 if upper else high
@@ -440,7 +441,7 @@ def _check_times(begin: int | None, end: int | None) -> None:
     for name, time in (("begin", begin), ("end", end)):
         if time is not None and type(time) is not int:
             raise CallerError(
-                f"{name} is {time!r}; it must be milliseconds since the epoch, or None"
+                f"{name} is {shown(time)}; it must be milliseconds since the epoch, or None"
             )
     if begin is not None and end is not None and begin > end:
         raise CallerError(f"the time range {begin} to {end} is empty; begin must not be after end")

@@ -31,7 +31,11 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.errors import CallerError, IndexDamaged
+from kvstore.errors import (
+    CallerError,
+    IndexDamaged,
+    shown,
+)
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -261,7 +265,7 @@ class Offsets:
     def check(self, offset: int, next_offset: int) -> None:
         """Raise `CallerError` for what can't be committed in a queue with this next offset."""
         if type(offset) is not int or not 0 <= offset <= next_offset:
-            raise CallerError(f"offset is {offset!r}; this queue takes 0 to {next_offset}")
+            raise CallerError(f"offset is {shown(offset)}; this queue takes 0 to {next_offset}")
 
     def commit(self, commits: Collection[Commit], batch: Batch, *, sync: bool = False) -> None:
         """Set groups' offsets, which were checked: the next messages they want. They are added to
