@@ -195,7 +195,11 @@ class Store(Calls):
             self._put_durably,
         )
         self._noting = Noting(
-            self._index.families, self._offsets, self._popping.flights, self.config.clock
+            self._index.families,
+            self._offsets,
+            self._popping.flights,
+            self.config.clock,
+            after_crash=not self.recovery.clean,
         )
 
     def namespace(self, name: str) -> Namespace:

@@ -46,8 +46,15 @@ class Noting:
     """See the module. A pair is a group's id and a topic's."""
 
     def __init__(
-        self, families: Families, offsets: Offsets, flights: Flights, clock: Clock
+        self,
+        families: Families,
+        offsets: Offsets,
+        flights: Flights,
+        clock: Clock,
+        *,
+        after_crash: bool,
     ) -> None:
+        """`after_crash`: the opening before may have left something that was not noted."""
         self._families = families
         self._offsets = offsets
         self._flights = flights
@@ -55,6 +62,8 @@ class Noting:
         self._stretch_ms = offsets.kept.stretch_ms
         self._pending: dict[Pair, int | None] = {}
         """When something moved last; None: nothing did since the last look, but there are locks."""
+        self._caught_up: set[Pair] | None = set() if after_crash else None
+        """Those whose history was asked for since a crash."""
         self._look_at = clock.monotonic()
         offsets.moved = self.moved
 
@@ -108,8 +117,8 @@ class Noting:
         pair = group, topic
         if pair in self._pending:
             self._look_at_one(pair)
-        else:
-            # What was done before a crash, and not noted.
+        elif self._caught_up is not None and pair not in self._caught_up:
+            self._caught_up.add(pair)
             self._note(pair, None, only_known=True)
 
     def settle(self, pairs: Iterable[Pair]) -> None:

@@ -105,9 +105,10 @@ class History:
         return found
 
     def last(self, queue: bytes) -> OffsetCommit | None:
-        """The last row of a queue as it was written; None if there is none."""
+        """The last row of a queue until now, as it was written; None if there is none."""
         it = self._families.iter(OFFSET_HISTORY)
-        it.seek_for_prev(queue + _END)
+        # What an earlier opening wrote by a clock that was ahead is not the last.
+        it.seek_for_prev(history_key(queue, self.now()))
         if not self._families.valid(it) or it.key()[: len(queue)] != queue:
             return None
         offset, _, late = _read_row(it.value())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,39 @@ def test_the_history_survives_a_close_and_a_reader_sees_it(
     for read_only in (True, False):
         with opens(read_only=read_only) as again:
             assert history(again) == [(0, 0), (10, 3)]
+
+
+def test_what_a_crash_kept_from_being_noted_is_in_the_history_when_it_is_asked_for(
+    store: Store, opens: Opens, clock: VirtualClock, tmp_path: Path
+) -> None:
+    popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
+    clock.advance(10)
+    store.ack_batch([p.receipt for p in popped[:3]])
+    store.flush()
+    shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+    clock.advance(10)
+    (tmp_path / "crashed" / "lock").unlink()
+    config = StoreConfig(segment_size=1 << 20, clock=clock)
+    with kvstore.open(tmp_path / "crashed", config) as again:
+        assert history(again) == [(0, 0), (20, 3)]
+        clock.advance(10)
+        assert history(again) == [(0, 0), (20, 3)]
+
+
+def test_a_clock_that_was_ahead_makes_no_rows(
+    store: Store, opens: Opens, clock: VirtualClock
+) -> None:
+    store.commit_offset("g", "t", 0, 90)
+    store.close()
+    clock.step(-1000)
+    again = opens()
+    again._housekeeper.stop()
+    again.reset_offset("g", "t", to="begin")
+    again.pop("g", "t", queue=0, invisible_for=600)
+    for _ in range(5):
+        clock.advance(5)
+        again._noting.look()
+    assert history(again) == [(-1000, 0), (0, 90)]
 
 
 def test_a_commit_and_a_reset_among_pops_have_their_place(
