@@ -18,7 +18,10 @@ from operator import add
 from struct import Struct
 from typing import Final
 
-from kvstore.errors import ReceiptIllegal
+from kvstore.errors import (
+    ReceiptIllegal,
+    shown,
+)
 from kvstore.index.keys import LockKey
 
 _HEAD: Final = Struct(">IIQIQQ")  # the row's key, and the nonce
@@ -92,7 +95,9 @@ class Receipts:
     def read(self, receipt: object) -> tuple[Delivery, int]:
         """A receipt's delivery and place in its row; `ReceiptIllegal`."""
         if type(receipt) is not str:
-            raise ReceiptIllegal(f"the receipt is {receipt!r}; it must be the text that pop gave")
+            raise ReceiptIllegal(
+                f"the receipt is {shown(receipt)}; it must be the text that pop gave"
+            )
         if len(receipt) != RECEIPT_CHARS:
             raise ReceiptIllegal(
                 f"the receipt has {len(receipt)} characters, not {RECEIPT_CHARS}; pass it on as "

@@ -27,7 +27,13 @@ from kvstore.consume.flights import Flights
 from kvstore.consume.locks import Lock, bits_of, offsets_of, spans
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import CallerError, OffsetNotFound, RecordDamaged, TopicNotFound
+from kvstore.errors import (
+    CallerError,
+    OffsetNotFound,
+    RecordDamaged,
+    TopicNotFound,
+    shown,
+)
 from kvstore.index.families import Batch, Families
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
@@ -92,7 +98,7 @@ class Redrive:
     def redrive(self, group: GroupInfo, limit: int | None) -> int:
         """See `Store.redrive`."""
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise CallerError(f"limit is {limit!r}; it must be None or at least 1 dead letter")
+            raise CallerError(f"limit is {shown(limit)}; it must be None or at least 1 dead letter")
         try:
             letters = self._topics.get(group.dead_letters)
         except TopicNotFound:
