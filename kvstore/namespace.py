@@ -35,8 +35,8 @@ from kvstore.errors import MessageNotFound, StoreError
 from kvstore.groupstats import GroupStats
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
-from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.history import OffsetCommit
+from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.record.explain import as_batch

@@ -140,7 +140,7 @@ class Store(Calls):
             host=host,
         )
         self._open_popping()
-        upkeep = self._upkeep = Upkeep(
+        self._upkeep = Upkeep(
             self._log,
             self._index,
             self._reader,
@@ -148,25 +148,26 @@ class Store(Calls):
             last_stored=lambda: self._writer.last_stored,
             is_closed=lambda: self._closed,
         )
-        self._housekeeper = Housekeeper(
-            config.clock,
-            self._wake,
-            [
-                Job("the next segment", self._log.wants_next, self._log.prepare_next),
-                Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
-                Job("sealing", self._index.seal_due, self._index.seal_next),
-                Job(
-                    "keys of deleted topics",
-                    self._index.dead_keys_due,
-                    self._index.drop_dead_keys,
-                ),
-                Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
-                Job("history of what is done", self._noting.due, self._noting.look),
-                Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
-                Job("retention", upkeep.retention_due, self.apply_retention),
-            ],
-        )
+        self._housekeeper = Housekeeper(config.clock, self._wake, self._jobs())
         self._ending.append(self._housekeeper.stop)
+
+    def _jobs(self) -> list[Job]:
+        """What is done while nobody asks for it."""
+        upkeep = self._upkeep
+        return [
+            Job("the next segment", self._log.wants_next, self._log.prepare_next),
+            Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
+            Job("sealing", self._index.seal_due, self._index.seal_next),
+            Job(
+                "keys of deleted topics",
+                self._index.dead_keys_due,
+                self._index.drop_dead_keys,
+            ),
+            Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
+            Job("history of what is done", self._noting.due, self._noting.look),
+            Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
+            Job("retention", upkeep.retention_due, self.apply_retention),
+        ]
 
     def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
         """What is known of topics, groups and offsets; nothing of it is read before it is used."""
