@@ -74,7 +74,8 @@ from kvstore.message import (
     StoredMessage,
 )
 from kvstore.meta.groups import GroupConfig, GroupInfo
-from kvstore.meta.offsets import Lag, OffsetCommit
+from kvstore.meta.history import OffsetCommit
+from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.namespace import Namespace
 from kvstore.rebuild import RebuildReport, rebuild

@@ -33,8 +33,13 @@ from kvstore.consume.flight import Flight
 from kvstore.consume.poll import Poll
 from kvstore.consume.popped import Popped
 from kvstore.consume.sql import SqlFilter
-from kvstore.errors import CallerError, StoreClosed, StoreError
-from kvstore.meta.namespaces import wrap
+from kvstore.errors import (
+    CallerError,
+    StoreClosed,
+    StoreError,
+    shown,
+)
+from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.namespace import Namespace as SyncNamespace
 from kvstore.recovery import Progress, RecoveryReport
 from kvstore.store import Store as SyncStore
@@ -347,9 +352,13 @@ class Namespace:
     async def pop(self, group: str, topic: str, *args: Any, **more: Any) -> list[Popped]:
         """See `Store.pop`."""
         own = wrap(self.name, group), wrap(self.name, topic)
-        found = await self._store.pop(*own, *args, **more)
+        try:
+            found = await self._store.pop(*own, *args, **more)
+        except StoreError as e:
+            speak_own_names(self.name, e)
+            raise
         for popped in found:
-            popped.message.topic = topic
+            self._sync._own(popped.message)
         return found
 
     put = _awaited(SyncStore.put)
@@ -446,6 +455,6 @@ def open(
     ...         return (await store.get("orders", queue=0, offset=0)).body
     """
     if type(threads) is not int or not 1 <= threads <= _THREADS_MAX:
-        raise CallerError(f"threads is {threads!r}; it must be 1 to {_THREADS_MAX}")
+        raise CallerError(f"threads is {shown(threads)}; it must be 1 to {_THREADS_MAX}")
     opens = functools.partial(SyncStore, path, config, read_only=read_only, progress=progress)
     return _Opening(opens, threads)

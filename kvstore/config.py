@@ -14,7 +14,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import ConfigError
+from kvstore.errors import (
+    ConfigError,
+    shown,
+)
 from kvstore.files import Files, LocalFiles
 
 KeyIndex = Literal["all", "unique", "off"]
@@ -124,7 +127,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises `ConfigError` for what is no text, or not TOML, and for a name or a value that is not
         a setting's."""
         if not isinstance(text, str):
-            raise ConfigError(f"the settings are {text!r}; they must be a text in TOML")
+            raise ConfigError(f"the settings are {shown(text)}; they must be a text in TOML")
         try:
             found: Mapping[str, Any] = tomllib.loads(text)
         except tomllib.TOMLDecodeError as e:
@@ -186,7 +189,7 @@ def _check(c: StoreConfig) -> None:
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be one of {', '.join(choices)}")
 
 
 def _check_durations(c: StoreConfig) -> None:
@@ -256,7 +259,7 @@ def _check_host(host: object, port: object) -> None:
         socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     except (OSError, ValueError, TypeError):
         raise ConfigError(
-            f"host is {host!r}; it must be an IPv4 or IPv6 address in digits, without a zone"
+            f"host is {shown(host)}; it must be an IPv4 or IPv6 address in digits, without a zone"
         ) from None
 
 
@@ -264,7 +267,7 @@ def check_retention(retention: object) -> None:
     """Raise `ConfigError` for what is no `Retention`, or one that can't be kept."""
     # Not when it is made: one that was read from a row, however old, must always be shown.
     if type(retention) is not Retention:
-        raise ConfigError(f"retention is {retention!r}; it must be a kvstore.Retention")
+        raise ConfigError(f"retention is {shown(retention)}; it must be a kvstore.Retention")
     for name in ("hot_for", "warm_for", "cold_for"):
         value = getattr(retention, name)
         if value is not None:
@@ -290,7 +293,7 @@ def _check_seam(name: str, value: object, protocol: type) -> None:
     missing = [n for n in wanted if not callable(getattr(value, n, None))]
     if missing:
         raise ConfigError(
-            f"{name} is {value!r}, which has no {', '.join(missing)}; it must be a "
+            f"{name} is {shown(value)}, which has no {', '.join(missing)}; it must be a "
             f"{protocol.__module__}.{protocol.__name__}"
         )
 
@@ -299,13 +302,13 @@ def _number(
     name: str, value: object, kinds: tuple[type, ...], wanted: str, is_right: Callable[[Any], bool]
 ) -> None:
     if type(value) not in kinds or not is_right(value):
-        raise ConfigError(f"{name} is {value!r}; it must be {wanted}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be {wanted}")
 
 
 def _check_segment_size(size: object) -> None:
     if type(size) is not int or not SEGMENT_SIZE_MIN <= size <= SEGMENT_SIZE_MAX or size % 4096:
         raise ConfigError(
-            f"segment_size is {size!r}; it must be a multiple of 4096, {SEGMENT_SIZE_MIN} to "
+            f"segment_size is {shown(size)}; it must be a multiple of 4096, {SEGMENT_SIZE_MIN} to "
             f"{SEGMENT_SIZE_MAX} bytes"
         )
 
@@ -315,6 +318,7 @@ def _check_watermarks(watermarks: object) -> None:
     numbers = [s for s in shares if type(s) in (int, float)]
     if len(numbers) != 3 or not 0 < numbers[0] <= numbers[1] <= numbers[2] <= 1:
         raise ConfigError(
-            f"watermarks are {watermarks!r}; they must be three shares that rise, from above 0 to "
+            f"watermarks are {shown(watermarks)}; they must be three shares that "
+            "rise, from above 0 to "
             "1 at most"
         )

@@ -1,4 +1,4 @@
-"""Every error kvmq raises, and nothing else.
+"""Every error kvmq raises, and how they show what they were given.
 
 The idea: an error says what was asked, what was found and what to do. A caller's mistake is also
 a `ValueError`; everything derives from `StoreError`, so one `except` catches the lot. An error that
@@ -8,6 +8,24 @@ Invariant: a call that raised one of these changed nothing.
 """
 
 from __future__ import annotations
+
+_SHOWN_MAX = 200
+"""Characters of a value in a message."""
+
+
+def shown(value: object) -> str:
+    """A caller's value as a message has it, whatever it is: showing it never fails, takes little
+    room, and can be printed anywhere.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        # An int of more digits than Python writes, or an object that fails; maybe inside of a list.
+        kind = type(value).__name__
+        text = f"<{kind} of {value.bit_length()} bits>" if isinstance(value, int) else f"<{kind}>"
+    if len(text) > _SHOWN_MAX:
+        text = f"{text[:_SHOWN_MAX]}..."
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class StoreError(Exception):

@@ -3,7 +3,8 @@
 The idea: everything is read from rows (offsets, locks), none of it from what an open store knows in
 memory: so a store that is opened read-only beside a writer has the same figures.
 
-Invariant: nothing is changed; a message is counted as unread, in flight or done, once.
+Invariant: nothing is changed; a message is counted as unread, in flight or done, once; what
+retention took away is done.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `end`: put so far. `taken`: handed out, or passed over by a filter, once at least. `unread`: not
     yet handed out. `in_flight`: handed out and not done; of these the lock of `due` has run out,
-    and `redelivered` were handed out more than once. `lag`: unread and in flight together.
+    and `redelivered` were handed out more than once. `lag`: unread and in flight together. (That of
+    `Store.lag` counts all behind the committed offset, what was acked out of turn too.)
     `oldest_due`: when the first lock runs out, or did, ms since the epoch; None if there is none.
     `dead_letters`: of this group, from all topics, that were neither taken nor put back.
     """
@@ -46,13 +48,19 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
 class _Locked:
     """What the lock rows of a flight say."""
 
-    def __init__(self, families: Families, group: int, topic: int, now: int) -> None:
+    def __init__(
+        self, families: Families, group: int, topic: int, now: int, lowest: dict[int, int]
+    ) -> None:
+        """`lowest` is what the queues begin with: what stood before that counts no more."""
         self.messages = self.due = self.redelivered = self.parked = 0
         self.oldest_due: int | None = None
         prefix = lock_prefix(group, topic)
         for raw, value in families.rows(LOCKS, prefix, behind(prefix)):
             key, lock = read_lock_key(raw), unpack_lock(value)
-            count = lock.locked.bit_count()
+            gone = max(0, lowest.get(key.queue, 0) - key.first)
+            count = (lock.locked >> gone).bit_count()
+            if not count:
+                continue
             if key.due == PARKED:
                 self.parked += count
                 continue
@@ -74,16 +82,18 @@ def collect_group(
 ) -> GroupStats:
     """Look once."""
     end = taken = unread = 0
+    lowest: dict[int, int] = {}
     for queue in range(topic.read_queues):
         bounds = reader.bounds(topic.base + queue)
+        lowest[queue] = bounds.min_offset
         following = offsets.get(group.id, topic.id, queue, bounds)
         if following is None:
-            following = _start(reader, group, topic, queue)
+            following = start_of(reader, offsets, group, topic, queue)
         else:
             taken += following
         end += bounds.next_offset
         unread += bounds.next_offset - max(following, bounds.min_offset)
-    locked = _Locked(families, group.id, topic.id, now)
+    locked = _Locked(families, group.id, topic.id, now, lowest)
     unread += locked.parked
     return GroupStats(
         group=group.name,
@@ -100,12 +110,13 @@ def collect_group(
     )
 
 
-def _start(reader: Reader, group: GroupInfo, topic: Topic, queue: int) -> int:
+def start_of(reader: Reader, offsets: Offsets, group: GroupInfo, topic: Topic, queue: int) -> int:
+    """Where a group begins in a queue in which it never committed."""
     bounds = reader.bounds(topic.base + queue)
     if group.start == "begin":
         return bounds.min_offset
     if group.start == "end":
-        return bounds.next_offset
+        return offsets.behind(topic.base + queue, group.since, bounds)
     return reader.offset_at(topic, queue, group.start, upper=False)
 
 

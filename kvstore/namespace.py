@@ -8,8 +8,8 @@ else is the store's. A call is passed on like this:
         return [self._own(message) for message in found]
 
 `_in` for each name that goes in, `_own` (a message), `_topic`, `_group` for what comes out,
-`**more` for what is the store's business. Receipts are passed on as they are: they name one
-delivery, and can't be made up.
+`**more` for what is the store's business. Errors come out by themselves (`_speaking`). Receipts are
+passed on as they are: they name one delivery, and can't be made up.
 
 Invariants: a view reads and changes nothing that is not its namespace's: every name that goes in
 becomes one of its own, whatever it looks like; what is asked for without a name (a position, an id)
@@ -18,25 +18,56 @@ is held against it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from kvstore.calls.every import Calls
-from kvstore.calls.managing import names_of
 from kvstore.calls.namespaces import in_namespace
+from kvstore.calls.offsets import is_commit
+from kvstore.calls.parts import listed
 from kvstore.consume.popped import Popped
 from kvstore.consume.settle import AckResult
-from kvstore.errors import MessageNotFound
+from kvstore.errors import MessageNotFound, StoreError
 from kvstore.groupstats import GroupStats
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
-from kvstore.meta.namespaces import check_namespace, unwrap, wrap
-from kvstore.meta.offsets import Lag, OffsetCommit
+from kvstore.meta.history import OffsetCommit
+from kvstore.meta.namespaces import check_namespace, speak_own_names, unwrap, wrap
+from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.record.explain import as_batch
+from kvstore.record.names import DLQ_ORIGIN_GROUP, DLQ_ORIGIN_TOPIC
+
+T = TypeVar("T")
+_ORIGINS: Final = (DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP)
+_ORIGIN: Final = DLQ_ORIGIN_TOPIC.encode()
 
 
+def _speaking(view: type[T]) -> type[T]:
+    """Have the errors of all calls name topics and groups as the namespace does."""
+    for name, call in list(vars(view).items()):
+        if inspect.isfunction(call) and not name.startswith("_"):
+            setattr(view, name, _spoken(call))
+    return view
+
+
+def _spoken(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def spoken(view: Namespace, *args: Any, **more: Any) -> Any:
+        try:
+            return call(view, *args, **more)
+        except StoreError as e:
+            speak_own_names(view.name, e)
+            raise
+
+    return spoken
+
+
+@_speaking
 class Namespace:
     """See the module, and `Store` for what each call does. `name` is the namespace's."""
 
@@ -60,6 +91,13 @@ class Namespace:
     def _own(self, message: StoredMessage) -> StoredMessage:
         """A message, fresh from the store, as this namespace sees it."""
         message.topic = self._out(message.topic)
+        if _ORIGIN in message.raw_properties:
+            # A dead letter says where it comes from.
+            said = dict(message.properties)
+            for name in _ORIGINS:
+                if name in said:
+                    said[name] = unwrap(self.name, said[name]) or said[name]
+            message._properties = said
         return message
 
     def _topic(self, info: TopicInfo) -> TopicInfo:
@@ -84,7 +122,11 @@ class Namespace:
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
-        own = [msgspec.structs.replace(m, topic=self._in(m.topic)) for m in messages]
+        # What is no message the store refuses, by its place in the batch.
+        own = [
+            msgspec.structs.replace(m, topic=self._in(m.topic)) if isinstance(m, Message) else m
+            for m in as_batch(messages)
+        ]
         return [self._put(result) for result in self._store.put_batch(own)]
 
     # --- reading ---
@@ -167,7 +209,7 @@ class Namespace:
 
     def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
         """See `Store.create_topics`."""
-        own = [in_namespace(self.name, config) for config in configs]
+        own = [in_namespace(self.name, c, TopicConfig) for c in listed("configs", configs)]
         return [self._topic(info) for info in self._store.create_topics(own)]
 
     def topics(self) -> list[TopicInfo]:
@@ -189,7 +231,7 @@ class Namespace:
 
     def delete_topics(self, names: Iterable[str]) -> None:
         """See `Store.delete_topics`."""
-        self._store.delete_topics([self._in(name) for name in names_of(names)])
+        self._store.delete_topics([self._in(name) for name in listed("names", names)])
 
     # --- groups ---
 
@@ -199,7 +241,7 @@ class Namespace:
 
     def create_groups(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
         """See `Store.create_groups`."""
-        own = [in_namespace(self.name, config) for config in configs]
+        own = [in_namespace(self.name, c, GroupConfig) for c in listed("configs", configs)]
         return [self._group(info) for info in self._store.create_groups(own)]
 
     def groups(self) -> list[GroupInfo]:
@@ -221,7 +263,7 @@ class Namespace:
 
     def delete_groups(self, names: Iterable[str]) -> None:
         """See `Store.delete_groups`."""
-        self._store.delete_groups([self._in(name) for name in names_of(names)])
+        self._store.delete_groups([self._in(name) for name in listed("names", names)])
 
     def _dead_in(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         dead = settings.get("dead_letter_topic")
@@ -240,7 +282,10 @@ class Namespace:
         self, commits: Iterable[tuple[str, str, int, int]], *, sync: bool = False
     ) -> None:
         """See `Store.commit_offsets`."""
-        own = [(self._in(g), self._in(t), queue, offset) for g, t, queue, offset in commits]
+        own = [
+            (self._in(c[0]), self._in(c[1]), *c[2:]) if is_commit(c) else c
+            for c in listed("commits", commits)
+        ]
         self._store.commit_offsets(own, sync=sync)
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:

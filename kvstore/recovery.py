@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.config import QUEUES_MAX, StoreConfig
-from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound
+from kvstore.errors import IndexDamaged, LogDamaged, QueueNotFound, TopicNotFound, shown
 from kvstore.index.handover import Gone, gone_now
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
@@ -214,7 +214,7 @@ class _Recovery:
             return None
         if self._topics.next_id != before:
             name = raw.decode("utf-8", "replace")
-            told = f"topic {name!r} was not known; it was made for the record at {position}"
+            told = f"topic {shown(name)} was not known; it was made for the record at {position}"
             self._report.problems.append(told)
         return topic
 

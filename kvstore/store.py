@@ -22,9 +22,10 @@ from kvstore.adoption import Adoption, in_place
 from kvstore.archived import Archived
 from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
+from kvstore.consume.noting import Noting
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import ConfigError, StoreError
+from kvstore.errors import ConfigError, StoreError, shown
 from kvstore.following import Follower
 from kvstore.handover import HandOver
 from kvstore.housekeeper import Housekeeper, Job
@@ -69,7 +70,7 @@ class Store(Calls):
         self.path = Path(path)
         given = config if config is not None else StoreConfig()
         if not isinstance(given, StoreConfig):
-            raise ConfigError(f"config is {given!r}; it must be a StoreConfig, or None")
+            raise ConfigError(f"config is {shown(given)}; it must be a StoreConfig, or None")
         self._closed = False
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""
@@ -176,19 +177,26 @@ class Store(Calls):
             archived=self._archives,
         )
         """What a tiering worker asks of this store."""
-        self._housekeeper = Housekeeper(
-            config.clock,
-            self._wake,
-            [
-                Job("the next segment", self._log.wants_next, self._log.prepare_next),
-                Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
-                Job("sealing", self._index.seal_due, self._index.seal_next),
-                Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
-                Job("old offset history", self._offsets.sweep_due, self._offsets.sweep),
-                Job("retention", upkeep.retention_due, self.apply_retention),
-            ],
-        )
+        self._housekeeper = Housekeeper(config.clock, self._wake, self._jobs())
         self._ending.append(self._housekeeper.stop)
+
+    def _jobs(self) -> list[Job]:
+        """What is done while nobody asks for it."""
+        upkeep = self._upkeep
+        return [
+            Job("the next segment", self._log.wants_next, self._log.prepare_next),
+            Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
+            Job("sealing", self._index.seal_due, self._index.seal_next),
+            Job(
+                "keys of deleted topics",
+                self._index.dead_keys_due,
+                self._index.drop_dead_keys,
+            ),
+            Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
+            Job("history of what is done", self._noting.due, self._noting.look),
+            Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
+            Job("retention", upkeep.retention_due, self.apply_retention),
+        ]
 
     def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
         """What is known of topics, groups and offsets; nothing of it is read before it is used."""
@@ -231,6 +239,13 @@ class Store(Calls):
             self.config.clock,
             self._waiting,
             self._put_durably,
+        )
+        self._noting = Noting(
+            self._index.families,
+            self._offsets,
+            self._popping.flights,
+            self.config.clock,
+            after_crash=not self.recovery.clean,
         )
 
     def namespace(self, name: str) -> Namespace:
@@ -335,6 +350,7 @@ class Store(Calls):
         try:
             with self._log.lock:
                 self._log.closed = True
+            self._noting.finish()
             self._upkeep.checkpoint(clean=True)
             self._index.tidy()
         except StoreError:

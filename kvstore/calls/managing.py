@@ -126,7 +126,7 @@ class Managing(Parts):
     def delete_topics(self, names: Iterable[str]) -> None:
         """Delete topics, all or none, in one batch."""
         self._log.check_writable()
-        self._delete(names_of(names), [])
+        self._delete(listed("names", names), [])
 
     def _delete(
         self,
@@ -258,16 +258,9 @@ class Managing(Parts):
     def delete_groups(self, names: Iterable[str]) -> None:
         """Delete groups, all or none, in one batch."""
         self._log.check_writable()
-        self._delete([], names_of(names))
+        self._delete([], listed("names", names))
 
 
 def _steps(backoff: Any) -> Any:
     """What was given as a tuple, if it is a sequence; what it is else, the check tells."""
     return tuple(backoff) if isinstance(backoff, list | tuple) else backoff
-
-
-def names_of(names: Iterable[str]) -> list[str]:
-    """The names, as a list; `CallerError` for a single one, which is a list of letters."""
-    if isinstance(names, str | bytes):
-        raise CallerError(f"names are {names!r}; give a list of them")
-    return list(names)

@@ -8,7 +8,13 @@ from typing import TypeVar
 import msgspec
 
 from kvstore.calls.managing import Managing
-from kvstore.errors import NamespaceExists, NamespaceNotFound
+from kvstore.calls.parts import listed
+from kvstore.errors import (
+    CallerError,
+    NamespaceExists,
+    NamespaceNotFound,
+    shown,
+)
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, namespace_of, ranges, wrap
@@ -41,12 +47,16 @@ class Naming(Managing):
         """
         self._log.check_writable()
         check_namespace(name)
-        own_topics = [in_namespace(name, config) for config in topics]
-        own_groups = [in_namespace(name, config) for config in groups]
+        own_topics = [
+            in_namespace(name, config, TopicConfig) for config in listed("topics", topics)
+        ]
+        own_groups = [
+            in_namespace(name, config, GroupConfig) for config in listed("groups", groups)
+        ]
         with self._topics.lock, self._groups.lock:
             if self._namespaces.is_made(name) or any(self._of_namespace(name)):
                 raise NamespaceExists(
-                    f"namespace {name!r} exists already; use store.namespace({name!r})"
+                    f"namespace {shown(name)} exists already; use store.namespace({shown(name)})"
                 )
             batch = self._index.families.batch()
             made = self._topics.stage(batch, own_topics)
@@ -62,7 +72,7 @@ class Naming(Managing):
         check_namespace(name)
         topics, groups = self._of_namespace(name)
         if not (topics or groups or self._namespaces.is_made(name)):
-            raise NamespaceNotFound(f"there is no namespace {name!r}; `namespaces` lists them")
+            raise NamespaceNotFound(f"there is no namespace {shown(name)}; `namespaces` lists them")
         self._delete(
             [info.name for info in topics],
             [info.name for info in groups],
@@ -91,8 +101,10 @@ class Naming(Managing):
         return self._reader.find(message_id, lambda topic: namespace_of(topic) == namespace)
 
 
-def in_namespace(namespace: str, config: C) -> C:
-    """A configuration with the names that it has in the store."""
+def in_namespace(namespace: str, config: C, wanted: type[C]) -> C:
+    """A configuration with the names that it has in the store; `CallerError` if it is none."""
+    if type(config) is not wanted:
+        raise CallerError(f"{shown(config)} is no {wanted.__name__}; give a list of them")
     changes = {"name": wrap(namespace, config.name)}
     if isinstance(config, GroupConfig) and config.dead_letter_topic is not None:
         changes["dead_letter_topic"] = wrap(namespace, config.dead_letter_topic)

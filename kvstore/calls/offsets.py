@@ -9,15 +9,20 @@ batch with whatever else is known of the messages that are given back (`Offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 from kvstore.calls.parts import Parts, listed
-from kvstore.errors import CallerError
+from kvstore.errors import (
+    CallerError,
+    shown,
+)
+from kvstore.groupstats import start_of
 from kvstore.message import Bounds
-from kvstore.meta.groups import GroupInfo
-from kvstore.meta.offsets import Commit, Lag, OffsetCommit
+from kvstore.meta.groups import GroupConfig, GroupInfo
+from kvstore.meta.history import OffsetCommit
+from kvstore.meta.offsets import Commit, Lag
 from kvstore.meta.topics import Topic
 from kvstore.record.validate import check_group
 
@@ -44,29 +49,49 @@ class Keeping(Parts):
         >>> store.commit_offsets([("billing", "orders", 3, 120)], sync=True)  # doctest: +SKIP
         """
         self._log.check_writable()
+        given = listed("commits", commits)
+        while not self._commit_all(given, sync=sync):
+            pass  # somebody else has just made one of the groups
+
+    def _commit_all(self, commits: Sequence[object], *, sync: bool) -> bool:
+        """Commit all, and make the groups that are new, in one batch; False if one of those is
+        there by now.
+        """
         wanted: list[tuple[str, int, int, int]] = []
         ids: dict[str, int] = {}
         end = self._reader.visible_end()
-        for commit in listed("commits", commits):
-            if not isinstance(commit, tuple | list) or len(commit) != 4:
+        for commit in commits:
+            if not is_commit(commit):
                 raise CallerError(
-                    f"a commit is {commit!r}; it must be (group, topic, queue, offset)"
+                    f"a commit is {shown(commit)}; it must be (group, topic, queue, offset)"
                 )
             group, topic, queue, offset = commit
             used = self._topics.get(topic)
             self._offsets.check(offset, self._index.next_offset(used.key(queue), end))
             known = self._groups.find(group)
             if known is None:
-                check_group(group)  # before any of the new ones is made
+                check_group(group)
             else:
                 ids[group] = known.id
             wanted.append((group, used.id, queue, offset))
-        for group, *_ in wanted:
-            if group not in ids:
-                ids[group] = self._groups.for_commit(group).id
-        changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
-        with self._popping.committing(changes):
-            self._offsets.commit(changes, sync=sync)
+        new = [group for group in dict.fromkeys(group for group, *_ in wanted) if group not in ids]
+        known_before = [Commit(ids[g], t, q, at) for g, t, q, at in wanted if g in ids]
+        self._noting.settle({(c.group, c.topic) for c in known_before})
+        # A group that nobody finds yet has nothing under lock.
+        with self._popping.committing(known_before), ExitStack() as making:
+            batch = self._index.families.batch()
+            made: list[GroupInfo] = []
+            if new:
+                making.enter_context(self._groups.lock)
+                if any(self._groups.find(group) is not None for group in new):
+                    return False
+                made = self._groups.stage(batch, [GroupConfig(name=group) for group in new])
+            ids.update((info.name, info.id) for info in made)
+            changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
+            self._offsets.commit(changes, batch, sync=sync or bool(made))
+            if made:
+                self._groups.settle(made)
+        return True
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
         """The offset a group wants next, all below being done; None if it never committed one."""
@@ -80,14 +105,18 @@ class Keeping(Parts):
         return _below(found, self._lowest_locked(known.id, used.id).get(queue))
 
     def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
-        """What a group had committed in a queue and when, oldest first; the last one is the newest
-        commit, unless that is older than `StoreConfig.offset_history_for`.
+        """What `committed_offset` was in a queue and from when on, oldest first; the last one is
+        what it is now, unless that is so for longer than `StoreConfig.offset_history_for`.
 
-        Of commits in one `StoreConfig.offset_history_interval` the last is kept."""
+        Of each `StoreConfig.offset_history_interval` the last is kept. What a group is done with
+        that pops is noted when an interval is over, and when it is asked for here; a store that is
+        open read-only shows what was noted."""
         self._check_open()
         used = self._topics.get(topic)
         bounds = self._reader.bounds(used.key(queue))
         known = self._groups.get(group)
+        if self._log.writable:
+            self._noting.asked(known.id, used.id)
         return self._offsets.history(known.id, used.id, queue, bounds)
 
     def reset_offset(
@@ -113,16 +142,18 @@ class Keeping(Parts):
         self._log.check_writable()
         if [offset, time, to].count(None) != 2:
             raise CallerError(
-                f"offset is {offset!r}, time {time!r} and to {to!r}; give exactly one of them"
+                f"offset is {shown(offset)}, time {shown(time)} and to {shown(to)}; "
+                "give exactly one of them"
             )
         known, used = self._groups.get(group), self._topics.get(topic)
         if offset is not None and queue is None and used.read_queues > 1:
             raise CallerError(
-                f"an offset is of one queue, and {topic!r} has {used.read_queues}; say which queue"
+                f"an offset is of one queue, and {shown(topic)} has "
+                f"{used.read_queues}; say which queue"
             )
         wanted = range(used.read_queues) if queue is None else (queue,)
         if to is not None and to not in ("begin", "end"):
-            raise CallerError(f"to is {to!r}; it must be 'begin' or 'end'")
+            raise CallerError(f"to is {shown(to)}; it must be 'begin' or 'end'")
         start = to if to is not None else time
         offsets: dict[int, int] = {}
         for number in wanted:
@@ -134,6 +165,7 @@ class Keeping(Parts):
         return offsets
 
     def _reset(self, group: GroupInfo, topic: Topic, offsets: dict[int, int]) -> None:
+        self._noting.settle([(group.id, topic.id)])
         batch = self._index.families.batch()
         with ExitStack() as others:
             for resetting in self._offsets.resetting:
@@ -171,11 +203,7 @@ class Keeping(Parts):
             found = self._offsets.get(group.id, topic.id, queue, bounds)
             committed = _below(found, locked.get(queue))
             if committed is None:
-                next_wanted = (
-                    self._offsets.behind(topic.base + queue, group.since, bounds)
-                    if group.start == "end"
-                    else self._at(topic, queue, bounds, group.start)
-                )
+                next_wanted = start_of(self._reader, self._offsets, group, topic, queue)
             else:
                 # What retention let go of before the group came to it is not owed to it.
                 next_wanted = max(committed, bounds.min_offset)
@@ -188,6 +216,11 @@ class Keeping(Parts):
                 end=bounds.next_offset,
                 lag=bounds.next_offset - next_wanted,
             )
+
+
+def is_commit(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value has the form of a commit: group, topic, queue and offset."""
+    return isinstance(value, tuple | list) and len(value) == 4
 
 
 def _below(offset: int | None, locked: int | None) -> int | None:

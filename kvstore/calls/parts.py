@@ -8,8 +8,13 @@ from typing import TypeVar
 
 from kvstore.config import StoreConfig
 from kvstore.consume.flights import Flights
+from kvstore.consume.noting import Noting
 from kvstore.consume.reader import Reader
-from kvstore.errors import CallerError, StoreClosed
+from kvstore.errors import (
+    CallerError,
+    StoreClosed,
+    shown,
+)
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.groups import Groups
@@ -26,12 +31,13 @@ T = TypeVar("T")
 def listed(name: str, values: Iterable[T]) -> list[T]:
     """What a caller gave for several things, as a list; `CallerError` if it is none."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise CallerError(f"{name} is {values!r}; it must be a list")
+        raise CallerError(f"{name} is {shown(values)}; it must be a list")
     return list(values)
 
 
 class Parts:
-    """See the module. A read-only store has no `_writer`, `_upkeep` and `_popping`."""
+    """See the module. A read-only store has no `_writer`, `_upkeep`, `_popping` and
+    `_noting`."""
 
     path: Path
     config: StoreConfig
@@ -46,6 +52,7 @@ class Parts:
     _writer: Writer
     _upkeep: Upkeep
     _popping: Popper
+    _noting: Noting
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvstore import GroupConfig, Namespace, Store, TopicConfig
+from kvstore import GroupConfig, Namespace, NamespaceNotFound, Store, TopicConfig
 from kvstore.cli.opening import folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 
@@ -71,6 +71,8 @@ def show(out: Output, folder: Path, name: str) -> None:
     with open_store(out, folder, read_only=True) as store:
         view = store.namespace(name)
         topics, groups = view.topics(), view.groups()
+        if not topics and not groups and name not in store.namespaces():
+            raise NamespaceNotFound(f"there is no namespace {name!r}; `namespaces` lists them")
     if out.json:
         out.document({"namespace": name, "topics": topics, "groups": groups})
         return

@@ -29,14 +29,9 @@ def offset() -> None:
 @output_option
 def show(out: Output, folder: Path, group: str, topic: str, namespace: str | None) -> None:
     """Show what GROUP has committed in the queues of TOPIC, and how far behind that is."""
-    rows: list[tuple[int, int | None, int, int]] = []
     with open_store(out, folder, read_only=True) as store:
-        calls = within(store, namespace)
-        for queue in range(calls.topic(topic).read_queues):
-            bounds = calls.bounds(topic, queue=queue)
-            committed = calls.committed_offset(group, topic, queue)
-            begin = bounds.min_offset if committed is None else max(committed, bounds.min_offset)
-            rows.append((queue, committed, bounds.next_offset, bounds.next_offset - begin))
+        lags = within(store, namespace).lag(group, topic)
+    rows = [(one.queue, one.committed, one.end, one.lag) for one in lags]
     _print(out, ("queue", "committed", "next_offset", "lag"), rows)
 
 

@@ -7,6 +7,7 @@ folder: a mistyped one is an error, not a new empty store.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -53,6 +54,25 @@ class Instant(click.ParamType[int]):
                 param,
                 ctx,
             )
+
+
+class Seconds(click.FloatRange):
+    """A duration: a number of seconds that is one, `least` to `most`."""
+
+    name = "seconds"
+
+    def __init__(self, least: float, most: float) -> None:
+        super().__init__(min=least, max=most)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """See `click.ParamType`."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            # It is neither below nor above.
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return found
 
 
 def read_config(file: Path | None) -> StoreConfig:

@@ -19,8 +19,9 @@ import kvstore
 from kvstore import Popped, SqlFilter
 from kvstore.cli.messages import message_value, show_messages
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import folder_argument, open_store, time_text, topic_argument
+from kvstore.cli.opening import Seconds, folder_argument, open_store, time_text, topic_argument
 from kvstore.cli.output import Output, output_option
+from kvstore.consume.popped import INVISIBLE_MAX, WAIT_MAX
 
 
 def filter_options(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,9 +45,9 @@ def wanted_filter(tags: str | None, sql: str | None) -> str | SqlFilter | None:
 @click.argument("group", metavar="GROUP")
 @topic_argument
 @click.option("--limit", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--invisible", type=click.FloatRange(min=0.001), default=30.0, show_default=True,
+@click.option("--invisible", type=Seconds(0.001, INVISIBLE_MAX), default=30.0, show_default=True,
               metavar="SECONDS", help="How long nobody else gets what is popped.")  # fmt: skip
-@click.option("--wait", type=click.FloatRange(min=0), default=0.0, show_default=True,
+@click.option("--wait", type=Seconds(0, WAIT_MAX), default=0.0, show_default=True,
               metavar="SECONDS", help="How long to wait if there is nothing.")  # fmt: skip
 @filter_options
 @click.option("--queue", type=click.IntRange(min=0), help="Only messages of this queue.")

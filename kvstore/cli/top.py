@@ -22,7 +22,7 @@ import msgspec
 
 import kvstore
 from kvstore import GroupStats, Store
-from kvstore.cli.opening import folder_argument, require_store, time_text
+from kvstore.cli.opening import Seconds, folder_argument, require_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
 from kvstore.clock import SystemClock
 from kvstore.errors import Damaged
@@ -30,6 +30,7 @@ from kvstore.errors import Damaged
 _TOPICS_MAX: Final = 1000
 """Topics that are looked at: all of very many would take longer than an interval."""
 _TRIES: Final = 10
+_INTERVAL_MAX: Final = 24 * 3600.0
 _PAUSE: Final = 0.02
 """Seconds before another try, where files went while they were being opened."""
 _HEADER_LINES: Final = 8
@@ -61,7 +62,7 @@ class Look(msgspec.Struct, frozen=True):
 
 @click.command()
 @folder_argument
-@click.option("--interval", type=click.FloatRange(min=0.05), default=2.0, show_default=True,
+@click.option("--interval", type=Seconds(0.05, _INTERVAL_MAX), default=2.0, show_default=True,
               metavar="SECONDS", help="Between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Show one interval, and end.")
 @output_option

@@ -29,6 +29,7 @@ import kvstore.aio
 from kvstore import Popped, ReceiptExpired, StoreError
 from kvstore.cli.namespace import namespace_option
 from kvstore.cli.opening import (
+    Seconds,
     config_option,
     folder_argument,
     read_config,
@@ -38,6 +39,7 @@ from kvstore.cli.opening import (
 from kvstore.cli.output import Output, Report, output_option
 from kvstore.cli.pop import filter_options, wanted_filter
 from kvstore.clock import SystemClock
+from kvstore.consume.popped import INVISIBLE_MAX
 
 _WAIT: Final = 3600.0
 """Seconds of one pop; then comes the next."""
@@ -93,9 +95,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 metavar="-- COMMAND [ARGS]...")  # fmt: skip
 @click.option("--parallel", type=click.IntRange(min=1), default=1, show_default=True,
               help="Commands that run at a time.")  # fmt: skip
-@click.option("--invisible", type=click.FloatRange(min=0.1), default=30.0, show_default=True,
+@click.option("--invisible", type=Seconds(0.1, INVISIBLE_MAX), default=30.0, show_default=True,
               metavar="SECONDS", help="A lock's time; it is extended at need.")  # fmt: skip
-@click.option("--retry-in", type=click.FloatRange(min=0), metavar="SECONDS",
+@click.option("--retry-in", type=Seconds(0, INVISIBLE_MAX), metavar="SECONDS",
               help="When a failed message comes again; default: the group's backoff.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), help="End after so many runs.")
 @click.option("--until-empty", is_flag=True, help="End when nothing can be had any more.")

@@ -12,7 +12,10 @@ from functools import lru_cache
 
 from kvstore.consume.sql import SqlFilter
 from kvstore.consume.sql.faults import check_length, fault
-from kvstore.errors import CallerError
+from kvstore.errors import (
+    CallerError,
+    shown,
+)
 from kvstore.record.names import TAG_SEPARATOR
 from kvstore.record.values import StoredMessage
 
@@ -52,7 +55,7 @@ def compile_filter(expression: str | SqlFilter | None) -> Filter | None:
         return expression.matches
     if not isinstance(expression, str):
         raise CallerError(
-            f"filter is {expression!r}; it must be a text such as 'a || b', a kvstore.sql(...), or "
-            "None"
+            f"filter is {shown(expression)}; it must be a text such as 'a || b', a "
+            "kvstore.sql(...), or None"
         )
     return compile_tags(expression)

@@ -18,6 +18,7 @@ from kvstore.errors import (
     MessageNotFound,
     RecordDamaged,
     SegmentDamaged,
+    shown,
 )
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
@@ -55,12 +56,12 @@ class Finder:
     ) -> StoredMessage:
         """See `Store.find`; only messages of topics that `is_own` says yes to."""
         if not isinstance(message_id, str) or not message_id:
-            raise CallerError(f"message_id is {message_id!r}; it must be a text")
+            raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
         found = self._by_position_id(message_id)
         if found is None or not is_own(found.topic):
             found = self._settled(lambda: self._by_unique_id(message_id, is_own))
         if found is None:
-            raise MessageNotFound(f"no message has the id {message_id!r}")
+            raise MessageNotFound(f"no message has the id {shown(message_id)}")
         return found
 
     def _by_unique_id(self, message_id: str, is_own: Callable[[str], bool]) -> StoredMessage | None:
@@ -93,9 +94,9 @@ class Finder:
     ) -> list[StoredMessage]:
         """See `Store.query`."""
         if not isinstance(key, str) or not key:
-            raise CallerError(f"key is {key!r}; it must be a text")
+            raise CallerError(f"key is {shown(key)}; it must be a text")
         if type(limit) is not int or limit < 1:
-            raise CallerError(f"limit is {limit!r}; it must be at least 1")
+            raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
         _check_times(begin, end)
         return self._settled(lambda: self._query(topic, key, begin, end, limit))
 
@@ -196,7 +197,7 @@ def _check_times(begin: int | None, end: int | None) -> None:
     for name, time in (("begin", begin), ("end", end)):
         if time is not None and type(time) is not int:
             raise CallerError(
-                f"{name} is {time!r}; it must be milliseconds since the epoch, or None"
+                f"{name} is {shown(time)}; it must be milliseconds since the epoch, or None"
             )
     if begin is not None and end is not None and begin > end:
         raise CallerError(f"the time range {begin} to {end} is empty; begin must not be after end")

@@ -123,8 +123,6 @@ class Flight:
         """Whether there may be parked rows."""
         self.soonest = 0
         """No row is due before, ms since the epoch."""
-        self.history: dict[int, int] = {}
-        """Queue -> the stretch of offset history that was noted last."""
         self._families = families
         self._prefix = lock_prefix(group, topic)
         self._end = behind(self._prefix)

@@ -10,7 +10,7 @@ from xxhash import xxh3_128_digest
 from kvstore.consume.filters import Filter, compile_filter
 from kvstore.consume.pull import LIMIT_MAX
 from kvstore.consume.sql import SqlFilter
-from kvstore.errors import CallerError
+from kvstore.errors import CallerError, shown
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
@@ -55,11 +55,11 @@ def check_wanted(
 ) -> Wanted:
     """What a pop asks for; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
     if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-        raise CallerError(f"limit is {limit!r}; it must be 1 to {LIMIT_MAX} messages")
+        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
     if max_bytes is None:
         max_bytes = UNLIMITED
     elif type(max_bytes) is not int or max_bytes < 1:
-        raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
+        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
     invisible_ms = check_seconds("invisible_for", invisible_for)
     if not invisible_ms:
         raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
@@ -70,7 +70,7 @@ def check_wanted(
     if attempt_id is not None:
         if not isinstance(attempt_id, str) or not 0 < len(attempt_id) <= _ATTEMPT_ID_MAX:
             raise CallerError(
-                f"attempt_id is {attempt_id!r}; it must be a text of 1 to {_ATTEMPT_ID_MAX} "
+                f"attempt_id is {shown(attempt_id)}; it must be a text of 1 to {_ATTEMPT_ID_MAX} "
                 "characters, or None"
             )
         hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
@@ -85,12 +85,14 @@ def check_seconds(name: str, seconds: object) -> int:
         or not isinstance(seconds, int | float)
         or not 0 <= seconds <= INVISIBLE_MAX
     ):
-        raise CallerError(f"{name} is {seconds!r}; it must be 0 to {INVISIBLE_MAX:.0f} seconds")
+        raise CallerError(
+            f"{name} is {shown(seconds)}; it must be 0 to {INVISIBLE_MAX:.0f} seconds"
+        )
     return round(seconds * 1000)
 
 
 def check_wait(wait: object) -> float:
     """How long a pop waits; `CallerError`."""
     if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_MAX:
-        raise CallerError(f"wait is {wait!r}; it must be 0 to {WAIT_MAX:.0f} seconds")
+        raise CallerError(f"wait is {shown(wait)}; it must be 0 to {WAIT_MAX:.0f} seconds")
     return float(wait)

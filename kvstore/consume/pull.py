@@ -19,7 +19,7 @@ from kvstore.consume.cold import with_next
 from kvstore.consume.filters import Filter
 from kvstore.consume.finder import LOST
 from kvstore.consume.reader import Reader
-from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, CallerError, RecordDamaged
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, CallerError, RecordDamaged, shown
 from kvstore.message import PullResult, PullStatus, StoredMessage
 from kvstore.meta.topics import Topic
 
@@ -41,11 +41,11 @@ def pull(
 ) -> PullResult:
     """See `Store.pull`."""
     if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-        raise CallerError(f"limit is {limit!r}; it must be 1 to {LIMIT_MAX} messages")
+        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
-        raise CallerError(f"max_bytes is {max_bytes!r}; it must be None or at least 1 byte")
+        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
     if type(offset) is not int:
-        raise CallerError(f"offset is {offset!r}; it must be a whole number")
+        raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
     mark = reader.mark()
     try:
         return _pull(reader, topic, queue, offset, limit, max_bytes, wanted)

@@ -144,13 +144,7 @@ class Quick:
             raw_key = head[:LOCK_KEY_SIZE]
             row = ask.before + head[LOCK_KEY_SIZE:] + ask.after
             offset = self._next_row(flight, at, end, now)
-            if offset is not None:
-                self._put_two(LOCKS, raw_key, row, OFFSETS, *offset)
-            else:
-                batch = self._families.batch()
-                batch.put(LOCKS, raw_key, row)
-                self._offsets.stage_next(batch, flight, at, end, now)
-                self._families.write(batch)
+            self._put_two(LOCKS, raw_key, row, OFFSETS, *offset)
             flight.next[at] = end
             flight.turn += ask.step
             key = _new(LockKey, (flight.group, flight.topic, due, at, first))

@@ -26,6 +26,7 @@ from kvstore.errors import (
     RecordDamaged,
     SegmentDamaged,
     StoreClosed,
+    shown,
 )
 from kvstore.index.index import Index
 from kvstore.index.keys import NOWHERE
@@ -269,7 +270,7 @@ class Reader:
     def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
         key = topic.key(queue)
         if type(offset) is not int:
-            raise CallerError(f"offset is {offset!r}; it must be a whole number")
+            raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
         low, high = self.bounds(key)
         if low <= offset < high:
             if self.cold is None:
@@ -283,14 +284,14 @@ class Reader:
         else:
             held = f"it has {low} to {high - 1}" if high > low else "it has none"
         raise OffsetNotFound(
-            f"queue {queue} of {topic.name!r} has no offset {offset}; {held}", low, high
+            f"queue {queue} of {topic.name!r} has no offset {shown(offset)}; {held}", low, high
         )
 
     def read_at(self, position: int) -> StoredMessage:
         """See `Store.read_at`."""
         self._check_open()
         if type(position) is not int:
-            raise CallerError(f"position is {position!r}; it must be a whole number")
+            raise CallerError(f"position is {shown(position)}; it must be a whole number")
         mark = self.mark()
         try:
             return self._read_at(position)
@@ -312,7 +313,7 @@ class Reader:
                 )
         if not low <= position < high:
             raise MessageNotFound(
-                f"no record begins at {position}; the log reaches from {low} to {high}"
+                f"no record begins at {shown(position)}; the log reaches from {low} to {high}"
             )
         try:
             return self.record(position)
@@ -385,7 +386,7 @@ class Reader:
     def _offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
         key = topic.key(queue)
         if type(time) is not int:
-            raise CallerError(f"time is {time!r}; it must be milliseconds since the epoch")
+            raise CallerError(f"time is {shown(time)}; it must be milliseconds since the epoch")
         low, high = self.bounds(key)
         if low == high:
             return 0 if upper else high

@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvstore.errors import ReceiptIllegal
+from kvstore.errors import (
+    ReceiptIllegal,
+    shown,
+)
 from kvstore.index.keys import LockKey
 
 if TYPE_CHECKING:
@@ -100,7 +103,9 @@ class Receipts:
     def read(self, receipt: object) -> tuple[Delivery, int]:
         """A receipt's delivery and place in its row; `ReceiptIllegal`."""
         if type(receipt) is not str:
-            raise ReceiptIllegal(f"the receipt is {receipt!r}; it must be the text that pop gave")
+            raise ReceiptIllegal(
+                f"the receipt is {shown(receipt)}; it must be the text that pop gave"
+            )
         if len(receipt) != RECEIPT_CHARS:
             raise ReceiptIllegal(
                 f"the receipt has {len(receipt)} characters, not {RECEIPT_CHARS}; pass it on as "

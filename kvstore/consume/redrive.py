@@ -33,6 +33,7 @@ from kvstore.errors import (
     OffsetNotFound,
     RecordDamaged,
     TopicNotFound,
+    shown,
 )
 from kvstore.index.families import Batch, Families
 from kvstore.message import Message, StoredMessage
@@ -98,7 +99,7 @@ class Redrive:
     def redrive(self, group: GroupInfo, limit: int | None) -> int:
         """See `Store.redrive`."""
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise CallerError(f"limit is {limit!r}; it must be None or at least 1 dead letter")
+            raise CallerError(f"limit is {shown(limit)}; it must be None or at least 1 dead letter")
         try:
             letters = self._topics.get(group.dead_letters)
         except TopicNotFound:

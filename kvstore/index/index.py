@@ -14,11 +14,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvstore.archived import Arriving, Queue, Row
 from kvstore.errors import FormatTooNew, IndexDamaged
 from kvstore.index.checkpoint import key_pairs, run_rows
+from kvstore.index.deadkeys import drop_dead, forget_keys, marked
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, hand_over, put_gone, put_next_number, read_gone, swap
 from kvstore.index.keys import (
@@ -49,17 +50,10 @@ from kvstore.index.queues import Head, Queues
 from kvstore.index.repack import repack
 from kvstore.index.retire import retire, retire_topic
 from kvstore.index.tags import TagCodes
-from kvstore.index.tail import QueueTail, Tail
+from kvstore.index.tail import Tail, Tails, queue_tails
 
 HEADS_KEPT: Final = 1 << 19
 """Queues whose end is kept in memory."""
-
-
-class Tails(NamedTuple):
-    """The tail that takes entries, and the one that is being checkpointed."""
-
-    active: Tail
-    frozen: Tail | None
 
 
 class _Counters(dict[int, "count[int]"]):
@@ -95,6 +89,7 @@ class Index:
         self._next_archive = 0
         self.moves = 0
         """Counts hand-overs: who looked before and behind a failure knows if that may be why."""
+        self._dead_keys: list[int] | None = None
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
         """The last one written."""
 
@@ -297,7 +292,7 @@ class Index:
             if place.segment != NOWHERE:
                 return place.first
         begin = first_segment * self.segment_size
-        for t in _queue_tails(tails, queue):
+        for t in queue_tails(tails, queue):
             # A reader's tail may begin with what retention has taken since.
             at = 0
             if t.positions and t.positions[0] < begin:
@@ -313,7 +308,7 @@ class Index:
         ends them.
         """
         out: list[int] = []
-        tails = _queue_tails(self.tails, queue)
+        tails = queue_tails(self.tails, queue)
         below = tails[0].first if tails else OFFSET_MAX
         if offset < below:
             out = self.queues.positions(queue, offset, min(limit, below - offset), first_segment)
@@ -332,7 +327,7 @@ class Index:
 
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
         """The first offset above `offset` that has an entry: the far side of a gap."""
-        tails = _queue_tails(self.tails, queue)
+        tails = queue_tails(self.tails, queue)
         found = self.queues.after(queue, offset, first_segment)
         return (
             found if found is not None else next((t.first for t in tails if t.first > offset), None)
@@ -456,12 +451,34 @@ class Index:
         entries of theirs.
         """
         with self._write_lock:
-            for topic in topics:
-                retire_topic(self.families, batch, topic)
+            gone = set(topics)
+            segments: set[int] = set()
+            for topic in gone:
+                segments |= retire_topic(self.families, batch, topic)
+            emptied = forget_keys(self.families, batch, sorted(segments), gone)
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
             self.queues.forget()
+            for segment in emptied:
+                self.keys.written(segment, ())
+            self._dead_keys = None
+
+    def dead_keys_due(self) -> bool:
+        """Whether there are segments with keys of deleted topics."""
+        found = self._dead_keys
+        if found is None:
+            found = self._dead_keys = marked(self.families)
+        return bool(found)
+
+    def drop_dead_keys(self) -> None:
+        """Take the keys of deleted topics out of the oldest such segment."""
+        with self._write_lock:
+            for segment in marked(self.families)[:1]:
+                batch = self.families.batch()
+                drop_dead(self.families, batch, segment)
+                self.families.write(batch)
+            self._dead_keys = None
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""
@@ -480,9 +497,3 @@ class Index:
     def close(self) -> None:
         """Close RocksDB."""
         self.families.close()
-
-
-def _queue_tails(tails: Tails, queue: int) -> list[QueueTail]:
-    """A queue's tails, oldest first."""
-    found = [t.queue(queue) for t in (tails.frozen, tails.active) if t is not None]
-    return [t for t in found if t is not None]

@@ -46,16 +46,18 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
     return len(ends)
 
 
-def retire_topic(families: Families, batch: Batch, topic: int) -> None:
-    """Put the removal of a topic's runs and places into a batch."""
+def retire_topic(families: Families, batch: Batch, topic: int) -> set[int]:
+    """Put the removal of a topic's runs and places into a batch; returns the segments it had."""
     # Its places say in which segments it has runs: one that never had a message leaves no
     # tombstone.
     first, end = topic_prefix(topic), topic_prefix(topic + 1)
     segments = {
         read_place(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
     }
-    for segment in sorted(s for s in segments if s < ARCHIVE_FIRST):
-        start = segment.to_bytes(4, "big")
-        batch.delete_range(RUNS, start + first, start + end)
     if segments:
         batch.delete_range(PLACES, first, end)
+    segments = {segment for segment in segments if segment < ARCHIVE_FIRST}
+    for segment in sorted(segments):
+        start = segment.to_bytes(4, "big")
+        batch.delete_range(RUNS, start + first, start + end)
+    return segments

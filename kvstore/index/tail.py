@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,3 +273,16 @@ def _with_rows(more: array[int], column: array[int], rows: I64) -> I64:
     """`more`, and behind it what a column has in these rows."""
     of_rows = np.frombuffer(column, np.int64)[rows]
     return np.concatenate([np.frombuffer(more, np.int64), of_rows]) if len(more) else of_rows
+
+
+class Tails(NamedTuple):
+    """The tail that takes entries, and the one that is being checkpointed."""
+
+    active: Tail
+    frozen: Tail | None
+
+
+def queue_tails(tails: Tails, queue: int) -> list[QueueTail]:
+    """A queue's tails, oldest first."""
+    found = [t.queue(queue) for t in (tails.frozen, tails.active) if t is not None]
+    return [t for t in found if t is not None]

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstore.errors import CallerError
+from kvstore.errors import (
+    CallerError,
+    shown,
+)
 
 
 def attributes_of(given: object) -> dict[str, str]:
     """What a caller gave as attributes; `CallerError` if it is no mapping of texts to texts."""
     if not isinstance(given, Mapping):
-        raise CallerError(f"attributes are {given!r}; they must be a mapping of texts to texts")
+        raise CallerError(
+            f"attributes are {shown(given)}; they must be a mapping of texts to texts"
+        )
     for item in given.items():
         for text in item:
             if not isinstance(text, str) or not _is_unicode(text):
                 raise CallerError(
-                    f"the attributes have {text!r}; names and values must be texts, without lone "
-                    "surrogates"
+                    f"the attributes have {shown(text)}; names and values must be "
+                    "texts, without lone surrogates"
                 )
     return dict(given)
 

@@ -16,7 +16,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvstore.errors import CallerError, GroupExists, GroupNotFound, IndexDamaged, MessageIllegal
+from kvstore.errors import (
+    CallerError,
+    GroupExists,
+    GroupNotFound,
+    IndexDamaged,
+    MessageIllegal,
+    shown,
+)
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import GROUPS, META, NEXT_GROUP_ID, OFFSET_HISTORY, OFFSETS, U32
 from kvstore.meta.attributes import attributes_of
@@ -115,7 +122,7 @@ class Groups:
     def find(self, name: str) -> GroupInfo | None:
         """A group, or None."""
         if not isinstance(name, str):
-            raise MessageIllegal(f"the group is {name!r}; it must be a text")
+            raise MessageIllegal(f"the group is {shown(name)}; it must be a text")
         found = self._cache.get(name)
         if found is None:
             # Under the lock: what is altered or deleted meanwhile must not be kept as it was.
@@ -139,17 +146,7 @@ class Groups:
             pass
         found = self.find(name)
         if found is None:
-            raise GroupNotFound(f"there is no group {name!r}; create it with create_group")
-        return found
-
-    def for_commit(self, name: str) -> GroupInfo:
-        """A group to commit an offset for, or to pop for; it is made if it is new."""
-        found = self.find(name)
-        if found is None:
-            try:
-                found = self.create([GroupConfig(name=name)])[0]
-            except GroupExists:
-                found = self.get(name)
+            raise GroupNotFound(f"there is no group {shown(name)}; create it with create_group")
         return found
 
     # --- changes ---
@@ -267,7 +264,7 @@ class Groups:
 
 def _new(config: GroupConfig, number: int) -> GroupInfo:
     if type(config) is not GroupConfig:
-        raise CallerError(f"{config!r} is no GroupConfig; give a list of them")
+        raise CallerError(f"{shown(config)} is no GroupConfig; give a list of them")
     check_group(config.name)
     return _checked(
         GroupInfo(
@@ -288,7 +285,7 @@ def _checked(info: GroupInfo) -> GroupInfo:
     """The group with its values in the form they are kept in; `CallerError` for what is none."""
     _check_count("max_attempts", info.max_attempts, ATTEMPTS_MAX)
     if type(info.ordered) is not bool:
-        raise CallerError(f"ordered is {info.ordered!r}; it must be True or False")
+        raise CallerError(f"ordered is {shown(info.ordered)}; it must be True or False")
     if info.max_in_flight is not None:
         _check_count("max_in_flight", info.max_in_flight, IN_FLIGHT_MAX)
     _check_start(info.start)
@@ -300,15 +297,15 @@ def _checked(info: GroupInfo) -> GroupInfo:
 
 def _check_count(name: str, value: object, most: int) -> None:
     if type(value) is not int or not 1 <= value <= most:
-        raise CallerError(f"{name} is {value!r}; it must be 1 to {most}")
+        raise CallerError(f"{name} is {shown(value)}; it must be 1 to {most}")
 
 
 def _check_start(start: object) -> None:
     is_time = type(start) is int and 0 <= start <= TIME_MAX
     if not is_time and not (isinstance(start, str) and start in ("begin", "end")):
         raise CallerError(
-            f"start is {start!r}; it must be 'begin', 'end', or a time in milliseconds since the "
-            "epoch"
+            f"start is {shown(start)}; it must be 'begin', 'end', or a time in "
+            "milliseconds since the epoch"
         )
 
 
@@ -317,7 +314,7 @@ def _check_dead_letters(topic: str | None) -> None:
         return
     check_topic(topic)
     if topic in SYSTEM_TOPICS:
-        raise CallerError(f"dead_letter_topic is {topic!r}, which the store keeps for itself")
+        raise CallerError(f"dead_letter_topic is {shown(topic)}, which the store keeps for itself")
 
 
 def _backoff_of(given: object) -> tuple[float, ...]:
@@ -325,13 +322,14 @@ def _backoff_of(given: object) -> tuple[float, ...]:
         return DEFAULT_BACKOFF
     if not isinstance(given, list | tuple) or len(given) > BACKOFF_STEPS:
         raise CallerError(
-            f"backoff is {given!r}; it must be a list of up to {BACKOFF_STEPS} durations"
+            f"backoff is {shown(given)}; it must be a list of up to {BACKOFF_STEPS} durations"
         )
     for step in given:
         # A nan is neither above nor below.
         if type(step) not in (int, float) or not 0 <= step <= BACKOFF_MAX or math.isnan(step):
             raise CallerError(
-                f"backoff has {step!r}; each step must be 0 to {BACKOFF_MAX:.0f} seconds (a year)"
+                f"backoff has {shown(step)}; each step must be 0 to {BACKOFF_MAX:.0f} "
+                "seconds (a year)"
             )
     return _shared(tuple(map(float, given)))
 
@@ -346,7 +344,7 @@ def _decode(name: str, row: bytes) -> GroupInfo:
         info = msgspec.msgpack.decode(row, type=GroupInfo)
     except msgspec.MsgspecError as e:
         raise IndexDamaged(
-            f"the row of group {name!r} can't be read: {e}; import or create it again"
+            f"the row of group {shown(name)} can't be read: {e}; import or create it again"
         ) from e
     msgspec.structs.force_setattr(info, "backoff", _shared(info.backoff))
     return info

@@ -18,7 +18,13 @@ from typing import Final
 
 import msgspec
 
-from kvstore.errors import CallerError, MessageIllegal
+from kvstore.errors import (
+    CallerError,
+    FilterIllegal,
+    MessageIllegal,
+    StoreError,
+    shown,
+)
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import GROUPS, META, TOPICS
 from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
@@ -44,7 +50,8 @@ def check_namespace(name: str) -> str:
     """`name`, if a namespace can have it; `CallerError`."""
     if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
         raise CallerError(
-            f"namespace is {name!r}; it must be 1 to {NAME_MAX} letters A-Z and a-z, digits, - _ |"
+            f"namespace is {shown(name)}; it must be 1 to {NAME_MAX} letters A-Z and "
+            "a-z, digits, - _ |"
         )
     return name
 
@@ -54,7 +61,7 @@ def wrap(namespace: str, name: str) -> str:
     front, bare = _apart(name)
     if not bare:
         # With the namespace in front it would look like one.
-        raise MessageIllegal(f"{name!r} is no name of a topic or group: nothing stands in it")
+        raise MessageIllegal(f"{shown(name)} is no name of a topic or group: nothing stands in it")
     return f"{front}{namespace}{SEPARATOR}{bare}"
 
 
@@ -71,9 +78,24 @@ def namespace_of(name: str) -> str | None:
     return found if separator and found else None
 
 
+def speak_own_names(namespace: str, error: StoreError) -> None:
+    """Have an error call the topics and groups that it quotes as their namespace does."""
+    # A filter's error quotes the filter, in which a name of the store means nothing.
+    if isinstance(error, FilterIllegal):
+        return
+
+    def own(found: re.Match[str]) -> str:
+        quote, name = found.groups()
+        return f"{quote}{unwrap(namespace, name) or name}{quote}"
+
+    fronts = "|".join(map(re.escape, _IN_FRONT))
+    quoted = re.compile(rf"""(['"])((?:{fronts})?{re.escape(namespace)}{SEPARATOR}.+?)\1""")
+    error.args = tuple(quoted.sub(own, a) if isinstance(a, str) else a for a in error.args)
+
+
 def _apart(name: str) -> tuple[str, str]:
     if not isinstance(name, str):
-        raise MessageIllegal(f"the name is {name!r}; it must be a text")
+        raise MessageIllegal(f"the name is {shown(name)}; it must be a text")
     for front in _IN_FRONT:
         if name.startswith(front):
             return front, name[len(front) :]

@@ -2,8 +2,9 @@
 
 The idea: one small row per group and queue, written when it changes, and in the same batch one of
 its history: the time is cut into stretches of `offset_history_interval`, and the last commit of a
-stretch is its row. So a commit is two puts whatever there was before; nothing is read for it. What
-is older than `offset_history_for` is not shown, and removed in slices by `sweep`.
+stretch is its row (`history`). So a commit is two puts whatever there was before; nothing is read
+for it. Pops write the first row alone, which is how far they have read; what a popping group is
+done with is noted in the history by somebody else (`moved`, `write_notes`; see `consume.noting`).
 
 RocksDB may be ahead of the log after a power cut (an offset was committed, the message it stands
 behind was lost), and new messages may have taken the lost places before the offset is asked for. So
@@ -31,7 +32,11 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.errors import CallerError, IndexDamaged
+from kvstore.errors import (
+    CallerError,
+    IndexDamaged,
+    shown,
+)
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -41,39 +46,21 @@ from kvstore.index.keys import (
     OFFSETS,
     U32,
     U64,
-    history_key,
     offset_key,
-    read_history,
     read_offset_key,
 )
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
+from kvstore.meta.history import History, NewNote, OffsetCommit
 from kvstore.meta.topics import Topic
 
 _ROW: Final = Struct(">QI")  # offset, recoveries noted before it was written
-_HISTORY_ROW: Final = Struct(">QII")  # the same, and ms from the key's time to the commit's
 _RECOVERIES: Final = b"recoveries"  # u32: how many there are of the next
 _RECOVERED: Final = b"recovered/"  # and a number, u32 -> u64: the log's end as it was found
-_SWEPT_AT_ONCE: Final = 2000
-"""Queues' histories that one slice of a sweep looks at: some 20 ms."""
-_SWEEPS: Final = 8
-"""Sweeps in the time that history is kept: so much longer at most is a row on the disk."""
-_SWEEP_MIN: Final = 60.0
-_SWEEP_FIRST: Final = 10.0
-"""Seconds after the opening: those who open often and shortly sweep too, but not each time."""
 _SEEK_EACH: Final = 8
 """So many deleted topics are looked for group by group; for more, all rows are read once."""
-_END: Final = b"\xff" * 9
-"""Behind every key of a queue's history, added to what they begin with."""
 _ID_MAX: Final = (1 << 32) - 1
 _SAID_MAX: Final = 1 << 16
-
-
-class OffsetCommit(msgspec.Struct, frozen=True):
-    """What a group had committed at a time (ms since the epoch)."""
-
-    offset: int
-    committed_at: int
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +91,6 @@ class Popping(Protocol):
 
     group: int
     topic: int
-    history: dict[int, int]
 
 
 Resetting = Callable[[Batch, GroupInfo, Topic, Mapping[int, int]], AbstractContextManager[None]]
@@ -121,16 +107,16 @@ class Offsets:
         self._families = index.families
         self._read_only = read_only
         self._clock = config.clock
-        self._history_ms = round(config.offset_history_for * 1000)
-        self._stretch_ms = max(1, round(config.offset_history_interval * 1000))
+        self.kept: Final = History(index.families, config)
+        self.moved: Callable[[int, int, int], None] = lambda group, topic, now: None
+        """Told, before it is written, that a group takes messages of a topic, and when."""
+        self.times_set = 0
+        """Counts offsets that are set, before they are written and again when they were."""
         self._sync_interval = config.offset_sync_interval
         self.resetting: list[Resetting] = []
         self._lock = threading.Lock()
-        self._last_ms = 0
         self._unsynced = False
         self._sync_at = 0.0
-        self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
-        self._swept = b""
         self._said: dict[bytes, int] = {}
         """Key -> the offset in the row, for some that were committed."""
         found = self._families.get(META, _RECOVERIES)
@@ -248,16 +234,7 @@ class Offsets:
 
     def history(self, group: int, topic: int, queue: int, bounds: Bounds) -> list[OffsetCommit]:
         """What a group had committed in a queue, oldest first; see `Store.offset_history`."""
-        prefix = offset_key(group, topic, queue)
-        oldest = self._clock.now_ms() - self._history_ms
-        found: list[tuple[int, int, int]] = []
-        for key, row in self._families.rows(OFFSET_HISTORY, prefix, prefix + _END):
-            offset, recoveries, late = _read_history_row(row)
-            at = read_history(key)[3] + late
-            if at >= oldest:
-                found.append((at, offset, recoveries))
-        # Another interval, or a clock that was set back, may have made other stretches.
-        found.sort(key=lambda commit: commit[0])
+        found = self.kept.rows(offset_key(group, topic, queue))
         highest: dict[int, int] = {}
         for _, offset, recoveries in found:
             highest[recoveries] = max(offset, highest.get(recoveries, 0))
@@ -293,11 +270,12 @@ class Offsets:
     def check(self, offset: int, next_offset: int) -> None:
         """Raise `CallerError` for what can't be committed in a queue with this next offset."""
         if type(offset) is not int or not 0 <= offset <= next_offset:
-            raise CallerError(f"offset is {offset!r}; this queue takes 0 to {next_offset}")
+            raise CallerError(f"offset is {shown(offset)}; this queue takes 0 to {next_offset}")
 
-    def commit(self, commits: Collection[Commit], *, sync: bool = False) -> None:
-        """Set groups' offsets, which were checked: the next messages they want. What says what is
-        known already is not written; with `sync`, all of it is on the disk at the end.
+    def commit(self, commits: Collection[Commit], batch: Batch, *, sync: bool = False) -> None:
+        """Set groups' offsets, which were checked: the next messages they want. They are added to
+        `batch`, and that is written. What says what is known already is not; with `sync`, all of it
+        is on the disk at the end.
         """
         with self._lock:
             rows = {
@@ -308,9 +286,8 @@ class Offsets:
                 # Most commits of an idle group change nothing. A look into RocksDB would say so for
                 # all of them, but among a million rows it costs more than the write.
                 rows = {key: offset for key, offset in rows.items() if said.get(key) != offset}
-            if not rows:
+            if not rows and not len(batch):
                 return
-            batch = self._families.batch()
             for key, offset in rows.items():
                 self._put(batch, key, offset)
             self._families.write(batch, sync=sync)
@@ -319,6 +296,7 @@ class Offsets:
                 said.clear()
             if len(rows) <= _SAID_MAX:
                 said.update(rows)
+            self.times_set += 1
 
     def stage(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
         """Add to somebody's batch that a group wants `offset` next; when it is written: `settle`.
@@ -329,27 +307,23 @@ class Offsets:
 
     def stage_next(self, batch: Batch, flight: Popping, queue: int, offset: int, now: int) -> None:
         """Add to the batch of a pop where its queue goes on. What pops remembers that itself: there
-        is nothing to settle. Of the pops of a stretch the first is in the history.
+        is nothing to settle.
         """
         key = offset_key(flight.group, flight.topic, queue)
         self._said.pop(key, None)
         batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
-        stretch = now // self._stretch_ms
-        if self._history_ms and flight.history.get(queue) != stretch:
-            flight.history[queue] = stretch
-            self._put(batch, key, offset)
+        if self.kept.is_on:
+            self.moved(flight.group, flight.topic, now)
         self._unsynced = True
 
-    def next_row(
-        self, flight: Popping, queue: int, offset: int, now: int
-    ) -> tuple[bytes, bytes] | None:
-        """What `stage_next` would add to a batch, where that is one row; None if it is more."""
-        if self._history_ms and flight.history.get(queue) != now // self._stretch_ms:
-            return None
-        self._unsynced = True
+    def next_row(self, flight: Popping, queue: int, offset: int, now: int) -> tuple[bytes, bytes]:
+        """What `stage_next` would add to a batch."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._said:
             self._said.pop(key, None)
+        if self.kept.is_on:
+            self.moved(flight.group, flight.topic, now)
+        self._unsynced = True
         return key, _ROW.pack(offset, self._recoveries)
 
     def settle(self) -> None:
@@ -358,15 +332,29 @@ class Offsets:
         with self._lock:
             # Under it, so that no commit of before still says what it wrote.
             self._said.clear()
+        self.times_set += 1
 
     def _put(self, batch: Batch, key: bytes, offset: int) -> None:
+        self.times_set += 1
         batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
-        if self._history_ms:
-            # Times of an opening never fall, so that a clock set back can't turn the order round.
-            now = self._last_ms = max(self._last_ms, self._clock.now_ms())
-            late = now % self._stretch_ms
-            value = _HISTORY_ROW.pack(offset, self._recoveries, late)
-            batch.put(OFFSET_HISTORY, history_key(key, now - late), value)
+        if self.kept.is_on:
+            self.kept.put(batch, key, offset, self._recoveries, self.kept.now())
+
+    def rows_of(self, group: int, topic: int) -> Iterator[tuple[bytes, int, int, int]]:
+        """What there is of a group in a topic: key, queue, offset and recoveries, by queue."""
+        end = offset_key(group, topic + 1, 0)
+        for key, row in self._families.rows(OFFSETS, offset_key(group, topic, 0), end):
+            yield key, read_offset_key(key)[2], *read_offset(row)
+
+    def write_notes(self, notes: Collection[NewNote], moved: int | None) -> None:
+        """Put rows into the history, of what became done when something `moved` last; None: that
+        is not known, it is so now.
+        """
+        if notes:
+            batch = self._families.batch()
+            self.kept.put_notes(batch, notes, moved)
+            self._families.write(batch)
+            self._unsynced = True
 
     # --- durability ---
 
@@ -428,40 +416,6 @@ class Offsets:
             else:
                 return
 
-    def sweep_due(self) -> bool:
-        """Whether a sweep is under way, or it is time for another."""
-        return bool(self._swept) or self._clock.monotonic() >= self._sweep_at
-
-    def sweep(self) -> int:
-        """Remove history that is too old, of some queues; the next call goes on behind them.
-        Returns how many there were with such.
-        """
-        oldest = max(0, self._clock.now_ms() - self._history_ms)
-        batch, it = self._families.batch(), self._families.iter(OFFSET_HISTORY)
-        at, found = self._swept, 0
-        for _ in range(_SWEPT_AT_ONCE):
-            it.seek(at)
-            if not self._families.valid(it):
-                at = b""
-                break
-            key: bytes = it.key()
-            prefix = key[:12]
-            # Keys have the beginning of their stretch; only stretches that are wholly over go.
-            limit = prefix + U64.pack(max(0, oldest - self._stretch_ms))
-            if not self._history_ms:
-                limit = prefix + _END
-            if key < limit:
-                batch.delete_range(OFFSET_HISTORY, prefix, limit)
-                found += 1
-            at = prefix + _END
-        if found:
-            self._families.write(batch)
-        if not at:
-            wait = max(_SWEEP_MIN, self._history_ms / 1000 / _SWEEPS)
-            self._sweep_at = self._clock.monotonic() + wait
-        self._swept = at
-        return found
-
 
 def read_offset(row: bytes) -> tuple[int, int]:
     """A row's offset, and how many recoveries were noted before it was written."""
@@ -474,13 +428,3 @@ def read_offset(row: bytes) -> tuple[int, int]:
         )
     offset, recoveries = _ROW.unpack(row)
     return offset, recoveries
-
-
-def _read_history_row(row: bytes) -> tuple[int, int, int]:
-    if len(row) != _HISTORY_ROW.size:
-        raise IndexDamaged(
-            f"a row of offset_history has {len(row)} bytes, not {_HISTORY_ROW.size}; it goes when "
-            "it is old, or with its group"
-        )
-    offset, recoveries, late = _HISTORY_ROW.unpack(row)
-    return offset, recoveries, late

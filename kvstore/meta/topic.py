@@ -12,7 +12,11 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from kvstore.config import QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
-from kvstore.errors import CallerError, QueueNotFound
+from kvstore.errors import (
+    CallerError,
+    QueueNotFound,
+    shown,
+)
 from kvstore.meta.attributes import attributes_of
 from kvstore.meta.keyhistory import LEVELS, History, begun, changed, exact_from, level_at
 from kvstore.record.decode_run import Middles
@@ -148,7 +152,8 @@ class Topic:
         """A queue's key in memory; `QueueNotFound` if the topic has no such queue."""
         if type(queue) is not int or not 0 <= queue < self.read_queues:
             raise QueueNotFound(
-                f"topic {self.name!r} has no queue {queue!r}; it has 0 to {self.read_queues - 1}"
+                f"topic {self.name!r} has no queue {shown(queue)}; it has 0 to "
+                f"{self.read_queues - 1}"
             )
         return self.base + queue
 
@@ -156,10 +161,10 @@ class Topic:
 def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex) -> TopicInfo:
     """The row of a topic that is made; `key_index` is for one whose config says none."""
     if type(config) is not TopicConfig:
-        raise CallerError(f"{config!r} is no TopicConfig; give a list of them")
+        raise CallerError(f"{shown(config)} is no TopicConfig; give a list of them")
     check_topic(config.name)
     if config.kind not in KINDS:
-        raise CallerError(f"kind is {config.kind!r}; it must be one of {', '.join(KINDS)}")
+        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {', '.join(KINDS)}")
     read = config.queues if config.read_queues is None else config.read_queues
     return checked(
         TopicInfo(
@@ -251,15 +256,17 @@ def checked(info: TopicInfo) -> TopicInfo:
             "queue that nobody may read would be lost; read as many at least"
         )
     if info.key_index not in KEY_INDEXES:
-        raise CallerError(f"key_index is {info.key_index!r}; it must be 'all', 'unique' or 'off'")
+        raise CallerError(
+            f"key_index is {shown(info.key_index)}; it must be 'all', 'unique' or 'off'"
+        )
     above = info.compress_above
     if above is not None and (type(above) is not int or not 0 <= above <= _COMPRESS_MAX):
         raise CallerError(
-            f"compress_above is {above!r}; it must be None (the store's), or 0 bytes and more"
+            f"compress_above is {shown(above)}; it must be None (the store's), or 0 bytes and more"
         )
     if info.compression is not None and info.compression not in CODECS:
         raise CallerError(
-            f"compression is {info.compression!r}; it must be None (the store's) or one of "
+            f"compression is {shown(info.compression)}; it must be None (the store's) or one of "
             f"{', '.join(CODECS)}"
         )
     check_retention(info.retention)
@@ -269,4 +276,4 @@ def checked(info: TopicInfo) -> TopicInfo:
 def check_queues(name: str, count: object) -> None:
     """Raise `CallerError` for what is no number of queues."""
     if type(count) is not int or not 1 <= count <= QUEUES_MAX:
-        raise CallerError(f"{name} is {count!r}; a topic has 1 to {QUEUES_MAX} of them")
+        raise CallerError(f"{name} is {shown(count)}; a topic has 1 to {QUEUES_MAX} of them")

@@ -28,6 +28,7 @@ from kvstore.errors import (
     QueueNotFound,
     TopicExists,
     TopicNotFound,
+    shown,
 )
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import LOG_START, META, NEXT_TOPIC_ID, TOPICS, U32, U64
@@ -132,7 +133,7 @@ class Topics:
         found = self.find(name)
         if found is None:
             raise TopicNotFound(
-                f"there is no topic {name!r}; create it with create_topic, or open with "
+                f"there is no topic {shown(name)}; create it with create_topic, or open with "
                 "auto_create_topics=True"
             )
         return found
@@ -154,7 +155,7 @@ class Topics:
     def find(self, name: str) -> Topic | None:
         """A topic in use, or None."""
         if not isinstance(name, str):
-            raise MessageIllegal(f"the topic is {name!r}; it must be a text")
+            raise MessageIllegal(f"the topic is {shown(name)}; it must be a text")
         return self._cache.get(name) or self._read(name)
 
     def _read(self, name: str) -> Topic | None:
@@ -357,7 +358,7 @@ class Topics:
             if dropped is not None and position < U64.unpack(dropped)[0]:
                 return None
             if not make:
-                raise TopicNotFound(f"the record says topic {name!r}, which there is not")
+                raise TopicNotFound(f"the record says topic {shown(name)}, which there is not")
             with self._lock:
                 info = replayed_topic(name, self.next_id, queue, self._default_key_index)
                 self._write([info], self.next_id + 1)
@@ -367,7 +368,9 @@ class Topics:
         elif queue >= found.read_queues:
             if not make and queue >= found.info.queues_ever:
                 has = found.read_queues
-                raise QueueNotFound(f"the record says queue {queue} of {name!r}, which has {has}")
+                raise QueueNotFound(
+                    f"the record says queue {queue} of {shown(name)}, which has {has}"
+                )
             with self._lock:
                 info = grown(found.info, queue)
                 self._write([info], self.next_id)
@@ -381,5 +384,5 @@ def _decode(name: str, row: bytes) -> TopicInfo:
         return msgspec.msgpack.decode(row, type=TopicInfo)
     except msgspec.MsgspecError as e:
         raise IndexDamaged(
-            f"the row of topic {name!r} can't be read: {e}; import or create it again"
+            f"the row of topic {shown(name)} can't be read: {e}; import or create it again"
         ) from e

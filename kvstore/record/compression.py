@@ -19,7 +19,11 @@ import lz4.frame
 import zstandard
 from zlib_ng import zlib_ng
 
-from kvstore.errors import ConfigError, RecordDamaged
+from kvstore.errors import (
+    ConfigError,
+    RecordDamaged,
+    shown,
+)
 from kvstore.record.layout import DECOMPRESSED_MAX
 from kvstore.record.names import (
     CODEC_LEGACY_ZLIB,
@@ -73,7 +77,7 @@ def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None
     if level is None:
         level = _DEFAULT_LEVELS[codec]
     elif type(level) is not int:
-        raise ConfigError(f"compression level {level!r} is not a whole number")
+        raise ConfigError(f"compression level {shown(level)} is not a whole number")
     try:
         if codec == "zlib":
             return zlib_ng.compress(body, level)
@@ -87,7 +91,7 @@ def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None
             _per_thread.compressors[level] = compressor
         return compressor.compress(body)
     except (_ZLIB_ERROR, ValueError, OverflowError) as error:
-        raise ConfigError(f"compression level {level!r} of {codec}: {error}") from None
+        raise ConfigError(f"compression level {shown(level)} of {codec}: {error}") from None
 
 
 def decompress(stored: bytes, system_flags: int, limit: int = DECOMPRESSED_MAX) -> bytes:
@@ -171,4 +175,4 @@ def _too_large(limit: int) -> RecordDamaged:
 
 
 def _unknown(codec: object) -> ConfigError:
-    return ConfigError(f"compression {codec!r} is not one of zlib, lz4, zstd")
+    return ConfigError(f"compression {shown(codec)} is not one of zlib, lz4, zstd")

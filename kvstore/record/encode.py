@@ -13,7 +13,11 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from kvstore.errors import MessageIllegal, PropertiesTooLarge
+from kvstore.errors import (
+    MessageIllegal,
+    PropertiesTooLarge,
+    shown,
+)
 from kvstore.record.check import measure
 from kvstore.record.hosts import HOST_V4_SIZE, HOST_V6_SIZE
 from kvstore.record.layout import (
@@ -67,7 +71,7 @@ def encode_record(m: StoredMessage) -> bytes:
     elif m.version == 2:
         magic, topic_length, topic_max = MAGIC_V2, TOPIC_SIZE_V2, TOPIC_MAX_V2
     else:
-        raise MessageIllegal(f"there is no record version {m.version!r}, only 1 and 2")
+        raise MessageIllegal(f"there is no record version {shown(m.version)}, only 1 and 2")
     if len(topic) > topic_max:
         raise MessageIllegal(
             f"topic has {len(topic)} bytes, in a V{m.version} record at most {topic_max} fit"

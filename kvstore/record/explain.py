@@ -19,6 +19,7 @@ from kvstore.errors import (
     MessageTooLarge,
     PropertiesTooLarge,
     StoreError,
+    shown,
 )
 from kvstore.record.compression import compress
 from kvstore.record.layout import FIXED_V1
@@ -161,7 +162,7 @@ def _look(m: Any, limits: Limits, topic_of: TopicOf) -> None:
     if not isinstance(m, Message):
         raise MessageIllegal(f"it is a {type(m).__name__}; put_batch takes a list of Message")
     if not isinstance(m.topic, str):
-        raise MessageIllegal(f"the topic is {_short(m.topic)}; it must be a text")
+        raise MessageIllegal(f"the topic is {shown(m.topic)}; it must be a text")
     if not is_creatable(m.topic):
         topic_of(m.topic)
     _look_at_body(m.body, limits)
@@ -199,27 +200,27 @@ def _look_at_text(what: str, text: object, *, blanks: bool = True, optional: boo
         return
     if not isinstance(text, str) or not text:
         raise MessageIllegal(
-            f"{what} is {_short(text)}; it must be a text of at least one character"
+            f"{what} is {shown(text)}; it must be a text of at least one character"
         )
     if "\0" in text or "\x01" in text or "\x02" in text:
-        raise MessageIllegal(f"{what} is {_short(text)}; it must not contain U+0000 to U+0002")
+        raise MessageIllegal(f"{what} is {shown(text)}; it must not contain U+0000 to U+0002")
     if not blanks and " " in text:
-        raise MessageIllegal(f"{what} is {_short(text)}; it must not contain blanks")
+        raise MessageIllegal(f"{what} is {shown(text)}; it must not contain blanks")
     try:
         text.encode()
     except UnicodeEncodeError as e:
         raise MessageIllegal(
-            f"{what} is {_short(text)}; it can't be encoded as UTF-8: {e.reason}"
+            f"{what} is {shown(text)}; it can't be encoded as UTF-8: {e.reason}"
         ) from None
 
 
 def _look_at_keys(keys: Any) -> None:
     if isinstance(keys, str):
-        raise MessageIllegal(f"keys is the text {_short(keys)}; it must be a list of texts")
+        raise MessageIllegal(f"keys is the text {shown(keys)}; it must be a list of texts")
     try:
         found = list(keys)
     except TypeError:
-        raise MessageIllegal(f"keys is {_short(keys)}; it must be a list of texts") from None
+        raise MessageIllegal(f"keys is {shown(keys)}; it must be a list of texts") from None
     for key in found:
         _look_at_text("a key", key, blanks=False)
 
@@ -227,30 +228,29 @@ def _look_at_keys(keys: Any) -> None:
 def _look_at_properties(properties: Any) -> None:
     if not isinstance(properties, Mapping):
         raise MessageIllegal(
-            f"properties is {_short(properties)}; it must be a mapping of texts to texts"
+            f"properties is {shown(properties)}; it must be a mapping of texts to texts"
         )
     for name, value in lasting(properties).items():
         _look_at_text("a property's name", name)
         if name in RESERVED:
             instead = _INSTEAD.get(name, "the name is the system's own")
-            raise MessageIllegal(f"property {name!r} is reserved; {instead}")
-        _look_at_text(f"property {_short(name)}", value)
+            raise MessageIllegal(f"property {shown(name)} is reserved; {instead}")
+        _look_at_text(f"property {shown(name)}", value)
 
 
 def _look_at_numbers(m: Message) -> None:
     if type(m.flags) is not int or not 0 <= m.flags < FLAGS_END:
         raise MessageIllegal(
-            f"flags is {_short(m.flags)}; it must be a whole number of 32 bits, "
-            f"0 to {FLAGS_END - 1}"
+            f"flags is {shown(m.flags)}; it must be a whole number of 32 bits, 0 to {FLAGS_END - 1}"
         )
     born = m.born_at
     if born is not None and (type(born) is not int or not 0 <= born < TIMES_END):
         raise MessageIllegal(
-            f"born_at is {_short(born)}; it must be whole milliseconds since the epoch, or None"
+            f"born_at is {shown(born)}; it must be whole milliseconds since the epoch, or None"
         )
     if m.queue is not None and (type(m.queue) is not int or m.queue < 0):
         raise MessageIllegal(
-            f"queue is {_short(m.queue)}; it must be a queue of topic {m.topic!r}, 0 and up"
+            f"queue is {shown(m.queue)}; it must be a queue of topic {shown(m.topic)}, 0 and up"
         )
 
 
@@ -289,13 +289,7 @@ def _look_at_place(m: Message, limits: Limits, topic_of: TopicOf) -> None:
     topic = topic_of(m.topic)
     if m.queue is not None and m.queue >= topic.write_queues:
         raise MessageIllegal(
-            f"topic {m.topic!r} has no queue {m.queue} to put to; "
+            f"topic {shown(m.topic)} has no queue {shown(m.queue)} to put to; "
             f"it has 0 to {topic.write_queues - 1}"
         )
     _look_at_sizes(m, topic.overhead, limits)
-
-
-def _short(value: object) -> str:
-    """What a value looks like, for an error to show."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -13,7 +13,11 @@ import socket
 import struct
 from typing import Final
 
-from kvstore.errors import FormatError, MessageIllegal
+from kvstore.errors import (
+    FormatError,
+    MessageIllegal,
+    shown,
+)
 
 ADDRESS_V4_SIZE: Final = 4
 ADDRESS_V6_SIZE: Final = 16
@@ -33,9 +37,9 @@ def pack_host(address: str, port: int) -> bytes:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         packed = socket.inet_pton(family, address)
     except (OSError, ValueError, TypeError):
-        raise MessageIllegal(f"{address!r} is not an IPv4 or IPv6 address") from None
+        raise MessageIllegal(f"{shown(address)} is not an IPv4 or IPv6 address") from None
     if type(port) is not int or not 0 <= port <= PORT_MAX:
-        raise MessageIllegal(f"port {port!r} is not a number from 0 to {PORT_MAX}")
+        raise MessageIllegal(f"port {shown(port)} is not a number from 0 to {PORT_MAX}")
     return packed + PORT.pack(port)
 
 

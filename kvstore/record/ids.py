@@ -20,7 +20,10 @@ import struct
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from kvstore.errors import MessageIllegal
+from kvstore.errors import (
+    MessageIllegal,
+    shown,
+)
 from kvstore.record.hosts import ADDRESS_V4_SIZE, ADDRESS_V6_SIZE, HOST_V4_SIZE, HOST_V6_SIZE
 
 _PREFIX_TAIL: Final = struct.Struct(">HI")
@@ -115,7 +118,7 @@ def position_id(store_host: bytes, position: int) -> str:
     try:
         return (store_host + _POSITION.pack(position)).hex().upper()
     except struct.error:
-        raise MessageIllegal(f"{position!r} is not a position in a log") from None
+        raise MessageIllegal(f"{shown(position)} is not a position in a log") from None
 
 
 def parse_position_id(text: str) -> tuple[bytes, int]:

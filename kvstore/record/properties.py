@@ -14,7 +14,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from kvstore.errors import MessageIllegal, PropertiesTooLarge
+from kvstore.errors import (
+    MessageIllegal,
+    PropertiesTooLarge,
+    shown,
+)
 from kvstore.record.layout import PROPERTIES_MAX
 
 NAME_END: Final = "\x01"
@@ -109,9 +113,9 @@ def _explain(properties: Mapping[str, str]) -> MessageIllegal:
     """The error that names the first property that can't be stored."""
     for name, value in properties.items():
         if problem := _problem(name):
-            return MessageIllegal(f"property name {name!r} {problem}")
+            return MessageIllegal(f"property name {shown(name)} {problem}")
         if problem := _problem(value):
-            return MessageIllegal(f"property {name!r}: value {value!r:.80} {problem}")
+            return MessageIllegal(f"property {shown(name)}: value {shown(value):.80} {problem}")
     return MessageIllegal("properties are not a mapping of text to text")
 
 

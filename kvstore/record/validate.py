@@ -13,7 +13,11 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from kvstore.errors import MessageIllegal, QueueNotFound
+from kvstore.errors import (
+    MessageIllegal,
+    QueueNotFound,
+    shown,
+)
 from kvstore.record.layout import GROUP_MAX, RETRY_TOPIC_MAX, TOPIC_MAX
 from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
 
@@ -48,9 +52,9 @@ def check_queue(queue: int, count: int) -> int:
     Raises MessageIllegal if it isn't a number, QueueNotFound if there is no such queue.
     """
     if type(queue) is not int:
-        raise MessageIllegal(f"queue {queue!r} is not a number")
+        raise MessageIllegal(f"queue {shown(queue)} is not a number")
     if not 0 <= queue < count:
-        raise QueueNotFound(f"there is no queue {queue}; there are queues 0 to {count - 1}")
+        raise QueueNotFound(f"there is no queue {shown(queue)}; there are queues 0 to {count - 1}")
     return queue
 
 
@@ -76,9 +80,9 @@ def _name_bytes(what: str, name: str, limit: int) -> bytes:
             f"{what} {name[:300]!r} has {len(name)} characters, at most {limit} fit"
         )
     if not _NAME.fullmatch(name):
-        raise MessageIllegal(f"{what} {name!r} has characters other than {_ALLOWED}")
+        raise MessageIllegal(f"{what} {shown(name)} has characters other than {_ALLOWED}")
     return name.encode("ascii")
 
 
 def _not_text(what: str, name: object) -> MessageIllegal:
-    return MessageIllegal(f"{what} {repr(name)[:80]} is not a str")
+    return MessageIllegal(f"{what} {shown(name):.80} is not a str")

@@ -165,3 +165,17 @@ def test_mistakes_about_namespaces_are_typed_errors(kvmq: Kvmq, folder: Path) ->
     assert (twice.code, twice.error["error"]) == (1, "NamespaceExists")
     odd = kvmq("topic", "list", folder, "--namespace", "a%b", "--json")
     assert (odd.code, odd.error["error"]) == (1, "CallerError")
+
+
+def test_offsets_of_a_group_that_there_is_not_are_an_error(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("offset", "show", folder, "nope", "orders")
+    assert (ran.code, ran.out) == (1, "")
+    assert "'nope'" in ran.err
+
+
+def test_a_namespace_that_there_is_not_is_an_error(kvmq: Kvmq, folder: Path) -> None:
+    ran = kvmq("namespace", "show", folder, "nope")
+    assert (ran.code, ran.out) == (1, "")
+    assert "'nope'" in ran.err
+    kvmq("namespace", "create", folder, "empty")
+    assert kvmq("namespace", "show", folder, "empty").code == 0

@@ -79,3 +79,12 @@ def test_pull_takes_sql_too(kvmq: Kvmq, folder: Path) -> None:
     assert len(kvmq(*pull, "--sql", "region = 'us'").json["messages"]) == 0
     assert len(kvmq(*pull, "--sql", "region LIKE 'e%'").json["messages"]) == 40
     assert kvmq(*pull, "--sql", "region = 'us'", "--filter", "paid").code == 2
+
+
+@pytest.mark.parametrize("option", ["--invisible", "--wait"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e12"])
+def test_a_time_that_is_none_is_refused_as_usage(
+    kvmq: Kvmq, folder: Path, option: str, seconds: str
+) -> None:
+    ran = kvmq("pop", folder, "g", "orders", f"{option}={seconds}")
+    assert (ran.code, option in ran.err) == (2, True)

@@ -175,3 +175,11 @@ def test_a_screen_that_is_left_as_it_was(store: Path, end: bytes | signal.Signal
 def test_no_store_is_an_error(kvmq: Kvmq, tmp_path: Path) -> None:
     assert kvmq("top", tmp_path, "--once").code == 1
     assert kvmq("top", tmp_path, "--interval", 0).code == 2
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "1e9"])
+def test_an_interval_that_is_none_is_refused_as_usage(
+    kvmq: Kvmq, store: Path, seconds: str
+) -> None:
+    ran = kvmq("top", store, "--once", f"--interval={seconds}")
+    assert (ran.code, "--interval" in ran.err) == (2, True)

@@ -287,3 +287,13 @@ def test_what_can_not_be_done_is_said(
     ran = kvmq("work", store, *words)
     assert (ran.code, says in ran.err) == (code, True), ran.err
     assert state(store) == (20, 0, 0)
+
+
+@pytest.mark.parametrize("option", ["--retry-in", "--invisible"])
+@pytest.mark.parametrize("seconds", ["nan", "-NaN", "inf", "1e12", "-1"])
+def test_a_time_that_is_none_is_refused_before_anything_runs(
+    kvmq: Kvmq, store: Path, option: str, seconds: str
+) -> None:
+    ran = kvmq("work", store, "g", "t", f"{option}={seconds}", "--count", 1, "--", "false")
+    assert (ran.code, option in ran.err) == (2, True)
+    assert state(store) == (20, 0, 0)

@@ -22,9 +22,11 @@ from kvstore import (
     NamespaceExists,
     NamespaceNotFound,
     Store,
+    StoreError,
     TopicConfig,
     TopicExists,
     TopicNotFound,
+    sql,
 )
 from kvstore.calls.every import Calls
 from kvstore.meta.namespaces import namespace_of, unwrap, wrap
@@ -42,6 +44,71 @@ def views(store: Store) -> tuple[Namespace, Namespace]:
             name, topics=[TopicConfig(name="t", queues=1)], groups=[GroupConfig(name="g")]
         )
     return store.namespace("a"), store.namespace("b")
+
+
+def test_what_is_no_list_or_no_message_is_refused_by_name(
+    store: Store, views: tuple[Namespace, Namespace]
+) -> None:
+    a: Any = views[0]
+    anything: Any = store
+    calls: list[Callable[[], object]] = [
+        lambda: anything.delete_topics(5),
+        lambda: anything.delete_groups(None),
+        lambda: anything.delete_topics("t"),
+        lambda: anything.create_namespace("nn", ["t1"]),
+        lambda: anything.create_namespace("nn", topics=5),
+        lambda: anything.create_namespace("nn", groups=[TopicConfig(name="t")]),
+        lambda: a.delete_topics(5),
+        lambda: a.delete_groups(None),
+        lambda: a.create_topics(5),
+        lambda: a.create_topics(["t1"]),
+        lambda: a.create_groups([5]),
+        lambda: a.put_batch(5),
+        lambda: a.put_batch(["t"]),
+        lambda: a.commit_offsets(5),
+        lambda: a.commit_offsets([("g", "t")]),
+    ]
+    for call in calls:
+        with pytest.raises(CallerError):
+            call()
+    assert store.namespaces() == ["a", "b"]
+
+
+def test_a_dead_letter_says_where_it_comes_from_by_the_names_of_its_namespace(
+    store: Store, views: tuple[Namespace, Namespace]
+) -> None:
+    a, _ = views
+    a.alter_group("g", max_attempts=1)
+    a.put("t", b"x", properties={"DLQ": "no"})
+    (popped,) = a.pop("g", "t")
+    a.change_invisible(popped.receipt, 0)
+    assert a.pop("g", "t") == []
+    (letter,) = a.pop("g", "%DLQ%g")
+    assert letter.message.properties["DLQ_ORIGIN_TOPIC"] == "t"
+    assert letter.message.user_properties["DLQ_ORIGIN_GROUP"] == "g"
+    outside = store.get("%DLQ%a%g", 0, 0)
+    assert outside.properties["DLQ_ORIGIN_TOPIC"] == "a%t"
+    assert outside == letter.message or outside.topic != letter.message.topic
+
+
+def test_errors_speak_of_the_names_of_their_namespace(
+    views: tuple[Namespace, Namespace],
+) -> None:
+    a, _ = views
+    for call, said in (
+        (lambda: a.pop("nope", "t"), "'nope'"),
+        (lambda: a.pop("g", "%DLQ%nope"), "'%DLQ%nope'"),
+        (lambda: a.topic("a%t"), "'a%t'"),
+        (lambda: a.create_topic("t"), "'t'"),
+        (lambda: a.create_group("what?"), "'what?'"),
+        (lambda: a.put("nope", b"x"), "'nope'"),
+        (lambda: a.put_batch([Message("nope", b"x")]), "'nope'"),
+        (lambda: a.pull("t", 0, 0, filter=sql("x = 'a%b' AND")), "'a%b'"),
+    ):
+        with pytest.raises(StoreError) as caught:
+            call()
+        assert said in str(caught.value)
+        assert "a%nope" not in str(caught.value)
 
 
 # --- names ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -86,6 +87,39 @@ def test_of_a_batch_with_a_commit_that_is_none_nothing_is_kept(
             store.commit_offsets(commits)
         assert store.groups() == []
         assert list(store._index.families.rows(OFFSETS, b"")) == []
+
+
+def test_of_commits_that_are_refused_because_of_locks_no_new_group_is_made(store: Store) -> None:
+    store.put_batch(batch("t", 5))
+    store.create_group("busy")
+    store.pop("busy", "t", queue=0)
+    for commits in (
+        [("new", "t", 0, 1), ("busy", "t", 0, 1)],
+        [("busy", "t", 0, 1), ("new", "t", 0, 1)],
+    ):
+        with pytest.raises(InFlight):
+            store.commit_offsets(commits)
+        assert [group.name for group in store.groups()] == ["busy"]
+    store.commit_offsets([("new", "t", 0, 1), ("new", "t", 1, 0), ("newer", "t", 0, 2)])
+    assert [group.name for group in store.groups()] == ["busy", "new", "newer"]
+    assert store.committed_offset("newer", "t", 0) == 2
+
+
+def test_of_two_who_commit_for_a_new_group_at_once_both_are_heard(store: Store) -> None:
+    store.put_batch(batch("t", 100) + batch("t", 100, queue=1))
+    for number in range(20):
+        barrier = threading.Barrier(2)
+
+        def commit(queue: int, name: str, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            store.commit_offset(name, "t", queue, 7)
+
+        threads = [threading.Thread(target=commit, args=(q, f"g{number}")) for q in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [store.committed_offset(f"g{number}", "t", q) for q in (0, 1)] == [7, 7]
 
 
 def test_a_commit_that_changes_nothing_writes_nothing(store: Store) -> None:
@@ -234,18 +268,18 @@ def test_history_is_shown_as_long_as_it_is_kept_and_then_swept_away(
 def test_a_sweep_goes_on_where_it_ended_and_takes_no_more_than_a_slice(
     opens: Opens, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.meta.offsets._SWEPT_AT_ONCE", 3)
+    monkeypatch.setattr("kvstore.meta.history._SWEPT_AT_ONCE", 3)
     store = opens(timed(clock, offset_history_for=10.0))
     store.create_topic("t", queues=8)
     store._housekeeper.stop()
     store.commit_offsets([("g", "t", q, 0) for q in range(8)])
     clock.advance(100)
     store.commit_offset("g", "t", 2, 0, sync=True)
-    assert [store._offsets.sweep() for _ in range(3)] == [3, 3, 2]
-    assert not store._offsets.sweep_due()
+    assert [store._offsets.kept.sweep() for _ in range(3)] == [3, 3, 2]
+    assert not store._offsets.kept.sweep_due()
     assert rows_of_history(store) == 1
     clock.advance(3600)
-    assert store._offsets.sweep_due()
+    assert store._offsets.kept.sweep_due()
 
 
 def test_without_history_no_row_of_it_is_written_and_old_ones_go(
@@ -325,9 +359,9 @@ def rows_of_offsets(store: Store) -> int:
 
 
 def sweep(store: Store) -> None:
-    store._offsets.sweep()
-    while store._offsets._swept:
-        store._offsets.sweep()
+    store._offsets.kept.sweep()
+    while store._offsets.kept._swept:
+        store._offsets.kept.sweep()
 
 
 @pytest.mark.parametrize("topics", [1, 3, 12])

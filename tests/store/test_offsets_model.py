@@ -97,7 +97,7 @@ class OffsetsMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.store._offsets.sweep()
+        self.store._offsets.kept.sweep()
 
     @rule()
     def reopen(self) -> None:

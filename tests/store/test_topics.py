@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -26,7 +27,8 @@ from kvstore import (
     TopicNotFound,
     rebuild,
 )
-from kvstore.index.keys import GROUPS, PLACES, RUNS, TOPICS
+from kvstore.index.keyblocks import unpack_block
+from kvstore.index.keys import GROUPS, MESSAGE_KEYS, PLACES, RUNS, TOPICS, read_key_block_key
 from kvstore.meta.groups import DEFAULT_BACKOFF
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, SMALL, batch, bodies
@@ -736,3 +738,68 @@ def test_an_offset_ahead_of_the_log_is_clamped_when_it_is_first_used(
     assert again.committed_offset("g", "t", 0) == 5
     again.close()
     assert opens().committed_offset("g", "t", 0) == 5
+
+
+# --- keys of deleted topics ---
+
+
+def keyed(topic: str, count: int) -> list[Message]:
+    return [Message(topic, b"x" * 50, keys=(f"k-{n}", topic)) for n in range(count)]
+
+
+def key_pairs(store: Store) -> int:
+    rows = store._index.families.rows(MESSAGE_KEYS, b"")
+    return sum(len(unpack_block(read_key_block_key(k)[2], v)[0]) for k, v in rows)
+
+
+def test_the_keys_of_a_topic_that_has_its_segments_alone_go_with_it(opens: Opens) -> None:
+    store = opens()
+    store._housekeeper.stop()
+    store.create_topic("t")
+    for _ in range(6):
+        store.put_batch(keyed("t", 500))
+        store.checkpoint()
+    assert key_pairs(store) == 9000
+    store.delete_topic("t")
+    assert key_pairs(store) == 0
+    assert not store._index.dead_keys_due()
+
+
+def test_the_keys_of_a_deleted_topic_go_from_among_those_of_others(opens: Opens) -> None:
+    store = opens()
+    store._housekeeper.stop()
+    for name in ("kept", "gone", "also"):
+        store.create_topic(name, queues=1)
+    for _ in range(8):
+        store.put_batch(keyed("kept", 200) + keyed("gone", 300) + keyed("also", 100))
+        store.checkpoint()
+    store.seal()
+    store.put_batch(keyed("kept", 50) + keyed("gone", 50))
+    before = [m.position for m in store.query("kept", "k-7", limit=100)]
+    store.delete_topics(["gone", "also"])
+    store.close()
+    store = opens()
+    store._housekeeper.stop()
+    while store._index.dead_keys_due():
+        store._index.drop_dead_keys()
+    assert key_pairs(store) == 3 * (8 * 200 + 50)
+    for _ in range(2):
+        assert [m.position for m in store.query("kept", "k-7", limit=100)] == before
+        assert store.verify().problems == []
+        store.close()
+        store = opens()
+    store.create_topic("gone")
+    assert store.query("gone", "k-7") == []
+
+
+def test_the_housekeeper_takes_dead_keys_out(opens: Opens) -> None:
+    store = opens()
+    for name in ("kept", "gone"):
+        store.create_topic(name, queues=1)
+    store.put_batch(keyed("kept", 20) + keyed("gone", 30))
+    store.delete_topic("gone")
+    until = time.monotonic() + 30
+    while store._index.dead_keys_due():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert key_pairs(store) == 3 * 20

@@ -16,7 +16,10 @@ from functools import lru_cache
 
 from kvstore.consume.sql.compiler import compile_condition
 from kvstore.consume.sql.parser import parse
-from kvstore.errors import CallerError
+from kvstore.errors import (
+    CallerError,
+    shown,
+)
 from kvstore.record.values import StoredMessage
 
 
@@ -33,7 +36,8 @@ class SqlFilter:
     def __post_init__(self) -> None:
         if not isinstance(self.expression, str):
             raise CallerError(
-                f"an SQL filter is {self.expression!r}; it must be a text such as \"region = 'eu'\""
+                f"an SQL filter is {shown(self.expression)}; it must be a text such "
+                "as \"region = 'eu'\""
             )
         is_true = compile_condition(parse(self.expression), True)
 

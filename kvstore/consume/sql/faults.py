@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvstore.errors import FilterIllegal
+from kvstore.errors import (
+    FilterIllegal,
+    shown,
+)
 
 LENGTH_MAX: Final = 16 << 10
 """Characters of an expression; above it is taken for a mistake, and would fill the caches."""
@@ -21,7 +24,7 @@ def fault(expression: str, position: int, problem: str) -> FilterIllegal:
     """The error for a fault at a position of an expression."""
     assert 0 <= position <= len(expression), "a fault is inside its text or at its end"
     near = expression[position : position + _NEAR]
-    place = f"at character {position}, near {near!r}" if near else f"at its end, {position}"
+    place = f"at character {position}, near {shown(near)}" if near else f"at its end, {position}"
     return FilterIllegal(
         f"filter {_shown(expression, position)!r} is wrong {place}: {problem}",
         expression,

@@ -1,0 +1,159 @@
+"""The history of offsets: rows that say what a group was done with, and when.
+
+The idea: the time is cut into stretches of `offset_history_interval`; the key of a row has the
+beginning of a stretch, the value what is added to it. So what comes later in a stretch takes the
+place of what was there, and nothing is read for it. What is older than `offset_history_for` is not
+shown, and removed in slices by `sweep`.
+
+Invariants: there is one row a stretch and queue at most; times that `now` gives never fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final, NamedTuple
+
+import msgspec
+
+from kvstore.config import StoreConfig
+from kvstore.errors import IndexDamaged
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import OFFSET_HISTORY, U64, history_key, read_history
+
+_ROW: Final = Struct(
+    ">QII"
+)  # offset, recoveries noted before it, ms from the key's time to its own
+_SWEPT_AT_ONCE: Final = 2000
+"""Queues' histories that one slice of a sweep looks at: some 20 ms."""
+_SWEEPS: Final = 8
+"""Sweeps in the time that history is kept: so much longer at most is a row on the disk."""
+_SWEEP_MIN: Final = 60.0
+_SWEEP_FIRST: Final = 10.0
+"""Seconds after the opening: those who open often and shortly sweep too, but not each time."""
+_END: Final = b"\xff" * 9
+"""Behind every key of a queue's history, added to what they begin with."""
+
+
+class OffsetCommit(msgspec.Struct, frozen=True):
+    """What a group was done with at a time (ms since the epoch): all below `offset`."""
+
+    offset: int
+    committed_at: int
+
+
+class NewNote(NamedTuple):
+    """A row to write: its queue by the key in `offsets`, what is done there and by how many
+    recoveries, and the time of the row before it.
+    """
+
+    key: bytes
+    offset: int
+    recoveries: int
+    last_at: int
+
+
+class History:
+    """See the module. A queue is named by its key in `offsets`."""
+
+    def __init__(self, families: Families, config: StoreConfig) -> None:
+        self._families = families
+        self._clock = config.clock
+        self._kept_ms = round(config.offset_history_for * 1000)
+        self.stretch_ms: Final = max(1, round(config.offset_history_interval * 1000))
+        self._last_ms = 0
+        self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
+        self._swept = b""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any is kept."""
+        return self._kept_ms > 0
+
+    def now(self) -> int:
+        """The time of a row that is written now; a clock that is set back doesn't change their
+        order.
+        """
+        self._last_ms = max(self._last_ms, self._clock.now_ms())
+        return self._last_ms
+
+    def put(self, batch: Batch, queue: bytes, offset: int, recoveries: int, at: int) -> None:
+        """Add a row to a batch."""
+        late = at % self.stretch_ms
+        batch.put(
+            OFFSET_HISTORY, history_key(queue, at - late), _ROW.pack(offset, recoveries, late)
+        )
+
+    def put_notes(self, batch: Batch, notes: Iterable[NewNote], moved: int | None) -> None:
+        """See `Offsets.write_notes`."""
+        now = self.now()
+        for queue, offset, recoveries, last_at in notes:
+            at = moved if moved is not None and moved >= last_at else now
+            self.put(batch, queue, offset, recoveries, at)
+
+    def rows(self, queue: bytes) -> list[tuple[int, int, int]]:
+        """What there is of a queue: times, offsets and recoveries, oldest first."""
+        oldest = self._clock.now_ms() - self._kept_ms
+        found: list[tuple[int, int, int]] = []
+        for key, row in self._families.rows(OFFSET_HISTORY, queue, queue + _END):
+            offset, recoveries, late = _read_row(row)
+            at = read_history(key)[3] + late
+            if at >= oldest:
+                found.append((at, offset, recoveries))
+        # Another interval, or a clock that was set back, may have made other stretches.
+        found.sort(key=lambda row: row[0])
+        return found
+
+    def last(self, queue: bytes) -> OffsetCommit | None:
+        """The last row of a queue until now, as it was written; None if there is none."""
+        it = self._families.iter(OFFSET_HISTORY)
+        # What an earlier opening wrote by a clock that was ahead is not the last.
+        it.seek_for_prev(history_key(queue, self.now()))
+        if not self._families.valid(it) or it.key()[: len(queue)] != queue:
+            return None
+        offset, _, late = _read_row(it.value())
+        return OffsetCommit(offset, read_history(it.key())[3] + late)
+
+    def sweep_due(self) -> bool:
+        """Whether a sweep is under way, or it is time for another."""
+        return bool(self._swept) or self._clock.monotonic() >= self._sweep_at
+
+    def sweep(self) -> int:
+        """Remove history that is too old, of some queues; the next call goes on behind them.
+        Returns how many there were with such.
+        """
+        oldest = max(0, self._clock.now_ms() - self._kept_ms)
+        batch, it = self._families.batch(), self._families.iter(OFFSET_HISTORY)
+        at, found = self._swept, 0
+        for _ in range(_SWEPT_AT_ONCE):
+            it.seek(at)
+            if not self._families.valid(it):
+                at = b""
+                break
+            key: bytes = it.key()
+            prefix = key[:12]
+            # Keys have the beginning of their stretch; only stretches that are wholly over go.
+            limit = prefix + U64.pack(max(0, oldest - self.stretch_ms))
+            if not self._kept_ms:
+                limit = prefix + _END
+            if key < limit:
+                batch.delete_range(OFFSET_HISTORY, prefix, limit)
+                found += 1
+            at = prefix + _END
+        if found:
+            self._families.write(batch)
+        if not at:
+            wait = max(_SWEEP_MIN, self._kept_ms / 1000 / _SWEEPS)
+            self._sweep_at = self._clock.monotonic() + wait
+        self._swept = at
+        return found
+
+
+def _read_row(row: bytes) -> tuple[int, int, int]:
+    if len(row) != _ROW.size:
+        raise IndexDamaged(
+            f"a row of offset_history has {len(row)} bytes, not {_ROW.size}; it goes when "
+            "it is old, or with its group"
+        )
+    offset, recoveries, late = _ROW.unpack(row)
+    return offset, recoveries, late

@@ -1,0 +1,250 @@
+"""The history of a group that pops: what it is done with, and when it became so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import Message, Store, StoreConfig
+from kvstore.index.keys import OFFSET_HISTORY
+from tests.support.clock import VirtualClock
+
+START_MS = 1_700_000_000_000
+Opens = Callable[..., Store]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(START_MS)
+
+
+@pytest.fixture
+def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
+    opened: list[Store] = []
+
+    def open_store(**settings: Any) -> Store:
+        read_only = settings.pop("read_only", False)
+        config = StoreConfig(segment_size=1 << 20, clock=clock, **settings)
+        opened.append(kvstore.open(tmp_path / "store", config, read_only=read_only))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(opens: Opens) -> Store:
+    """Group "g", and topic "t" of two queues with 100 messages in each; nothing looks by itself."""
+    made = opens()
+    fill(made)
+    return made
+
+
+def fill(store: Store) -> None:
+    store._housekeeper.stop()
+    store.create_topic("t", queues=2)
+    store.create_group("g")
+    store.put_batch([Message("t", b"%d" % n, queue=q) for q in (0, 1) for n in range(100)])
+
+
+def history(store: Store, queue: int = 0) -> list[tuple[float, int]]:
+    """Seconds since the start, and offsets."""
+    found = store.offset_history("g", "t", queue)
+    return [((one.committed_at - START_MS) / 1000, one.offset) for one in found]
+
+
+def rows(store: Store) -> int:
+    return sum(1 for _ in store._index.families.rows(OFFSET_HISTORY, b""))
+
+
+def test_the_history_has_what_was_acked_and_when(store: Store, clock: VirtualClock) -> None:
+    popped = store.pop("g", "t", limit=1, queue=0, invisible_for=600)
+    popped += store.pop("g", "t", limit=99, queue=0, invisible_for=600)
+    assert history(store) == [(0, 0)]
+    clock.advance(10)
+    store.ack_batch([p.receipt for p in popped])
+    clock.advance(10)
+    assert store.committed_offset("g", "t", 0) == 100
+    assert history(store) == [(0, 0), (10, 100)]
+    assert history(store, 1) == []
+
+
+def test_what_nobody_asked_for_meanwhile_is_in_the_history_too(
+    store: Store, clock: VirtualClock
+) -> None:
+    popped = store.pop("g", "t", limit=6, queue=0, invisible_for=600)
+    for one in (0, 2, 1, 3, 5, 4):
+        clock.advance(10)
+        store.ack(popped[one].receipt)
+    clock.advance(10)
+    assert history(store) == [(0, 0), (10, 1), (30, 3), (40, 4), (60, 6)]
+
+
+def test_of_an_interval_the_last_is_kept_and_acks_alone_write_nothing(
+    store: Store, clock: VirtualClock
+) -> None:
+    popped = store.pop("g", "t", limit=50, queue=0, invisible_for=600)
+    for one in popped:
+        store.ack(one.receipt)
+        clock.advance(0.01)
+    assert rows(store) == 0
+    assert history(store) == [(0.49, 50)]
+    assert history(store) == [(0.49, 50)]
+    assert rows(store) == 1
+
+
+def test_the_housekeeper_notes_an_interval_when_it_is_over(
+    store: Store, clock: VirtualClock
+) -> None:
+    noting = store._noting
+    popped = store.pop("g", "t", limit=2, queue=0, invisible_for=600)
+    noting.look()
+    assert rows(store) == 0
+    clock.advance(1)
+    assert noting.due()
+    noting.look()
+    assert rows(store) == 1
+    store.ack_batch([p.receipt for p in popped])
+    assert not noting.due()
+    clock.advance(3)
+    assert noting.due()
+    noting.look()
+    assert rows(store) == 2
+    clock.advance(3)
+    assert not noting.due(), "all is done"
+    assert history(store) == [(0, 0), (1, 2)]
+
+
+def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: VirtualClock) -> None:
+    store.alter_group("g", max_attempts=1)
+    store.pop("g", "t", queue=0, invisible_for=1)
+    clock.advance(5)
+    store.alter_topic("t", queues=1)
+    store.reset_offset("g", "t", to="end", queue=1)
+    store.pop("g", "t", queue=1)
+    store._noting.look()
+    clock.advance(5)
+    store.pop("g", "t", queue=0, limit=1, invisible_for=600)
+    assert history(store)[-1] == (10, 1)
+
+
+def test_the_history_survives_a_close_and_a_reader_sees_it(
+    store: Store, opens: Opens, clock: VirtualClock
+) -> None:
+    popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
+    clock.advance(10)
+    store.ack_batch([p.receipt for p in popped[:3]])
+    clock.advance(10)
+    store.close()
+    for read_only in (True, False):
+        with opens(read_only=read_only) as again:
+            assert history(again) == [(0, 0), (10, 3)]
+
+
+def test_what_a_crash_kept_from_being_noted_is_in_the_history_when_it_is_asked_for(
+    store: Store, opens: Opens, clock: VirtualClock, tmp_path: Path
+) -> None:
+    popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
+    clock.advance(10)
+    store.ack_batch([p.receipt for p in popped[:3]])
+    store.flush()
+    shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+    clock.advance(10)
+    (tmp_path / "crashed" / "lock").unlink()
+    config = StoreConfig(segment_size=1 << 20, clock=clock)
+    with kvstore.open(tmp_path / "crashed", config) as again:
+        assert history(again) == [(0, 0), (20, 3)]
+        clock.advance(10)
+        assert history(again) == [(0, 0), (20, 3)]
+
+
+def test_a_clock_that_was_ahead_makes_no_rows(
+    store: Store, opens: Opens, clock: VirtualClock
+) -> None:
+    store.commit_offset("g", "t", 0, 90)
+    store.close()
+    clock.step(-1000)
+    again = opens()
+    again._housekeeper.stop()
+    again.reset_offset("g", "t", to="begin")
+    again.pop("g", "t", queue=0, invisible_for=600)
+    for _ in range(5):
+        clock.advance(5)
+        again._noting.look()
+    assert history(again) == [(-1000, 0), (0, 90)]
+
+
+def test_a_commit_and_a_reset_among_pops_have_their_place(
+    store: Store, clock: VirtualClock
+) -> None:
+    popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
+    store.ack_batch([p.receipt for p in popped])
+    clock.advance(10)
+    store.commit_offset("g", "t", 0, 50)
+    clock.advance(10)
+    store.pop("g", "t", limit=4, queue=0, invisible_for=600)
+    clock.advance(10)
+    store.reset_offset("g", "t", offset=7, queue=0)
+    clock.advance(10)
+    (one,) = store.pop("g", "t", queue=0, invisible_for=600)
+    store.ack(one.receipt)
+    clock.advance(10)
+    assert history(store) == [(0, 4), (10, 50), (30, 7), (40, 8)]
+
+
+def test_of_a_great_many_locks_none_is_read_by_a_pop_or_an_ack(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.consume.noting._FEW", 10)
+    popped = [store.pop("g", "t", queue=0, invisible_for=600)[0] for _ in range(20)]
+    clock.advance(5)
+    store.ack(popped[0].receipt)
+    assert rows(store) == 0
+    clock.advance(5)
+    store._noting.look()
+    assert history(store) == [(5, 1)]
+
+
+def test_a_reset_while_many_locks_are_read_is_what_history_has(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.consume.noting._FEW", 0)
+    noting = store._noting
+    store.pop("g", "t", limit=20, queue=0, invisible_for=600)
+    clock.advance(10)
+    read = noting._read
+
+    def and_reset(*args: Any, **more: Any) -> Any:
+        found = read(*args, **more)
+        store.reset_offset("g", "t", offset=70, queue=0)
+        return found
+
+    monkeypatch.setattr(noting, "_read", and_reset)
+    noting.look()
+    monkeypatch.setattr(noting, "_read", read)
+    assert history(store) == [(10, 70)]
+
+
+def test_without_history_nothing_is_noted(opens: Opens, clock: VirtualClock) -> None:
+    store = opens(offset_history_for=0)
+    fill(store)
+    for one in store.pop("g", "t", limit=20):
+        store.ack(one.receipt)
+    clock.advance(10)
+    assert history(store) == []
+    assert (rows(store), store._noting._pending) == (0, {})
+
+
+def test_what_is_no_receipt_leaves_nothing_behind(store: Store, clock: VirtualClock) -> None:
+    anything: Any = store
+    for receipts in ([5], [["a"]], ["0" * 16], ["zz" * 20], [b"0" * 40]):
+        assert anything.ack_batch(receipts) != [True]
+    clock.advance(10)
+    store._noting.look()
+    assert store._noting._pending == {}
