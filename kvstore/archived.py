@@ -153,6 +153,10 @@ class Archived(Protocol):
         """The archives that may hold messages stored from `begin` to `end`."""
         ...
 
+    def span(self, archive: int) -> tuple[int, int]:
+        """Where an archive's first and last record stood in the log; nothing is read for it."""
+        ...
+
     def candidates(self, archive: int, low: int, high: int) -> list[int]:
         """Positions of an archive's messages with a key hash in range, in order."""
         ...

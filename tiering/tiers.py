@@ -319,6 +319,11 @@ class Tiers:
             and (end is None or row.first_stored_at <= end)
         ]
 
+    def span(self, archive: int) -> tuple[int, int]:
+        """See `Archived.span`."""
+        row = self.row(archive)
+        return row.first_position, row.last_position
+
     def candidates(self, archive: int, low: int, high: int) -> list[int]:
         """See `Archived.candidates`; where they are is remembered for `record`."""
         opened = self.archive(archive)

@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from kvstore.archived import Archived
 from kvstore.errors import ArchiveDamaged
 from kvstore.index.index import Index
+from kvstore.index.keys import QUEUE_MASK
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
@@ -74,6 +75,21 @@ class Cold:
         archive, behind = found
         end = min(high, behind)
         return self.archived.first_from(archive, topic.id, queue, time, low, end)
+
+    def below(self, key: int, offset: int, end: int) -> bool | None:
+        """Whether the record of the first held message from `offset` on stood below a position of
+        the log; None if no archive has one. Only an archive of both sides is read for it.
+        """
+        found = self.place(key, offset)
+        if found is None:
+            return None
+        archive, behind = found
+        first, last = self.archived.span(archive)
+        if last < end or first >= end:
+            return last < end
+        topic, queue = key >> 32, key & QUEUE_MASK
+        messages = self.archived.messages(archive, topic, queue, offset, behind, 1)
+        return messages[0].position < end if messages else None
 
     def candidates(
         self,

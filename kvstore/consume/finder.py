@@ -98,17 +98,24 @@ class Finder:
         if type(limit) is not int or limit < 1:
             raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
         _check_times(begin, end)
-        return self._settled(lambda: self._query(topic, key, begin, end, limit))
+        mark = self._reader.mark()
+        found = self._query(topic, key, begin, end, limit)
+        if self._has_moved(mark):
+            return self._settled(lambda: self._query(topic, key, begin, end, limit))
+        return found
+
+    def _has_moved(self, mark: int) -> bool:
+        reader = self._reader
+        return mark != reader.mark() or (reader.cold is not None and reader.moved_on(mark))
 
     def _settled(self, look: Callable[[], T]) -> T:
         """What a look finds while nothing moves to another tier: what does might be missed, or come
         in another order.
         """
-        reader = self._reader
         for _ in range(_LOOKS_MAX):
-            mark = reader.mark()
+            mark = self._reader.mark()
             found = look()
-            if mark == reader.mark() and (reader.cold is None or not reader.moved_on(mark)):
+            if not self._has_moved(mark):
                 return found
         return look()
 
@@ -162,33 +169,35 @@ class Finder:
             yield position, -1
         # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
         seen = frozenset(in_tails)
-        segments = self._segments(low, high, begin, end, visible)
-        cold = self._reader.cold
-        found: Iterator[tuple[int, int]]
+        find, cold = self._index.find_in_segment, self._reader.cold
         if cold is None:
-            found = ((position, -1) for _, look in segments for position in look())
-        else:
-            found = cold.candidates(low, high, begin, end, segments)
-        for position, archive in found:
+            for number in self._segments(begin, end):
+                for position in find(number, low, high, visible):
+                    if position not in seen:
+                        yield position, -1
+            return
+        size = self._log.segment_size
+        segments = (
+            ((number + 1) * size, partial(find, number, low, high, visible))
+            for number in self._segments(begin, end)
+        )
+        for position, archive in cold.candidates(low, high, begin, end, segments):
             if position not in seen:
                 yield position, archive
 
-    def _segments(
-        self, low: int, high: int, begin: int | None, end: int | None, visible: int
-    ) -> Iterator[tuple[int, Callable[[], list[int]]]]:
-        """The log's segments that may have messages of a time, newest first: the position behind
-        each, and what finds the candidates in it.
-        """
+    def _segments(self, begin: int | None, end: int | None) -> Iterator[int]:
+        """The log's segments that may have messages of a time, newest first."""
+        numbers = reversed(self._log.segments.numbers)
+        return numbers if begin is None and end is None else self._of_time(numbers, begin, end)
+
+    def _of_time(self, numbers: Iterator[int], begin: int | None, end: int | None) -> Iterator[int]:
         newer: int | None = None
-        for number in reversed(self._log.segments.numbers):
+        for number in numbers:
             if begin is not None and newer is not None and newer < begin:
                 return
-            oldest = (
-                self._reader.segment_time(number) if begin is not None or end is not None else None
-            )
+            oldest = self._reader.segment_time(number)
             if end is None or oldest is None or oldest <= end:
-                behind = (number + 1) * self._log.segment_size
-                yield behind, partial(self._index.find_in_segment, number, low, high, visible)
+                yield number
             newer = oldest if oldest is not None else newer
 
 

@@ -93,6 +93,7 @@ class Reader:
     def read_from(self, archived: Archived) -> None:
         """Have what places say is in archives read from there."""
         self.cold = Cold(self._index, archived, self.first_segment)
+        self._index.archived_below = self.cold.below
 
     def mark(self) -> int:
         """What `moved_on` asks for: taken before a look."""

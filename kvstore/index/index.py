@@ -90,8 +90,9 @@ class Index:
         self.moves = 0
         """Counts hand-overs: who looked before and behind a failure knows if that may be why."""
         self._dead_keys: list[int] | None = None
+        self.archived_below: Callable[[int, int, int], bool | None] = lambda *_: None
+        """`Cold.below`, where there are archives."""
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
-        """The last one written."""
 
     # --- opening ---
 

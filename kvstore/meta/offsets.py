@@ -214,23 +214,27 @@ class Offsets:
         high -= 1
         while low < high:
             middle = (low + high) // 2
-            found = index.positions(queue, middle, 1, 0, OFFSET_MAX)
-            if not found:
+            below = self._below(queue, middle, end)
+            if below is None:
                 # A gap that damage left: what counts is what comes behind it.
                 behind = index.after(queue, middle, 0)
                 if behind is None or behind >= high or not self._is_below(queue, behind, end):
                     high = middle
                 else:
                     low = behind + 1
-            elif found[0] < end:
+            elif below:
                 low = middle + 1
             else:
                 high = middle
         return low
 
     def _is_below(self, queue: int, offset: int, end: int) -> bool:
+        return bool(self._below(queue, offset, end))
+
+    def _below(self, queue: int, offset: int, end: int) -> bool | None:
+        """Whether an offset's record stood below a position of the log; None where it is lost."""
         found = self._index.positions(queue, offset, 1, 0, OFFSET_MAX)
-        return bool(found) and found[0] < end
+        return found[0] < end if found else self._index.archived_below(queue, offset, end)
 
     def history(self, group: int, topic: int, queue: int, bounds: Bounds) -> list[OffsetCommit]:
         """What a group had committed in a queue, oldest first; see `Store.offset_history`."""

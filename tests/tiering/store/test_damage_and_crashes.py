@@ -123,6 +123,24 @@ def test_a_queue_that_is_in_no_archive_is_not_handed_over(tmp_path: Path) -> Non
         assert tiers(store).rows() == []
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_groups_committed_holds_after_a_crash_though_its_messages_are_archived(
+    tmp_path: Path, at_once: bool
+) -> None:
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 4) as store:
+        offsets = {g: store.bounds("orders", 0).next_offset * g // 5 for g in range(1, 6)}
+        for group, offset in offsets.items():
+            store.commit_offset(f"g{group}", "orders", 0, offset)
+        for numbers in ([0, 1, 2],) if at_once else ([0], [1], [2]):
+            hand_over(store, numbers)
+        killed(store, tmp_path / "b")
+    with kvstore.open(tmp_path / "b", config(clock)) as store:
+        assert not store.recovery.clean
+        for group, offset in offsets.items():
+            assert store.committed_offset(f"g{group}", "orders", 0) == offset
+
+
 def flip(path: Path, at: int) -> None:
     with path.open("rb+") as f:
         f.seek(at)
