@@ -65,7 +65,7 @@ def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
         ("index_many", "index_few", "--topics", 20),
         ("pop", "pop_one", "pop_threads", "pop_curve"),
         ("topics", "offsets", "--topics", 20),
-        ("archive_few", "archive_many", "archive_lz4", "--topics", 20),
+        ("archive_few", "archive_many", "archive_lz4", "tiering", "--topics", 20),
         ("open_queues", "open_killed", "--topics", 20, "--queues", 5),
     ],
 )
