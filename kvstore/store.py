@@ -122,7 +122,7 @@ class Store(Calls):
         if read_only:
             return
         self._wake = self._log.prepare_wanted
-        self._waiting = Waiting()
+        self._waiting = Waiting(config.clock)
         seen_when_durable = config.visibility == "flushed"
         self._flusher = Flusher(
             self._log,
