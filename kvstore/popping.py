@@ -84,7 +84,14 @@ class Popper:
             self._still_there,
         )
         self.settle = Settle(
-            families, self.flights, receipts, self.waiting, clock, nonces, self._group_of
+            families,
+            self.flights,
+            receipts,
+            self.waiting,
+            clock,
+            nonces,
+            groups.by_id,
+            self.pop.counted,
         )
         self.redrive = Redrive(
             families,
@@ -96,7 +103,7 @@ class Popper:
             clock,
             nonces,
             put,
-            self.pop.start,
+            self.pop.goes_on,
         )
         groups.removing.append(self._removing_group)
         groups.removed.append(lambda info: self._end(self.flights.forget_group(info.id)))
@@ -121,12 +128,6 @@ class Popper:
         if used.id != topic.id:
             raise TopicNotFound(f"topic {topic.name!r} was deleted meanwhile, and made anew")
         return known, used
-
-    def _group_of(self, number: int) -> GroupInfo:
-        found = self._groups.by_id(number)
-        if found is None:
-            raise GroupNotFound("the receipt's group was deleted; its messages go to nobody")
-        return found
 
     # --- what else takes locks along ---
 
@@ -153,8 +154,12 @@ class Popper:
     def _resetting(
         self, batch: Batch, group: GroupInfo, topic: Topic, offsets: Mapping[int, int]
     ) -> Iterator[None]:
-        with self.flights.flying(group.id, topic.id) as flight:
+        with (
+            self.pop.counted(group),
+            self.flights.flying(group.id, topic.id) as flight,
+        ):
             ended: dict[int, int] = {}
+            read = {queue: self.flights.next_of(flight, queue) for queue in offsets}
             for key, lock in itertools.chain(flight.all(), flight.parked()):
                 if key.queue in offsets:
                     batch.delete(LOCKS, lock_key(*key))
@@ -166,6 +171,9 @@ class Popper:
                 self.flights.reload(flight)
             for nonce, bad in ended.items():
                 self.flights.end(nonce, bad)
+            for queue, offset in offsets.items():
+                if offset < read[queue]:
+                    self.flights.set_back(group.id, topic.id, queue, offset)
             self.waiting.made_room(group.id)
             self.waiting.freed(flight, len(flight.waiters))
 
@@ -184,10 +192,18 @@ class Popper:
                         f"offset {offset} can't be committed: messages of queue {queue} are locked "
                         "by this group; ack them, or use reset_offset"
                     )
+            back = [c for c in commits if self.flights.ended and self._goes_back(c)]
             yield
+            for commit in back:
+                self.flights.set_back(*commit)
             for group, topic, queue, _ in commits:
                 if (group, topic) in flights:
                     flights[group, topic].next.pop(queue, None)
+
+    def _goes_back(self, commit: Commit) -> bool:
+        """Whether a commit makes messages unread that were done."""
+        flight = self.flights.find(commit.group, commit.topic)
+        return flight is not None and commit.offset < self.flights.next_of(flight, commit.queue)
 
     def lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
         """Queue -> the lowest offset there that a group has under lock, or has passed over for now;

@@ -11,7 +11,7 @@ from kvstore.consume.poll import Poll
 from kvstore.consume.popped import Popped, check_seconds, check_wait
 from kvstore.consume.settle import AckResult
 from kvstore.consume.sql import SqlFilter
-from kvstore.errors import ReceiptExpired
+from kvstore.errors import CallerError, ReceiptExpired
 from kvstore.groupstats import GroupStats, collect_group
 
 _NO_WAIT: Final = 0.0
@@ -38,9 +38,11 @@ class Popping(Parts):
 
         What was handed out before and not acked in time comes first, then what is unread, from all
         queues in turn or from one. Waits up to `wait` seconds if there is nothing. A message that
-        `filter` refuses is passed over and done for this group. A pop whose reply may have been
-        lost can be repeated with the same `attempt_id`: it gets the same messages under the same
-        locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`, `CallerError`.
+        `filter` refuses is passed over and done for this group; behind thousands of these a pop
+        that doesn't wait comes back with nothing, and the next one goes on. A pop whose reply may
+        have been lost can be repeated with the same `attempt_id`: it gets the same messages under
+        the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
+        `CallerError`.
 
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)
@@ -72,7 +74,7 @@ class Popping(Parts):
             if quick is not None:
                 return quick, None
         wanted = pop.wanted(used, asked)
-        found = pop.claim(known, used, wanted)
+        found = pop.claim(known, used, wanted).popped
         if found or not seconds:
             return found, None
         poll = pop.poll(known, used, wanted, seconds, wake)
@@ -111,16 +113,26 @@ class Popping(Parts):
             return [True] * len(asked)
         return self._popping.settle.ack(asked)
 
-    def change_invisible(self, receipt: str, invisible_for: float | None = None) -> str:
-        """Let a message's lock end `invisible_for` seconds from now; 0 gives it back at once, None
-        after the group's backoff. Returns the receipt that holds from now on.
+    def change_invisible(
+        self,
+        receipt: str,
+        invisible_for: float | None = None,
+        *,
+        gives_back: bool = False,
+    ) -> str:
+        """Let a message's lock end `invisible_for` seconds from now, and the group's backoff come
+        behind it, as behind the lock that `pop` made. 0 gives the message back at once, None after
+        the backoff; with `gives_back` it comes again after `invisible_for` seconds without one.
+        Returns the receipt that holds from now on.
 
         `ReceiptExpired` if the message was acked or handed out again, `ReceiptIllegal`."""
         self._log.check_writable()
         wanted = None
         if invisible_for is not None:
             wanted = check_seconds("invisible_for", invisible_for)
-        return self._popping.settle.change(receipt, wanted)
+        if type(gives_back) is not bool:
+            raise CallerError(f"gives_back is {gives_back!r}; it must be True or False")
+        return self._popping.settle.change(receipt, wanted, gives_back=gives_back)
 
     def redrive(self, group: str, limit: int | None = None) -> int:
         """Put dead letters of a group, up to `limit` of those that were not taken yet, back to it;

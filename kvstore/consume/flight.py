@@ -6,8 +6,9 @@ queues' next offsets. So whether anything is due is mostly answered without Rock
 never begins among the tombstones of rows that went before. A change is collected in a `Change`,
 written as one WriteBatch, and only then taken into the counters.
 
-Invariants: no object per message; the counters agree with the rows between changes; a row is
-found by its key, or by being due, never by a search through all.
+Invariants: no object per message, and per row only where it was made with an attempt id; the
+counters agree with the rows between changes; a row is found by its key, or by being due, never by a
+search through all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from kvstore.consume.waiting import Waiter
     from kvstore.index.families import Batch, Families
     from kvstore.message import StoredMessage
+    from kvstore.meta.groups import GroupInfo
 
 _BUCKET: Final = 7
 """Due times are counted by 1 << 7 ms."""
@@ -38,7 +40,7 @@ _DUE_MAX: Final = PARKED - 1
 class Change:
     """What one WriteBatch does to a flight."""
 
-    __slots__ = ("added", "batch", "next", "removed", "shrunk", "touched")
+    __slots__ = ("added", "batch", "ended_of", "made_by", "next", "removed", "shrunk", "touched")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -51,6 +53,10 @@ class Change:
         """Whether rows that were there are shrunk or removed."""
         self.next: dict[int, int] = {}
         """Queue -> its new next offset."""
+        self.made_by: list[tuple[bytes, LockKey]] = []
+        """Attempt ids and new rows that have one."""
+        self.ended_of: list[tuple[bytes, LockKey]] = []
+        """The same of rows that go."""
 
     def park(self, key: LockKey, lock: Lock) -> None:
         """A row of parked messages as it is from now on; it goes if it has none."""
@@ -63,6 +69,8 @@ class Change:
         """A new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
         self.added[key] = lock.locked.bit_count()
+        if lock.attempt_id:
+            self.made_by.append((lock.attempt_id, key))
 
     def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
         """A row that keeps only some of its messages; it goes if it keeps none."""
@@ -77,6 +85,8 @@ class Change:
         else:
             self.batch.delete(LOCKS, lock_key(*key))
             self.removed.append((key, gone))
+            if old.attempt_id:
+                self.ended_of.append((old.attempt_id, key))
 
     def remove(self, key: LockKey, old: Lock) -> None:
         """A row that goes."""
@@ -100,14 +110,17 @@ class Flight:
         self.messages = 0
         """How many are locked."""
         self.next: dict[int, int] = {}
-        """Queue -> its next offset, for the queues that were used."""
+        """Queue -> its next offset, for the queues that were used and have one stored."""
+        self.starts: dict[int, tuple[GroupInfo, int, int]] = {}
+        """Queue without one -> where its group would begin, which group as it was then, and the
+        queue's end: it holds for these."""
         self.turn = 0
         self.ahead: dict[int, list[StoredMessage]] = {}
         """Queue -> messages that were read before anybody wanted them, the next one last."""
         self.message_bytes = 1 << 30
         """What a record had last, about; much, before any was read."""
         self.capped = False
-        """Whether only so many messages of the group may be locked: an ack makes room."""
+        """Whether only so many messages of the group may be locked, as of the last claim."""
         self.waiters: set[Waiter] = set()
         self.asleep: OrderedDict[Waiter, None] = OrderedDict()
         """Those of them that were not woken since they looked last."""
@@ -123,6 +136,8 @@ class Flight:
         """Whether there may be parked rows."""
         self.soonest = 0
         """No row is due before, ms since the epoch."""
+        self.attempts: dict[bytes, list[bytes]] = {}
+        """Attempt id -> the keys of its rows, for all rows that have one."""
         self._families = families
         self._prefix = lock_prefix(group, topic)
         self._end = behind(self._prefix)
@@ -187,14 +202,35 @@ class Flight:
             self.messages -= messages
         for key, messages in change.added.items():
             self.added(key, messages)
+        for attempt_id, key in change.ended_of:
+            self._forget_attempt(attempt_id, lock_key(*key))
+        for attempt_id, key in change.made_by:
+            self.note_attempt(attempt_id, key)
         if change.next:
             self.next.update(change.next)
+
+    def note_attempt(self, attempt_id: bytes, key: LockKey) -> None:
+        """Remember that a row was made by an attempt."""
+        self.attempts.setdefault(attempt_id, []).append(lock_key(*key))
+
+    def _forget_attempt(self, attempt_id: bytes, raw_key: bytes) -> None:
+        rows = self.attempts.get(attempt_id, [])
+        if raw_key in rows:
+            rows.remove(raw_key)
+        if not rows:
+            self.attempts.pop(attempt_id, None)
+
+    def rows_of(self, attempt_id: bytes) -> list[LockKey]:
+        """The rows that pops with an attempt id made, and that are there."""
+        return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
 
     def clear(self) -> None:
         """Take note that all rows, or the next offsets, changed otherwise; they are read anew."""
         self.rows = self.messages = 0
         self.epoch += 1
         self.next.clear()
+        self.starts.clear()
+        self.attempts.clear()
         self.ahead = {}
         self.order = None
         self.has_parked = False
@@ -213,16 +249,18 @@ class Flight:
         found = self._buckets[number] = [0, 0]
         return found
 
-    def locked_at(self, now: int) -> int:
+    def live_at(self, now: int) -> int:
         """How many messages are locked, less those whose locks have run out. May be asked without
-        the lock: whoever claims in another topic has that one's.
+        the lock, while nothing but acks and pops of other groups goes on.
         """
-        last = now >> _BUCKET
-        return sum(held[1] for bucket, held in list(self._buckets.items()) if bucket >= last)
-
-    def counts(self, key: LockKey, now: int) -> bool:
-        """Whether `locked_at` counts a row."""
-        return key.due >> _BUCKET >= now >> _BUCKET
+        edge = now >> _BUCKET
+        held = self._buckets.get(edge)
+        live = sum(held[1] for bucket, held in list(self._buckets.items()) if bucket > edge)
+        if held is not None and held[1]:
+            # Of the 1/8 s that it is now some have run out and some have not.
+            rows = self._from(now + 1, (edge + 1) << _BUCKET)
+            live += sum(lock.locked.bit_count() for _, lock in rows)
+        return live
 
     def rows_in(self, queue: int, now: int) -> int:
         """How many rows a queue has, if one of them can be due."""

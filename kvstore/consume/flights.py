@@ -17,18 +17,18 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from kvstore.consume.flight import Change, Flight
-from kvstore.consume.locks import Lock, unpack_lock
+from kvstore.consume.ids import Ids
+from kvstore.consume.locks import SPAN, Lock, unpack_lock
 from kvstore.index.families import Families
 from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
 from kvstore.message import Bounds
 from kvstore.meta.offsets import Offsets
 
+_ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
 ENDED_MAX: Final = 1 << 16
-_ROWS_OF_ATTEMPT_MAX: Final = 1 << 12
 _AHEAD_MAX: Final = 64
 """Flights that may have read ahead, half a megabyte each."""
-_ATTEMPT_IDS_MAX: Final = 1 << 16
 
 
 class Flights:
@@ -45,20 +45,27 @@ class Flights:
         self._ahead: OrderedDict[tuple[int, int], Flight] = OrderedDict()
         self._by_group: dict[int, dict[int, Flight]] = {}
         self._by_topic: dict[int, dict[int, Flight]] = {}
-        self._dead_groups: set[int] = set()
-        self._dead_topics: set[int] = set()
+        self._dead_groups = Ids()
+        self._dead_topics = Ids()
         """Ids that were deleted; none is given again."""
         self._groups: set[int] = set()
         """The groups whose rows were read."""
         self.ended: OrderedDict[int, int] = OrderedDict()
-        """Nonce -> the bits that can't be acked any more, for the rows that ended last."""
-        self.attempt_ids: OrderedDict[tuple[int, int, bytes], dict[LockKey, None]] = OrderedDict()
-        """Group, topic and attempt id -> its rows, for the last ones."""
+        """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
+        how many times a group had been set back by then.
+        """
+        self._ages = 0
+        self._set_back: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        """Group, topic and queue -> when it was set back and to which offset, oldest first, less
+        what a later one covers: so offsets rise.
+        """
 
     def get(self, group: int, topic: int) -> Flight:
         """A flight; made if there is none."""
         flight = self._flights.get((group, topic))
         if flight is None or group not in self._groups:
+            if group in self._dead_groups:
+                return Flight(self._families, group, topic, dead=True)
             self._ensure(group)
             with self._lock:
                 flight = self._flights.get((group, topic))
@@ -115,9 +122,9 @@ class Flights:
         """How many messages a group has under lock, in all topics."""
         return sum(f.messages for f in self.under_way(group))
 
-    def locked_at(self, group: int, now: int) -> int:
+    def live_at(self, group: int, now: int) -> int:
         """The same, less those whose locks have run out."""
-        return sum(f.locked_at(now) for f in self.under_way(group))
+        return sum(f.live_at(now) for f in self.under_way(group))
 
     def next_due(self, flight: Flight) -> int | None:
         """When something may change by itself for who waits at a flight, ms since the epoch: a lock
@@ -158,11 +165,20 @@ class Flights:
 
     def forget_group(self, group: int) -> list[Flight]:
         """Take note that a group was deleted; its flights."""
-        return self._forget(self._by_group, group)
+        flights = self._forget(self._by_group, group)
+        self._forget_set_back(0, group)
+        self._groups.discard(group)
+        return flights
 
     def forget_topic(self, topic: int) -> list[Flight]:
         """Take note that a topic was deleted; its flights."""
+        self._forget_set_back(1, topic)
         return self._forget(self._by_topic, topic)
+
+    def _forget_set_back(self, part: int, number: int) -> None:
+        with self._lock:
+            for kept in [kept for kept in list(self._set_back) if kept[part] == number]:
+                self._set_back.pop(kept, None)
 
     def _forget(self, kept: dict[int, dict[int, Flight]], number: int) -> list[Flight]:
         with self._lock:
@@ -175,6 +191,7 @@ class Flights:
         flight.gone = True
         group, topic = flight.group, flight.topic
         del self._flights[group, topic]
+        self._ahead.pop((group, topic), None)
         for kept, one, other in ((self._by_group, group, topic), (self._by_topic, topic, group)):
             del kept[one][other]
             if not kept[one]:
@@ -197,20 +214,34 @@ class Flights:
         """Remember that a row ended: acking its `bad` bits is too late, its others was done."""
         if len(self.ended) >= ENDED_MAX:
             self.ended.popitem(last=False)
-        self.ended[nonce] = bad
+        self.ended[nonce] = bad | self._ages
 
-    def note_attempt(self, key: LockKey, attempt_id: bytes) -> None:
-        """Remember which rows an attempt id has."""
-        if len(self.attempt_ids) >= _ATTEMPT_IDS_MAX:
-            self.attempt_ids.popitem(last=False)
-        rows = self.attempt_ids.setdefault((key.group, key.topic, attempt_id), {})
-        rows[key] = None
-        if len(rows) > _ROWS_OF_ATTEMPT_MAX:
-            del rows[next(iter(rows))]
+    def set_back(self, group: int, topic: int, queue: int, offset: int) -> None:
+        """Take note that a queue's messages from an offset on are unread again for a group: what
+        acked them is over.
+        """
+        if not self.ended:
+            return
+        if len(self._set_back) >= ENDED_MAX:
+            # Then it is as after a restart.
+            self.ended.clear()
+            self._set_back.clear()
+        self._ages += 1 << SPAN
+        settings = self._set_back.setdefault((group, topic, queue), [])
+        while settings and settings[-1][1] >= offset:
+            settings.pop()
+        settings.append((self._ages, offset))
 
-    def rows_of(self, flight: Flight, attempt_id: bytes) -> list[LockKey]:
-        """The rows that a pop with an attempt id made; they may have gone since."""
-        return list(self.attempt_ids.get((flight.group, flight.topic, attempt_id), ()))
+    def bad_of(self, key: LockKey, nonce: int) -> int | None:
+        """The bits of a row that ended which can't be acked any more; None if that is forgotten."""
+        found = self.ended.get(nonce)
+        if found is None:
+            return None
+        bad = found & _ALL
+        for age, offset in self._set_back.get((key.group, key.topic, key.queue), ()):
+            if found - bad < age:
+                return bad | _ALL & ~((1 << min(SPAN, max(0, offset - key.first))) - 1)
+        return bad
 
     # --- loading ---
 
@@ -241,7 +272,7 @@ class Flights:
             flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
             flight.count(key, lock.locked.bit_count())
             if lock.attempt_id:
-                self.note_attempt(key, lock.attempt_id)
+                flight.note_attempt(lock.attempt_id, key)
 
     def _cut(self, key: LockKey, lock: Lock) -> Lock:
         """A row as it holds for the log there is; it is written so."""

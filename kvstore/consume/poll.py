@@ -10,25 +10,33 @@ look and the sleep after it wakes the sleeper.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.consume.flight import Flight
 from kvstore.consume.popped import Popped
-from kvstore.consume.waiting import Waiter, Waiting
+from kvstore.consume.waiting import TICK, Waiter, Waiting
 
 _PAUSE: Final = 0.02
 """Seconds until another look where something stays due that is not for this poll."""
 
 
+class Found(NamedTuple):
+    """What a look found; `goes_on` if there is more to look at, that was too much for one call."""
+
+    popped: list[Popped]
+    goes_on: bool = False
+
+
 class Poll:
     """See the module. `end` is to be called whatever happens; `due_in` says, as of the last look
-    that found nothing, in how many seconds the flight's first lock runs out.
+    that found nothing, in how many seconds the flight's first lock runs out; 0 is to look again.
     """
 
     __slots__ = (
         "_claim",
         "_clock",
+        "_due_at",
         "_next_due",
         "_until",
         "_waiter",
@@ -42,7 +50,7 @@ class Poll:
         waiting: Waiting,
         flight: Flight,
         clock: Clock,
-        claim: Callable[[], list[Popped]],
+        claim: Callable[[], Found],
         next_due: Callable[[Flight], int | None],
         wait: float,
         wake: Callable[[], None],
@@ -51,6 +59,7 @@ class Poll:
     ) -> None:
         self.flight = flight
         self.due_in = 0.0
+        self._due_at = 0.0
         self._waiting = waiting
         self._clock = clock
         self._claim = claim
@@ -67,9 +76,10 @@ class Poll:
         flight = self.flight
         self._waiting.rest(flight, self._waiter)
         found = self._claim()
-        if not found:
-            self.due_in = self._until_due()
-        return found
+        if not found.popped:
+            self.due_in = 0.0 if found.goes_on else self._until_due()
+            self._due_at = self._clock.monotonic() + self.due_in
+        return found.popped
 
     def _until_due(self) -> float:
         due = self._next_due(self.flight)
@@ -78,6 +88,21 @@ class Poll:
         # What is due by now was not for this poll: it is of another queue.
         left = due - self._clock.now_ms()
         return left / 1000 if left > 0 else _PAUSE
+
+    def nap(self, *, until_due: bool) -> float:
+        """Seconds to sleep, and then to call `rested`; 0 or less if it is time to look. With
+        `until_due` no longer than to when the first lock runs out.
+        """
+        left = self.left()
+        if until_due:
+            left = min(left, self._due_at - self._clock.monotonic())
+        if left > TICK and self._waiting.keeps_watch(self._waiter):
+            return TICK
+        return left
+
+    def rested(self) -> None:
+        """To be called after each nap that nothing interrupted."""
+        self._waiting.glance()
 
     def left(self) -> float:
         """Seconds until its time is over; 0 or less afterwards."""

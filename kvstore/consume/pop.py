@@ -5,7 +5,8 @@ and what waits is woken. A pop that finds nothing waits for a put, for a lock th
 its time. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written; a flight's
-lock is held from the look to the write; a pop that raised changed nothing.
+lock is held from the look to the write, and no longer than one claim takes, which is bounded
+whatever a filter refuses; a pop that raised changed nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from kvstore.clock import Clock
@@ -23,8 +25,10 @@ from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import offsets_of
 from kvstore.consume.ordered import OrderedClaim
-from kvstore.consume.poll import Poll
+from kvstore.consume.patience import let_others
+from kvstore.consume.poll import Found, Poll
 from kvstore.consume.popped import UNLIMITED, Popped, Wanted, check_wanted
+from kvstore.consume.pull import SCAN_MAX
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
@@ -32,12 +36,16 @@ from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ArchiveUnavailable, PutRefused
 from kvstore.index.families import Families
+from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
 
 _log = logging.getLogger("kvmq")
 _CHECKED_MAX: Final = 1024
+_LOOKED_MAX: Final = 8 * SCAN_MAX
+"""Messages that a pop with a filter looks at before it says that it found none: some 30 ms."""
+_free: Final = nullcontext()
 
 
 class Pop:
@@ -66,7 +74,7 @@ class Pop:
         self._clock = clock
         self._nonces = nonces
         self._still_there = still_there
-        self._capped = threading.RLock()
+        self._counting = threading.RLock()
         self._checked: dict[tuple[object, ...], Wanted] = {}
 
     def pop(self, group: GroupInfo, topic: Topic, wait: float, *asked: Any) -> list[Popped]:
@@ -74,7 +82,7 @@ class Pop:
         attempt_id.
         """
         wanted = self.wanted(topic, asked)
-        return self.claim(group, topic, wanted) or (
+        return self.claim(group, topic, wanted).popped or (
             self._wait(group, topic, wanted, wait) if wait > 0 else []
         )
 
@@ -107,10 +115,12 @@ class Pop:
             while True:
                 event.clear()
                 found = poll.look()
-                left = poll.left()
-                if found or left <= 0:
+                if found or poll.left() <= 0:
                     return found
-                self._clock.wait(event, min(left, poll.due_in))
+                if not poll.due_in:
+                    let_others()
+                while (nap := poll.nap(until_due=True)) > 0 and not self._clock.wait(event, nap):
+                    poll.rested()
         finally:
             poll.end()
 
@@ -136,48 +146,55 @@ class Pop:
 
     # --- one look ---
 
-    def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
-        """Hand out what there is now."""
-        if group.max_in_flight is None:
-            return self._claim(group, topic, wanted)
-        with self._capped:  # what is locked in the group's other topics counts as well
-            return self._claim(group, topic, wanted)
-
-    def _claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
-        flight = self._flights.get(group.id, topic.id)
-        with flight.lock:
-            if flight.gone:
-                return self._claim(group, topic, wanted)
-            if flight.dead:
-                self._still_there(group, topic)
-                return []  # being deleted
-            found = None
-            if wanted.attempt_id:
-                found = self._again(flight, topic, group.name, wanted.attempt_id)
-            if not found:
-                found = self._take_all(flight, group, topic, wanted)
-            if found and flight.waiters:
-                # Who waits may have to look again earlier than he thought.
-                self._waiting.freed(flight, 1)
-            return found
-
-    def _take_all(
-        self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted
-    ) -> list[Popped]:
-        """Claim until there is enough, or nothing more: what one claim passes over, or sends to the
-        dead letters, may be what the next one was waiting for.
+    def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> Found:
+        """Hand out what there is now. What one claim passes over, or sends to the dead letters, may
+        be what the next one was waiting for; between two of them others have their turn.
         """
         out: list[Popped] = []
+        looked = 0
         while True:
-            claim = self._take(flight, group, topic, wanted)
-            out += claim.popped(self._receipts)
-            if claim.unavailable is not None and claim.left:
+            with self.counted(group):
+                claim = self._claim(group, topic, wanted, out)
+            if claim is None or not claim.left:
+                return Found(out)
+            if claim.unavailable is not None:
                 if not out:
                     raise claim.unavailable
-                return out
-            if not claim.left or not claim.made_way or (out and wanted.max_bytes != UNLIMITED):
-                return out
+                return Found(out)
+            whole = wanted.max_bytes != UNLIMITED or wanted.attempt_id
+            if not claim.made_way or (out and whole):
+                return Found(out)
+            looked += claim.looked
+            if looked >= _LOOKED_MAX:
+                return Found(out, goes_on=not out)
             wanted = wanted._replace(limit=claim.left)
+            let_others()
+
+    def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
+        """Around what makes locks live: what is locked in a group's other topics counts as well,
+        where only so many may be. Taken before any flight's lock.
+        """
+        return _free if group.max_in_flight is None else self._counting
+
+    def _claim(
+        self, group: GroupInfo, topic: Topic, wanted: Wanted, out: list[Popped]
+    ) -> Claim | None:
+        """Claim once, and add what was taken to `out`; None if there is nothing more to be had."""
+        with self._flights.flying(group.id, topic.id) as flight:
+            if flight.dead:
+                self._still_there(group, topic)
+                return None  # being deleted
+            if wanted.attempt_id:
+                again = self._again(flight, topic, group.name, wanted.attempt_id)
+                if again:
+                    out += again
+                    return None
+            claim = self._take(flight, group, topic, wanted)
+            out += claim.popped(self._receipts)
+            if claim.taken and flight.waiters:
+                # Who waits may have to look again earlier than he thought.
+                self._waiting.freed(flight, 1)
+            return claim
 
     def _take(self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted) -> Claim:
         change = Change(self._families.batch())
@@ -194,15 +211,19 @@ class Pop:
         )
         flight.capped = group.max_in_flight is not None
         if group.max_in_flight is not None:
+            # Before it is counted: what is acked from now on wakes who found no room.
+            self._waiting.short.add(group.id)
             # What has run out counts no more: nobody may ever ask for it again.
-            held = self._flights.locked_at(group.id, self._clock.now_ms())
-            claim.room = max(0, group.max_in_flight - held)
-        claim.take_due()
-        if claim.dead:
-            self._bury(claim, topic, group)
-        if flight.has_parked:
-            claim.take_parked()
-        self._take_unread(claim, flight, topic, group, wanted)
+            claim.room = group.max_in_flight - self._flights.live_at(group.id, claim.now)
+        if topic.is_priority and wanted.queue is None:
+            self._take_by_priority(claim, flight, topic, group)
+        else:
+            claim.take_due()
+            if claim.dead:
+                self._bury(claim, topic, group)
+            if flight.has_parked:
+                claim.take_parked(wanted.queue)
+            self._take_unread(claim, flight, topic, group, wanted)
         claim.finish()
         if change or change.next:
             self._write(flight, change)
@@ -211,9 +232,6 @@ class Pop:
             self._flights.reads_ahead(flight)
         for nonce, bad in claim.ended:
             self._flights.end(nonce, bad)
-        if wanted.attempt_id:
-            for taken in claim.taken:
-                self._flights.note_attempt(taken.key, wanted.attempt_id)
         return claim
 
     def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
@@ -241,24 +259,63 @@ class Pop:
         if wanted.queue is not None:
             queues: Sequence[int] = (wanted.queue,)
         else:
-            queues = order(topic.read_queues, flight.turn, priority=topic.is_priority)
+            queues = order(topic.read_queues, flight.turn, priority=False)
             flight.turn += 1
-        end_of, known = self._reader.next_offset, flight.next
         for queue in queues:
-            if not claim.left or not claim.room:
+            if not claim.left or claim.room <= 0:
                 return
-            at = known.get(queue)
-            if at is None:
-                at = known[queue] = self.start(group, topic, queue)
-            if at < end_of(topic.base + queue):
-                claim.take_unread(queue)
+            self._take_unread_of(claim, flight, topic, group, queue)
 
-    def start(self, group: GroupInfo, topic: Topic, queue: int) -> int:
-        """Where a group goes on in a queue, or begins."""
+    def _take_unread_of(
+        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo, queue: int
+    ) -> None:
+        end = self._reader.next_offset(topic.base + queue)
+        # In a queue that never had a message there is nothing to begin with.
+        if end and (at := self.goes_on(flight, group, topic, queue)) < end:
+            if claim.is_tired:
+                claim.made_way = True
+            else:
+                claim.take_unread(queue, at)
+
+    def _take_by_priority(
+        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo
+    ) -> None:
+        """Of each queue what is due, then what is unread, before anything of the next."""
+        if flight.has_parked and not group.ordered:
+            claim.take_parked(None)
+        for queue in order(topic.read_queues, flight.turn, priority=True):
+            if not claim.left:
+                break
+            claim.take_due_of(queue)
+            if flight.has_parked and group.ordered:
+                claim.take_parked(queue)
+            if claim.left and claim.room > 0:
+                self._take_unread_of(claim, flight, topic, group, queue)
+        flight.turn += 1
+        claim.goes_on_with_due()
+        if claim.dead:
+            self._bury(claim, topic, group)
+
+    def goes_on(self, flight: Flight, group: GroupInfo, topic: Topic, queue: int) -> int:
+        """Where a group goes on in a queue, or begins. What is not stored is not kept either: it
+        is as the group says now, until something is taken.
+        """
+        at = flight.next.get(queue)
+        if at is not None:
+            return at
         bounds = self._reader.bounds(topic.base + queue)
         found = self._offsets.get(group.id, topic.id, queue, bounds)
         if found is not None:
+            flight.next[queue] = found
+            flight.starts.pop(queue, None)
             return found
+        kept = flight.starts.get(queue)
+        if kept is None or kept[0] is not group or kept[1] != bounds.next_offset:
+            kept = group, bounds.next_offset, self._start(group, topic, queue, bounds)
+            flight.starts[queue] = kept
+        return kept[2]
+
+    def _start(self, group: GroupInfo, topic: Topic, queue: int, bounds: Bounds) -> int:
         if group.start == "begin":
             return bounds.min_offset
         if group.start == "end":
@@ -268,7 +325,7 @@ class Pop:
     def _again(self, flight: Flight, topic: Topic, group: str, attempt_id: bytes) -> list[Popped]:
         """What an earlier pop with this attempt id took, and is still locked by it."""
         now, out = self._clock.now_ms(), list[Popped]()
-        for key in self._flights.rows_of(flight, attempt_id):
+        for key in flight.rows_of(attempt_id):
             lock = flight.get(key)
             if lock is None or lock.attempt_id != attempt_id or key.due <= now:
                 continue

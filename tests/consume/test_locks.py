@@ -208,6 +208,39 @@ def test_a_lock_given_back_without_a_time_has_the_backoff(
     assert [q.attempt for q in store.pop("g", "t")] == [3]
 
 
+def test_the_backoff_comes_behind_a_lock_that_was_made_longer(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.alter_group("g", backoff=[100])
+    put(store, 1)
+    (p,) = store.pop("g", "t", 1, 10.0)
+    store.change_invisible(p.receipt, 10.0)
+    clock.advance(10.1)
+    assert store.pop("g", "t") == []
+    clock.advance(99.8)
+    assert store.pop("g", "t") == []
+    clock.advance(0.2)
+    assert len(store.pop("g", "t")) == 1
+
+
+def test_no_backoff_comes_behind_the_last_attempt_or_what_is_given_back_with_a_time(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.alter_group("g", backoff=[100], max_attempts=2)
+    put(store, 1)
+    (p,) = store.pop("g", "t", 1, 10.0)
+    store.change_invisible(p.receipt, 5.0, gives_back=True)
+    clock.advance(5)
+    (p,) = store.pop("g", "t", 1, 10.0)
+    store.change_invisible(p.receipt, 20.0)
+    clock.advance(19)
+    assert store.bounds("t", 0).next_offset == 1
+    assert store.pop("g", "t") == []
+    clock.advance(1)
+    assert store.pop("g", "t") == []
+    assert store.group_stats("g", "t")[0].dead_letters == 1
+
+
 def test_without_a_backoff_a_lock_given_back_is_due_at_once(store: Store) -> None:
     put(store, 1)
     store.change_invisible(store.pop("g", "t")[0].receipt)
@@ -273,6 +306,48 @@ def test_an_attempt_id_whose_locks_are_over_gets_what_there_is(
     assert same(store.pop("g", "t", 5, attempt_id="a"), again)
     store.ack(again[0].receipt)
     assert offsets(store.pop("g", "t", 5, attempt_id="a")) == [1, 2]
+
+
+def test_an_attempt_id_is_remembered_whatever_many_others_there_were(store: Store) -> None:
+    put(store, 1)
+    first = store.pop("g", "t", 1, 3600.0, attempt_id="first")
+    for n in range(0, 66_000, 500):
+        put(store, 500)
+        found = [store.pop("g", "t", attempt_id=f"{n + i}")[0] for i in range(500)]
+        store.ack_batch([p.receipt for p in found])
+    assert same(store.pop("g", "t", attempt_id="first"), first)
+
+
+def test_an_attempt_id_with_very_many_rows_gets_all_of_them_again(store: Store) -> None:
+    put(store, 5000)
+    found = store.pop("g", "t", 5000, 3600.0, attempt_id="i")
+    moved = [store.change_invisible(p.receipt, 3600.0) for p in found]
+    again = store.pop("g", "t", 1, attempt_id="i")
+    assert sorted(p.receipt for p in again) == sorted(moved)
+
+
+def test_nothing_is_kept_of_attempts_groups_and_topics_that_are_gone(store: Store) -> None:
+    flights = store._popping.flights
+    store.create_group("h")
+    put(store, 6)
+    found = [store.pop("h", "t", attempt_id=f"{n}")[0] for n in range(3)]
+    assert len(store.pop("h", "t", 3)) == 3
+    number, topic = store.group("h").id, store.topic("t").id
+    flight = flights.get(number, topic)
+    assert len(flight.attempts) == 3
+    store.ack(found[0].receipt)
+    store.change_invisible(found[1].receipt, 0)
+    assert len(flight.attempts) == 1
+    store.delete_group("h")
+    assert number not in flights._groups
+    assert flights.get(number, topic).dead
+    assert number not in flights._groups
+    for kept in (flights._flights, flights._ahead):
+        assert not any(group == number for group, _ in kept)
+    for _ in range(3):
+        store.create_group("h")
+        store.delete_group("h")
+    assert len(flights._dead_groups._bits) == 1
 
 
 def test_an_attempt_id_is_the_groups_and_the_topics_own(store: Store) -> None:
