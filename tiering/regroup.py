@@ -226,7 +226,7 @@ class _Regrouping:
         if not mine:
             return None
         path = Path(job.folder) / f"{job.base:020d}-{class_name}{job.suffix}"
-        sink = _Summed()
+        sink = Summed()
         writer = ArchiveWriter(
             sink,
             self._with_dictionary(found, plans, order, mine),
@@ -329,7 +329,7 @@ class FileSource:
         return self._files.read(self._path, offset, size)
 
 
-class _Summed:
+class Summed:
     """A sink that hands on what it took, and knows how much that was, and its crc32c."""
 
     def __init__(self) -> None:
@@ -338,6 +338,7 @@ class _Summed:
         self.crc = 0
 
     def write(self, data: bytes) -> None:
+        """Take the next bytes."""
         self._chunks.append(data)
         self.size += len(data)
         self.crc = google_crc32c.extend(self.crc, data)
