@@ -58,10 +58,10 @@ def choose(rows: Iterable[ArchiveRow], target_bytes: int) -> list[list[ArchiveRo
     """Which archives to merge: lists of neighbours, each for one archive. Pure.
 
     Neighbours are archives of one class in one place with none of the class between them. Together
-    they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than half of it in
-    the largest, so that no message is rewritten again and again for the sake of few others; and
-    they are of a time that is short against what the class has in that tier, since all of a merged
-    archive waits for its last message.
+    they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than two thirds of
+    it in the largest, so that no message is rewritten again and again for the sake of few others;
+    and they are of a time that is short against what the class has in that tier, since all of a
+    merged archive waits for its last message.
     """
     if target_bytes < 1:
         raise CallerError(f"target_bytes is {target_bytes!r}; it must be 1 at least")
@@ -99,13 +99,13 @@ def _runs(rows: list[ArchiveRow], most: int, span: int | None) -> Iterator[list[
 
 
 def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:
-    """The run, or what of it is worth it: where one archive has more than half, what is before and
-    what is behind it.
+    """The run, or what of it is worth it: where one archive outweighs the others, what is before
+    and what is behind it.
     """
     if len(run) < 2:
         return []
     sizes = [row.size for row in run]
-    if 2 * max(sizes) <= sum(sizes):
+    if 3 * max(sizes) <= 2 * sum(sizes):
         return [run]
     at = sizes.index(max(sizes))
     return [*_worth_it(run[:at]), *_worth_it(run[at + 1 :])]

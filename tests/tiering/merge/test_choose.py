@@ -38,7 +38,7 @@ def test_one_alone_is_not_merged() -> None:
 
 
 def test_a_large_one_is_not_rewritten_for_small_ones() -> None:
-    rows = [row(1, 60), row(2), row(3), row(4)]
+    rows = [row(1, 61), row(2), row(3), row(4)]
     assert chosen(rows) == [[2, 3, 4]]
 
 
@@ -92,12 +92,12 @@ def test_merging_again_and_again_ends_with_each_message_rewritten_a_few_times(
             assert 2 <= len(group) <= INPUTS_MAX
             size = sum(r.size for r in group)
             assert size <= 150
-            assert 2 * max(r.size for r in group) <= size
+            assert 3 * max(r.size for r in group) <= 2 * size
             written += size
             at = [r.first_stored_at for r in group] + [r.last_stored_at for r in group]
             assert max(at) - min(at) <= 10 * DAY
             merged = row(group[0].number, size, first_stored_at=min(at), last_stored_at=max(at))
             rows = [r for r in rows if r not in group] + [merged]
         rounds += 1
-        assert rounds < 10
-    assert written <= 8 * total
+        assert rounds < 20
+    assert written <= 14 * total
