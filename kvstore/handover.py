@@ -150,13 +150,16 @@ class HandOver:
         segments: Sequence[int],
         arriving: Sequence[Arriving],
         unkept: Collection[Queue] = (),
+        *,
+        erase: bool = False,
     ) -> int:
         """Have archives take the place of segments, and remove these; returns how many queues they
         had. The archives are where their rows say, and were read back.
 
         `unkept` are the queues (topic id, queue) of which the segments' messages are in no archive:
-        expired, or not to be read. Raises `CallerError`, with nothing changed, for a segment that
-        is not there or not sealed, and for a queue that nothing is said about.
+        expired, or not to be read. With `erase` the segments' files are overwritten first, also if
+        the store's settings don't ask for it. Raises `CallerError`, with nothing changed, for a
+        segment that is not there or not sealed, and for a queue that nothing is said about.
         """
         self._log.check_writable()
         with self._upkeep.leaving:
@@ -171,7 +174,7 @@ class HandOver:
             with self._coming(arriving):
                 queues = self._index.hand_over(segments, arriving, unkept, there)
             for number in segments:
-                self._log.segments.remove(number, erase=self.config.secure_erase)
+                self._log.segments.remove(number, erase=erase or self.config.secure_erase)
         return queues
 
     def swap(

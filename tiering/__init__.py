@@ -15,6 +15,7 @@ from __future__ import annotations
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, KeyDestroyed
 from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
+from tiering.erase import DestroyReport, ErasureReport
 from tiering.errors import (
     ExtraMissing,
     ObjectExists,
@@ -32,13 +33,16 @@ from tiering.errors import (
 from tiering.plan import Plan
 from tiering.policy import Policy
 from tiering.prices import Prices, TierPrice
-from tiering.worker import ArchiveInfo, RunReport, Worker
+from tiering.runs import RunReport
+from tiering.worker import ArchiveInfo, Worker
 
 __all__ = [
     "ArchiveDamaged",
     "ArchiveInfo",
     "ArchiveMissing",
     "ArchiveUnavailable",
+    "DestroyReport",
+    "ErasureReport",
     "ExtraMissing",
     "KeyDestroyed",
     "KeyFile",

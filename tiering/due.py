@@ -23,8 +23,9 @@ from tiering.classes import RetentionClass, TopicTraits, life_of
 from tiering.durations import text_of
 from tiering.policy import Policy, Tier, is_open
 
-Why = Literal["age", "size", "disk"]
-"""What made something due: its time is over, `max_bytes`, or a watermark."""
+Why = Literal["age", "size", "disk", "erased"]
+"""What made something due: its time is over, `max_bytes`, a watermark, or it holds what is to be
+erased."""
 
 _EVER: Final = "without limit"
 
@@ -224,6 +225,15 @@ def _leaving(
         out.append(_segment_due(segment, why, reason, now))
         total -= segment.bytes
     return out, None
+
+
+def due_at_once(policy: Policy, segment: Segment, now_ms: int) -> SegmentDue | None:
+    """What becomes of a segment that leaves whatever its age, because something in it is to be
+    erased; None: the policy has no place for it. Pure.
+    """
+    if not policy.moves:
+        return None
+    return _segment_due(segment, "erased", "it holds what is to be erased", now_ms)
 
 
 def _newest_of(segments: Sequence[Segment]) -> list[int | None]:

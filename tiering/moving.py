@@ -32,6 +32,8 @@ from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.due import SegmentDue
 from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
+from tiering.keys import keys_at_hand
+from tiering.match import Match
 from tiering.place import Place
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
@@ -147,23 +149,27 @@ class Mover:
 
     # --- one segment ---
 
-    def move(self, due: SegmentDue) -> Moved:
-        """Move a segment. Raises what kept it from moving; it is where it was then."""
+    def move(self, due: SegmentDue, without: Match | None = None) -> Moved:
+        """Move a segment, `without` some of its messages: then its file is overwritten before it
+        goes. Raises what kept it from moving; it is where it was then.
+        """
         sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
         if sealed is None:
             raise IndexDamaged(f"segment {due.number} is not in the log any more")
-        job = self._job(due, sealed.path, sealed.first_position)
+        job = self._job(due, sealed.path, sealed.first_position, without)
         regrouped = self._regroup(job)
         try:
             self._compare(due.number, regrouped)
             rows, arriving = [], []
             for made in regrouped.archives:
                 self._check()
-                row = self._keep(made, self._tier_of(due, made))
+                row = self.keep(made, self._tier_of(due, made))
                 rows.append(row)
-                arriving.append(self._arriving(row, made))
+                arriving.append(arriving_of(row, made))
             self._check()
-            self._side.hand_over([due.number], arriving, regrouped.unkept)
+            self._side.hand_over(
+                [due.number], arriving, regrouped.unkept, erase=without is not None
+            )
         finally:
             self._clear(regrouped)
         for row in rows:
@@ -177,13 +183,13 @@ class Mover:
             left_out=regrouped.left_out,
         )
 
-    def _job(self, due: SegmentDue, path: Path, base: int) -> SegmentJob:
+    def _job(self, due: SegmentDue, path: Path, base: int, without: Match | None) -> SegmentJob:
         classes = {
             name: part.retention_class if part.to is not None else None
             for part in due.parts
             for name in part.topics
         }
-        self._files.make_dir(self._made)
+        keys = keys_at_hand(self._settings.keys, classes)
         return SegmentJob(
             number=due.number,
             path=str(path),
@@ -193,9 +199,10 @@ class Mover:
                 for info in self._store.topics()
                 if info.name in classes
             },
-            settings=self._settings,
+            settings=msgspec.structs.replace(self._settings, keys=keys),
             store_id=self._side.store_id.hex(),
-            folder=str(self._made),
+            folder=str(self.made_folder()),
+            without=without,
         )
 
     def _regroup(self, job: SegmentJob) -> Regrouped:
@@ -205,18 +212,18 @@ class Mover:
 
     def _compare(self, number: int, regrouped: Regrouped) -> None:
         """Hold what the archives have of each queue against what the index has."""
-        found = {
-            (q.topic, q.queue): (q.messages, q.first, q.last)
-            for made in regrouped.archives
-            for q in made.queues
-        }
+        held = regrouped.whole
+        if held is None:
+            held = [q for made in regrouped.archives for q in made.queues]
+        found = {(q.topic, q.queue): (q.messages, q.first, q.last) for q in held}
         says: dict[tuple[int, int], tuple[int, int, int]] = {}
         for queue, (count, first, last) in self._index_says(number):
             before = says.get(queue)
             known, begin = before[:2] if before is not None else (0, first)
             says[queue] = known + count, begin, last
         for queue in regrouped.unkept:
-            says.pop(queue, None)
+            if queue not in found:
+                says.pop(queue, None)
         if found == says:
             return
         wrong = next(q for q in {**found, **says} if found.get(q) != says.get(q))
@@ -240,9 +247,16 @@ class Mover:
         name = made.manifest.retention_class
         return next(p.to for p in due.parts if p.retention_class == name and p.to is not None)
 
-    def _keep(self, made: Made, tier: Tier) -> ArchiveRow:
-        """Put an archive where it belongs and read it back."""
-        place, manifest = self._places[tier], made.manifest
+    def made_folder(self) -> Path:
+        """Where archives are made, before they are put where they belong."""
+        self._files.make_dir(self._made)
+        return self._made
+
+    def keep(self, made: Made, tier: Tier, place: Place | None = None) -> ArchiveRow:
+        """Put an archive where it belongs (None: the tier's place) and read it back. Its intent is
+        to be forgotten once the catalog has it.
+        """
+        place, manifest = place or self._places[tier], made.manifest
         number = self._side.take_number()
         key = object_key(
             self._side.store_id, manifest.first_position, number, manifest.retention_class
@@ -263,14 +277,16 @@ class Mover:
     def _kept_as(self, place: Place) -> str:
         return kept_as(place.name, self._store.path)
 
-    def _arriving(self, row: ArchiveRow, made: Made) -> Arriving:
-        queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues]
-        return Arriving(row.number, row.first_position, encode_row(row), queues)
-
     def _clear(self, regrouped: Regrouped) -> None:
         for made in regrouped.archives:
             with suppress(OSError):
                 self._files.remove(Path(made.path))
+
+
+def arriving_of(row: ArchiveRow, made: Made) -> Arriving:
+    """What the store is told of an archive that is where its row says."""
+    queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues]
+    return Arriving(row.number, row.first_position, encode_row(row), queues)
 
 
 def row_of(made: Made, number: int, place: str, key: str, tier: Tier, now: int) -> ArchiveRow:

@@ -30,7 +30,15 @@ BLOCK_MAX: Final = 64 << 20
 _LEVELS: Final = {"zstd": (1, 22), "lz4": (0, 12)}
 _DURATION_MAX: Final = float(1 << 43)
 """Seconds; in milliseconds it still fits 8 bytes."""
-_DURATIONS: Final = ("hot_for", "warm_for", "cold_for", "dead_letters_for", "grace", "clock_doubt")
+_DURATIONS: Final = (
+    "hot_for",
+    "warm_for",
+    "cold_for",
+    "dead_letters_for",
+    "tombstones_for",
+    "grace",
+    "clock_doubt",
+)
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +64,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `read_rate`, `upload_rate`: bytes a second at most, None for no limit. `grace`: how long a
     replaced object stays for readers that have it open. `dead_letters_for`: dead letters whose
     topic has no retention of its own are kept for at least so long in all; None: without limit.
-    `clock_doubt`: a leap of the clock is believed after it has lasted for so long.
+    `tombstones_for`: how long compaction keeps a message with an empty body, which says that its
+    key is deleted. `clock_doubt`: a leap of the clock is believed after it has lasted for so long.
 
     `prices` are for `plan` alone.
 
@@ -81,6 +90,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upload_rate: float | None = None
     grace: float = 3600.0
     dead_letters_for: float | None = 30 * 86_400.0
+    tombstones_for: float = 7 * 86_400.0
     clock_doubt: float = 86_400.0
     prices: Prices = Prices()
 
@@ -184,7 +194,7 @@ def _seconds(found: Mapping[str, Any]) -> dict[str, Any]:
 def _check_ranges(p: Policy) -> None:
     for name in _DURATIONS:
         value = getattr(p, name)
-        may_be_none = name not in ("grace", "clock_doubt")
+        may_be_none = name not in ("tombstones_for", "grace", "clock_doubt")
         _number(
             name,
             value,

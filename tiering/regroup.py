@@ -29,6 +29,7 @@ from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.records import Fields, RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.match import Match
 from tiering.segment import SegmentRecords, read_segment
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TopicPlan(NamedTuple):
 
 class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to do: the segment's file, which begins at `base` of the log; the topics whose
-    messages count, by name; and the folder for the archives.
+    messages count, by name; the folder for the archives; and what is erased on the way.
     """
 
     number: int
@@ -60,6 +61,7 @@ class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
     store_id: str
     folder: str
     suffix: str = ".kvarc"
+    without: Match | None = None
 
 
 class HeldQueue(NamedTuple):
@@ -86,14 +88,17 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a segment. `unkept` are the queues (topic id, queue) whose messages the plan
-    lets go; `left_out` counts records that no queue holds.
+    """What became of a segment. `unkept` are the queues (topic id, queue) of whose messages none
+    is in an archive, since the plan lets them go, or they were all erased; `left_out` counts
+    records that no queue holds, and such as are erased. `whole` is what the segment holds of the
+    queues that the plan keeps, where something was erased of it.
     """
 
     archives: list[Made]
     unkept: list[tuple[int, int]]
     messages: int
     left_out: int
+    whole: list[HeldQueue] | None = None
 
 
 class Pace(Protocol):
@@ -158,6 +163,16 @@ class _Regrouping:
         live = self._live(found, plans)
         order = self._order(found, names, live)
         self._check_rising(found, order)
+        whole, all_live = None, live
+        if job.without is not None:
+            whole = self._whole(found, plans, order)
+            rows = np.flatnonzero(live)
+            meant = job.without.rows_of(
+                RecordBatch(self._buffer, found.starts[rows], found.sizes[rows])
+            )
+            live = live.copy()
+            live[rows[meant]] = False
+            order = order[live[order]]
         by_class: dict[str, list[int]] = {}
         unkept = []
         for number in sorted(range(len(names)), key=names.__getitem__):
@@ -165,7 +180,7 @@ class _Regrouping:
             if plan is None:
                 continue
             if plan.retention_class is None:
-                queues = np.unique(found.queues[live & (found.topics == number)])
+                queues = np.unique(found.queues[all_live & (found.topics == number)])
                 unkept += [(plan.topic.id, queue) for queue in queues.tolist()]
             else:
                 by_class.setdefault(plan.retention_class, []).append(number)
@@ -175,9 +190,13 @@ class _Regrouping:
             for name, numbers in sorted(by_class.items())
         ]
         archives = [archive for archive in made if archive is not None]
+        if whole is not None:
+            left = {(q.topic, q.queue) for archive in archives for q in archive.queues}
+            unkept += [(q.topic, q.queue) for q in whole if (q.topic, q.queue) not in left]
         return Regrouped(
             archives=archives,
             unkept=unkept,
+            whole=whole,
             messages=sum(a.manifest.messages for a in archives),
             left_out=len(found.starts) - int(np.count_nonzero(live)),
         )
@@ -187,6 +206,19 @@ class _Regrouping:
         never = 1 << 62
         since = np.array([p.topic.since if p is not None else never for p in plans] or [never])
         return found.in_queue & (found.starts + self._job.base >= since[found.topics])
+
+    def _whole(
+        self, found: SegmentRecords, plans: list[TopicPlan | None], order: I64
+    ) -> list[HeldQueue]:
+        """What there is of the queues that are kept, before anything is erased."""
+        out = []
+        for a, b in _borders(found, order):
+            rows = order[a:b]
+            plan = plans[int(found.topics[rows[0]])]
+            if plan is not None and plan.retention_class is not None:
+                queue = int(found.queues[rows[0]])
+                out.append(self._held(plan.topic.id, queue, found, rows))
+        return out
 
     def _order(self, found: SegmentRecords, names: list[str], live: NDArray[np.bool_]) -> I64:
         """The live rows by topic name and queue, each queue's in the order of the log."""
@@ -226,7 +258,7 @@ class _Regrouping:
         if not mine:
             return None
         path = Path(job.folder) / f"{job.base:020d}-{class_name}{job.suffix}"
-        sink = _Summed()
+        sink = Summed()
         writer = ArchiveWriter(
             sink,
             self._with_dictionary(found, plans, order, mine),
@@ -329,7 +361,7 @@ class FileSource:
         return self._files.read(self._path, offset, size)
 
 
-class _Summed:
+class Summed:
     """A sink that hands on what it took, and knows how much that was, and its crc32c."""
 
     def __init__(self) -> None:
@@ -338,6 +370,7 @@ class _Summed:
         self.crc = 0
 
     def write(self, data: bytes) -> None:
+        """Take the next bytes."""
         self._chunks.append(data)
         self.size += len(data)
         self.crc = google_crc32c.extend(self.crc, data)

@@ -110,11 +110,11 @@ class Tiers:
                 else:
                     known[number] = row
             self._rows = known
-        for number, row in changed:
+        for number, _ in changed:
             # Where it is may have changed, too.
             self._open.pop(number, None)
-            if row is None:
-                self._cache.forget(number)
+            # And what it is read with: a key may have been destroyed.
+            self._cache.forget(number)
         with self._lock:
             self._queues.clear()
             self._queue_blocks = 0

@@ -12,28 +12,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 from weakref import WeakSet
 
 import msgspec
 
-from kvstore.errors import CallerError, StoreClosed, StoreError
+from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
 from tiering.classes import TopicTraits, read_class
-from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due
+from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, due_at_once
+from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
-from tiering.history import Done, History
+from tiering.history import History
+from tiering.match import Match
+from tiering.merge import TARGET_BYTES, choose
 from tiering.moving import WORK, Mover
 from tiering.place import Place, open_place
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
+from tiering.replacing import Replacer
+from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store
 from tiering.survey import segments_of, traits_of
@@ -61,23 +66,6 @@ class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_stored_at: int
     retention_class: str
     generation: int
-
-
-class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did. `removed` are the names of objects and files that nothing needs any more;
-    `failed` says, for what could not be done, why. `waits_for_hours`: more is due, at other hours.
-    """
-
-    segments: list[int] = []
-    archives: list[str] = []
-    shifted: list[str] = []
-    expired: list[str] = []
-    removed: list[str] = []
-    failed: dict[str, str] = {}
-    messages: int = 0
-    raw_bytes: int = 0
-    bytes: int = 0
-    waits_for_hours: bool = False
 
 
 class Worker:
@@ -133,6 +121,10 @@ class Worker:
         self._shifter = Shifter(
             store, policy, self._places, self._mover.intents, self._reading, self._uploading,
             options or {},
+        )  # fmt: skip
+        self._replacer = Replacer(
+            store, policy, settings, self._mover, self._shifter, self._pool, self._reading,
+            options or {}, self._check,
         )  # fmt: skip
         with _taken_lock:
             if self._side in _taken:
@@ -212,22 +204,92 @@ class Worker:
         `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place does
         not do what it must; what else goes wrong is in the report, and tried again by the next run.
         """
+        with self._alone():
+            return self._run()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Do one thing at a time, and have the other process end behind it."""
         if not self._busy.acquire(blocking=False):
             raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
         try:
-            return self._run()
+            yield
         finally:
             self._pool.close()
             self._busy.release()
 
+    def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:
+        """Merge neighbouring archives into larger ones, of `target_bytes` at most, until none are
+        worth it, whatever the hour; compacted topics keep the newest message of each key then. What
+        is due to go cold, or to go, is left to `run_once`. Raises as that does.
+        """
+        with self._alone():
+            run = self._begin()
+            failed: set[int] = set()
+            while True:
+                agenda, known = self._agenda()
+                busy = {archive.key for archive in agenda.archives}
+                rows = [r for r in self._rows() if r.key not in busy and r.number not in failed]
+                groups = choose(rows, target_bytes)
+                if not groups:
+                    return run.report()
+                for group in groups:
+                    self._check()
+                    began = self._clock.monotonic()
+                    failed.update(row.number for row in group)
+                    with run.noting(group[0].key, StoreError, OSError):
+                        done = self._replacer.merge(group, known, self._observed().now_ms)
+                        failed.difference_update(row.number for row in group)
+                        run.replaced(done, self._clock.monotonic() - began)
+
+    def erase(
+        self, *, topic: str | None = None, key: str | None = None, before: int | None = None
+    ) -> ErasureReport:
+        """Erase what was put so far of a topic, with a key, or stored before a time (ms); of what
+        is given all must be true. Then everything is read again, to show that nothing is left: see
+        `ErasureReport.is_proven`. Raises as `run_once` does.
+        """
+        match = Match(topic=topic, key=key, before=before)
+        with self._alone():
+            self._begin()
+            report = self._eraser().erase(match)
+            self.history.add(
+                "erased", report.what, archives=report.archives, messages=report.messages,
+                note="proven" if report.is_proven else f"not proven: {report.failed}"[:1000],
+            )  # fmt: skip
+            return report
+
+    def destroy_key(self, topic: str) -> DestroyReport:
+        """Destroy a topic's key: what is encrypted with it is gone everywhere at once, copies of
+        archives included. Raises `ConfigError` if the worker's keys can't do that.
+        """
+        keys = self._keys
+        if keys is None or not hasattr(keys, "destroy"):
+            raise ConfigError(
+                f"the key of topic {topic!r} can't be destroyed: the worker was given "
+                + ("no keys" if keys is None else "keys of a kind that can't; ask whoever has them")
+            )
+        with self._alone():
+            found = self._eraser().destroy_key(topic, cast("Destroyer", keys))
+            self.history.add(
+                "erased", f"the key of topic {topic}", archives=found.archives,
+                note=f"readable all the same: {found.readable}" if found.readable else "",
+            )  # fmt: skip
+            return found
+
+    def _eraser(self) -> Eraser:
+        return Eraser(
+            self._store, self._mover, self._replacer, self._pool, self._check, self._tell,
+            self._due_at_once,
+        )  # fmt: skip
+
+    def _due_at_once(self, number: int) -> SegmentDue | None:
+        """What becomes of a segment if it leaves hot now; None: there is no place for it."""
+        segment = next((s for s in self._look()[0] if s.number == number), None)
+        return due_at_once(self.policy, segment, self._observed().now_ms) if segment else None
+
     def _run(self) -> RunReport:
-        run = _Run(self.history)
-        self._unfit.clear()
-        known = {row.number for row in decode_rows(self._side.rows())}
-        self._try_places()
-        with run.noting("tidying", StoreError):
-            run.removed += self._mover.tidy(known)
-        self._sweep(run)
+        run = self._begin()
         while True:
             self._check()
             agenda, known_topics = self._agenda()
@@ -241,6 +303,17 @@ class Worker:
             if not done:
                 return run.report(waits_for_hours=False)
             self._sweep(run)
+
+    def _begin(self) -> Run:
+        """Put right what a worker before left, and begin."""
+        run = Run(self.history)
+        self._unfit.clear()
+        known = {row.number for row in decode_rows(self._side.rows())}
+        self._try_places()
+        with run.noting("tidying", StoreError):
+            run.removed += self._mover.tidy(known)
+        self._sweep(run)
+        return run
 
     def _try_places(self) -> None:
         """Try out, once, what each place promises, and make a folder that is not there yet."""
@@ -260,7 +333,7 @@ class Worker:
         )  # fmt: skip
         return agenda, known
 
-    def _move(self, segment: SegmentDue, run: _Run) -> bool:
+    def _move(self, segment: SegmentDue, run: Run) -> bool:
         self._check()
         began = self._clock.monotonic()
         try:
@@ -275,7 +348,7 @@ class Worker:
         run.moved(segment, moved.rows, moved.messages, self._clock.monotonic() - began)
         return True
 
-    def _shift(self, archive: ArchiveDue, known: Mapping[str, TopicTraits], run: _Run) -> bool:
+    def _shift(self, archive: ArchiveDue, known: Mapping[str, TopicTraits], run: Run) -> bool:
         self._check()
         row = next((r for r in self._rows() if r.key == archive.key), None)
         if row is None:
@@ -299,7 +372,7 @@ class Worker:
             return False
         return is_done
 
-    def _sweep(self, run: _Run) -> None:
+    def _sweep(self, run: Run) -> None:
         for row in decode_rows(self._side.rows()):
             if row.state == "retired":
                 with run.noting(row.key, StoreError, OSError):
@@ -386,74 +459,3 @@ class Worker:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-class _Run:
-    """What a run has done so far."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self.rows: list[ArchiveRow] = []
-        self.segments: list[int] = []
-        self.shifted: list[str] = []
-        self.expired: list[str] = []
-        self.removed: list[str] = []
-        self.failed: dict[str, str] = {}
-        self.messages = 0
-
-    def moved(
-        self, segment: SegmentDue, rows: list[ArchiveRow], messages: int, seconds: float
-    ) -> Done:
-        self.segments.append(segment.number)
-        self.rows += rows
-        self.messages += messages
-        return self._history.add(
-            "archived",
-            f"segment {segment.number}",
-            archives=[row.key for row in rows],
-            messages=messages,
-            raw_bytes=sum(row.raw_bytes for row in rows),
-            bytes=sum(row.size for row in rows),
-            seconds=round(seconds, 3),
-            note=segment.reason,
-        )
-
-    def failed_with(self, what: str, why: Exception) -> None:
-        _log.warning("tiering: %s: %s", what, why)
-        self.failed[what] = str(why)
-        self._history.add("failed", what, note=str(why)[:1000])
-
-    def noting(self, what: str, *kinds: type[Exception]) -> _Noting:
-        """What goes wrong inside is in the report, and no more than that."""
-        return _Noting(self, what, kinds)
-
-    def report(self, *, waits_for_hours: bool) -> RunReport:
-        return RunReport(
-            segments=self.segments,
-            archives=[row.key for row in self.rows],
-            shifted=self.shifted,
-            expired=self.expired,
-            removed=self.removed,
-            failed=self.failed,
-            messages=self.messages,
-            raw_bytes=sum(row.raw_bytes for row in self.rows),
-            bytes=sum(row.size for row in self.rows),
-            waits_for_hours=waits_for_hours,
-        )
-
-
-class _Noting:
-    """See `_Run.noting`."""
-
-    def __init__(self, run: _Run, what: str, kinds: tuple[type[Exception], ...]) -> None:
-        self._run, self._what, self._kinds = run, what, kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
-        if isinstance(value, TieringStopped | StoreClosed) or not isinstance(value, self._kinds):
-            return False
-        assert isinstance(value, Exception), "only those are asked for"
-        self._run.failed_with(self._what, value)
-        return True

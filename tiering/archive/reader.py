@@ -187,7 +187,7 @@ class Archive:
         KeyDestroyed.
         """
         at, sizes = self.directory.place(number)
-        return self._group(number, read_exactly(self.source, at, sum(sizes)))
+        return self.decode_group(number, read_exactly(self.source, at, sum(sizes)))
 
     def block_of(self, number: int, group: BlockGroup) -> Block:
         """A block of its group. Raises ArchiveDamaged."""
@@ -220,10 +220,11 @@ class Archive:
         for number in blocks:
             at, sizes = place(number)
             if group is None or at != group_at:
-                group, group_at = self._group(number, data[at - begin :][: sum(sizes)]), at
+                group, group_at = self.decode_group(number, data[at - begin :][: sum(sizes)]), at
             yield self.block_of(number, group)
 
-    def _group(self, number: int, data: bytes | memoryview) -> BlockGroup:
+    def decode_group(self, number: int, data: bytes | memoryview) -> BlockGroup:
+        """The same from its bytes, which are at `directory.place`: several can be read at once."""
         directory = self.directory
         topic_number, _ = directory.queue_of(number)
         topic, key_id = self._topics[topic_number]

@@ -1,0 +1,131 @@
+"""A compacted topic's archives keep the newest message of each key, like a dictionary does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstore.record.properties import encode_properties
+from tests.rocketmq.logs import record
+from tests.tiering.archive.making import Queue
+from tests.tiering.merge.merging import deal, made_of, merged, records_in
+from tiering.archive.manifest import ArchivedTopic
+from tiering.compact import Compaction
+from tiering.merge import Dropped
+
+GRACE = 1_000_000
+"""Store times before it are past the grace time."""
+
+
+class Entry(NamedTuple):
+    """A message: its first key (None: it has none), whether its body is empty, its store time."""
+
+    key: str | None
+    is_empty: bool = False
+    stored_at: int = GRACE
+    archive: int = 0
+
+
+def queue_of(entries: list[Entry], name: str = "table", kind: str = "compacted") -> Queue:
+    queue = Queue(ArchivedTopic(name=name, id=7, kind=kind), 0, {})
+    for number, entry in enumerate(entries):
+        keys = {"KEYS": f"{entry.key} other"} if entry.key is not None else {}
+        offset = 5 + 2 * number
+        queue.records[offset] = record(
+            1000 * (number + 1), b"" if entry.is_empty else b"value %d" % number, topic=name,
+            queue=0, offset=offset, stored_at=entry.stored_at,
+            properties=encode_properties({"UNIQ_KEY": f"ID{number}", **keys}),
+        )  # fmt: skip
+    return queue
+
+
+def compacted(
+    entries: list[Entry], *, is_whole: bool = True, kind: str = "compacted"
+) -> tuple[list[int], Dropped]:
+    """Which of the entries are left, by number, and what was dropped."""
+    queue = queue_of(entries, kind=kind)
+    dealt = deal([queue], lambda _, offset: entries[(offset - 5) // 2].archive)
+    result = merged(
+        made_of(dealt), compaction=Compaction(tombstones_before=GRACE, is_whole=is_whole)
+    )
+    if result.merged.made is None:
+        return [], result.merged.dropped
+    found = records_in(result.open())["table", 0]
+    assert all(queue.records[offset] == raw for offset, raw in found.items())
+    return [(offset - 5) // 2 for offset in found], result.merged.dropped
+
+
+def model(entries: list[Entry], *, is_whole: bool) -> list[int]:
+    newest = {entry.key: number for number, entry in enumerate(entries)}
+    return [
+        number
+        for number, entry in enumerate(entries)
+        if entry.key is None
+        or (
+            newest[entry.key] == number
+            and not (is_whole and entry.is_empty and entry.stored_at < GRACE)
+        )
+    ]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.builds(
+            Entry, st.sampled_from([None, "a", "b", "c", "d"]), st.booleans(),
+            st.sampled_from([GRACE - 1, GRACE]), st.integers(0, 2),
+        ),
+        min_size=1, max_size=25,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_what_is_left_is_what_a_dictionary_would_have(entries: list[Entry], is_whole: bool) -> None:
+    left, dropped = compacted(entries, is_whole=is_whole)
+    assert left == model(entries, is_whole=is_whole)
+    assert dropped.total == len(entries) - len(left)
+
+
+def test_the_newest_message_of_a_key_stays_with_its_offset() -> None:
+    left, dropped = compacted([Entry("a"), Entry("b"), Entry("a"), Entry("a")])
+    assert left == [1, 3]
+    assert dropped == Dropped(superseded=2)
+
+
+def test_a_message_without_a_key_stays() -> None:
+    assert compacted([Entry(None), Entry(None)])[0] == [0, 1]
+
+
+def test_a_tombstone_supersedes_at_once_and_stays_for_the_grace_time() -> None:
+    left, dropped = compacted([Entry("a"), Entry("a", is_empty=True)])
+    assert left == [1]
+    assert dropped == Dropped(superseded=1)
+
+
+def test_a_tombstone_past_its_grace_goes() -> None:
+    left, dropped = compacted([Entry("a"), Entry("a", True, GRACE - 1)])
+    assert left == []
+    assert dropped == Dropped(superseded=1, tombstones=1)
+
+
+def test_a_tombstone_stays_while_something_older_is_elsewhere() -> None:
+    assert compacted([Entry("a", True, GRACE - 1)], is_whole=False)[0] == [0]
+
+
+def test_a_tombstone_that_was_written_over_is_superseded_like_any_other() -> None:
+    assert compacted([Entry("a", True, GRACE - 1), Entry("a")])[0] == [1]
+
+
+def test_topics_of_other_kinds_are_not_compacted() -> None:
+    assert compacted([Entry("a"), Entry("a")], kind="normal")[0] == [0, 1]
+
+
+def test_letting_go_of_what_is_superseded_on_the_way_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [Entry("abc"[n % 3], n % 5 == 0, GRACE - n % 2) for n in range(40)]
+    at_once = compacted(entries)
+    monkeypatch.setattr("tiering.compact.FOLD_ROWS", 3)
+    assert compacted(entries) == at_once

@@ -1,0 +1,132 @@
+"""A merge, or an erasure, that is killed at any step: every message that is to stay can be read at
+every moment, from one archive; the next run finishes it, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from tests.support.clock import VirtualClock
+from tests.support.files import Effect, WatchedFiles, copy_folder
+from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tiering import Policy, Worker
+
+DAY = 86_400.0
+POLICY = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=0.0, clock_doubt=0.0)
+ON_THE_WAY = ("tiering", "archive", "commitlog")
+
+
+class Killer(WatchedFiles):
+    """Keeps a copy of the store's folder as it is before each effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: Path | None = None
+        self.copies: list[tuple[str, Path]] = []
+        self.before = self._look
+
+    def _look(self, effect: Effect) -> None:
+        if self.store is None or not set(effect.path.parts).intersection(ON_THE_WAY):
+            return
+        if effect.kind in ("map", "write"):
+            return
+        target = self.store.with_name(f"killed{len(self.copies)}")
+        copy_folder(self.store, target)
+        self.copies.append((f"{effect.kind} {effect.path.name}", target))
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def files() -> Killer:
+    return Killer()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock, files: Killer) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
+        for topic, queues in QUEUES.items():
+            opened.create_topic(topic, queues=queues)
+        fill(opened, 300)
+        clock.advance(2 * DAY)
+        yield opened
+
+
+def check_objects(path: Path, worker: Worker) -> None:
+    known = {archive.key for archive in worker.archives()}
+    root = path / "archive"
+    assert {str(f.relative_to(root)) for f in root.rglob("*.kvarc")} == known
+    assert not list((path / "tiering").rglob("*.intent"))
+    assert not list((path / "tiering" / "made").rglob("*.kvarc"))
+
+
+def is_meant(message: Any) -> bool:
+    return "k3" in message.keys
+
+
+def without(found: Any) -> Any:
+    return {queue: [m for m in some if not is_meant(m)] for queue, some in found.items()}
+
+
+def test_merged_archives_are_there_whenever_the_worker_is_killed(
+    store: Store, clock: VirtualClock, files: Killer
+) -> None:
+    before = held(store)
+    with Worker(store, POLICY) as worker:
+        worker.run_once()
+        files.store = store.path
+        assert worker.merge().merged
+        worker.run_once()
+        files.store = None
+    assert len(files.copies) > 8
+    for step, copy in files.copies:
+        try:
+            with kvstore.open(copy, config(clock)) as again:
+                assert held(again) == before
+                with Worker(again, POLICY) as worker:
+                    assert worker.merge().failed == {}
+                    assert worker.run_once().failed == {}
+                    check_objects(copy, worker)
+                    assert len(worker.archives()) == 1
+                assert held(again) == before
+                assert again.verify(archives=True).problems == []
+        except BaseException as e:
+            e.add_note(f"killed before: {step}")
+            raise
+
+
+def test_an_erasure_that_was_killed_lost_nothing_else_and_is_finished_by_the_next(
+    store: Store, clock: VirtualClock, files: Killer
+) -> None:
+    with Worker(store, POLICY) as worker:
+        worker.run_once()
+        fill(store, 40, first=500)
+        before = held(store)
+        files.store = store.path
+        assert worker.erase(key="k3").is_proven
+        files.store = None
+    assert held(store) == without(before)
+    assert len(files.copies) > 8
+    # Each takes a while; the steps of one kind are alike.
+    for step, copy in files.copies[::4]:
+        try:
+            with kvstore.open(copy, config(clock)) as again:
+                assert without(held(again)) == without(before)
+                with Worker(again, POLICY) as worker:
+                    report = worker.erase(key="k3")
+                    assert report.is_proven, report.failed
+                    check_objects(copy, worker)
+                assert held(again) == without(before)
+                assert again.verify().problems == []
+        except BaseException as e:
+            e.add_note(f"killed before: {step}")
+            raise

@@ -1,0 +1,185 @@
+"""What is erased is nowhere any more, neither in the log nor in archives, and all else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tiering import KeyFile, Policy, Worker
+from tiering.place import open_place
+
+DAY = 86_400.0
+WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
+SECRET = b"a secret that nobody must find"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", config(clock)) as opened:
+        for topic, queues in QUEUES.items():
+            opened.create_topic(topic, queues=queues)
+        fill(opened, 300)
+        clock.advance(2 * DAY)
+        yield opened
+
+
+def put_secrets(store: Store, count: int = 5) -> None:
+    for number in range(count):
+        store.put_batch([Message("events", SECRET * 20, queue=number % 2, keys=("secret",))])
+
+
+def files_with(store: Store, what: bytes) -> list[str]:
+    return [str(p) for p in store.path.rglob("*") if p.is_file() and what in p.read_bytes()]
+
+
+def without(before: Any, meant: Any) -> dict[Any, list[StoredMessage]]:
+    return {queue: [m for m in some if not meant(m)] for queue, some in before.items()}
+
+
+def test_a_key_is_erased_from_segments_and_archives_and_all_else_reads_the_same(
+    store: Store, clock: VirtualClock
+) -> None:
+    put_secrets(store)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        put_secrets(store)
+        fill(store, 60, first=500)
+        put_secrets(store, 2)
+        before = held(store)
+        report = worker.erase(key="secret")
+        assert report.is_proven, report.failed
+        assert report.messages == 12
+        assert report.segments
+        assert report.rewritten == []
+        again = worker.erase(key="k3")
+        assert again.is_proven, again.failed
+        assert again.rewritten
+        assert worker.history.last(1)[0].what == "erased"
+    assert held(store) == without(before, lambda m: {"secret", "k3"} & set(m.keys))
+    assert store.verify().problems == []
+    assert store.query("events", "secret") == []
+    assert files_with(store, SECRET) == []
+
+
+def test_the_part_of_a_topic_in_archives_and_log_is_erased_while_the_topic_goes_on(
+    store: Store,
+) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        fill(store, 60, first=500)
+        before = held(store)
+        ends = {queue: store.bounds(*queue).next_offset for queue in before}
+        report = worker.erase(topic="orders")
+        assert report.is_proven, report.failed
+        assert report.rewritten
+        assert report.segments
+    assert held(store) == without(before, lambda m: m.topic == "orders")
+    assert {queue: store.bounds(*queue).next_offset for queue in before} == ends
+    store.put("orders", b"the next one", queue=0)
+    assert [m.body for m in held(store)["orders", 0]] == [b"the next one"]
+
+
+def test_everything_before_a_time_is_erased(store: Store, clock: VirtualClock) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        time = clock.now_ms()
+        fill(store, 60, first=500)
+        before = held(store)
+        report = worker.erase(before=time)
+        assert report.is_proven, report.failed
+        assert report.messages == 300
+        assert worker.archives() == []
+    assert held(store) == without(before, lambda m: m.stored_at < time)
+
+
+def test_the_objects_that_were_replaced_are_gone_whatever_the_grace_time(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        worker.merge()
+        report = worker.erase(key="k1")
+        assert len(report.removed) > len(report.rewritten)
+        keys = {archive.key for archive in worker.archives()}
+    assert {info.key for info in open_place(store.path / "archive").list()} == keys
+
+
+def test_a_topic_that_was_deleted_is_erased_from_the_log_and_from_archives(store: Store) -> None:
+    put_secrets(store)
+    with Worker(store, WARM) as worker:
+        store.seal()
+        worker.run_once()
+        put_secrets(store)
+        store.delete_topic("events")
+        report = worker.erase(topic="events")
+        assert report.is_proven, report.failed
+    assert files_with(store, SECRET) == []
+
+
+def test_what_is_put_meanwhile_and_later_is_not_meant(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        assert worker.erase(topic="orders").is_proven
+        store.put("orders", b"new", queue=0)
+        assert [m.body for m in held(store)["orders", 0]] == [b"new"]
+
+
+def test_an_archive_that_is_damaged_is_not_proven_and_stays(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        path = next((store.path / "archive").rglob("*.kvarc"))
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        report = worker.erase(key="k1")
+        assert not report.is_proven
+        assert any(path.name in name for name in report.failed)
+    assert path.exists()
+
+
+def test_without_a_place_for_archives_what_is_in_the_log_is_not_erased(store: Store) -> None:
+    with Worker(store, Policy(clock_doubt=0.0)) as worker:
+        report = worker.erase(key="k1")
+        assert not report.is_proven
+        assert report.found
+        assert "no place" in next(iter(report.failed.values()))
+
+
+def test_nothing_to_erase_is_refused(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        with pytest.raises(CallerError, match="nothing says"):
+            worker.erase()
+        with pytest.raises(CallerError, match="several keys"):
+            worker.erase(key="a b")
+
+
+def test_destroying_a_key_makes_its_topic_unreadable_at_once(store: Store, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("orders")
+    with Worker(store, WARM, keys=keys) as worker:
+        assert worker.run_once().failed == {}
+        before = held(store)
+        report = worker.destroy_key("orders")
+        assert report.archives
+        assert report.readable == []
+        assert report.segments == []
+        with pytest.raises(kvstore.KeyDestroyed):
+            store.pull("orders", 0, 0)
+        keys.make("orders")
+        assert worker.merge().failed == {}
+        assert worker.erase(topic="orders").is_proven
+    assert held(store) == without(before, lambda m: m.topic == "orders")
+
+
+def test_keys_that_cannot_be_destroyed_are_refused(store: Store) -> None:
+    with Worker(store, WARM) as worker, pytest.raises(ConfigError, match="no keys"):
+        worker.destroy_key("orders")

@@ -1,0 +1,126 @@
+"""The worker merges archives: nobody who reads can tell, and old objects go after the grace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Message, Store, StoredMessage
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tiering import Policy, Worker
+
+DAY = 86_400.0
+WARM = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=60.0, clock_doubt=0.0)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", config(clock)) as opened:
+        for topic, queues in QUEUES.items():
+            opened.create_topic(topic, queues=queues)
+        fill(opened, 300)
+        clock.advance(2 * DAY)
+        yield opened
+
+
+def table(store: Store) -> list[StoredMessage]:
+    low = store.bounds("table", 0).min_offset
+    return store.pull("table", 0, low, limit=100).messages
+
+
+def test_archives_become_one_that_reads_the_same(
+    tmp_path: Path, store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        count = len(worker.archives())
+        assert count >= 2
+        report = worker.merge()
+        assert report.failed == {}
+        assert len(report.merged) == count
+        (archive,) = worker.archives()
+        assert (archive.generation, archive.messages) == (1, 300)
+        assert held(store) == before
+        assert store.verify(archives=True).problems == []
+        assert worker.merge().merged == []
+        objects = list((store.path / "archive").rglob("*.kvarc"))
+        assert len(objects) == count + 1
+        clock.advance(61)
+        assert len(worker.run_once().removed) == count
+        assert len(list((store.path / "archive").rglob("*.kvarc"))) == 1
+    store.close()
+    with kvstore.open(tmp_path / "store", config(clock)) as again:
+        assert held(again) == before
+
+
+def test_the_target_size_is_kept(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        assert worker.merge(target_bytes=1).merged == []
+        assert len(worker.archives()) >= 2
+
+
+def test_an_archive_that_cannot_be_read_stays_and_is_noted(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        count = len(worker.archives())
+        path = next((store.path / "archive").rglob("*.kvarc"))
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        report = worker.merge()
+        assert len(report.failed) == 1
+        assert len(worker.archives()) == count
+
+
+def test_a_topic_that_was_deleted_is_gone_after_a_merge(store: Store) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        store.delete_topic("events")
+        worker.merge()
+        (archive,) = worker.archives()
+        assert archive.messages < 300
+        assert worker.history.last(1)[0].what == "merged"
+
+
+def test_a_compacted_topic_keeps_the_newest_message_of_each_key(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.create_topic("table", queues=1, kind="compacted")
+    for n in range(30):
+        body = b"" if n in (27, 28) else b"value %d" % n
+        store.put_batch([Message("table", body, queue=0, keys=(f"k{n % 5}",))])
+        if n % 10 == 9:
+            store.seal()
+    before = table(store)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        assert worker.merge().failed == {}
+        left = table(store)
+        assert left == before[25:]
+        fill(store, 30, first=700)
+        store.put_batch([Message("table", b"last", queue=0, keys=("k0",))])
+        store.seal()
+        clock.advance(8 * DAY)
+        worker.run_once()
+        for n in range(2):
+            store.put_batch([Message("table", b"more %d" % n, queue=0, keys=("k1",))])
+            store.seal()
+        clock.advance(2 * DAY)
+        worker.run_once()
+        assert worker.merge().failed == {}
+    found = {m.keys[0]: m.body for m in table(store)}
+    assert found["k0"] == b"last"
+    assert found["k4"] == b"value 29"
+    assert found["k1"] == b"more 1"

@@ -1,0 +1,290 @@
+"""Erase: have every copy of some messages gone, wherever they lie, and show that they are.
+
+The idea: what was put before the erasure began is sealed. Segments that hold something of it become
+archives that don't, and their files are overwritten; archives that hold something of it are
+rewritten. Objects that were replaced, by this or by a merge before, go at once, whatever the grace
+time. Then everything is read once more, segments and archives, and what still matches is counted.
+
+Invariants: a message that is not meant is readable at every moment; what could not be rewritten is
+in the report with the reason, and nothing says proven then; running it again does what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kvstore.archived import Sealed
+from kvstore.errors import StoreClosed, StoreError
+from kvstore.files import LocalFiles
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.manifest import Manifest
+from tiering.archive.reader import Archive
+from tiering.archive.records import RecordBatch
+from tiering.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.due import SegmentDue
+from tiering.errors import PolicyIllegal, TieringStopped
+from tiering.keys import KeysAtHand, keys_at_hand
+from tiering.match import Match
+from tiering.merge import Input
+from tiering.moving import Mover
+from tiering.place import open_place
+from tiering.pool import Pool
+from tiering.reading import Rows, Window
+from tiering.replacing import Replacer
+from tiering.segment import read_segment
+from tiering.storeside import Store
+
+WINDOW_BYTES = 8 << 20
+
+
+class Destroyer(KeyProvider, Protocol):
+    """A key provider that can destroy keys, as `KeyFile` does."""
+
+    def destroy(self, topic: str) -> None:
+        """Have the topic's key nowhere any more."""
+        ...
+
+
+class ErasureReport(msgspec.Struct, kw_only=True):
+    """What an erasure did. `messages` counts those erased (a message of which a copy was left, in
+    a retry topic say, counts as often as it was there); `segments` became archives, `rewritten` are
+    the names of archives that were replaced, `archives` of those that replaced them, `removed` of
+    objects that are gone.
+
+    The proof: `checked` messages were read, of which `found` matched; `unreadable` more are
+    encrypted with keys that are destroyed. `failed` says what could not be done or read, and why.
+    """
+
+    what: str
+    messages: int = 0
+    segments: list[int] = []
+    rewritten: list[str] = []
+    archives: list[str] = []
+    removed: list[str] = []
+    checked: int = 0
+    found: int = 0
+    unreadable: int = 0
+    failed: dict[str, str] = {}
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether everything was read again, and nothing matched."""
+        return not self.found and not self.failed
+
+
+class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What destroying the key of a topic did, and what it can't. `archives` are the names of those
+    with messages of it that nobody can read any more; `readable` of those that hold some that were
+    never encrypted, or with another key; `segments` the sealed ones that hold some, as all records
+    of the log are: not encrypted. What is readable is for `Worker.erase`.
+    """
+
+    topic: str
+    archives: list[str] = []
+    readable: list[str] = []
+    segments: list[int] = []
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages something holds, how many of them match, and how many can't be read."""
+
+    messages: int = 0
+    found: int = 0
+    unreadable: int = 0
+
+
+def count_in_segment(path: str, base: int, match: Match) -> Counted:
+    """What a segment's file has of a match, records that no queue holds included."""
+    files = LocalFiles()
+    mapped = files.map(Path(path), writable=False)
+    try:
+        found = read_segment(mapped.buffer, base, mapped.size)
+        meant = match.rows_of(RecordBatch(mapped.buffer, found.starts, found.sizes))
+        # What is damaged may be anything.
+        return Counted(
+            messages=len(found.starts), found=int(meant.sum()), unreadable=len(found.damage)
+        )
+    finally:
+        mapped.close()
+
+
+def count_in_archive(one: Input, match: Match, keys: KeysAtHand | None) -> Counted:
+    """What an archive has of a match; every block is read but those whose key is destroyed."""
+    place = open_place(one.place, options=one.options or None)
+    return count(Archive.open(place.source(one.key, one.size), keys=keys), match, keys)
+
+
+def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> Counted:
+    """See `count_in_archive`."""
+    window = Window(archive, WINDOW_BYTES)
+    messages = found = unreadable = 0
+    for number, _, blocks in archive.directory.queues():
+        topic = archive.manifest.topics[number]
+        held = sum(map(archive.directory.count, blocks))
+        if topic.key_id is not None and (keys is None or keys.is_gone(topic.name, topic.key_id)):
+            whole = match.is_all_of(
+                topic.name, topic.last_stored_at, archive.manifest.last_position
+            )
+            found += held * whole
+            unreadable += held * (not whole)
+            continue
+        for block in blocks:
+            records = Rows.of(window.block(block)).records
+            messages += len(records)
+            found += int(match.rows(records).sum())
+    return Counted(messages=messages, found=found, unreadable=unreadable)
+
+
+class Eraser:
+    """See the module. `plan` says, for a segment, what becomes of it if it leaves now."""
+
+    def __init__(
+        self,
+        store: Store,
+        mover: Mover,
+        replacer: Replacer,
+        pool: Pool,
+        check: Callable[[], None],
+        tell: Callable[[str, int, int], None],
+        plan: Callable[[int], SegmentDue | None],
+    ) -> None:
+        self._store = store
+        self._side = store.handover
+        self._mover = mover
+        self._replacer = replacer
+        self._pool = pool
+        self._check = check
+        self._tell = tell
+        self._plan = plan
+
+    def erase(self, match: Match) -> ErasureReport:
+        """Do it, and read everything again. What goes wrong is in the report."""
+        report = ErasureReport(what=str(match))
+        self._store.seal()
+        self._store.checkpoint()
+        ends = [segment.end_position for segment in self._side.sealed()]
+        ends += [row.last_position + 1 for row in self._rows()]
+        match = msgspec.structs.replace(match, below=max(ends, default=0))
+        for segment in self._side.sealed():
+            with _noting(report, f"segment {segment.number}"):
+                self._erase_segment(segment, match, report)
+        rows = self._rows()
+        for at, row in enumerate(rows):
+            self._check()
+            self._tell(f"erasing {match}", at, len(rows))
+            with _noting(report, row.name):
+                self._erase_archive(row, match, report)
+        for row in decode_rows(self._side.rows()):
+            if row.state == "retired":
+                with _noting(report, row.name):
+                    self._replacer.remove_retired(row)
+                    report.removed.append(row.name)
+        self._prove(match, report)
+        return report
+
+    def _rows(self) -> list[ArchiveRow]:
+        return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
+
+    def _erase_segment(self, segment: Sealed, match: Match, report: ErasureReport) -> None:
+        self._check()
+        counted = self._count_segment(segment, match)
+        if not counted.found and not counted.unreadable:
+            return
+        due = self._plan(segment.number)
+        if due is None:
+            raise PolicyIllegal(
+                f"segment {segment.number} holds {counted.found} of the messages, and the policy "
+                "has no place for archives, as which what is left of a segment is kept; give it one"
+            )
+        self._mover.move(due, match)
+        report.segments.append(segment.number)
+        report.messages += counted.found
+
+    def _count_segment(self, segment: Sealed, match: Match) -> Counted:
+        path = str(segment.path)
+        return self._pool.run(self._check, count_in_segment, path, segment.first_position, match)
+
+    def _erase_archive(self, row: ArchiveRow, match: Match, report: ErasureReport) -> None:
+        if match.before is not None and row.first_stored_at >= match.before:
+            return
+        manifest = self._replacer.manifest_of(row)
+        if not self._count_archive(row, manifest, match).found:
+            return
+        replaced = self._replacer.erase(row, match)
+        report.messages += replaced.merged.dropped.erased
+        report.rewritten.append(row.name)
+        if replaced.row is not None:
+            report.archives.append(replaced.row.name)
+
+    def _count_archive(self, row: ArchiveRow, manifest: Manifest, match: Match) -> Counted:
+        keys = self._replacer.keys_for([manifest])
+        one = self._replacer.input_of(row)
+        return self._pool.run(self._check, count_in_archive, one, match, keys)
+
+    def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
+        """Destroy a topic's key, and tell what of the topic can be read all the same."""
+        keys.destroy(topic)
+        archives: list[str] = []
+        readable: list[str] = []
+        rows = self._rows()
+        for row in rows:
+            for one in self._replacer.manifest_of(row).topics:
+                if one.name == topic:
+                    known = keys_at_hand(keys, [], [(topic, one.key_id)] if one.key_id else [])
+                    gone = one.key_id is not None and not (known is not None and known.reading)
+                    (archives if gone else readable).append(row.name)
+        # What was decoded before is forgotten.
+        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+        stats = self._store.segments()
+        segments = [s.number for s in stats if any(t.topic == topic for t in s.topics)]
+        return DestroyReport(topic=topic, archives=archives, readable=readable, segments=segments)
+
+    # --- the proof ---
+
+    def _prove(self, match: Match, report: ErasureReport) -> None:
+        segments: Sequence[Sealed] = self._side.sealed()
+        rows = self._rows()
+        total = len(segments) + len(rows)
+        for at, segment in enumerate(segments):
+            self._tell(f"proving that nothing is left: {match}", at, total)
+            with _noting(report, f"segment {segment.number}"):
+                counted = self._count_segment(segment, match)
+                _add(report, msgspec.structs.replace(counted, unreadable=0))
+                if counted.unreadable:
+                    raise StoreError(
+                        f"segment {segment.number} is damaged in {counted.unreadable} places, "
+                        "where anything may be"
+                    )
+        for at, row in enumerate(rows):
+            self._tell(f"proving that nothing is left: {match}", len(segments) + at, total)
+            with _noting(report, row.name):
+                counted = self._count_archive(row, self._replacer.manifest_of(row), match)
+                _add(report, counted)
+
+
+def _add(report: ErasureReport, counted: Counted) -> None:
+    report.checked += counted.messages
+    report.found += counted.found
+    report.unreadable += counted.unreadable
+
+
+class _noting:  # noqa: N801  # used like a function
+    """What goes wrong inside is in the report, and no more than that."""
+
+    def __init__(self, report: ErasureReport, what: str) -> None:
+        self._report, self._what = report, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
+        if isinstance(value, TieringStopped | StoreClosed):
+            return False
+        if not isinstance(value, StoreError | OSError):
+            return False
+        self._report.failed[self._what] = str(value)
+        return True

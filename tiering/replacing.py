@@ -1,0 +1,213 @@
+"""Replacing: one archive in the place of others, of which it has what is kept, step by step.
+
+The idea: the new archive is made in a process of its own (`merge`), announced, put where the old
+ones are, read back; then one WriteBatch gives it their places in the index, and makes rows of the
+old ones that only keep their objects until the grace time is over, for readers that are under way.
+
+Invariants: the old archives stay until the new one was read back; a step that fails leaves the
+store as it was; an archive that can't be read whole is replaced by nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kvstore.errors import KeyDestroyed
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.manifest import Manifest
+from tiering.archive.reader import Archive
+from tiering.archive.writer import ArchiveSettings
+from tiering.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.classes import TopicTraits, life_of, read_class
+from tiering.compact import Compaction
+from tiering.errors import PolicyIllegal
+from tiering.keys import KeysAtHand, keys_at_hand
+from tiering.match import Match
+from tiering.merge import Input, Merged, MergeJob, merge_remotely
+from tiering.moving import Mover, archived_topic, arriving_of
+from tiering.policy import Policy
+from tiering.pool import Pool
+from tiering.ratelimit import RateLimit
+from tiering.shifting import Shifter
+from tiering.storeside import Store
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of archives: the row of the new one, None if nothing was left for one."""
+
+    old: list[ArchiveRow]
+    row: ArchiveRow | None
+    merged: Merged
+
+
+class Replacer:
+    """See the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        settings: ArchiveSettings,
+        mover: Mover,
+        shifter: Shifter,
+        pool: Pool,
+        reading: RateLimit,
+        options: Mapping[str, object],
+        check: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._side = store.handover
+        self._policy = policy
+        self._settings = settings
+        self._mover = mover
+        self._shifter = shifter
+        self._pool = pool
+        self._reading = reading
+        self._options = dict(options)
+        self._check = check
+        self._files = store.config.files
+        self._clock = store.config.clock
+
+    @property
+    def provider(self) -> KeyProvider | None:
+        """Where the keys of topics come from."""
+        return self._settings.keys
+
+    def manifest_of(self, row: ArchiveRow) -> Manifest:
+        """What an archive says of itself."""
+        return Archive.open(self._shifter.place_of(row).source(row.key, row.size)).manifest
+
+    def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> Input:
+        """An archive as another process is told of it."""
+        name = self._shifter.place_of(row).name
+        is_url = "://" in name and not name.startswith("file://")
+        options = self._options if is_url else {}
+        return Input(place=name, key=row.key, size=row.size, options=options, unkept=unkept)
+
+    def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
+        """The keys that reading archives, and writing what was read of them, takes. Raises
+        `KeyDestroyed` where it can't be told whether one is gone for good.
+        """
+        topics = [topic for manifest in manifests for topic in manifest.topics]
+        used = {(t.name, t.key_id) for t in topics if t.key_id is not None}
+        found = keys_at_hand(self.provider, [t.name for t in topics], used)
+        for name, key_id in sorted(used):
+            if found is None or not (
+                (name, key_id) in found.reading or found.is_gone(name, key_id)
+            ):
+                raise KeyDestroyed(
+                    f"an archive has messages of topic {name!r} encrypted with key {key_id}, of "
+                    "which the key provider knows nothing; it stays as it is", name,
+                )  # fmt: skip
+        return found
+
+    def merge(
+        self, rows: Sequence[ArchiveRow], known: Mapping[str, TopicTraits], now: int
+    ) -> Replaced:
+        """Have one archive in the place of several neighbours of a class. What nobody is to have
+        any more at `now` is left out, by the policy of today.
+        """
+        manifests = [self.manifest_of(row) for row in rows]
+        unkept = [self._unkept(manifest, known, now) for manifest in manifests]
+        return self._replace(rows, manifests, unkept, self._compaction(rows, now), None)
+
+    def erase(self, row: ArchiveRow, without: Match) -> Replaced:
+        """Have an archive in the place of one, without some of its messages."""
+        return self._replace([row], [self.manifest_of(row)], [frozenset()], None, without)
+
+    def _unkept(
+        self, manifest: Manifest, known: Mapping[str, TopicTraits], now: int
+    ) -> frozenset[int]:
+        found = set()
+        for topic in manifest.topics:
+            kind = life_of(self._policy, known[topic.name]).kind if topic.name in known else None
+            if kind is not None and kind.is_over(now - topic.last_stored_at):
+                found.add(topic.id)
+        return frozenset(found)
+
+    def _compaction(self, rows: Sequence[ArchiveRow], now: int) -> Compaction | None:
+        if not _is_compacted(rows[0]):
+            return None
+        mine = {row.number for row in rows}
+        last = max(row.last_position for row in rows)
+        others = (row for row in decode_rows(self._side.rows()) if row.number not in mine)
+        is_whole = not any(
+            row.state == "live" and row.first_position < last and _is_compacted(row)
+            for row in others
+        ) and not any(segment.first_position < last for segment in self._side.sealed())
+        before = now - round(self._policy.tombstones_for * 1000)
+        return Compaction(tombstones_before=before, is_whole=is_whole)
+
+    def _replace(
+        self,
+        rows: Sequence[ArchiveRow],
+        manifests: Sequence[Manifest],
+        unkept: Sequence[frozenset[int]],
+        compaction: Compaction | None,
+        without: Match | None,
+    ) -> Replaced:
+        first = rows[0]
+        for row in rows:
+            self._reading.take(row.size)
+        path = self._mover.made_folder() / f"{first.first_position:020d}-{first.number}.merged"
+        job = MergeJob(
+            inputs=[self.input_of(row, ids) for row, ids in zip(rows, unkept, strict=True)],
+            topics={info.id: archived_topic(info) for info in self._store.topics()},
+            settings=msgspec.structs.replace(self._settings, keys=self.keys_for(manifests)),
+            store_id=self._side.store_id.hex(),
+            retention_class=first.retention_class,
+            path=str(path),
+            compaction=compaction,
+            without=without,
+        )
+        try:
+            merged = self._pool.run(self._check, merge_remotely, job)
+            self._check()
+            return self._swap(rows, merged, at_once=without is not None)
+        finally:
+            if self._files.size(path) is not None:
+                with suppress(OSError):
+                    self._files.remove(path)
+
+    def _swap(self, rows: Sequence[ArchiveRow], merged: Merged, *, at_once: bool) -> Replaced:
+        row, arriving = None, []
+        if merged.made is not None:
+            first = rows[0]
+            row = self._mover.keep(merged.made, first.tier, self._shifter.place_of(first))
+            arriving.append(arriving_of(row, merged.made))
+        grace = 0 if at_once else round(self._policy.grace * 1000)
+        delete_at = self._clock.now_ms() + grace
+        # Under their own numbers: readers that are under way ask for these.
+        retired = [
+            msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
+        ]
+        self._side.swap(
+            [old.number for old in rows],
+            arriving,
+            queues=merged.queues,
+            rows=[(old.catalog_key, encode_row(old)) for old in retired],
+        )
+        if row is not None:
+            self._mover.intents.forget(row.number)
+        return Replaced(old=list(rows), row=row, merged=merged)
+
+    def remove_retired(self, row: ArchiveRow) -> None:
+        """Remove a retired archive's object now, and have a file overwritten first."""
+        place = self._shifter.place_of(row)
+        if "://" not in place.name:
+            path = Path(place.name) / row.key
+            if self._files.size(path) is not None and self._files.links(path) == 1:
+                self._files.erase(path)
+        place.delete(row.key)
+        self._side.set_rows([(row.catalog_key, None)])
+
+
+def _is_compacted(row: ArchiveRow) -> bool:
+    try:
+        return read_class(row.retention_class).compacted
+    except PolicyIllegal:
+        return False
