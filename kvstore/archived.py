@@ -70,6 +70,13 @@ class Covered(NamedTuple):
     end_position: int
 
 
+class Catalog(NamedTuple):
+    """The store's id, and its rows of `archives`, by first position and number."""
+
+    store_id: bytes
+    rows: list[tuple[bytes, bytes]]
+
+
 class TierStats(msgspec.Struct, frozen=True):
     """What a tier ("warm": archives on local disk, "cold": in an object store) holds. `raw_bytes`
     is what its messages had in the log, `bytes` what they take now.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, KeyDestroyed
 from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
+from tiering.audit import AuditProblem, AuditReport, Orphan
 from tiering.errors import (
     ExtraMissing,
     ObjectExists,
@@ -39,12 +40,15 @@ __all__ = [
     "ArchiveInfo",
     "ArchiveMissing",
     "ArchiveUnavailable",
+    "AuditProblem",
+    "AuditReport",
     "ExtraMissing",
     "KeyDestroyed",
     "KeyFile",
     "KeyProvider",
     "ObjectExists",
     "ObjectNotFound",
+    "Orphan",
     "PlaceDenied",
     "PlaceError",
     "PlaceFull",
