@@ -20,6 +20,7 @@ from kvstore.cli.demo.space import TierSpace
 from kvstore.cli.demo.steps import Step
 from kvstore.cli.output import Report
 from kvstore.clock import SystemClock
+from kvstore.errors import StoreError
 
 FOLDER: Final = "archive"
 _PULL: Final = 32
@@ -35,7 +36,7 @@ Question = tuple[str, Callable[[], object]]
 
 def tier_cold_half(store: Store, loaded: Loaded, report: Report) -> tuple[list[Step], TierSpace]:
     """Tier the older half of a store; returns what that took, and how reading across tiers went."""
-    before = [ask() for _, ask in _questions(store, loaded)]
+    before = [_answer(ask) for _, ask in _questions(store, loaded)]
     moved, space = _move(store, report)
     across = Step("across tiers", "pull, get, read_at, find, query, offset_at: as before", unit="")
     clock = SystemClock()
@@ -43,12 +44,20 @@ def tier_cold_half(store: Store, loaded: Loaded, report: Report) -> tuple[list[S
         zip(_questions(store, loaded), before, strict=True)
     ):
         begin = clock.monotonic()
-        found = ask()
+        found = _answer(ask)
         across.seconds += clock.monotonic() - begin
         across.count += 1
         across.expect(found == expected, f"{what} has another answer: {found} is not {expected}")
         report("asking again, across tiers", number, len(before))
     return [moved, across], space
+
+
+def _answer(ask: Callable[[], object]) -> object:
+    """What the store says, if need be by an error."""
+    try:
+        return ask()
+    except StoreError as e:
+        return f"{type(e).__name__}: {e}"
 
 
 def _questions(store: Store, loaded: Loaded) -> Iterator[Question]:
