@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore import opening
+from kvstore import opening, restoring
 from kvstore.adoption import Adoption, in_place
-from kvstore.archived import Archived, Catalog
+from kvstore.archived import Archived, Catalog, set_founder
 from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
 from kvstore.consume.noting import Noting
@@ -379,3 +379,7 @@ class Store(Calls):
     def __repr__(self) -> str:
         state: Any = "closed" if self._closed else "open" if self._log.writable else "read-only"
         return f"<kvstore.Store {self.path} {state}>"
+
+
+# Where store and tiering meet: what is restored becomes a store.
+set_founder(restoring.found)

@@ -18,6 +18,7 @@ from tiering.archive.keyfile import KeyFile
 from tiering.audit import AuditProblem, AuditReport, Orphan
 from tiering.errors import (
     ExtraMissing,
+    NothingToRestore,
     ObjectExists,
     ObjectNotFound,
     PlaceDenied,
@@ -27,12 +28,15 @@ from tiering.errors import (
     PlaceUnavailable,
     PlaceUnsuitable,
     PolicyIllegal,
+    StoresAmbiguous,
+    TargetNotEmpty,
     TieringBusy,
     TieringStopped,
 )
 from tiering.plan import Plan
 from tiering.policy import Policy
 from tiering.prices import Prices, TierPrice
+from tiering.restore import RestoreProblem, RestoreReport, restore
 from tiering.worker import ArchiveInfo, RunReport, Worker
 
 __all__ = [
@@ -46,6 +50,7 @@ __all__ = [
     "KeyDestroyed",
     "KeyFile",
     "KeyProvider",
+    "NothingToRestore",
     "ObjectExists",
     "ObjectNotFound",
     "Orphan",
@@ -59,10 +64,15 @@ __all__ = [
     "Policy",
     "PolicyIllegal",
     "Prices",
+    "RestoreProblem",
+    "RestoreReport",
     "RunReport",
+    "StoresAmbiguous",
+    "TargetNotEmpty",
     "TierPrice",
     "TieringBusy",
     "TieringStopped",
     "TopicKey",
     "Worker",
+    "restore",
 ]
