@@ -11,7 +11,7 @@ superseded)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.config import StoreConfig
 from kvstore.record.values import StoredMessage
 
 I64 = NDArray[np.int64]
@@ -70,6 +71,13 @@ class Covered(NamedTuple):
     end_position: int
 
 
+class Catalog(NamedTuple):
+    """The store's id, and its rows of `archives`, by first position and number."""
+
+    store_id: bytes
+    rows: list[tuple[bytes, bytes]]
+
+
 class TierStats(msgspec.Struct, frozen=True):
     """What a tier ("warm": archives on local disk, "cold": in an object store) holds. `raw_bytes`
     is what its messages had in the log, `bytes` what they take now.
@@ -99,6 +107,37 @@ class ArchivedTopic(NamedTuple):
     id: int
     name: str
     fields: dict[str, Any]
+
+
+class Restored(NamedTuple):
+    """What a store is founded on that is made from archives alone: catalog rows, topics, what is in
+    which archive, the position behind all that was archived, the greatest store time, and the ids
+    and numbers to go on with. `store_id` None: it gets a new one.
+    """
+
+    store_id: bytes | None
+    position: int
+    stored_at: int
+    next_topic: int
+    next_archive: int
+    topics: Sequence[ArchivedTopic]
+    held: Sequence[Held]
+    rows: Sequence[tuple[bytes, bytes]]
+
+
+Founder = Callable[[Path, Restored, StoreConfig], bytes]
+"""Founds a store in a folder; gives its id."""
+_founders: list[Founder] = []
+
+
+def set_founder(founder: Founder) -> None:
+    """Have `founder` do what tiering, which knows no store, asks of the one there is."""
+    _founders[:] = [founder]
+
+
+def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
+    """Found a store on what archives say; returns its id."""
+    return _founders[0](path, restored, config)
 
 
 class Contents(NamedTuple):

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore import opening
+from kvstore import opening, restoring
 from kvstore.adoption import Adoption, in_place
-from kvstore.archived import Archived
+from kvstore.archived import Archived, Catalog, set_founder
 from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
 from kvstore.consume.noting import Noting
@@ -29,7 +29,7 @@ from kvstore.errors import ConfigError, StoreError, shown
 from kvstore.following import Follower
 from kvstore.handover import HandOver
 from kvstore.housekeeper import Housekeeper, Job
-from kvstore.index.keys import ARCHIVES
+from kvstore.index.keys import ARCHIVES, META, STORE_ID
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message
@@ -297,6 +297,12 @@ class Store(Calls):
             self._tiers,
         )
 
+    def catalog(self) -> Catalog:
+        """Which archives there are; `tiering` reads the rows."""
+        self._check_open()
+        families = self._index.families
+        return Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
+
     def segments(self, progress: Progress | None = None) -> list[SegmentStats]:
         """What each sealed, wholly checkpointed segment holds, oldest first, and when that was
         stored; from the index alone.
@@ -373,3 +379,7 @@ class Store(Calls):
     def __repr__(self) -> str:
         state: Any = "closed" if self._closed else "open" if self._log.writable else "read-only"
         return f"<kvstore.Store {self.path} {state}>"
+
+
+# Where store and tiering meet: what is restored becomes a store.
+set_founder(restoring.found)

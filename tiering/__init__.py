@@ -15,9 +15,11 @@ from __future__ import annotations
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, KeyDestroyed
 from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
+from tiering.audit import AuditProblem, AuditReport, Orphan
 from tiering.erase import DestroyReport, ErasureReport
 from tiering.errors import (
     ExtraMissing,
+    NothingToRestore,
     ObjectExists,
     ObjectNotFound,
     PlaceDenied,
@@ -27,12 +29,15 @@ from tiering.errors import (
     PlaceUnavailable,
     PlaceUnsuitable,
     PolicyIllegal,
+    StoresAmbiguous,
+    TargetNotEmpty,
     TieringBusy,
     TieringStopped,
 )
 from tiering.plan import Plan
 from tiering.policy import Policy
 from tiering.prices import Prices, TierPrice
+from tiering.restore import RestoreProblem, RestoreReport, restore
 from tiering.runs import RunReport
 from tiering.worker import ArchiveInfo, Worker
 
@@ -41,14 +46,18 @@ __all__ = [
     "ArchiveInfo",
     "ArchiveMissing",
     "ArchiveUnavailable",
+    "AuditProblem",
+    "AuditReport",
     "DestroyReport",
     "ErasureReport",
     "ExtraMissing",
     "KeyDestroyed",
     "KeyFile",
     "KeyProvider",
+    "NothingToRestore",
     "ObjectExists",
     "ObjectNotFound",
+    "Orphan",
     "PlaceDenied",
     "PlaceError",
     "PlaceFull",
@@ -59,10 +68,15 @@ __all__ = [
     "Policy",
     "PolicyIllegal",
     "Prices",
+    "RestoreProblem",
+    "RestoreReport",
     "RunReport",
+    "StoresAmbiguous",
+    "TargetNotEmpty",
     "TierPrice",
     "TieringBusy",
     "TieringStopped",
     "TopicKey",
     "Worker",
+    "restore",
 ]

@@ -5,6 +5,8 @@ Invariant: a call that raised one of these changed nothing that a reader sees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvstore.errors import CallerError, ConfigError, StoreError
 
 
@@ -62,6 +64,22 @@ class PlaceIllegal(PlaceError, ConfigError):
 
 class PlaceUnsuitable(PlaceError):
     """The place can't do what keeping archives takes; two workers could both commit there."""
+
+
+class NothingToRestore(StoreError):
+    """The place has no archives, or none of what was asked for."""
+
+
+class StoresAmbiguous(CallerError):
+    """The place has archives of several stores; `stores` are their ids, in hex."""
+
+    def __init__(self, message: str, stores: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.stores = list(stores)
+
+
+class TargetNotEmpty(CallerError):
+    """A store is to be restored to a folder that has something in it."""
 
 
 class TieringStopped(StoreError):

@@ -20,9 +20,11 @@ from weakref import WeakSet
 
 import msgspec
 
+from kvstore.archived import Catalog
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
+from tiering.audit import AuditReport, audit
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
 from tiering.classes import TopicTraits, read_class
 from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, due_at_once
@@ -46,6 +48,8 @@ from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
 
 INTERVAL: Final = 60.0
+MOVING: Final = "moving what is due"
+"""What is told of a whole run, in bytes; beside it goes what is told of each step."""
 _log = logging.getLogger("kvmq")
 _taken: WeakSet[object] = WeakSet()
 _taken_lock = threading.Lock()
@@ -176,6 +180,22 @@ class Worker:
             read_share=read_share,
         )  # fmt: skip
 
+    def verify(self, *, remove_orphans: bool = False) -> AuditReport:
+        """Check every archive's bytes, hold catalog and places against each other; objects of this
+        store that the catalog does not have are listed, and removed if asked, once they are older
+        than the policy's grace time. Raises `TieringBusy` while a run is under way.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
+        try:
+            return audit(
+                lambda: Catalog(self._side.store_id, list(self._side.rows())),
+                self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
+                grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
+            )  # fmt: skip
+        finally:
+            self._busy.release()
+
     def _rows(self) -> list[ArchiveRow]:
         return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
 
@@ -296,10 +316,16 @@ class Worker:
             if agenda.is_empty or agenda.waits_for_hours:
                 return run.report(waits_for_hours=agenda.waits_for_hours)
             done = False
+            total = sum(s.bytes for s in agenda.segments) + sum(a.bytes for a in agenda.archives)
+            moved = 0
             for segment in agenda.segments:
+                self._tell(MOVING, moved, total)
                 done |= self._move(segment, run)
+                moved += segment.bytes
             for archive in agenda.archives:
+                self._tell(MOVING, moved, total)
                 done |= self._shift(archive, known_topics, run)
+                moved += archive.bytes
             if not done:
                 return run.report(waits_for_hours=False)
             self._sweep(run)

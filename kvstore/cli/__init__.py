@@ -45,7 +45,8 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "kvstore.cli.stats",
         "What the store holds, and what it has done since it was opened.",
     ),
-    "tier": ("kvstore.cli.tier", "Archives of old segments: plan what a policy moves and costs."),
+    "tier": ("kvstore.cli.tier", "Archives of old segments: plan, run, list, history, verify."),
+    "restore": ("kvstore.cli.restore", "Make a store from archives alone."),
     "verify": (
         "kvstore.cli.maintenance",
         "Check every record, and that the index agrees with the log.",

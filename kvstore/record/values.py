@@ -76,6 +76,10 @@ class StoredMessage(msgspec.Struct, gc=False, eq=False):
             return NotImplemented
         return _record_of(self) == _record_of(other)
 
+    def __ne__(self, other: object) -> bool:
+        """The contrary; a Struct's own would go by identity."""
+        return not self == other
+
     def __hash__(self) -> int:
         return hash((self.position, self.topic, self.queue, self.offset))
 

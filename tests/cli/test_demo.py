@@ -10,9 +10,10 @@ import pytest
 import kvstore
 from kvstore.cli.demo import checks, crash
 from tests.cli.conftest import Kvmq
+from tiering.tiers import Tiers
 
 STEPS = ["put_batch(64)", "open", "pull", "query", "get", "read_at", "find", "offset_at",
-         "kill -9", "reopen", "verify"]  # fmt: skip
+         "tier", "across tiers", "kill -9", "reopen", "verify"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +34,16 @@ def test_the_standard_library_goes_in_and_comes_back(kvmq: Kvmq, tmp_path: Path)
     assert steps["get"]["count"] == steps["read_at"]["count"] == 5_000
     assert steps["query"]["count"] > 100
     assert steps["kill -9"]["count"] > 0
-    assert steps["verify"]["count"] >= 5_000 + steps["kill -9"]["count"]
+    # The few messages are one segment, and that is the cold half.
+    assert steps["tier"]["count"] == 5_000
+    assert steps["across tiers"]["count"] > 500
+    assert report["tiers"]["warm"] < report["tiers"]["warm_records"] / 4
+    assert steps["verify"]["count"] >= steps["kill -9"]["count"]
     assert report["space"]["queue_index"] > 0
     assert report["space"]["messages"] == 5_000
     with kvstore.open(folder, read_only=True) as store:
         assert "kvmq_demo_killed" in [topic.name for topic in store.topics()]
+        assert [tier.messages for tier in store.stats().tiers] == [5_000]
 
 
 def test_people_get_one_screen(kvmq: Kvmq, tmp_path: Path) -> None:
@@ -101,6 +107,21 @@ def test_a_check_that_fails_is_exit_code_1_and_says_what_was_wrong(
     assert ran.code == 1
     assert "checks failed" in ran.out
     assert "another" in ran.out
+
+
+def test_another_answer_across_tiers_is_a_fault(
+    kvmq: Kvmq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = Tiers.messages
+
+    def short(self: Tiers, *args: Any) -> Any:
+        return genuine(self, *args)[:1]
+
+    monkeypatch.setattr(Tiers, "messages", short)
+    monkeypatch.setattr(Tiers, "record", lambda *_: None)
+    ran = kvmq("demo", "--dir", tmp_path / "demo", "--limit", 100, "--json")
+    assert ran.code == 1
+    assert any("another answer" in problem for problem in ran.json["problems"])
 
 
 def test_an_error_of_the_store_in_a_check_is_a_fault_and_the_rest_goes_on(

@@ -444,3 +444,13 @@ def test_a_changed_body_is_refused_by_every_read_but_without_the_check(opens: Op
     again.close()
     unchecked = opens(StoreConfig(segment_size=SEGMENT, check_crc=False))
     assert unchecked.get("t", 0, 0).body == b"wrong"
+
+
+def test_messages_are_unequal_just_when_they_are_not_equal(opens: Opens) -> None:
+    store = opens()
+    store.create_topic("a", queues=1)
+    for body in (b"x", b"y"):
+        store.put("a", body)
+    one, again, other = (store.get("a", 0, offset) for offset in (0, 0, 1))
+    assert one == again
+    assert [one != again, one != other] == [False, True]

@@ -4,6 +4,7 @@
 - `kinds`: what kind of line a line of Python is.
 - `load`: puts a source, and remembers a fair sample.
 - `checks`: reads everything back and compares it with the source, read a second time.
+- `tiers`: puts the cold half into archives, and reads across tiers.
 - `crash`, `writer`: a child process killed while it writes, and what is there afterwards.
 - `showing`: the one screen that comes of it.
 - `command`: the verb.

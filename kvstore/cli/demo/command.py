@@ -13,11 +13,11 @@ import click
 
 import kvstore
 from kvstore import Store, StoreConfig
-from kvstore.cli.demo import checks, crash
+from kvstore.cli.demo import checks, crash, tiers
 from kvstore.cli.demo.load import BATCH, Loaded, load
 from kvstore.cli.demo.showing import DemoReport, show_demo
 from kvstore.cli.demo.sources import Limited, Lines, Source, StandardLibrary
-from kvstore.cli.demo.space import Space, measure_space
+from kvstore.cli.demo.space import Space, TierSpace, measure_space
 from kvstore.cli.demo.steps import Step
 from kvstore.cli.output import Output, Report, output_option
 from kvstore.clock import SystemClock
@@ -41,7 +41,7 @@ _CONFIG: Final = StoreConfig(segment_size=64 << 20)
 def demo(
     out: Output, files: tuple[str, ...], folder: Path | None, limit: int | None, keep: bool
 ) -> None:
-    """Load real input into a new store, read it back in every way, kill a writer, and check it all.
+    """Load real input, read it back in every way, tier half, kill a writer, and check it all.
 
     Without FILES the input is this Python's own standard library: one message a source line,
     topic = module, key = file, tag = kind of line. Otherwise it is the lines of FILES (- is
@@ -60,7 +60,8 @@ def demo(
     with out.progress() as progress:
         run = _Run(folder, source, progress)
         run.all()
-    report = DemoReport(source.title, str(folder), run.steps, run.space, clock.monotonic() - begin)
+    seconds = clock.monotonic() - begin
+    report = DemoReport(source.title, str(folder), run.steps, run.space, seconds, run.tiers)
     show_demo(out, report)
     if not keep and report.ok:
         shutil.rmtree(folder)
@@ -106,13 +107,14 @@ class _Run:
     def __init__(self, folder: Path, source: Source, progress: Report) -> None:
         self.steps: list[Step] = []
         self.space: Space | None = None
+        self.tiers: TierSpace | None = None
         self.loaded = Loaded()
         self._folder = folder
         self._source = source
         self._progress = progress
 
     def all(self) -> None:
-        """Load, read back, kill, recover, verify."""
+        """Load, read back, tier, kill, recover, verify."""
         with kvstore.open(self._folder, config=_CONFIG) as store:
             self.loaded = load(store, self._source, self._progress)
         self.space = measure_space(self._folder, self.loaded)
@@ -125,6 +127,8 @@ class _Run:
         self.steps.append(opened)
         with store:
             self._read_back(store)
+            if self.loaded.messages:
+                self._tier(store)
             store.create_topic(crash.TOPIC, queues=crash.QUEUES)
         self._crash()
 
@@ -148,6 +152,12 @@ class _Run:
         self._simple("find", lambda: checks.find_sample(store, loaded))
         self._simple("offset_at", lambda: checks.offsets_by_time(store, loaded))
 
+    def _tier(self, store: Store) -> None:
+        found = self._step("tier", lambda: tiers.tier_cold_half(store, self.loaded, self._progress))
+        if found is not None:
+            self.steps += found[0]
+            self.tiers = found[1]
+
     def _crash(self) -> None:
         self._progress("writing in a child, to be killed", 0, 0)
         killed, acknowledged = crash.write_and_kill(self._folder)
@@ -158,7 +168,9 @@ class _Run:
             survivors = self._step(
                 "reopen", lambda: crash.check_survivors(store, acknowledged, reopened)
             )
-            total = self.loaded.messages + (survivors or 0)
+            # What is in archives is not in the log any more; the worker read it back.
+            moved = self.tiers.warm_messages if self.tiers is not None else 0
+            total = self.loaded.messages + (survivors or 0) - moved
             self._simple("verify", lambda: checks.verify(store, total, self._progress))
 
     def _simple(self, name: str, check: Callable[[], Step]) -> None:

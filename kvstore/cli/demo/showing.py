@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvstore.cli.demo.space import Space, space_rows
+from kvstore.cli.demo.space import Space, TierSpace, space_rows, tier_rows
 from kvstore.cli.demo.steps import Step
 from kvstore.cli.output import Output
 
@@ -20,6 +20,7 @@ class DemoReport(msgspec.Struct):
     steps: list[Step]
     space: Space | None
     seconds: float
+    tiers: TierSpace | None = None
 
     @property
     def ok(self) -> bool:
@@ -45,7 +46,7 @@ def show_demo(out: Output, report: DemoReport) -> None:
         out.text("")
         out.table(
             ("on disk", "bytes a message", "total", ""),
-            space_rows(report.space),
+            space_rows(report.space) + (tier_rows(report.tiers) if report.tiers else []),
             right=("bytes a message", "total"),
         )
     out.text("")

@@ -25,6 +25,17 @@ class Space(msgspec.Struct):
     rocketmq_address_space: int
 
 
+class TierSpace(msgspec.Struct):
+    """Bytes of a store whose cold half is in archives: of the log, and of the archives; and what
+    the messages in these took in the log.
+    """
+
+    hot: int
+    warm: int
+    warm_messages: int
+    warm_records: int
+
+
 def measure_space(folder: Path, loaded: Loaded) -> Space:
     """Measure a store that is closed."""
     sizes = index_sizes(folder)
@@ -61,4 +72,20 @@ def space_rows(space: Space) -> list[tuple[str, str, str, str]]:
         row("queue index", space.queue_index, f"runs + places, {queues}"),
         row("key index", space.key_index, f"{space.keys:,} keys, {key_bytes:.1f} B a key"),
         row("RocketMQ's queue files", space.rocketmq_queue_files, space_remark),
+    ]
+
+
+def tier_rows(tiers: TierSpace) -> list[tuple[str, str, str, str]]:
+    """As `space_rows`, for the tiers."""
+    messages = max(tiers.warm_messages, 1)
+    share = tiers.warm / max(tiers.warm_records, 1)
+    was = f"{tiers.warm_records / 1e6:,.1f} MB, indexes included"
+    return [
+        ("hot: segments", "", f"{tiers.hot / 1e6:,.1f} MB", "the log, without the cold half"),
+        (
+            "warm: archives",
+            f"{tiers.warm / messages:,.1f}",
+            f"{tiers.warm / 1e6:,.1f} MB",
+            f"the cold half: {tiers.warm_messages:,} messages, {share:.0%} of {was}",
+        ),
     ]

@@ -1,4 +1,4 @@
-"""The verbs `tier ...`: archives of old segments."""
+"""The verb `tier plan`: what a policy would move, and what that costs and saves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.tier.options import keys_option, policy_option, read_keys, read_policy
 
 if TYPE_CHECKING:
     from tiering.plan import Plan
@@ -20,21 +21,9 @@ _SHARE = click.FloatRange(0, 1)
 _price = click.FloatRange(min=0)
 
 
-@click.group()
-def tier() -> None:
-    """Archives of old segments: plan what a policy moves and costs."""
-
-
-@tier.command()
+@click.command()
 @folder_argument
-@click.option(
-    "--policy",
-    "policy_file",
-    metavar="FILE",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with a tiering.Policy.",
-)
+@policy_option
 @click.option("--price-hot", type=_price, help="Of a GB on the store's disk for a month.")
 @click.option("--price-warm", type=_price, help="Of a GB in the place warm for a month.")
 @click.option("--price-cold", type=_price, help="Of a GB in the place cold for a month.")
@@ -59,40 +48,28 @@ def tier() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw it too: .svg, .png or .pdf. Needs kvmq[plot].",
 )
+@keys_option
 @config_option
 @output_option
 def plan(
     out: Output, folder: Path, policy_file: Path, config_file: Path | None, ratio: float | None,
-    read_share: float, plot: Path | None, currency: str | None, **prices: float | None,
+    read_share: float, plot: Path | None, currency: str | None, keys_file: Path | None,
+    **prices: float | None,
 ) -> None:  # fmt: skip
     """Show what a policy would move in the store in DIR now, and what it costs and saves a month.
 
     Nothing is changed. Costs are those of the coming twelve months if as much comes in as so far,
     for this policy and for others.
     """
-    from tiering.plan import make_plan
-    from tiering.policy import Policy, check_with_store
-    from tiering.survey import segments_of, traits_of
+    from tiering.planning import plan_of
 
-    policy = _priced(Policy.from_toml(_text(policy_file)), currency, prices)
-    with open_store(out, folder, config_file, read_only=True) as store:
-        config = store.config
-        check_with_store(policy, config.retention, config.watermarks)
-        with out.progress() as report:
-            found = store.segments(progress=report)
-        known = traits_of(store.topics())
-        stats = store.stats()
-    made = make_plan(
-        policy,
-        segments_of(policy, found, known),
-        [],
-        now_ms=config.clock.now_ms(),
-        hour=config.clock.local_hour(),
-        disk_used=stats.disk_used,
-        other_bytes=(stats.segments - len(found)) * stats.segment_size,
-        ratio=ratio,
-        read_share=read_share,
-    )
+    policy = _priced(read_policy(policy_file), currency, prices)
+    store_open = open_store(out, folder, config_file, read_only=True)
+    with store_open as store, out.progress() as report:
+        made = plan_of(
+            store, policy, keys=read_keys(keys_file), ratio=ratio, read_share=read_share,
+            progress=report,
+        )  # fmt: skip
     if plot is not None:
         from tiering.planplot import plot_plan
 
@@ -101,11 +78,6 @@ def plan(
         out.document(made)
     else:
         _show(out, made)
-
-
-def _text(file: Path) -> str:
-    # What is not UTF-8 is not TOML either, and that is what the policy says then.
-    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _priced(policy: Policy, currency: str | None, prices: dict[str, float | None]) -> Policy:

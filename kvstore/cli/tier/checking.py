@@ -1,0 +1,81 @@
+"""The verb `tier verify`: every archive's bytes, catalog and places, and what is in no catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
+from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.tier.options import keys_option, place_option, read_keys
+
+if TYPE_CHECKING:
+    from tiering.audit import AuditReport
+
+
+@click.command()
+@folder_argument
+@click.option("--remove-orphans", is_flag=True, help="Remove them, once they are old enough.")
+@click.option("--grace", type=click.FloatRange(min=0), default=3600.0, show_default=True,
+              metavar="SECONDS", help="Age from which on an orphan may be removed.")  # fmt: skip
+@click.option("--place", "places", metavar="PLACE", multiple=True,
+              help="Another place to look for orphans in, a path or URL.")  # fmt: skip
+@place_option
+@keys_option
+@config_option
+@output_option
+def verify(
+    out: Output, folder: Path, remove_orphans: bool, grace: float, places: tuple[str, ...],
+    settings: tuple[tuple[str, str], ...], keys_file: Path | None, config_file: Path | None,
+) -> None:  # fmt: skip
+    """Check every archive of the store in DIR, and list what no catalog knows.
+
+    All of each archive is read. Orphans are objects of this store that a worker which was cut off
+    has left: they cost space only, and no exit code. Exit code 1 if there is a problem.
+    """
+    from tiering.audit import audit
+    from tiering.planning import places_of
+
+    with open_store(out, folder, config_file, read_only=not remove_orphans) as store:
+        place_of, others = places_of(store, places, dict(settings))
+        with out.progress() as progress:
+            report = audit(
+                store.catalog, place_of, others, store.config.clock, keys=read_keys(keys_file),
+                grace=grace, remove_orphans=remove_orphans, progress=progress,
+            )  # fmt: skip
+    if out.json:
+        out.document(report)
+    else:
+        _show(out, report)
+    if not report.ok:
+        click.get_current_context().exit(1)
+
+
+def _show(out: Output, report: AuditReport) -> None:
+    rows = [
+        ("archives", f"{report.archives:,}"),
+        ("messages", f"{report.messages:,}"),
+        ("bytes", size_text(report.bytes)),
+        ("replaced, not removed yet", f"{report.retired:,}"),
+        ("orphans", f"{len(report.orphans):,}"),
+        ("problems", f"{len(report.problems):,}"),
+    ]
+    out.table(("what", "value"), rows, right=("value",))
+    if report.orphans:
+        states = {(False, False): "", (True, False): "young, stays", (False, True): "removed"}
+        orphans = [
+            (f"{o.place}/{o.key}", size_text(o.bytes), time_text(o.modified),
+             states[o.young, o.removed])
+            for o in report.orphans
+        ]  # fmt: skip
+        out.table(("orphan", "bytes", "written", ""), orphans, right=("bytes",))
+    if report.problems:
+        columns = ("archive", "block", "problem")
+        out.table(
+            columns,
+            [(p.archive, p.block if p.block >= 0 else "-", p.reason) for p in report.problems],
+        )
+    else:
+        out.text("no problem found", fg="green")

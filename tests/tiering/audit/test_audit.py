@@ -1,0 +1,134 @@
+"""An audit finds what is wrong with archives, with the catalog, and what is in no catalog."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import kvstore
+import tiering
+from kvstore import Store, StoreConfig
+from kvstore.clock import SystemClock
+from tests.support.clock import VirtualClock
+from tiering.catalog import ArchiveRow, decode_rows, encode_row
+
+POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    # That of the file system, by which orphans are young or old.
+    return VirtualClock(SystemClock().now_ms())
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    """Three archives, and something in the log."""
+    config = StoreConfig(segment_size=64 << 10, clock=clock)
+    with kvstore.open(tmp_path / "store", config) as opened:
+        opened.create_topic("orders", queues=2)
+        for number in range(200):
+            opened.put("orders", b"%d" % number + bytes(1000), keys=[f"{number}"])
+        clock.advance(120)
+        with tiering.Worker(opened, POLICY) as worker:
+            assert len(worker.run_once().archives) == 3
+        yield opened
+
+
+@pytest.fixture
+def worker(store: Store) -> Iterator[tiering.Worker]:
+    with tiering.Worker(store, POLICY) as opened:
+        yield opened
+
+
+def archives(store: Store) -> list[Path]:
+    return sorted((store.path / "archive").rglob("*.kvarc"))
+
+
+def rows(store: Store) -> list[ArchiveRow]:
+    return decode_rows(store.catalog().rows)
+
+
+def test_whole_archives_pass(worker: tiering.Worker, store: Store) -> None:
+    report = worker.verify()
+    assert report.ok
+    assert report.archives == 3
+    assert report.messages == sum(row.messages for row in rows(store))
+    assert report.bytes == sum(path.stat().st_size for path in archives(store))
+    assert report.orphans == []
+
+
+def test_a_flipped_byte_costs_its_archive_alone(worker: tiering.Worker, store: Store) -> None:
+    path = archives(store)[1]
+    data = bytearray(path.read_bytes())
+    data[40] ^= 0x10
+    path.chmod(0o644)
+    path.write_bytes(data)
+    report = worker.verify()
+    assert not report.ok
+    assert all(path.name in problem.archive for problem in report.problems)
+    assert any("crc32c" in problem.reason for problem in report.problems)
+    assert any(problem.block >= 0 for problem in report.problems)
+
+
+def test_an_archive_that_is_cut_off_or_gone_is_a_problem(
+    worker: tiering.Worker, store: Store
+) -> None:
+    gone, cut, _ = archives(store)
+    gone.unlink()
+    cut.chmod(0o644)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    found = {Path(problem.archive).name for problem in worker.verify().problems}
+    assert found == {gone.name, cut.name}
+
+
+def test_a_catalog_that_says_something_else_is_a_problem(
+    worker: tiering.Worker, store: Store
+) -> None:
+    row = rows(store)[0]
+    wrong = msgspec.structs.replace(row, messages=row.messages + 1)
+    store.handover.set_rows([(row.catalog_key, encode_row(wrong))])
+    (problem,) = worker.verify().problems
+    assert f"messages {row.messages + 1}, its manifest {row.messages}" in problem.reason
+
+
+def test_orphans_are_listed_and_removed_only_when_asked_and_old(
+    worker: tiering.Worker, store: Store, clock: VirtualClock
+) -> None:
+    known = archives(store)
+    orphan = known[0].with_name(known[0].name.replace("-0000000", "-0000900"))
+    shutil.copy(known[0], orphan)
+    foreign = store.path / "archive" / ("f" * 32) / orphan.name
+    foreign.parent.mkdir()
+    shutil.copy(known[0], foreign)
+    shutil.copy(known[0], orphan.parent / "notes.txt")
+    (listed,) = worker.verify().orphans
+    assert (Path(listed.key).name, listed.young, listed.removed) == (orphan.name, True, False)
+    assert worker.verify(remove_orphans=True).orphans == [listed]
+    clock.advance(2 * POLICY.grace)
+    (old,) = worker.verify().orphans
+    assert (old.young, old.removed) == (False, False)
+    (removed,) = worker.verify(remove_orphans=True).orphans
+    assert removed.removed
+    assert archives(store) == sorted([*known, foreign])
+    assert (orphan.parent / "notes.txt").exists()
+    assert worker.verify().orphans == []
+
+
+def test_what_waits_for_its_end_is_no_orphan(store: Store, tmp_path: Path) -> None:
+    policy = tiering.Policy(
+        hot_for=60, warm_for=600, cold_for=1e6, warm="archive", cold=str(tmp_path / "cold"),
+        watermarks=None, clock_doubt=0,
+    )  # fmt: skip
+    with tiering.Worker(store, policy) as worker:
+        worker.run_once()
+        for row in rows(store):
+            worker._shifter.to_cold(row)
+        report = worker.verify(remove_orphans=True)
+    assert (report.archives, report.retired) == (3, 3)
+    assert (report.problems, report.orphans) == ([], [])
+    assert len(archives(store)) == 3

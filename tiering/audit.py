@@ -1,0 +1,227 @@
+"""Audit: every archive's bytes, the catalog and the places held against each other.
+
+The idea: each archive that the catalog has is read whole: its size and crc32c are those of the
+catalog, everything in it agrees with everything else in it (`archive.check`), and its manifest with
+the catalog. Then the places are listed: an object of this store that the catalog does not have is
+an orphan, left by a worker that was cut off, and may be removed.
+
+Invariants: what is wrong with one archive is reported, and the others are looked at; only an object
+whose name begins with this store's id, which the catalog, read after the list, does not have, and
+which is older than the grace time, is ever removed, and only when asked; a place that doesn't
+answer has no orphans.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from typing import BinaryIO, Final
+
+import google_crc32c
+import msgspec
+
+from kvstore.archived import Catalog
+from kvstore.clock import Clock
+from kvstore.errors import StoreError
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.reader import Archive, Source
+from tiering.catalog import ArchiveRow, decode_rows
+from tiering.errors import PlaceError
+from tiering.moving import READ_BACK
+from tiering.place import Place
+from tiering.storeside import Progress
+
+GRACE: Final = 3600.0
+_OURS: Final = re.compile(r"[0-9a-f]{32}/\d{20}-\d{8,}-[^/]*\.kvarc")
+_MEMORY: Final = 32 << 20
+"""Bytes of an object that are kept in memory while it is checked; of larger ones none."""
+
+
+class AuditProblem(msgspec.Struct, frozen=True):
+    """Something about an archive that is not as it should be; `block` -1: not in one block alone.
+    An `archive` that is a place: it could not be listed.
+    """
+
+    archive: str
+    block: int
+    reason: str
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """An object that the catalog does not have; `modified` is ms since the epoch. It is `young`
+    within the grace time: a worker may be about to put it into the catalog.
+    """
+
+    place: str
+    key: str
+    bytes: int
+    modified: int
+    young: bool
+    removed: bool = False
+
+
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an audit looked at, and found. `retired` objects wait for their end, unread."""
+
+    archives: int = 0
+    messages: int = 0
+    bytes: int = 0
+    retired: int = 0
+    problems: list[AuditProblem] = []
+    orphans: list[Orphan] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; orphans cost space, and nothing else."""
+        return not self.problems
+
+
+def audit(
+    catalog: Callable[[], Catalog],
+    place_of: Callable[[ArchiveRow], Place],
+    places: Iterable[Place],
+    clock: Clock,
+    *,
+    keys: KeyProvider | None = None,
+    grace: float = GRACE,
+    remove_orphans: bool = False,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Check all of a catalog's archives, and look for orphans where they are and in `places`.
+
+    `remove_orphans` is for whoever has the store open for writing. Without `keys` of what is
+    encrypted the checksums alone are looked at.
+    """
+    rows = decode_rows(catalog().rows)
+    live = [row for row in rows if row.state == "live"]
+    total = sum(row.size for row in live)
+    problems: list[AuditProblem] = []
+    done = 0
+    known: dict[str, Place] = {place.name: place for place in places}
+    for row in rows:
+        try:
+            place = place_of(row)
+        except PlaceError as e:
+            problems.append(AuditProblem(row.name, -1, str(e)))
+            continue
+        known.setdefault(place.name, place)
+        if row.state == "live":
+            if progress is not None:
+                progress("checking archives", done, total)
+            problems += _problems(row, place, keys)
+            done += row.size
+    orphans = _orphans(catalog, known, problems, clock.now_ms() - round(grace * 1000))
+    if remove_orphans:
+        orphans = [_without(orphan, known, problems) for orphan in orphans]
+    return AuditReport(
+        archives=len(live),
+        messages=sum(row.messages for row in live),
+        bytes=total,
+        retired=len(rows) - len(live),
+        problems=problems,
+        orphans=orphans,
+    )
+
+
+# --- one archive ---
+
+
+def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[AuditProblem]:
+    """What is wrong with an archive."""
+    found: list[AuditProblem] = []
+    try:
+        size = place.size(row.key)
+        if size != row.size:
+            told = f"has {size} bytes, the catalog says {row.size}"
+            found.append(AuditProblem(row.name, -1, told))
+        # An object store is paid by what is read of it: each byte comes once.
+        with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
+            is_far = "://" in row.place and not row.place.startswith("file://")
+            crc = _read_whole(place, row.key, size, copy if is_far else None)  # type: ignore[arg-type]
+            # A catalog that was found again doesn't know it.
+            if row.crc and crc != row.crc:
+                told = f"its crc32c is {crc:#010x}, the catalog says {row.crc:#010x}"
+                found.append(AuditProblem(row.name, -1, told))
+            source: Source = place.source(row.key, size)
+            if is_far:
+                source = _Copy(row.name, size, copy)  # type: ignore[arg-type]
+            archive = Archive.open(source, keys=keys)
+            found += [AuditProblem(row.name, p.block, p.reason) for p in archive.verify()]
+            found += [AuditProblem(row.name, -1, told) for told in _disagreements(row, archive)]
+    except (StoreError, OSError) as e:
+        found.append(AuditProblem(row.name, -1, str(e)))
+    return found
+
+
+def _read_whole(place: Place, key: str, size: int, copy: BinaryIO | None) -> int:
+    crc = 0
+    for at in range(0, size, READ_BACK):
+        data = place.read(key, at, min(READ_BACK, size - at))
+        crc = google_crc32c.extend(crc, data)
+        if copy is not None:
+            copy.write(data)
+    return crc
+
+
+class _Copy:
+    """An object that was read whole."""
+
+    def __init__(self, name: str, size: int, file: BinaryIO) -> None:
+        self.name = name
+        self.size = size
+        self._file = file
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `Source.read`."""
+        self._file.seek(offset)
+        return self._file.read(size)
+
+
+def _disagreements(row: ArchiveRow, archive: Archive) -> Iterable[str]:
+    """Where catalog and manifest say different things."""
+    manifest = archive.manifest
+    for name in (
+        "messages", "raw_bytes", "first_position", "last_position", "first_stored_at",
+        "last_stored_at", "retention_class", "generation",
+    ):  # fmt: skip
+        said, has = getattr(row, name), getattr(manifest, name)
+        if said != has:
+            yield f"the catalog says {name} {said}, its manifest {has}"
+
+
+# --- orphans ---
+
+
+def _orphans(
+    catalog: Callable[[], Catalog],
+    known: Mapping[str, Place],
+    problems: list[AuditProblem],
+    before: int,
+) -> list[Orphan]:
+    listed: list[Orphan] = []
+    prefix = f"{catalog().store_id.hex()}/"
+    for place in known.values():
+        try:
+            for info in place.list(prefix):
+                if _OURS.fullmatch(info.key):
+                    young = info.modified >= before
+                    listed.append(Orphan(place.name, info.key, info.size, info.modified, young))
+        except (StoreError, OSError) as e:
+            problems.append(AuditProblem(place.name, -1, f"can't be listed: {e}"))
+    # Read after the list: what came meanwhile is in the one only if it is in the other.
+    # A name is given once, and a place has many spellings: the name alone decides.
+    named = {row.key for row in decode_rows(catalog().rows)}
+    return [orphan for orphan in listed if orphan.key not in named]
+
+
+def _without(orphan: Orphan, known: Mapping[str, Place], problems: list[AuditProblem]) -> Orphan:
+    """Remove an orphan, if its time has come."""
+    if orphan.young:
+        return orphan
+    try:
+        known[orphan.place].delete(orphan.key)
+    except (StoreError, OSError) as e:
+        problems.append(AuditProblem(f"{orphan.place}/{orphan.key}", -1, f"stays: {e}"))
+        return orphan
+    return msgspec.structs.replace(orphan, removed=True)

@@ -1,0 +1,131 @@
+"""Planning: what a store that is only read says to those who plan for it or check it.
+
+The idea: a worker plans for the store it works for; `kvmq tier plan` asks a store that another
+process may write to. Both look at segments, topics, the catalog and the trusted time.
+
+Invariant: nothing is changed, not even what is known of the clock.
+"""
+
+# ruff: noqa: D102  # what each of them is, is said where the store has it
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kvstore.archived import Catalog
+from kvstore.files import Files
+from tiering.archive.crypto import KeyProvider
+from tiering.catalog import ArchiveRow, decode_rows
+from tiering.classes import read_class
+from tiering.due import Archived
+from tiering.moving import WORK
+from tiering.place import Place, open_place
+from tiering.plan import Plan, make_plan
+from tiering.policy import Policy, check_with_store
+from tiering.storeside import Progress, Settings, TopicFacts
+from tiering.survey import Stats, segments_of, traits_of
+from tiering.trusted import Trusted, observe
+
+
+class Figures(Protocol):
+    """See `kvstore.StoreStats`."""
+
+    @property
+    def segments(self) -> int: ...
+    @property
+    def segment_size(self) -> int: ...
+    @property
+    def disk_used(self) -> float: ...
+
+
+class Readable(Protocol):
+    """See `kvstore.Store`; it may be open for reading only."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> Settings: ...
+    def catalog(self) -> Catalog: ...
+    def segments(self, progress: Progress | None = None) -> Sequence[Stats]: ...
+    def topics(self) -> Sequence[TopicFacts]: ...
+    def stats(self) -> Figures: ...
+
+
+def plan_of(
+    store: Readable,
+    policy: Policy,
+    *,
+    keys: KeyProvider | None = None,
+    ratio: float | None = None,
+    read_share: float = 0.0,
+    progress: Progress | None = None,
+) -> Plan:
+    """What a worker with that policy would do now; see `plan.make_plan`. Raises `PolicyIllegal`."""
+    config = store.config
+    check_with_store(policy, config.retention, config.watermarks)
+    found = store.segments(progress)
+    topics = store.topics()
+    encrypted = frozenset(
+        t.name for t in topics if keys is not None and keys.key_for_writing(t.name) is not None
+    )
+    stats = store.stats()
+    archives = [
+        Archived(
+            row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
+            read_class(row.retention_class),
+        )
+        for row in decode_rows(store.catalog().rows)
+        if row.state == "live"
+    ]  # fmt: skip
+    before = clock_before(store.path / WORK / "clock.json", config.files)
+    return make_plan(
+        policy,
+        segments_of(policy, found, traits_of(topics, encrypted)),
+        archives,
+        now_ms=observe(before, config.clock.now_ms(), None, policy.clock_doubt).now_ms,
+        hour=config.clock.local_hour(),
+        disk_used=stats.disk_used,
+        other_bytes=(stats.segments - len(found)) * stats.segment_size,
+        ratio=ratio,
+        read_share=read_share,
+    )
+
+
+def places_of(
+    store: Readable, others: Iterable[str], options: Mapping[str, object]
+) -> tuple[Callable[[ArchiveRow], Place], list[Place]]:
+    """What opens the place of a store's archive, and `others`, opened; relative ones are folders in
+    the store's. `options` are settings of the object stores.
+    """
+    config = store.config
+
+    def opened(where: str) -> Place:
+        is_url = "://" in where
+        return open_place(
+            where if is_url else store.path / where,
+            options=options if is_url and not where.startswith("file://") else None,
+            files=config.files,
+            clock=config.clock,
+        )
+
+    known: dict[str, Place] = {}
+
+    def place_of(row: ArchiveRow) -> Place:
+        found = known.get(row.place)
+        if found is None:
+            found = known[row.place] = opened(row.place)
+        return found
+
+    return place_of, [opened(where) for where in others]
+
+
+def clock_before(path: Path, files: Files) -> Trusted | None:
+    """What a worker knew of the time at its last look; None if there was none."""
+    if files.size(path) is not None:
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(files.read(path), type=Trusted)
+    return None

@@ -1,0 +1,364 @@
+"""Restore: a store from archives alone.
+
+The idea: objects are named by store, position and number, and each says itself what it holds, so a
+place is a catalog. Those whose stretches of the log a newer generation of the same class has are
+superseded and left out. What is wanted of each is attached where it is, or copied; one of which
+only a part is wanted is written anew, with that part alone, into the target's own folder. The store
+itself is founded by kvstore, on plain data.
+
+Invariants: the source is only read; nothing that was not asked for can be read in the target; what
+is damaged is reported and costs itself alone; a restore that fails leaves the target as it was.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import gcd
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+import msgspec
+
+from kvstore.archived import ArchivedTopic, Held, Restored, found_store
+from kvstore.config import StoreConfig
+from kvstore.errors import (
+    ArchiveDamaged,
+    ConfigError,
+    FormatTooNew,
+    KeyDestroyed,
+    TopicNotFound,
+)
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.manifest import Manifest
+from tiering.archive.reader import Archive
+from tiering.catalog import ArchiveRow, Tier, encode_row
+from tiering.contents import FOLDER, contents, row_of
+from tiering.errors import (
+    NothingToRestore,
+    ObjectNotFound,
+    ObjectTooShort,
+    StoresAmbiguous,
+    TargetNotEmpty,
+)
+from tiering.moving import READ_BACK, object_key
+from tiering.place import Place, open_place
+from tiering.rewrite import Wanted, write_wanted
+from tiering.storeside import Progress
+
+_KEY: Final = re.compile(r"([0-9a-f]{32})/(\d{20})-(\d{8,})-([^/]*)\.kvarc")
+_DAMAGE: Final = (ArchiveDamaged, FormatTooNew, KeyDestroyed, ObjectNotFound, ObjectTooShort)
+"""What costs an archive; that a place doesn't answer costs the restore."""
+
+
+class RestoreProblem(msgspec.Struct, frozen=True):
+    """An archive of which not everything wanted could be had."""
+
+    archive: str
+    reason: str
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a restore. `attached` archives are read where they are, `copied` and `rewritten`
+    ones are in the target; `superseded` ones have a newer generation, `left_out` ones nothing that
+    was asked for. `messages`, `raw_bytes` and `bytes` are those of the archives the store has now;
+    the log goes on at `position`.
+    """
+
+    store_id: str
+    source_id: str
+    topics: list[str]
+    attached: int = 0
+    copied: int = 0
+    rewritten: int = 0
+    superseded: int = 0
+    left_out: int = 0
+    messages: int = 0
+    raw_bytes: int = 0
+    bytes: int = 0
+    position: int = 0
+    problems: list[RestoreProblem] = []
+
+
+class _Object(NamedTuple):
+    """An archive in the source: its number, and the position its name says."""
+
+    key: str
+    number: int
+    position: int
+    size: int
+
+
+class _Found(NamedTuple):
+    object: _Object
+    archive: Archive
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.archive.manifest
+
+
+def restore(
+    source: str | Path,
+    target: str | Path,
+    *,
+    topics: Collection[str] | None = None,
+    until: int | None = None,
+    keys: KeyProvider | None = None,
+    options: Mapping[str, object] | None = None,
+    copy: bool = False,
+    take_over: bool = False,
+    config: StoreConfig | None = None,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """Make a store at `target`, a folder that is empty or not there, of the archives in a place.
+
+    `topics` restores those alone; `until`, in ms, leaves out what was stored later. `options` are
+    settings of the place, and `store_id` (hex) where several stores have archives there; `keys` are
+    those of encrypted topics. `copy` takes the archives along; else the store reads them where they
+    are, and never changes them. The store has an id of its own; with `take_over` it goes on under
+    the old one, and its worker will remove what is not needed any more: only for a store that is
+    gone for good. Groups and their offsets are in no archive.
+
+    >>> tiering.restore("s3://bucket/prefix", "data", topics=["orders"])  # doctest: +SKIP
+
+    Raises `TargetNotEmpty`, `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`, `PlaceError`.
+    """
+    given = dict(options or {})
+    store_id = given.pop("store_id", None)
+    settings = config if config is not None else StoreConfig()
+    place = open_place(source, options=given, files=settings.files, clock=settings.clock)
+    folder = Path(target)
+    was_there = folder.exists()
+    if was_there and (not folder.is_dir() or any(folder.iterdir())):
+        raise TargetNotEmpty(f"{folder} is not an empty folder; a store is restored to a new one")
+    own_id, objects = _objects(place, None if store_id is None else str(store_id))
+    wanted = Wanted(None if topics is None else frozenset(topics), until)
+    one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
+    try:
+        return one.run(objects, is_given=config is not None, take_over=take_over)
+    except BaseException:
+        for path in folder.iterdir() if folder.exists() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if folder.exists() and not was_there:
+            folder.rmdir()
+        raise
+
+
+def _objects(place: Place, store_id: str | None) -> tuple[str, list[_Object]]:
+    """The archives of one store in a place."""
+    stores: dict[str, list[_Object]] = {}
+    for info in place.list("" if store_id is None else f"{store_id}/"):
+        name = _KEY.fullmatch(info.key)
+        if name is not None:
+            found = _Object(info.key, int(name[3]), int(name[2]), info.size)
+            stores.setdefault(name[1], []).append(found)
+    if not stores:
+        which = "archives" if store_id is None else f"archives of store {store_id}"
+        raise NothingToRestore(
+            f"{place.name} has no {which}; name the place itself, such as DIR/{FOLDER}"
+        )
+    if len(stores) > 1:
+        raise StoresAmbiguous(
+            f"{place.name} has archives of {len(stores)} stores; say which by store_id: "
+            f"{', '.join(sorted(stores))}",
+            sorted(stores),
+        )
+    return next(iter(stores.items()))
+
+
+class _Restoring:
+    """One restore."""
+
+    def __init__(
+        self,
+        place: Place,
+        folder: Path,
+        own_id: str,
+        wanted: Wanted,
+        keys: KeyProvider | None,
+        config: StoreConfig,
+        progress: Progress | None,
+        *,
+        is_kept: bool,
+    ) -> None:
+        self._place = place
+        self._folder = folder
+        self._own_id = own_id
+        self._wanted = wanted
+        self._keys = keys
+        self._config = config
+        self._files = config.files
+        self._progress = progress
+        self._is_kept = is_kept
+        self._tier: Tier = "cold" if "://" in place.name else "warm"
+        self._problems: list[RestoreProblem] = []
+        self._rows: list[ArchiveRow] = []
+        self._held: list[Held] = []
+        self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
+
+    def run(self, objects: Sequence[_Object], *, is_given: bool, take_over: bool) -> RestoreReport:
+        """See `restore`; `is_given`: the segment size is the caller's."""
+        every = list(self._opened(objects))
+        found, superseded = _newest(every)
+        if not is_given:
+            self._config = _sized(self._config, [f.manifest for f in every])
+        self._check_topics(found)
+        for number, one in enumerate(found):
+            if self._progress is not None:
+                self._progress("restoring archives", number, len(found))
+            try:
+                self._take(one)
+            except _DAMAGE as e:
+                self._damaged(one.object, e)
+        topics, held = self._topics(found)
+        size = self._config.segment_size
+        ends = [end for f in every for _, end in f.manifest.segments]
+        restored = Restored(
+            store_id=bytes.fromhex(self._own_id) if take_over else None,
+            position=max([*ends, *(o.position + size for o in objects)]),
+            stored_at=max((row.last_stored_at for row in self._rows), default=0),
+            next_topic=max((t.id for f in every for t in f.manifest.topics), default=0) + 1,
+            next_archive=max(o.number for o in objects) + 1,
+            topics=topics,
+            held=held,
+            rows=[(row.catalog_key, encode_row(row)) for row in self._rows],
+        )
+        store_id = found_store(self._folder, restored, self._config)
+        return RestoreReport(
+            store_id=store_id.hex(),
+            source_id=self._own_id,
+            topics=sorted(topic.name for topic in topics),
+            superseded=superseded,
+            messages=sum(row.messages for row in self._rows),
+            raw_bytes=sum(row.raw_bytes for row in self._rows),
+            bytes=sum(row.size for row in self._rows),
+            position=-(-restored.position // size) * size,
+            problems=self._problems,
+            **self._counts,
+        )
+
+    def _opened(self, objects: Sequence[_Object]) -> Iterator[_Found]:
+        for number, one in enumerate(objects):
+            if self._progress is not None:
+                self._progress("opening archives", number, len(objects))
+            try:
+                archive = Archive.open(self._place.source(one.key, one.size), keys=self._keys)
+                # Both are looked at now: what can't be read of them costs the archive.
+                _ = archive.manifest, archive.directory
+            except _DAMAGE as e:
+                self._damaged(one, e)
+            else:
+                yield _Found(one, archive)
+
+    def _damaged(self, one: _Object, error: Exception) -> None:
+        self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
+
+    def _check_topics(self, found: Sequence[_Found]) -> None:
+        known = {topic.name for one in found for topic in one.manifest.topics}
+        missing = sorted((self._wanted.topics or frozenset()) - known)
+        if missing:
+            raise TopicNotFound(
+                f"no archive in {self._place.name} has messages of {', '.join(missing)}; there "
+                f"are {', '.join(sorted(known)) or 'none'}"
+            )
+        if not found:
+            why = self._problems[0].reason if self._problems else "there are none"
+            raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
+
+    def _take(self, one: _Found) -> None:
+        """Have an archive, or what is wanted of it, in the store."""
+        share = self._wanted.share(one.archive)
+        if share == 0:
+            self._counts["left_out"] += 1
+            return
+        if share == 1 and not self._is_kept:
+            self._counts["attached"] += 1
+            place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
+            archive = one.archive
+        else:
+            key = object_key(
+                bytes.fromhex(self._own_id), one.object.position, one.object.number,
+                one.manifest.retention_class,
+            )  # fmt: skip
+            place, path = FOLDER, self._folder / FOLDER / key
+            self._files.make_dir(path.parent)
+            if share == 1:
+                self._counts["copied"] += 1
+                crc = self._copy(one.object, path)
+            else:
+                lost: list[str] = []
+                crc = write_wanted(one.archive, self._wanted, path, self._files, self._keys, lost)
+                if not crc:
+                    self._counts["left_out"] += 1
+                else:
+                    self._counts["rewritten"] += 1
+                name = f"{self._place.name}/{one.object.key}"
+                self._problems += [RestoreProblem(name, reason) for reason in lost]
+                if not crc:
+                    return
+            own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
+            size = own.size(key)
+            archive = Archive.open(own.source(key, size), keys=self._keys)
+        number = one.object.number
+        tier: Tier = self._tier if place != FOLDER else "warm"
+        self._held += contents(archive, number).held
+        self._rows.append(
+            row_of(
+                archive.manifest, number=number, place=place, key=key, tier=tier, size=size, crc=crc
+            )
+        )
+
+    def _copy(self, one: _Object, path: Path) -> int:
+        crc = 0
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal crc
+            for at in range(0, one.size, READ_BACK):
+                data = self._place.read(one.key, at, min(READ_BACK, one.size - at))
+                crc = google_crc32c.extend(crc, data)
+                yield data
+
+        self._files.write_new(path, chunks(), replace=True)
+        return crc
+
+    def _topics(self, found: Sequence[_Found]) -> tuple[list[ArchivedTopic], list[Held]]:
+        """The topics, as the newest archive has each, and what is held of them. Of several of one
+        name (it was deleted and made again) the last one counts.
+        """
+        known: dict[str, ArchivedTopic] = {}
+        for one in sorted(found, key=lambda f: f.manifest.last_position):
+            for topic in contents(one.archive, one.object.number).topics:
+                if not self._wanted.has_topic(topic.name):
+                    continue
+                before = known.get(topic.name)
+                if before is None or topic.id >= before.id:
+                    known[topic.name] = topic
+        ids = {topic.id for topic in known.values()}
+        return list(known.values()), [held for held in self._held if held.topic in ids]
+
+
+def _newest(every: Sequence[_Found]) -> tuple[list[_Found], int]:
+    """Those that no other supersedes, in the order of the log, and how many are superseded."""
+    covered: dict[str, set[tuple[int, int]]] = {}
+    kept = []
+    for one in sorted(every, key=lambda f: (-f.manifest.generation, -f.object.number)):
+        mine = covered.setdefault(one.manifest.retention_class, set())
+        if one.manifest.segments and mine.issuperset(one.manifest.segments):
+            continue
+        mine.update(one.manifest.segments)
+        kept.append(one)
+    kept.sort(key=lambda f: (f.manifest.first_position, f.object.number))
+    return kept, len(every) - len(kept)
+
+
+def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:
+    """The settings with the segment size that the stretches of the log show, if they do."""
+    size = gcd(*(at for m in manifests for stretch in m.segments for at in stretch))
+    changed: dict[str, Any] = {"segment_size": size}
+    try:
+        return msgspec.structs.replace(config, **changed)
+    except ConfigError:
+        return config

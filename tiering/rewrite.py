@@ -1,0 +1,115 @@
+"""Rewrite: an archive anew, with a part of its messages.
+
+The idea: blocks of which everything is wanted and blocks of which a part is go through the same
+writer, record by record as they are, with the dictionary that the archive has.
+
+Invariant: what is written is byte for byte what was read; what can't be read is told and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from kvstore.errors import ArchiveDamaged, KeyDestroyed
+from kvstore.files import Files
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.reader import Archive
+from tiering.archive.records import RecordBatch
+from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+
+
+class Wanted(NamedTuple):
+    """Which messages are wanted: of some topics (None: all), stored at `until` (ms) or before."""
+
+    topics: frozenset[str] | None
+    until: int | None
+
+    def has_topic(self, name: str) -> bool:
+        """Whether a topic's messages are wanted."""
+        return self.topics is None or name in self.topics
+
+    def share(self, archive: Archive) -> float:
+        """1 if all of an archive is wanted, 0 if nothing is, else something between."""
+        manifest = archive.manifest
+        mine = [self.has_topic(topic.name) for topic in manifest.topics]
+        if not any(mine) or (self.until is not None and manifest.first_stored_at > self.until):
+            return 0
+        is_all = self.until is None or manifest.last_stored_at <= self.until
+        return 1 if all(mine) and is_all else 0.5
+
+
+def write_wanted(
+    archive: Archive,
+    wanted: Wanted,
+    path: Path,
+    files: Files,
+    keys: KeyProvider | None,
+    lost: list[str],
+) -> int:
+    """Write what is wanted of an archive to a file; returns its crc32c, 0 (and no file) if there is
+    nothing. Into `lost` goes what could not be read.
+    """
+    said = archive.manifest
+    sink = _Summed()
+    settings = ArchiveSettings(
+        codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
+        block_bytes=said.block_bytes, dictionary=archive.dictionary, keys=keys,
+    )  # fmt: skip
+    origin = ArchiveOrigin(
+        store_id=said.store_id, segments=said.segments, retention_class=said.retention_class,
+        generation=said.generation,
+    )  # fmt: skip
+    writer = ArchiveWriter(sink, settings, origin)
+
+    def chunks() -> Iterator[bytes]:
+        for number, queue, blocks in archive.directory.queues():
+            topic = said.topics[number]
+            if not wanted.has_topic(topic.name):
+                continue
+            for block in blocks:
+                if wanted.until is not None and archive.directory.stored(block)[0] > wanted.until:
+                    continue
+                try:
+                    writer.add(topic, queue, _records(archive, block, wanted.until))
+                except (ArchiveDamaged, KeyDestroyed) as e:
+                    lost.append(str(e))
+                yield from sink.taken()
+        writer.finish()
+        yield from sink.taken()
+
+    files.write_new(path, chunks(), replace=True)
+    if not writer.messages:
+        files.remove(path)
+        return 0
+    return sink.crc
+
+
+def _records(archive: Archive, number: int, until: int | None) -> RecordBatch:
+    block = archive.read_block(number)
+    records = block.records()
+    if until is not None:
+        rows = np.flatnonzero(block.stored_at <= until)
+        records = [records[row] for row in rows.tolist()]
+    return RecordBatch.of_records(records)
+
+
+class _Summed:
+    """A sink that hands on what it took, and knows the crc32c of it all."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self.crc = 0
+
+    def write(self, data: bytes) -> None:
+        self._chunks.append(data)
+        self.crc = google_crc32c.extend(self.crc, data)
+
+    def taken(self) -> list[bytes]:
+        """What came since the last call."""
+        chunks, self._chunks = self._chunks, []
+        return chunks
