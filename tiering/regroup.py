@@ -277,7 +277,7 @@ class _Regrouping:
                 plan = plans[int(found.topics[rows[0]])]
                 assert plan is not None, "only planned topics are in an archive"
                 queue = int(found.queues[rows[0]])
-                records = RecordBatch(self._buffer, found.starts[rows], found.sizes[rows])
+                records = RecordBatch(self._buffer, found.starts[rows], found.sizes[rows], True)
                 writer.add(plan.topic, queue, records)
                 queues.append(self._held(plan.topic.id, queue, found, rows))
                 if self._progress is not None:

@@ -125,13 +125,7 @@ def _u32(data: NDArray[np.uint8], at: I64) -> I64:
 
 def _named(buffer: Buffer, begins: list[int], ends: list[int]) -> tuple[I64, list[bytes]]:
     """Which topic each record is of, and their names."""
-    numbers: dict[bytes, int] = {}
-    topics = np.fromiter(
-        (
-            numbers.setdefault(bytes(buffer[a:b]), len(numbers))
-            for a, b in zip(begins, ends, strict=True)
-        ),
-        np.int64,
-        len(begins),
-    )
+    found = [bytes(buffer[a:b]) for a, b in zip(begins, ends, strict=True)]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(found))}
+    topics = np.fromiter(map(numbers.__getitem__, found), np.int64, len(found))
     return topics, list(numbers)

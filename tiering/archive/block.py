@@ -169,7 +169,7 @@ def _encode_block(
         coder.encode(
             b"".join([found[kind - 1] for found in payloads]),
             dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
-            thorough=len(payloads) > 1,
+            digits=kind is PartKind.BODIES,
             kind=kind,
             topic=span.topic_number if span.secret is not None else 0,
             secret=span.secret,
@@ -200,7 +200,7 @@ def payloads_of(fields: Fields, spans: Sequence[BlockSpan]) -> list[Payloads]:
     bounds = bounds_of([span.stop - span.start for span in spans])
     whole = _to_keep_whole(fields, spans, bounds)
     fixed = encode_fixed(fields, bounds)
-    properties = encode_properties(fields.property_list, bounds, fields.born_at)
+    properties = encode_properties(fields.property_list, fields.even, bounds, fields.born_at)
     found = []
     begins = bounds.tolist()
     bodies = fields.body_list

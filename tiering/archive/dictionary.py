@@ -17,6 +17,7 @@ import zstandard
 
 from tiering.archive.block import BlockSpan, payloads_of
 from tiering.archive.coder import LEVEL_DEFAULT, CodecName
+from tiering.archive.digits import apart
 from tiering.archive.records import Fields
 
 SAMPLES_MAX: Final = 4_000
@@ -34,6 +35,7 @@ _SEGMENT: Final = 500
 """Bytes that training takes from a sample at a time, found best for messages of about 1 KB; it
 scores them by what strings of `_STRING` bytes they share with others."""
 _STRING: Final = 8
+_BETWEEN: Final = b"\x00"
 _HEADS: Final = 24
 """Messages whose columns go in."""
 
@@ -68,7 +70,7 @@ def _rows(count: int, most: int) -> list[int]:
 
 
 def _bodies(fields: Fields) -> list[bytes | bytearray | memoryview]:
-    out: list[bytes | bytearray | memoryview] = []
+    out: list[bytes] = []
     size = 0
     rows = _rows(fields.count, SAMPLES_MAX)
     share = max(_SAMPLE_BYTES // len(rows), 64)
@@ -77,7 +79,17 @@ def _bodies(fields: Fields) -> list[bytes | bytearray | memoryview]:
         size += len(body)
         if body and size <= 2 * _SAMPLE_BYTES:
             out.append(body)
-    return out
+    return _without_digits(out)
+
+
+def _without_digits(bodies: list[bytes]) -> list[bytes | bytearray | memoryview]:
+    """Bodies as they come to be compressed; those without ids as they are."""
+    # All at once, if they come apart again; seldom one by one.
+    found = apart(_BETWEEN.join(bodies))
+    if found is not None and found.text.count(_BETWEEN) == len(bodies) - 1:
+        return list(found.text.split(_BETWEEN))
+    each = [(apart(body), body) for body in bodies]
+    return [taken.text if taken is not None else body for taken, body in each]
 
 
 def _heads(fields: Fields) -> bytes:

@@ -7,12 +7,19 @@ Invariant: writer and verification ask here, so they can't disagree.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 from xxhash import xxh32_intdigest
 
 from kvstore.record.facts import names_of
+from kvstore.record.names import KEYS, UNIQUE_ID
 from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.packed import I64
+
+_UNIQUE: Final = UNIQUE_ID.encode()
+_KEYS: Final = KEYS.encode()
 
 KEY_LEVELS: Final = {"off": 0, "unique": 1, "all": 2}
 """What a topic's `key_index` takes of a message: nothing, its unique id, its keys as well."""
@@ -27,14 +34,44 @@ def digests_of(properties: bytes, level: int) -> set[int]:
     return {xxh32_intdigest(name) for name in (unique, *names) if name}
 
 
+def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tuple[I64, I64]:
+    """The same for many messages with the same names of properties, whose values and whose levels
+    these are: digests, and the row of each.
+    """
+    digests: list[int] = []
+    rows: list[int] = []
+    unique, keys = columns.get(_UNIQUE), columns.get(_KEYS)
+    for column, least in ((unique, 1), (keys, 2)):
+        if column is None:
+            continue
+        some = np.flatnonzero(levels >= least).tolist()
+        found = [column[row] for row in some] if len(some) < len(column) else column
+        if not all(found) or (least == 2 and any(b" " in value for value in found)):
+            for row, value in zip(some, found, strict=True):
+                names = [name for name in (value.split(b" ") if least == 2 else (value,)) if name]
+                digests += map(xxh32_intdigest, names)
+                rows += [row] * len(names)
+        else:
+            digests += map(xxh32_intdigest, found)
+            rows += some
+    return np.array(digests, np.int64), np.array(rows, np.int64)
+
+
 class Levels:
     """Which keys of a topic's messages are indexed, by position; as `key_index` was at the put."""
 
     def __init__(self, topic: ArchivedTopic) -> None:
         history = topic.key_history or ((-(1 << 63), topic.key_index),)
         self._history = [(since, KEY_LEVELS.get(setting, 2)) for since, setting in history]
+        self._changes = bool(topic.key_history)
         self.only = self._history[0][1] if not topic.key_history else 0
         self.none = all(level == 0 for _, level in self._history)
+
+    def of(self, positions: I64) -> I64:
+        """The levels of messages at some positions."""
+        if not self._changes:
+            return np.full(len(positions), self.only, np.int64)
+        return np.array([self.at(position) for position in positions.tolist()], np.int64)
 
     def at(self, position: int) -> int:
         """The level of a message at a position."""

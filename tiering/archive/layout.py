@@ -50,6 +50,10 @@ ZSTD: Final = 1
 ZSTD_DICTIONARY: Final = 2
 LZ4: Final = 3
 LZ4_DICTIONARY: Final = 4
+DIGITS_APART: Final = 0x40
+"""Added to the codec of a part whose digits are apart (tiering.archive.digits)."""
+DIGITS_HEAD: Final = struct.Struct(">III")
+"""What such a part begins with: size of the text, of the digits, of the digits as coded."""
 ENCRYPTED: Final = 0x80
 """Added to the codec of a part that is encrypted."""
 NONCE_SIZE: Final = 12

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,16 @@ from tiering.archive.values import Values, decode_values, encode_values, too_lar
 Shape = tuple[bytes, ...]
 """The names, in order, and behind them one byte: what the field ends with."""
 
+
+class Even(NamedTuple):
+    """Fields that all have one ordinary shape, taken apart: each name's values, in the order of
+    rows.
+    """
+
+    shape: Shape
+    columns: dict[bytes, list[bytes]]
+
+
 _TERMINATED: Final = b"\x01"
 _OPEN: Final = b"\x00"
 """The last value has no separator behind it."""
@@ -44,11 +54,13 @@ _VERBATIM: Final[Shape] = (b"\x02",)
 # --- encoding --------------------------------------------------------------------------------
 
 
-def encode_properties(fields: Sequence[bytes], bounds: Column, times: Column) -> list[bytes]:
+def encode_properties(
+    fields: Sequence[bytes], even: Even | None, bounds: Column, times: Column
+) -> list[bytes]:
     """The part's payload for each block; block i has the fields `bounds[i]` to `bounds[i + 1]`, of
-    records born at `times`.
+    records born at `times`; `even` is what `take_apart_even` gave.
     """
-    shapes, shape_of, by_name = _take_apart(fields)
+    shapes, shape_of, by_name = _take_apart(fields, even)
     columns: list[list[bytes]] = [[] for _ in range(len(bounds) - 1)]
     for name in sorted(by_name):
         values, rows = by_name[name]
@@ -61,12 +73,13 @@ def encode_properties(fields: Sequence[bytes], bounds: Column, times: Column) ->
 
 
 def _take_apart(
-    fields: Sequence[bytes],
+    fields: Sequence[bytes], even: Even | None
 ) -> tuple[list[Shape], Column, dict[bytes, tuple[list[bytes], Column]]]:
     """All shapes; the shape's number of each row; and by name the values and their rows."""
-    even = _take_apart_even(fields)
     if even is not None:
-        return even
+        rows = np.arange(len(fields))
+        found = {name: (values, rows) for name, values in even.columns.items()}
+        return [even.shape], np.zeros(len(fields), np.int64), found
     numbers: dict[Shape, int] = {}
     shapes: list[Shape] = []
     shape_of = np.zeros(len(fields), np.int64)
@@ -83,18 +96,16 @@ def _take_apart(
         match = _matcher(shape)
         taken, begin = groups[number], row
         # The next ones mostly have the same shape: no need to find out which, then.
-        while row < count and (found := match(fields[row])):
-            taken.append(found.groups())
+        while row < count and (matched := match(fields[row])):
+            taken.append(matched.groups())
             row += 1
         members[number].extend(range(begin, row))
         shape_of[begin:row] = number
     return shapes, shape_of, _by_name(shapes, groups, members)
 
 
-def _take_apart_even(
-    fields: Sequence[bytes],
-) -> tuple[list[Shape], Column, dict[bytes, tuple[list[bytes], Column]]] | None:
-    """As `_take_apart`, several times as fast, for fields that all have one ordinary shape."""
+def take_apart_even(fields: Sequence[bytes]) -> Even | None:
+    """Fields that all have one ordinary shape, several times as fast as others; None for others."""
     shape = _shape_of(fields[0]) if fields else _VERBATIM
     names = shape[:-1]
     count, size = len(fields), len(names)
@@ -103,18 +114,17 @@ def _take_apart_even(
     pieces = b"".join(fields).split(VALUE_END_BYTE)
     if len(pieces) != count * size + 1:
         return None
-    rows = np.arange(count)
-    by_name = {}
+    columns = {}
     left = np.fromiter(map(len, fields), np.int64, count) - size
     for i, name in enumerate(names):
         column = pieces[i:-1:size]
         stem = name + NAME_END_BYTE
         values = [pair.removeprefix(stem) for pair in column]
         left -= np.fromiter(map(len, values), np.int64, count) + len(stem)
-        by_name[name] = (values, rows)
+        columns[name] = values
     # All pieces together are as long as all fields. So a name that is not there makes a row's rest
     # negative and none positive; and where no row has a rest, its pieces are its own.
-    return None if left.any() else ([shape], np.zeros(count, np.int64), by_name)
+    return None if left.any() else Even(shape, columns)
 
 
 def _by_name(

@@ -37,6 +37,7 @@ from kvstore.record.layout import (
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.integers import Column
+from tiering.archive.properties import Even, take_apart_even
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
@@ -59,18 +60,19 @@ _NAMES: Final = HEAD.names or ()
 class RecordBatch(NamedTuple):
     """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
 
-    They were checked before (`kvstore.record.check`).
+    They were checked before (`kvstore.record.check`); `with_bodies`: their body CRCs were as well.
     """
 
     buffer: Buffer
     starts: Column
     sizes: Column
+    with_bodies: bool = False
 
     @classmethod
-    def of_records(cls, records: Sequence[bytes]) -> RecordBatch:
+    def of_records(cls, records: Sequence[bytes], *, with_bodies: bool = False) -> RecordBatch:
         """A batch of records that each are `bytes`."""
         sizes = np.fromiter(map(len, records), np.int64, len(records))
-        return cls(b"".join(records), np.cumsum(sizes) - sizes, sizes)
+        return cls(b"".join(records), np.cumsum(sizes) - sizes, sizes, with_bodies)
 
     @classmethod
     def join(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -78,12 +80,17 @@ class RecordBatch(NamedTuple):
         if not batches:
             return cls.of_records(())
         first = batches[0].buffer
+        with_bodies = all(batch.with_bodies for batch in batches)
         if any(batch.buffer is not first for batch in batches):
-            return cls.of_records([record for batch in batches for record in batch.records()])
+            return cls.of_records(
+                [record for batch in batches for record in batch.records()],
+                with_bodies=with_bodies,
+            )
         return cls(
             first,
             np.concatenate([batch.starts for batch in batches]),
             np.concatenate([batch.sizes for batch in batches]),
+            with_bodies,
         )
 
     def records(self) -> list[bytes]:
@@ -122,6 +129,7 @@ class Fields:
 
     def __init__(self, batch: RecordBatch) -> None:
         self._buffer = buffer = batch.buffer
+        self.with_bodies = batch.with_bodies
         self.count = len(batch.starts)
         self.sizes = sizes = batch.sizes
         self._starts = starts = batch.starts
@@ -158,6 +166,7 @@ class Fields:
             if isinstance(value, (np.ndarray, list)):
                 setattr(found, name, value[start:stop])
         found.count = stop - start
+        vars(found).pop("even", None)
         for more in ("born_more", "store_more"):
             rows = getattr(self, more).items()
             setattr(found, more, {row - start: host for row, host in rows if start <= row < stop})
@@ -225,6 +234,11 @@ class Fields:
         """Every record's properties field."""
         return slices(self._buffer, self._properties_at, self._starts + self.sizes)
 
+    @cached_property
+    def even(self) -> Even | None:
+        """The properties by name, if all rows have the same names."""
+        return take_apart_even(self.property_list)
+
     def body(self, row: int) -> bytes:
         """The body of one record as stored."""
         return slices(self._buffer, self._body_at[row : row + 1], self._body_end[row : row + 1])[0]
@@ -246,6 +260,8 @@ class Fields:
     def wrong_crcs(self) -> NDArray[np.bool_]:
         """Of which rows the body CRC is not that of the body."""
         count = self.count
+        if self.with_bodies:
+            return np.zeros(count, np.bool_)
         found = np.fromiter((crc32(body) for body in self.body_list), np.int64, count)
         wrong: NDArray[np.bool_] = (found & CRC_MASK) != self.body_crc
         return wrong

@@ -26,7 +26,7 @@ from tiering.archive.block import BlockSpan, EncodedBlock, cut, encode_blocks
 from tiering.archive.coder import LEVEL_DEFAULT, CodecName, Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import encode_directory
-from tiering.archive.keyed import Levels, digests_of
+from tiering.archive.keyed import Levels, digests_in_columns, digests_of
 from tiering.archive.layout import (
     BLOCK_BYTES_DEFAULT,
     CRC,
@@ -137,7 +137,7 @@ class ArchiveWriter:
             done = int(ends[at - 1]) if at else 0
             room = max(BATCH_BYTES - self._waiting_bytes, 0)
             stop = max(int(np.searchsorted(ends, done + room, side="right")), at + 1)
-            some = RecordBatch(records.buffer, records.starts[at:stop], records.sizes[at:stop])
+            some = records._replace(starts=records.starts[at:stop], sizes=records.sizes[at:stop])
             self._waiting.append(_Queue(number, queue, some))
             self._waiting_bytes += int(ends[stop - 1]) - done
             at = stop
@@ -184,10 +184,11 @@ class ArchiveWriter:
                 for start, stop in pieces
             ]
         share = self._settings.block_bytes
-        blocks = encode_blocks(fields, spans, self._coder, group_bytes=share)
+        done = fields.part(0, left)
+        blocks = encode_blocks(done, spans, self._coder, group_bytes=share)
         for span, block in zip(spans, blocks, strict=True):
             self._write_block(span, block)
-        self._note(fields, spans)
+        self._note(done, spans)
         number, queue, _ = self._waiting[-1]
         is_begun = left > begin
         self._last = (number, queue, int(fields.offsets[left - 1])) if is_begun else None
@@ -195,7 +196,9 @@ class ArchiveWriter:
         self._waiting_bytes = 0
         if left < fields.count:
             # Copies, without the buffer that they came in, which may be large.
-            rest = RecordBatch.of_records(fields.records(left, fields.count))
+            rest = RecordBatch.of_records(
+                fields.records(left, fields.count), with_bodies=fields.with_bodies
+            )
             self._waiting.append(_Queue(number, queue, rest))
             self._waiting_bytes = int(rest.sizes.sum())
 
@@ -233,19 +236,25 @@ class ArchiveWriter:
     # --- what the indexes are made of ---
 
     def _note(self, fields: Fields, spans: Sequence[BlockSpan]) -> None:
-        for span in spans:
-            base = len(self._positions) - span.start
-            if base + span.stop > MESSAGES_MAX:
-                raise CallerError(f"an archive holds at most {MESSAGES_MAX:,} messages")
-            self._positions.frombytes(fields.positions[span.start : span.stop].tobytes())
-            levels = self._topics[span.topic_number].levels
-            if levels.none:
-                continue
-            for row in range(span.start, span.stop):
-                level = levels.only or levels.at(int(fields.positions[row]))
-                for digest in digests_of(fields.property_list[row], level):
-                    self._digests.append(digest)
-                    self._keyed.append(base + row)
+        base = len(self._positions)
+        if base + fields.count > MESSAGES_MAX:
+            raise CallerError(f"an archive holds at most {MESSAGES_MAX:,} messages")
+        self._positions.frombytes(fields.positions.tobytes())
+        if not spans or all(self._topics[span.topic_number].levels.none for span in spans):
+            return
+        levels = np.concatenate([
+            self._topics[span.topic_number].levels.of(fields.positions[span.start : span.stop])
+            for span in spans
+        ])  # fmt: skip
+        if fields.even is not None:
+            digests, rows = digests_in_columns(fields.even.columns, levels)
+            self._digests.frombytes(digests.astype(np.uint32).tobytes())
+            self._keyed.frombytes((rows + base).astype(np.uint32).tobytes())
+            return
+        for row, level in enumerate(levels.tolist()):
+            for digest in digests_of(fields.property_list[row], level):
+                self._digests.append(digest)
+                self._keyed.append(base + row)
 
 
 class _Topic:

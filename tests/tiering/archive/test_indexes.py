@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
 from tiering.archive import keyindex, positions
+from tiering.archive.keyed import digests_in_columns, digests_of
 from tiering.archive.keyindex import KeyFences
 from tiering.archive.positions import PositionFences
+from tiering.archive.properties import take_apart_even
 
 DIGEST_MAX = (1 << 32) - 1
 PAIRS = st.lists(
@@ -125,3 +127,25 @@ def test_positions_are_found_over_many_chunks() -> None:
         at = rank - chunk * positions.CHUNK
         assert (placed.positions[at], placed.blocks[at]) == (rising[rank], rank // 250)
         assert placed.rows[at] == rank % 250
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=3).filter(lambda v: b"\2" not in v),
+            st.sampled_from([b"", b" ", b"k", b"a b", b" a  b c ", b"\xff"]),
+            st.integers(0, 2),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_keys_of_many_messages_are_those_of_each(rows: list[tuple[bytes, bytes, int]]) -> None:
+    fields = [b"UNIQ_KEY\1%b\2KEYS\1%b\2TAGS\1t\2" % row[:2] for row in rows]
+    even = take_apart_even(fields)
+    assert even is not None
+    digests, at = digests_in_columns(even.columns, np.array([row[2] for row in rows], np.int64))
+    found: list[set[int]] = [set() for _ in rows]
+    for digest, row in zip(digests.tolist(), at.tolist(), strict=True):
+        found[row].add(digest)
+    assert found == [digests_of(field, row[2]) for field, row in zip(fields, rows, strict=True)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
 from tiering.archive.integers import bounds_of
-from tiering.archive.properties import decode_properties, encode_properties
+from tiering.archive.properties import decode_properties, encode_properties, take_apart_even
 
 LIMIT = 1 << 20
 STRETCH = st.lists(PROPERTY_FIELDS, min_size=1, max_size=30)
@@ -18,7 +18,7 @@ def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[
     fields = [field for stretch in stretches for field in stretch]
     bounds = bounds_of([len(stretch) for stretch in stretches])
     times = np.arange(len(fields), dtype=np.int64) + born_at
-    payloads = encode_properties(fields, bounds, times)
+    payloads = encode_properties(fields, take_apart_even(fields), bounds, times)
     return [
         decode_properties(payload, len(stretch), times[int(bounds[i]) : int(bounds[i + 1])], LIMIT)
         for i, (payload, stretch) in enumerate(zip(payloads, stretches, strict=True))
@@ -65,7 +65,7 @@ def test_fields_that_only_together_look_alike_come_back() -> None:
 
 def test_unique_ids_keys_and_tags_take_a_few_bytes() -> None:
     fields = [ORDINARY % (0x7F00_0001_1234 << 80 | i, i, i % 3) for i in range(500)]
-    (payload,) = encode_properties(fields, bounds_of([500]), np.zeros(500, np.int64))
+    (payload,) = encode_properties(fields, None, bounds_of([500]), np.zeros(500, np.int64))
     assert len(payload) < 500
 
 
@@ -80,7 +80,7 @@ def test_any_bytes_are_properties_or_damage(data: bytes, count: int) -> None:
 
 def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
     (payload,) = encode_properties(
-        [b"A\x01" + b"x" * 1000 + b"\x02"] * 1000, bounds_of([1000]), np.zeros(1000, np.int64)
+        [b"A\x01" + b"x" * 1000 + b"\x02"] * 1000, None, bounds_of([1000]), np.zeros(1000, np.int64)
     )
     with pytest.raises(ArchiveDamaged, match="more than"):
         decode_properties(payload, 1000, np.zeros(1000, np.int64), 100_000)
