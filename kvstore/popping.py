@@ -96,7 +96,7 @@ class Popper:
             clock,
             nonces,
             put,
-            self.pop.start,
+            self.pop.goes_on,
         )
         groups.removing.append(self._removing_group)
         groups.removed.append(lambda info: self._end(self.flights.forget_group(info.id)))

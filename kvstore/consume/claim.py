@@ -195,9 +195,8 @@ class Claim:
 
     # --- what is unread ---
 
-    def take_unread(self, queue: int) -> None:
-        """Take unread messages of a queue."""
-        first = self._flight.next[queue]
+    def take_unread(self, queue: int, first: int) -> None:
+        """Take unread messages of a queue, which begin at `first`."""
         low, high = self._reader.bounds(self._topic.base + queue)
         at = max(first, low)
         stop = min(high, at + SCAN_MAX) if self._wanted.matches is not None else high

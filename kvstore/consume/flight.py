@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvstore.consume.waiting import Waiter
     from kvstore.index.families import Batch, Families
     from kvstore.message import StoredMessage
+    from kvstore.meta.groups import GroupInfo
 
 _BUCKET: Final = 7
 """Due times are counted by 1 << 7 ms."""
@@ -100,7 +101,10 @@ class Flight:
         self.messages = 0
         """How many are locked."""
         self.next: dict[int, int] = {}
-        """Queue -> its next offset, for the queues that were used."""
+        """Queue -> its next offset, for the queues that were used and have one stored."""
+        self.starts: dict[int, tuple[GroupInfo, int, int]] = {}
+        """Queue without one -> where its group would begin, which group as it was then, and the
+        queue's end: it holds for these."""
         self.turn = 0
         self.ahead: dict[int, list[StoredMessage]] = {}
         """Queue -> messages that were read before anybody wanted them, the next one last."""
@@ -195,6 +199,7 @@ class Flight:
         self.rows = self.messages = 0
         self.epoch += 1
         self.next.clear()
+        self.starts.clear()
         self.ahead = {}
         self.order = None
         self.has_parked = False

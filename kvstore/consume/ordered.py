@@ -66,10 +66,9 @@ class OrderedClaim(Claim):
             self.room -= before - self._left
             self._lock_in_order(queue, messages)
 
-    def take_unread(self, queue: int) -> None:
+    def take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue whose turn it is; park the others."""
         order = order_of(self._flight, self._reader, self._topic, self._group.name)
-        first = self._flight.next[queue]
         low, high = self._reader.bounds(self._topic.base + queue)
         at, before = max(first, low), self._left
         end = max(0, before - self.room)

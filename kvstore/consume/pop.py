@@ -32,6 +32,7 @@ from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ArchiveUnavailable, PutRefused
 from kvstore.index.families import Families
+from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
@@ -243,22 +244,35 @@ class Pop:
         else:
             queues = order(topic.read_queues, flight.turn, priority=topic.is_priority)
             flight.turn += 1
-        end_of, known = self._reader.next_offset, flight.next
+        end_of = self._reader.next_offset
         for queue in queues:
             if not claim.left or not claim.room:
                 return
-            at = known.get(queue)
-            if at is None:
-                at = known[queue] = self.start(group, topic, queue)
-            if at < end_of(topic.base + queue):
-                claim.take_unread(queue)
+            end = end_of(topic.base + queue)
+            # In a queue that never had a message there is nothing to begin with.
+            if end and (at := self.goes_on(flight, group, topic, queue)) < end:
+                claim.take_unread(queue, at)
 
-    def start(self, group: GroupInfo, topic: Topic, queue: int) -> int:
-        """Where a group goes on in a queue, or begins."""
+    def goes_on(self, flight: Flight, group: GroupInfo, topic: Topic, queue: int) -> int:
+        """Where a group goes on in a queue, or begins. What is not stored is not kept either: it
+        is as the group says now, until something is taken.
+        """
+        at = flight.next.get(queue)
+        if at is not None:
+            return at
         bounds = self._reader.bounds(topic.base + queue)
         found = self._offsets.get(group.id, topic.id, queue, bounds)
         if found is not None:
+            flight.next[queue] = found
+            flight.starts.pop(queue, None)
             return found
+        kept = flight.starts.get(queue)
+        if kept is None or kept[0] is not group or kept[1] != bounds.next_offset:
+            kept = group, bounds.next_offset, self._start(group, topic, queue, bounds)
+            flight.starts[queue] = kept
+        return kept[2]
+
+    def _start(self, group: GroupInfo, topic: Topic, queue: int, bounds: Bounds) -> int:
         if group.start == "begin":
             return bounds.min_offset
         if group.start == "end":

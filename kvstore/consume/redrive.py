@@ -68,8 +68,8 @@ class _Letter(NamedTuple):
 
 
 class Redrive:
-    """See the module. `put` returns when messages are on the disk; `start` says where a group goes
-    on in a queue that its flight doesn't know yet.
+    """See the module. `put` returns when messages are on the disk; `goes_on` says where a group
+    goes on in a queue, or would begin.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Redrive:
         clock: Clock,
         nonces: Iterator[int],
         put: Put,
-        start: Callable[[GroupInfo, Topic, int], int],
+        goes_on: Callable[[Flight, GroupInfo, Topic, int], int],
     ) -> None:
         self._families = families
         self._reader = reader
@@ -94,7 +94,7 @@ class Redrive:
         self._clock = clock
         self._nonces = nonces
         self._put = put
-        self._start = start
+        self._goes_on = goes_on
 
     def redrive(self, group: GroupInfo, limit: int | None) -> int:
         """See `Store.redrive`."""
@@ -214,12 +214,13 @@ class Redrive:
                 continue
             if not self._has_original(letter):
                 lost.append(letter)
-            elif letter.offset < self._next(group, flight, letter.topic, letter.queue):
+            elif letter.offset < self._goes_on(flight, group, letter.topic, letter.queue):
                 wanted.setdefault(letter.queue, set()).add(letter.offset)
         if wanted:
             _drop_locked(flight, wanted)
         due = self._clock.now_ms()
         for queue, found in wanted.items():
+            self._hold_next(group, flight, change, queue)
             offsets = sorted(found)
             for begin, stop in spans(offsets):
                 first = offsets[begin]
@@ -238,12 +239,13 @@ class Redrive:
             return False
         return found.message_id == letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
 
-    def _next(self, group: GroupInfo, flight: Flight, topic: Topic, queue: int) -> int:
-        """The group's next offset in a queue: what stands there and behind is unread."""
-        found = flight.next.get(queue)
-        if found is None:
-            found = flight.next[queue] = self._start(group, topic, queue)
-        return found
+    def _hold_next(self, group: GroupInfo, flight: Flight, change: Change, queue: int) -> None:
+        """Where a queue's unread messages begin is stored with the rows of what is before: another
+        start of the group must not make that unread as well.
+        """
+        if queue not in flight.next:
+            change.next[queue] = flight.starts[queue][2]
+            self._offsets.stage(change.batch, group.id, flight.topic, queue, change.next[queue])
 
     # --- putting letters back ---
 
