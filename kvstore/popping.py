@@ -84,7 +84,14 @@ class Popper:
             self._still_there,
         )
         self.settle = Settle(
-            families, self.flights, receipts, self.waiting, clock, nonces, self._group_of
+            families,
+            self.flights,
+            receipts,
+            self.waiting,
+            clock,
+            nonces,
+            groups.by_id,
+            self.pop.counted,
         )
         self.redrive = Redrive(
             families,
@@ -122,12 +129,6 @@ class Popper:
             raise TopicNotFound(f"topic {topic.name!r} was deleted meanwhile, and made anew")
         return known, used
 
-    def _group_of(self, number: int) -> GroupInfo:
-        found = self._groups.by_id(number)
-        if found is None:
-            raise GroupNotFound("the receipt's group was deleted; its messages go to nobody")
-        return found
-
     # --- what else takes locks along ---
 
     def _removing_group(self, batch: Batch, group: GroupInfo) -> None:
@@ -153,7 +154,10 @@ class Popper:
     def _resetting(
         self, batch: Batch, group: GroupInfo, topic: Topic, offsets: Mapping[int, int]
     ) -> Iterator[None]:
-        with self.flights.flying(group.id, topic.id) as flight:
+        with (
+            self.pop.counted(group),
+            self.flights.flying(group.id, topic.id) as flight,
+        ):
             ended: dict[int, int] = {}
             for key, lock in itertools.chain(flight.all(), flight.parked()):
                 if key.queue in offsets:

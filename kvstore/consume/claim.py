@@ -75,13 +75,13 @@ class Claim:
         self._topic = topic
         self._group = group
         self._wanted = wanted
-        self._now = now
+        self.now = now
         self._recoveries = recoveries
         self._nonces = nonces
         self._left = wanted.limit
         self._parked_left = True
         self.room = UNLIMITED
-        """How many more messages the group may have under lock."""
+        """How many more messages the group may have under lock; below 0 if its cap was lowered."""
         self.made_way = False
         """Whether another claim may find what this one did not."""
         self.unavailable: ArchiveUnavailable | None = None
@@ -100,10 +100,10 @@ class Claim:
         """Take messages whose locks have run out, oldest first."""
         queue, dead = self._wanted.queue, 0
         # With one queue asked for, there is an end to looking through what is due in the others.
-        rows = self._flight.rows if queue is None else self._flight.rows_in(queue, self._now)
+        rows = self._flight.rows if queue is None else self._flight.rows_in(queue, self.now)
         if not rows:
             return
-        for key, lock in self._flight.due(self._now):
+        for key, lock in self._flight.due(self.now):
             if dead >= _DEAD_AT_ONCE:
                 self.made_way = True
                 return
@@ -114,21 +114,20 @@ class Claim:
             if not rows:
                 return
             rows -= 1
-            if self._flight.counts(key, self._now):
-                # It was taken for locked still: what is counted is counted by 1/8 s.
-                self.room += lock.locked.bit_count()
             if lock.attempts >= self._group.max_attempts:
                 self.dead.append((key, lock))
                 dead += lock.locked.bit_count()
-            elif self.room:
+            elif self.room > 0:
                 self._take_again(key, lock)
 
     def _take_again(self, key: LockKey, lock: Lock) -> None:
-        """Hand out a row once more; what doesn't fit stays in it."""
-        offsets = offsets_of(key.first, lock.locked)
-        asked = offsets
+        """Hand out a row once more; what doesn't fit, or has to wait, stays in it."""
+        may = self._may_go(key, offsets_of(key.first, lock.locked))
+        asked = may
         if self._wanted.matches is None:
-            asked = offsets[: min(self._left, self.room)]
+            asked = may[: min(self._left, self.room)]
+        if not asked:
+            return
         before, room = self._left, self._bytes
         found = messages_at(self._reader, self._topic, key.queue, asked, self._group.name)
         try:
@@ -141,15 +140,20 @@ class Claim:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
         self.room -= before - self._left
         kept = {message.offset for message in messages}
-        self.dropped += [(key.queue, o) for o in asked if o < end and o not in kept]
-        rest = bits_of(key.first, (offset for offset in offsets if offset >= end))
+        out = [offset for offset in asked if offset < end]
+        self.dropped += [(key.queue, o) for o in out if o not in kept]
+        rest = lock.locked & ~bits_of(key.first, out)
         # Receipts of what left the row are too late from now on.
         gone = lock.moved | lock.locked & ~rest
         # Some that were asked for are lost: there may be room for the rest.
-        self.made_way = self.made_way or (unfit is None and rest != 0)
+        self.made_way = self.made_way or (unfit is None and len(asked) < len(may))
         self.change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
         if not rest:
             self.ended.append((lock.nonce, gone))
+
+    def _may_go(self, key: LockKey, offsets: list[int]) -> list[int]:
+        """Those of a due row's messages that may be handed out now."""
+        return offsets
 
     def _fitting(
         self, messages: Iterable[StoredMessage], most: int = UNLIMITED
@@ -179,7 +183,7 @@ class Claim:
     def take_parked(self) -> None:
         """Take what was parked while the group was an ordered one: nothing holds it up now."""
         for key, lock in self._flight.parked():
-            if not self.left or not self.room:
+            if not self.left or self.room <= 0:
                 return
             if self._wanted.queue in (None, key.queue):
                 self._take_again(key, lock)
@@ -267,7 +271,7 @@ class Claim:
     ) -> None:
         """Put messages of a queue, in order, under lock, for as long as is wanted."""
         wanted, group = self._wanted, self._group
-        due = self._now + wanted.invisible_ms
+        due = self.now + wanted.invisible_ms
         if attempts < group.max_attempts:
             due += round(group.backoff_after(attempts) * 1000)
         for part, locked in _rows(messages):

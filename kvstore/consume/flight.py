@@ -111,7 +111,7 @@ class Flight:
         self.message_bytes = 1 << 30
         """What a record had last, about; much, before any was read."""
         self.capped = False
-        """Whether only so many messages of the group may be locked: an ack makes room."""
+        """Whether only so many messages of the group may be locked, as of the last claim."""
         self.waiters: set[Waiter] = set()
         self.asleep: OrderedDict[Waiter, None] = OrderedDict()
         """Those of them that were not woken since they looked last."""
@@ -218,16 +218,18 @@ class Flight:
         found = self._buckets[number] = [0, 0]
         return found
 
-    def locked_at(self, now: int) -> int:
+    def live_at(self, now: int) -> int:
         """How many messages are locked, less those whose locks have run out. May be asked without
-        the lock: whoever claims in another topic has that one's.
+        the lock, while nothing but acks and pops of other groups goes on.
         """
-        last = now >> _BUCKET
-        return sum(held[1] for bucket, held in list(self._buckets.items()) if bucket >= last)
-
-    def counts(self, key: LockKey, now: int) -> bool:
-        """Whether `locked_at` counts a row."""
-        return key.due >> _BUCKET >= now >> _BUCKET
+        edge = now >> _BUCKET
+        held = self._buckets.get(edge)
+        live = sum(held[1] for bucket, held in list(self._buckets.items()) if bucket > edge)
+        if held is not None and held[1]:
+            # Of the 1/8 s that it is now some have run out and some have not.
+            rows = self._from(now + 1, (edge + 1) << _BUCKET)
+            live += sum(lock.locked.bit_count() for _, lock in rows)
+        return live
 
     def rows_in(self, queue: int, now: int) -> int:
         """How many rows a queue has, if one of them can be due."""

@@ -115,9 +115,9 @@ class Flights:
         """How many messages a group has under lock, in all topics."""
         return sum(f.messages for f in self.under_way(group))
 
-    def locked_at(self, group: int, now: int) -> int:
+    def live_at(self, group: int, now: int) -> int:
         """The same, less those whose locks have run out."""
-        return sum(f.locked_at(now) for f in self.under_way(group))
+        return sum(f.live_at(now) for f in self.under_way(group))
 
     def next_due(self, flight: Flight) -> int | None:
         """When something may change by itself for who waits at a flight, ms since the epoch: a lock

@@ -12,7 +12,7 @@ two message groups with the same hash are kept in order as if they were one.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -49,7 +49,8 @@ class Order:
     def __init__(self) -> None:
         self.ripe: set[int] = set()
         self._locked: dict[tuple[int, int], int] = {}
-        self._busy: Counter[int] = Counter()
+        self._busy: dict[int, list[tuple[int, int]]] = {}
+        """Message group -> queue and offset of its locked messages, in order: mostly one."""
         self._waiting: Counter[int] = Counter()
         self._parked: dict[int, _Parked] = {}
 
@@ -63,14 +64,20 @@ class Order:
         for key, lock in flight.parked():
             for message in read(key.queue, offsets_of(key.first, lock.locked)):
                 order.park(key.queue, message.offset, group_hash(message))
-        order.ripe = {hashed for hashed in order._waiting if not order._busy[hashed]}
         return order
 
     # --- what may be handed out ---
 
     def is_free(self, hashed: int) -> bool:
         """Whether a message of this group that comes behind all others may be handed out."""
-        return not self._busy[hashed] and not self._waiting[hashed]
+        return hashed not in self._busy and hashed not in self._waiting
+
+    def rivals(self, queue: int, offset: int) -> list[tuple[int, int]]:
+        """All locked messages, this one included, of a locked message's group, in order: one,
+        unless they were locked while the group was not an ordered one.
+        """
+        hashed = self._locked.get((queue, offset))
+        return [] if hashed is None else self._busy[hashed]
 
     def heads(self, queue: int | None) -> Iterator[tuple[int, int, int]]:
         """Queue, offset and hash of the first parked message of each ripe message group."""
@@ -105,7 +112,7 @@ class Order:
     def lock(self, queue: int, offset: int, hashed: int) -> None:
         """A message was locked."""
         self._locked[queue, offset] = hashed
-        self._busy[hashed] += 1
+        insort(self._busy.setdefault(hashed, []), (queue, offset))
         self.ripe.discard(hashed)
 
     def free(self, queue: int, offset: int) -> bool:
@@ -113,15 +120,21 @@ class Order:
         hashed = self._locked.pop((queue, offset), None)
         if hashed is None:
             return False
-        self._busy[hashed] -= 1
+        busy = self._busy[hashed]
+        busy.remove((queue, offset))
+        if busy:
+            return True
+        del self._busy[hashed]
         return self._ripen(hashed)
 
     def park(self, queue: int, offset: int, hashed: int) -> None:
-        """A message was passed; it comes behind all that are parked in its queue."""
+        """A message was passed, or put back."""
         parked = self._parked.setdefault(queue, _Parked())
-        parked.offsets.append(offset)
-        parked.hashes.append(hashed)
+        at = bisect_left(parked.offsets, offset)
+        parked.offsets.insert(at, offset)
+        parked.hashes.insert(at, hashed)
         self._waiting[hashed] += 1
+        self._ripen(hashed)
 
     def unpark(self, queue: int, offset: int) -> None:
         """A parked message was locked, or is gone."""
@@ -132,16 +145,13 @@ class Order:
         if not parked.offsets:
             del self._parked[queue]
         self._waiting[hashed] -= 1
+        if not self._waiting[hashed]:
+            del self._waiting[hashed]
         self.ripe.discard(hashed)
         self._ripen(hashed)
 
     def _ripen(self, hashed: int) -> bool:
-        busy, waiting = self._busy[hashed], self._waiting[hashed]
-        if not busy:
-            del self._busy[hashed]
-        if not waiting:
-            del self._waiting[hashed]
-        if waiting and not busy:
+        if hashed in self._waiting and hashed not in self._busy:
             self.ripe.add(hashed)
             return True
         return False

@@ -5,18 +5,20 @@ done is parked: passed by the queue's next offset, but in a row that waits until
 So one slow message group holds up nobody else of its queue. (docs/pop.md)
 
 Invariants: a message is handed out only when all earlier ones of its message group are done or
-dead; a queue has at most `PARKED_MAX` parked messages, so what is read and kept is bounded.
+dead; of messages of one message group that were locked together while the group was not an ordered
+one, the next comes when the one before is done; so many messages of a queue are passed at most that
+`PARKED_MAX` are parked, so what is read and kept is bounded.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from kvstore.consume.at import messages_at
 from kvstore.consume.claim import Claim
 from kvstore.consume.flight import Flight
-from kvstore.consume.locks import SPAN, Lock, bits_of
+from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of
 from kvstore.consume.order import Order, group_hash
 from kvstore.consume.pull import take
 from kvstore.consume.reader import Reader
@@ -41,6 +43,37 @@ def order_of(flight: Flight, reader: Reader, topic: Topic, group: str) -> Order:
 
 class OrderedClaim(Claim):
     """See the module."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._met: set[int] = set()
+        """Message groups of what this claim took or parked, of which `Order` knows nothing yet."""
+        self._places = 0
+        self._due_now: set[tuple[int, int]] | None = None
+
+    def _may_go(self, key: LockKey, offsets: list[int]) -> list[int]:
+        """Those that are the first of their message group, of which none is under a lock that
+        lives.
+        """
+        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        out = []
+        for offset in offsets:
+            rivals = order.rivals(key.queue, offset)
+            if len(rivals) < 2 or (
+                rivals[0] == (key.queue, offset) and self._all_due().issuperset(rivals)
+            ):
+                out.append(offset)
+        return out
+
+    def _all_due(self) -> set[tuple[int, int]]:
+        """Queue and offset of all that is due, as this claim found it."""
+        if self._due_now is None:
+            self._due_now = {
+                (key.queue, offset)
+                for key, lock in self._flight.due(self.now)
+                for offset in offsets_of(key.first, lock.locked)
+            }
+        return self._due_now
 
     def take_parked(self) -> None:
         """Take parked messages whose turn has come."""
@@ -72,11 +105,9 @@ class OrderedClaim(Claim):
         low, high = self._reader.bounds(self._topic.base + queue)
         at, before = max(first, low), self._left
         end = max(0, before - self.room)
-        # Of what this claim takes, `order` knows nothing yet.
-        taken: set[int] = set()
+        self._places = PARKED_MAX - order.parked_in(queue)
         messages: list[StoredMessage] = []
-        places = PARKED_MAX - order.parked_in(queue)
-        while at < high and self.left > end and places > 0:
+        while at < high and self.left > end:
             count = min(_READ_AT_ONCE, high - at)
             read = partial(take, self._reader, self._topic, queue, at, count, None)
             found, following = self._read_on(at, high, read)
@@ -85,20 +116,8 @@ class OrderedClaim(Claim):
             if not found:
                 at = following
             for message in found:
-                if self.left <= end or places <= 0:
+                if self.left <= end or not self._take_or_park(order, message, messages):
                     break
-                hashed = group_hash(message)
-                if hashed in taken or not order.is_free(hashed):
-                    if self._wanted.matches is None or self._wanted.matches(message):
-                        self.parking.append((queue, message.offset, hashed))
-                        taken.add(hashed)
-                        places -= 1
-                else:
-                    fits, unfit = self._fitting([message])
-                    if unfit is not None:
-                        break
-                    taken.update([hashed] * len(fits))
-                    messages += fits
                 at = message.offset + 1
             else:
                 continue
@@ -107,6 +126,27 @@ class OrderedClaim(Claim):
             self.change.next[queue] = at
         self.room -= before - self._left
         self._lock_in_order(queue, messages)
+
+    def _take_or_park(
+        self, order: Order, message: StoredMessage, messages: list[StoredMessage]
+    ) -> bool:
+        """Add a message to those that are taken, or park it, or pass it over as the filter says;
+        False if there is no room for it.
+        """
+        hashed = group_hash(message)
+        if hashed not in self._met and order.is_free(hashed):
+            fits, unfit = self._fitting([message])
+            if fits:
+                messages += fits
+                self._met.add(hashed)
+            return unfit is None
+        if self._wanted.matches is None or self._wanted.matches(message):
+            if self._places <= 0:
+                return False
+            self.parking.append((message.queue, message.offset, hashed))
+            self._met.add(hashed)
+            self._places -= 1
+        return True
 
     def _lock_in_order(self, queue: int, messages: list[StoredMessage]) -> None:
         if messages:
@@ -144,4 +184,5 @@ class OrderedClaim(Claim):
         for queue, offset in self.dropped:
             order.free(queue, offset)
         # A turn that came by this is taken by the next claim.
-        self.made_way = bool(self.dropped or self.unparked) and bool(order.ripe)
+        came = bool(self.dropped) or (bool(self.unparked) and bool(order.ripe))
+        self.made_way = self.made_way or came

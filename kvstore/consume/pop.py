@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from kvstore.clock import Clock
@@ -39,6 +40,7 @@ from kvstore.meta.topics import Topic
 
 _log = logging.getLogger("kvmq")
 _CHECKED_MAX: Final = 1024
+_free: Final = nullcontext()
 
 
 class Pop:
@@ -67,7 +69,7 @@ class Pop:
         self._clock = clock
         self._nonces = nonces
         self._still_there = still_there
-        self._capped = threading.RLock()
+        self._counting = threading.RLock()
         self._checked: dict[tuple[object, ...], Wanted] = {}
 
     def pop(self, group: GroupInfo, topic: Topic, wait: float, *asked: Any) -> list[Popped]:
@@ -139,10 +141,14 @@ class Pop:
 
     def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
         """Hand out what there is now."""
-        if group.max_in_flight is None:
+        with self.counted(group):
             return self._claim(group, topic, wanted)
-        with self._capped:  # what is locked in the group's other topics counts as well
-            return self._claim(group, topic, wanted)
+
+    def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
+        """Around what makes locks live: what is locked in a group's other topics counts as well,
+        where only so many may be. Taken before any flight's lock.
+        """
+        return _free if group.max_in_flight is None else self._counting
 
     def _claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
         flight = self._flights.get(group.id, topic.id)
@@ -195,9 +201,10 @@ class Pop:
         )
         flight.capped = group.max_in_flight is not None
         if group.max_in_flight is not None:
+            # Before it is counted: what is acked from now on wakes who found no room.
+            self._waiting.short.add(group.id)
             # What has run out counts no more: nobody may ever ask for it again.
-            held = self._flights.locked_at(group.id, self._clock.now_ms())
-            claim.room = max(0, group.max_in_flight - held)
+            claim.room = group.max_in_flight - self._flights.live_at(group.id, claim.now)
         claim.take_due()
         if claim.dead:
             self._bury(claim, topic, group)
@@ -246,7 +253,7 @@ class Pop:
             flight.turn += 1
         end_of = self._reader.next_offset
         for queue in queues:
-            if not claim.left or not claim.room:
+            if not claim.left or claim.room <= 0:
                 return
             end = end_of(topic.base + queue)
             # In a queue that never had a message there is nothing to begin with.

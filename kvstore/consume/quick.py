@@ -104,6 +104,7 @@ class Quick:
         self._next_row = offsets.next_row
         self._sign = receipts.sign
         self._remembered = receipts.remembered
+        self._short = waiting.short
         self._asks: dict[tuple[object, ...], _Ask] = {}
 
     # --- pop ---
@@ -232,7 +233,7 @@ class Quick:
             delivery.epoch = -1
             flight.removed(delivery.key, len(delivery.receipts))
             self._flights.end(delivery.nonce, 0)
-            if flight.capped:
+            if flight.group in self._short:
                 self._waiting.made_room(flight.group)
         finally:
             flight.lock.release()

@@ -2,7 +2,8 @@
 
 The idea: a dead letter says which message it is a copy of. That message is locked for the group
 once more, in a row that is due at once and was never handed out: so only this group gets it, with
-its old offset and id. The group's offset in its dead-letter topic says which letters were taken.
+its old offset and id. For an ordered group it is parked instead, so that it comes when it is
+its message group's turn. The group's offset in its dead-letter topic says which letters were taken.
 Where the original is gone (or its place has another message now), the letter itself is put to the
 topic it came from, under the letter's id, which is how a second try finds that it was done.
 
@@ -24,7 +25,8 @@ from kvstore.consume.at import messages_at
 from kvstore.consume.deadletters import Put
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
-from kvstore.consume.locks import Lock, bits_of, offsets_of, spans
+from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
+from kvstore.consume.order import group_hash
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import (
@@ -36,6 +38,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.index.families import Batch, Families
+from kvstore.index.keys import PARKED, LockKey
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
@@ -65,6 +68,13 @@ class _Letter(NamedTuple):
     topic: Topic
     queue: int
     offset: int
+
+
+class _Plan(NamedTuple):
+    """What is done to one flight; `parked` has queue, offset and message group of each."""
+
+    change: Change
+    parked: list[tuple[int, int, int]]
 
 
 class Redrive:
@@ -147,9 +157,12 @@ class Redrive:
             self._families.write(batch, sync=True)
             self._offsets.settle()
             flights[letters.id].next.pop(queue, None)
-            for flight, change in changes:
-                flight.settle(change)
-                self._waiting.freed(flight, sum(change.added.values()))
+            for flight, plan in changes:
+                flight.settle(plan.change)
+                if plan.parked:
+                    _settle_parked(flight, plan.parked)
+                freed = sum(plan.change.added.values()) + len(plan.parked)
+                self._waiting.freed(flight, freed)
         return len(mine)
 
     def _first(self, group: GroupInfo, letters: Topic, queue: int) -> int:
@@ -203,41 +216,61 @@ class Redrive:
         batch: Batch,
         mine: list[_Letter],
         lost: list[_Letter],
-    ) -> Change:
+    ) -> _Plan:
         """Add the rows of one topic's originals to a batch; letters whose original is gone are
         added to `lost`.
         """
         change = Change(batch)
         wanted: dict[int, set[int]] = {}
+        hashes: dict[tuple[int, int], int] = {}
         for letter in mine:
             if letter.topic.id != flight.topic:
                 continue
-            if not self._has_original(letter):
+            original = self._original(letter)
+            if original is None:
                 lost.append(letter)
             elif letter.offset < self._goes_on(flight, group, letter.topic, letter.queue):
                 wanted.setdefault(letter.queue, set()).add(letter.offset)
+                hashes[letter.queue, letter.offset] = group_hash(original)
         if wanted:
             _drop_locked(flight, wanted)
         due = self._clock.now_ms()
+        parked: list[tuple[int, int, int]] = []
         for queue, found in wanted.items():
             self._hold_next(group, flight, change, queue)
             offsets = sorted(found)
+            if group.ordered:
+                self._park(flight, change, queue, offsets)
+                parked += [(queue, offset, hashes[queue, offset]) for offset in offsets]
+                continue
             for begin, stop in spans(offsets):
                 first = offsets[begin]
                 bits = bits_of(first, offsets[begin:stop])
                 lock = Lock(0, self._offsets.recoveries, next(self._nonces), bits)
                 change.add(flight.free_key(change, queue, first, due), lock)
-        return change
+        return _Plan(change, parked)
 
-    def _has_original(self, letter: _Letter) -> bool:
-        """Whether the message a letter is a copy of is still where it was."""
+    def _park(self, flight: Flight, change: Change, queue: int, offsets: list[int]) -> None:
+        """Add messages of a queue to its rows of parked ones."""
+        blocks: dict[int, list[int]] = {}
+        for offset in offsets:
+            blocks.setdefault(offset - offset % SPAN, []).append(offset)
+        for first, found in blocks.items():
+            key = LockKey(flight.group, flight.topic, PARKED, queue, first)
+            kept = flight.get(key)
+            bits = bits_of(first, found) | (0 if kept is None else kept.locked)
+            change.park(key, Lock(0, self._offsets.recoveries, 0, bits))
+
+    def _original(self, letter: _Letter) -> StoredMessage | None:
+        """The message a letter is a copy of, if it is still where it was."""
         if letter.queue < 0:
-            return False
+            return None
         try:
             found = self._reader.get(letter.topic, letter.queue, letter.offset)
         except (OffsetNotFound, RecordDamaged, ArchiveDamaged):
-            return False
-        return found.message_id == letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
+            return None
+        said = letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
+        return found if found.message_id == said else None
 
     def _hold_next(self, group: GroupInfo, flight: Flight, change: Change, queue: int) -> None:
         """Where a queue's unread messages begin is stored with the rows of what is before: another
@@ -257,6 +290,13 @@ class Redrive:
                 copies.append(_copy(letter))
         if copies:
             self._put(copies)
+
+
+def _settle_parked(flight: Flight, parked: list[tuple[int, int, int]]) -> None:
+    flight.has_parked = True
+    if flight.order is not None:
+        for queue, offset, hashed in parked:
+            flight.order.park(queue, offset, hashed)
 
 
 def _is_of(message: StoredMessage, group: GroupInfo) -> bool:

@@ -11,6 +11,7 @@ good as once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, Literal
 
 from kvstore.clock import Clock
@@ -56,7 +57,8 @@ class Settle:
         waiting: Waiting,
         clock: Clock,
         nonces: Iterator[int],
-        group_of: Callable[[int], GroupInfo],
+        group_of: Callable[[int], GroupInfo | None],
+        counted: Callable[[GroupInfo], AbstractContextManager[object]],
     ) -> None:
         self._families = families
         self._flights = flights
@@ -65,6 +67,7 @@ class Settle:
         self._clock = clock
         self._nonces = nonces
         self._group_of = group_of
+        self._counted = counted
 
     def ack(self, receipts: list[str]) -> list[AckResult]:
         """See `Store.ack_batch`."""
@@ -76,7 +79,7 @@ class Settle:
                 if change:
                     self._families.write(change.batch)
                     flight.settle(change)
-                    if flight.capped:
+                    if group in self._waiting.short:
                         self._waiting.made_room(group)
                     if flight.order is not None:
                         self._free(flight, flight.order, rows)
@@ -175,17 +178,21 @@ class Settle:
         """See `Store.change_invisible`. `unseen` attempts are taken back."""
         delivery, place = self._receipts.read(receipt)
         key, bit = delivery.key, 1 << place
-        with self._flights.flying(key.group, key.topic) as flight:
+        group = self._group_of(key.group)
+        if group is None:
+            raise expired()
+        with self._counted(group), self._flights.flying(key.group, key.topic) as flight:
             lock = flight.get(key)
             if lock is None or lock.nonce != delivery.nonce or not lock.locked & bit:
                 raise expired()
             attempt_id = lock.attempt_id if invisible_ms else b""
             if invisible_ms is None:
-                group = self._group_of(key.group)
                 invisible_ms = round(group.backoff_after(lock.attempts) * 1000)
             change = Change(self._families.batch())
             left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
-            due = self._clock.now_ms() + invisible_ms
+            now = self._clock.now_ms()
+            due = now + invisible_ms
+            self._check_room(group, key.due, due, now)
             new = flight.free_key(change, key.queue, key.first + place, due)
             attempts, nonce = lock.attempts - unseen, next(self._nonces)
             # What is given back is not to be had before its time by asking for the attempt again.
@@ -199,7 +206,20 @@ class Settle:
             if attempt_id:
                 self._flights.note_attempt(new, attempt_id)
             self._waiting.freed(flight, 1)
+            if key.group in self._waiting.short:
+                self._waiting.made_room(key.group)
         return self._receipts.make(Delivery(new, moved.nonce), 1)[0]
+
+    def _check_room(self, group: GroupInfo, old_due: int, new_due: int, now: int) -> None:
+        """A lock that ran out counts no more: by now its place may be another message's."""
+        most = group.max_in_flight
+        if most is None or old_due > now or new_due <= now:
+            return
+        if self._flights.live_at(group.id, now) >= most:
+            raise ReceiptExpired(
+                f"the lock ran out, and group {group.name!r} has taken {most} others since, as "
+                "many as max_in_flight says; drop the receipt, the message is handed out again"
+            )
 
 
 def _refuse(asked: _Asked, bits: int, results: list[AckResult]) -> None:

@@ -37,6 +37,10 @@ class Waiting:
     def __init__(self) -> None:
         self.topics: dict[int, list[Flight]] = {}
         """Topic id -> the flights that have waiters. Empty if nobody waits."""
+        self.short: set[int] = set()
+        """Groups that may have found no room under their cap since room was made last: who gives
+        any of it back calls `made_room`. A group is here before it counts what is locked.
+        """
         self._lock = threading.Lock()
         self._closed = False
 
@@ -100,6 +104,7 @@ class Waiting:
 
     def made_room(self, group: int) -> None:
         """Wake who waits because too many of a group's messages were locked."""
+        self.short.discard(group)
         if self.topics:
             with self._lock:
                 for flights in self.topics.values():
