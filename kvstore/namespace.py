@@ -182,9 +182,11 @@ class Namespace:
         """See `Store.ack_batch`."""
         return self._store.ack_batch(receipts)
 
-    def change_invisible(self, receipt: str, invisible_for: float | None = None) -> str:
+    def change_invisible(
+        self, receipt: str, invisible_for: float | None = None, *, gives_back: bool = False
+    ) -> str:
         """See `Store.change_invisible`."""
-        return self._store.change_invisible(receipt, invisible_for)
+        return self._store.change_invisible(receipt, invisible_for, gives_back=gives_back)
 
     def redrive(self, group: str, limit: int | None = None) -> int:
         """See `Store.redrive`."""

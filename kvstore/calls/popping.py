@@ -11,7 +11,7 @@ from kvstore.consume.poll import Poll
 from kvstore.consume.popped import Popped, check_seconds, check_wait
 from kvstore.consume.settle import AckResult
 from kvstore.consume.sql import SqlFilter
-from kvstore.errors import ReceiptExpired
+from kvstore.errors import CallerError, ReceiptExpired
 from kvstore.groupstats import GroupStats, collect_group
 
 _NO_WAIT: Final = 0.0
@@ -111,16 +111,26 @@ class Popping(Parts):
             return [True] * len(asked)
         return self._popping.settle.ack(asked)
 
-    def change_invisible(self, receipt: str, invisible_for: float | None = None) -> str:
-        """Let a message's lock end `invisible_for` seconds from now; 0 gives it back at once, None
-        after the group's backoff. Returns the receipt that holds from now on.
+    def change_invisible(
+        self,
+        receipt: str,
+        invisible_for: float | None = None,
+        *,
+        gives_back: bool = False,
+    ) -> str:
+        """Let a message's lock end `invisible_for` seconds from now, and the group's backoff come
+        behind it, as behind the lock that `pop` made. 0 gives the message back at once, None after
+        the backoff; with `gives_back` it comes again after `invisible_for` seconds without one.
+        Returns the receipt that holds from now on.
 
         `ReceiptExpired` if the message was acked or handed out again, `ReceiptIllegal`."""
         self._log.check_writable()
         wanted = None
         if invisible_for is not None:
             wanted = check_seconds("invisible_for", invisible_for)
-        return self._popping.settle.change(receipt, wanted)
+        if type(gives_back) is not bool:
+            raise CallerError(f"gives_back is {gives_back!r}; it must be True or False")
+        return self._popping.settle.change(receipt, wanted, gives_back=gives_back)
 
     def redrive(self, group: str, limit: int | None = None) -> int:
         """Put dead letters of a group, up to `limit` of those that were not taken yet, back to it;

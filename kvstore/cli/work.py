@@ -323,7 +323,8 @@ class _Worker:
         else:
             last = popped.attempt >= self._attempts_max
             # There is nothing to wait for before it is a dead letter.
-            await self._store.change_invisible(receipt, 0 if last else self._plan.retry_in)
+            wait = 0 if last else self._plan.retry_in
+            await self._store.change_invisible(receipt, wait, gives_back=True)
             self.tally.failed += 1
             self.tally.dead += last
             self._say(popped, f"failed with {_code_text(code)}{', for the last time' * last}")

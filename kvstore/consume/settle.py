@@ -174,7 +174,14 @@ class Settle:
         """Have a message that nobody has seen handed out again at once, as if it had not been."""
         self.change(receipt, 0, unseen=1)
 
-    def change(self, receipt: str, invisible_ms: int | None, *, unseen: int = 0) -> str:
+    def change(
+        self,
+        receipt: str,
+        invisible_ms: int | None,
+        *,
+        gives_back: bool = False,
+        unseen: int = 0,
+    ) -> str:
         """See `Store.change_invisible`. `unseen` attempts are taken back."""
         delivery, place = self._receipts.read(receipt)
         key, bit = delivery.key, 1 << place
@@ -185,13 +192,15 @@ class Settle:
             lock = flight.get(key)
             if lock is None or lock.nonce != delivery.nonce or not lock.locked & bit:
                 raise expired()
-            attempt_id = lock.attempt_id if invisible_ms else b""
-            if invisible_ms is None:
-                invisible_ms = round(group.backoff_after(lock.attempts) * 1000)
+            keeps = bool(invisible_ms) and not gives_back
+            attempt_id = lock.attempt_id if keeps else b""
+            lasts = invisible_ms or 0
+            if invisible_ms is None or (keeps and lock.attempts < group.max_attempts):
+                lasts += round(group.backoff_after(lock.attempts) * 1000)
             change = Change(self._families.batch())
             left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
             now = self._clock.now_ms()
-            due = now + invisible_ms
+            due = now + lasts
             self._check_room(group, key.due, due, now)
             new = flight.free_key(change, key.queue, key.first + place, due)
             attempts, nonce = lock.attempts - unseen, next(self._nonces)

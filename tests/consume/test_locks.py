@@ -208,6 +208,39 @@ def test_a_lock_given_back_without_a_time_has_the_backoff(
     assert [q.attempt for q in store.pop("g", "t")] == [3]
 
 
+def test_the_backoff_comes_behind_a_lock_that_was_made_longer(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.alter_group("g", backoff=[100])
+    put(store, 1)
+    (p,) = store.pop("g", "t", 1, 10.0)
+    store.change_invisible(p.receipt, 10.0)
+    clock.advance(10.1)
+    assert store.pop("g", "t") == []
+    clock.advance(99.8)
+    assert store.pop("g", "t") == []
+    clock.advance(0.2)
+    assert len(store.pop("g", "t")) == 1
+
+
+def test_no_backoff_comes_behind_the_last_attempt_or_what_is_given_back_with_a_time(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.alter_group("g", backoff=[100], max_attempts=2)
+    put(store, 1)
+    (p,) = store.pop("g", "t", 1, 10.0)
+    store.change_invisible(p.receipt, 5.0, gives_back=True)
+    clock.advance(5)
+    (p,) = store.pop("g", "t", 1, 10.0)
+    store.change_invisible(p.receipt, 20.0)
+    clock.advance(19)
+    assert store.bounds("t", 0).next_offset == 1
+    assert store.pop("g", "t") == []
+    clock.advance(1)
+    assert store.pop("g", "t") == []
+    assert store.group_stats("g", "t")[0].dead_letters == 1
+
+
 def test_without_a_backoff_a_lock_given_back_is_due_at_once(store: Store) -> None:
     put(store, 1)
     store.change_invisible(store.pop("g", "t")[0].receipt)

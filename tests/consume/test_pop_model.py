@@ -501,13 +501,22 @@ class Pops(RuleBasedStateMachine):
         data=st.data(),
         live=st.sampled_from([True, True, True, False]),
         seconds=st.sampled_from([None, 0, 0, 0.5, 20.0, 7200.0]),
+        gives_back=st.sampled_from([False, False, True]),
     )
-    def change_invisible(self, data: st.DataObject, live: bool, seconds: float | None) -> None:
+    def change_invisible(
+        self, data: st.DataObject, live: bool, seconds: float | None, gives_back: bool
+    ) -> None:
         d = self.pick(data, live=live)
         entry = d.entry
         try:
-            receipt = self.store.change_invisible(d.receipt, seconds)
-        except ReceiptExpired:
+            receipt = self.store.change_invisible(d.receipt, seconds, gives_back=gives_back)
+        except ReceiptExpired as e:
+            if "max_in_flight" in str(e):
+                group = next(g for g in self.groups.values() if entry in g.all())
+                assert not d.ended
+                assert d.due <= self.now, "its place was another's"
+                assert self.locked(group) >= (group.max_in_flight or 0)
+                return
             assert d.ended or entry.state == "maybe", "a receipt that is current was refused"
             if not d.ended:
                 entry.end("passed", self.opening)
@@ -516,9 +525,12 @@ class Pops(RuleBasedStateMachine):
         assert receipt not in self.receipts
         group = next(g for g in self.groups.values() if entry in g.all())
         ms = group.backoff_ms(d.attempt) if seconds is None else round(seconds * 1000)
+        keeps = bool(seconds) and not gives_back
+        if keeps and d.attempt < group.max_attempts:
+            ms += group.backoff_ms(d.attempt)
         entry.end("moved", self.opening)
         # What is given back is not had by its attempt any more.
-        attempt_id = d.attempt_id if seconds is not None and ms else None
+        attempt_id = d.attempt_id if keeps else None
         new = Delivery(receipt, entry, d.attempt, self.now + ms, attempt_id)
         new.due = max(new.due, int(receipt[16:32], 16))  # moved on where the place was taken
         assert new.due <= self.now + ms + 100
