@@ -290,7 +290,8 @@ class Claim:
         out: list[Popped] = []
         for key, lock, messages in self.taken:
             delivery = Delivery(key, lock.nonce, raw_key=lock_key(*key))
-            delivery.flight, delivery.epoch = self._flight, self._flight.epoch
+            if not lock.attempt_id:  # else somebody has to forget it
+                delivery.flight, delivery.epoch = self._flight, self._flight.epoch
             made = receipts.make(delivery, lock.locked)
             out += map(Popped, messages, made, repeat(lock.attempts), repeat(key.due))
         return out

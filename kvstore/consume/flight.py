@@ -6,8 +6,9 @@ queues' next offsets. So whether anything is due is mostly answered without Rock
 never begins among the tombstones of rows that went before. A change is collected in a `Change`,
 written as one WriteBatch, and only then taken into the counters.
 
-Invariants: no object per message; the counters agree with the rows between changes; a row is
-found by its key, or by being due, never by a search through all.
+Invariants: no object per message, and per row only where it was made with an attempt id; the
+counters agree with the rows between changes; a row is found by its key, or by being due, never by a
+search through all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _DUE_MAX: Final = PARKED - 1
 class Change:
     """What one WriteBatch does to a flight."""
 
-    __slots__ = ("added", "batch", "next", "removed", "shrunk", "touched")
+    __slots__ = ("added", "batch", "ended_of", "made_by", "next", "removed", "shrunk", "touched")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -52,6 +53,10 @@ class Change:
         """Whether rows that were there are shrunk or removed."""
         self.next: dict[int, int] = {}
         """Queue -> its new next offset."""
+        self.made_by: list[tuple[bytes, LockKey]] = []
+        """Attempt ids and new rows that have one."""
+        self.ended_of: list[tuple[bytes, LockKey]] = []
+        """The same of rows that go."""
 
     def park(self, key: LockKey, lock: Lock) -> None:
         """A row of parked messages as it is from now on; it goes if it has none."""
@@ -64,6 +69,8 @@ class Change:
         """A new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
         self.added[key] = lock.locked.bit_count()
+        if lock.attempt_id:
+            self.made_by.append((lock.attempt_id, key))
 
     def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
         """A row that keeps only some of its messages; it goes if it keeps none."""
@@ -78,6 +85,8 @@ class Change:
         else:
             self.batch.delete(LOCKS, lock_key(*key))
             self.removed.append((key, gone))
+            if old.attempt_id:
+                self.ended_of.append((old.attempt_id, key))
 
     def remove(self, key: LockKey, old: Lock) -> None:
         """A row that goes."""
@@ -127,6 +136,8 @@ class Flight:
         """Whether there may be parked rows."""
         self.soonest = 0
         """No row is due before, ms since the epoch."""
+        self.attempts: dict[bytes, list[bytes]] = {}
+        """Attempt id -> the keys of its rows, for all rows that have one."""
         self._families = families
         self._prefix = lock_prefix(group, topic)
         self._end = behind(self._prefix)
@@ -191,8 +202,27 @@ class Flight:
             self.messages -= messages
         for key, messages in change.added.items():
             self.added(key, messages)
+        for attempt_id, key in change.ended_of:
+            self._forget_attempt(attempt_id, lock_key(*key))
+        for attempt_id, key in change.made_by:
+            self.note_attempt(attempt_id, key)
         if change.next:
             self.next.update(change.next)
+
+    def note_attempt(self, attempt_id: bytes, key: LockKey) -> None:
+        """Remember that a row was made by an attempt."""
+        self.attempts.setdefault(attempt_id, []).append(lock_key(*key))
+
+    def _forget_attempt(self, attempt_id: bytes, raw_key: bytes) -> None:
+        rows = self.attempts.get(attempt_id, [])
+        if raw_key in rows:
+            rows.remove(raw_key)
+        if not rows:
+            self.attempts.pop(attempt_id, None)
+
+    def rows_of(self, attempt_id: bytes) -> list[LockKey]:
+        """The rows that pops with an attempt id made, and that are there."""
+        return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
 
     def clear(self) -> None:
         """Take note that all rows, or the next offsets, changed otherwise; they are read anew."""
@@ -200,6 +230,7 @@ class Flight:
         self.epoch += 1
         self.next.clear()
         self.starts.clear()
+        self.attempts.clear()
         self.ahead = {}
         self.order = None
         self.has_parked = False

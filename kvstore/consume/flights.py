@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from kvstore.consume.flight import Change, Flight
+from kvstore.consume.ids import Ids
 from kvstore.consume.locks import Lock, unpack_lock
 from kvstore.index.families import Families
 from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
@@ -25,10 +26,8 @@ from kvstore.meta.offsets import Offsets
 
 _KEPT_MAX: Final = 1 << 16
 ENDED_MAX: Final = 1 << 16
-_ROWS_OF_ATTEMPT_MAX: Final = 1 << 12
 _AHEAD_MAX: Final = 64
 """Flights that may have read ahead, half a megabyte each."""
-_ATTEMPT_IDS_MAX: Final = 1 << 16
 
 
 class Flights:
@@ -45,20 +44,20 @@ class Flights:
         self._ahead: OrderedDict[tuple[int, int], Flight] = OrderedDict()
         self._by_group: dict[int, dict[int, Flight]] = {}
         self._by_topic: dict[int, dict[int, Flight]] = {}
-        self._dead_groups: set[int] = set()
-        self._dead_topics: set[int] = set()
+        self._dead_groups = Ids()
+        self._dead_topics = Ids()
         """Ids that were deleted; none is given again."""
         self._groups: set[int] = set()
         """The groups whose rows were read."""
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Nonce -> the bits that can't be acked any more, for the rows that ended last."""
-        self.attempt_ids: OrderedDict[tuple[int, int, bytes], dict[LockKey, None]] = OrderedDict()
-        """Group, topic and attempt id -> its rows, for the last ones."""
 
     def get(self, group: int, topic: int) -> Flight:
         """A flight; made if there is none."""
         flight = self._flights.get((group, topic))
         if flight is None or group not in self._groups:
+            if group in self._dead_groups:
+                return Flight(self._families, group, topic, dead=True)
             self._ensure(group)
             with self._lock:
                 flight = self._flights.get((group, topic))
@@ -158,7 +157,9 @@ class Flights:
 
     def forget_group(self, group: int) -> list[Flight]:
         """Take note that a group was deleted; its flights."""
-        return self._forget(self._by_group, group)
+        flights = self._forget(self._by_group, group)
+        self._groups.discard(group)
+        return flights
 
     def forget_topic(self, topic: int) -> list[Flight]:
         """Take note that a topic was deleted; its flights."""
@@ -175,6 +176,7 @@ class Flights:
         flight.gone = True
         group, topic = flight.group, flight.topic
         del self._flights[group, topic]
+        self._ahead.pop((group, topic), None)
         for kept, one, other in ((self._by_group, group, topic), (self._by_topic, topic, group)):
             del kept[one][other]
             if not kept[one]:
@@ -198,19 +200,6 @@ class Flights:
         if len(self.ended) >= ENDED_MAX:
             self.ended.popitem(last=False)
         self.ended[nonce] = bad
-
-    def note_attempt(self, key: LockKey, attempt_id: bytes) -> None:
-        """Remember which rows an attempt id has."""
-        if len(self.attempt_ids) >= _ATTEMPT_IDS_MAX:
-            self.attempt_ids.popitem(last=False)
-        rows = self.attempt_ids.setdefault((key.group, key.topic, attempt_id), {})
-        rows[key] = None
-        if len(rows) > _ROWS_OF_ATTEMPT_MAX:
-            del rows[next(iter(rows))]
-
-    def rows_of(self, flight: Flight, attempt_id: bytes) -> list[LockKey]:
-        """The rows that a pop with an attempt id made; they may have gone since."""
-        return list(self.attempt_ids.get((flight.group, flight.topic, attempt_id), ()))
 
     # --- loading ---
 
@@ -241,7 +230,7 @@ class Flights:
             flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
             flight.count(key, lock.locked.bit_count())
             if lock.attempt_id:
-                self.note_attempt(key, lock.attempt_id)
+                flight.note_attempt(lock.attempt_id, key)
 
     def _cut(self, key: LockKey, lock: Lock) -> Lock:
         """A row as it holds for the log there is; it is written so."""

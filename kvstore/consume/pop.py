@@ -219,9 +219,6 @@ class Pop:
             self._flights.reads_ahead(flight)
         for nonce, bad in claim.ended:
             self._flights.end(nonce, bad)
-        if wanted.attempt_id:
-            for taken in claim.taken:
-                self._flights.note_attempt(taken.key, wanted.attempt_id)
         return claim
 
     def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
@@ -289,7 +286,7 @@ class Pop:
     def _again(self, flight: Flight, topic: Topic, group: str, attempt_id: bytes) -> list[Popped]:
         """What an earlier pop with this attempt id took, and is still locked by it."""
         now, out = self._clock.now_ms(), list[Popped]()
-        for key in self._flights.rows_of(flight, attempt_id):
+        for key in flight.rows_of(attempt_id):
             lock = flight.get(key)
             if lock is None or lock.attempt_id != attempt_id or key.due <= now:
                 continue

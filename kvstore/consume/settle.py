@@ -212,8 +212,6 @@ class Settle:
             flight.settle(change)
             if not left.locked:
                 self._flights.end(lock.nonce, left.moved)
-            if attempt_id:
-                self._flights.note_attempt(new, attempt_id)
             self._waiting.freed(flight, 1)
             if key.group in self._waiting.short:
                 self._waiting.made_room(key.group)

@@ -308,6 +308,48 @@ def test_an_attempt_id_whose_locks_are_over_gets_what_there_is(
     assert offsets(store.pop("g", "t", 5, attempt_id="a")) == [1, 2]
 
 
+def test_an_attempt_id_is_remembered_whatever_many_others_there_were(store: Store) -> None:
+    put(store, 1)
+    first = store.pop("g", "t", 1, 3600.0, attempt_id="first")
+    for n in range(0, 66_000, 500):
+        put(store, 500)
+        found = [store.pop("g", "t", attempt_id=f"{n + i}")[0] for i in range(500)]
+        store.ack_batch([p.receipt for p in found])
+    assert same(store.pop("g", "t", attempt_id="first"), first)
+
+
+def test_an_attempt_id_with_very_many_rows_gets_all_of_them_again(store: Store) -> None:
+    put(store, 5000)
+    found = store.pop("g", "t", 5000, 3600.0, attempt_id="i")
+    moved = [store.change_invisible(p.receipt, 3600.0) for p in found]
+    again = store.pop("g", "t", 1, attempt_id="i")
+    assert sorted(p.receipt for p in again) == sorted(moved)
+
+
+def test_nothing_is_kept_of_attempts_groups_and_topics_that_are_gone(store: Store) -> None:
+    flights = store._popping.flights
+    store.create_group("h")
+    put(store, 6)
+    found = [store.pop("h", "t", attempt_id=f"{n}")[0] for n in range(3)]
+    assert len(store.pop("h", "t", 3)) == 3
+    number, topic = store.group("h").id, store.topic("t").id
+    flight = flights.get(number, topic)
+    assert len(flight.attempts) == 3
+    store.ack(found[0].receipt)
+    store.change_invisible(found[1].receipt, 0)
+    assert len(flight.attempts) == 1
+    store.delete_group("h")
+    assert number not in flights._groups
+    assert flights.get(number, topic).dead
+    assert number not in flights._groups
+    for kept in (flights._flights, flights._ahead):
+        assert not any(group == number for group, _ in kept)
+    for _ in range(3):
+        store.create_group("h")
+        store.delete_group("h")
+    assert len(flights._dead_groups._bits) == 1
+
+
 def test_an_attempt_id_is_the_groups_and_the_topics_own(store: Store) -> None:
     store.create_topic("u", queues=1)
     store.create_group("h")
