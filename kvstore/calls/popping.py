@@ -38,9 +38,11 @@ class Popping(Parts):
 
         What was handed out before and not acked in time comes first, then what is unread, from all
         queues in turn or from one. Waits up to `wait` seconds if there is nothing. A message that
-        `filter` refuses is passed over and done for this group. A pop whose reply may have been
-        lost can be repeated with the same `attempt_id`: it gets the same messages under the same
-        locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`, `CallerError`.
+        `filter` refuses is passed over and done for this group; behind thousands of these a pop
+        that doesn't wait comes back with nothing, and the next one goes on. A pop whose reply may
+        have been lost can be repeated with the same `attempt_id`: it gets the same messages under
+        the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
+        `CallerError`.
 
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)
@@ -72,7 +74,7 @@ class Popping(Parts):
             if quick is not None:
                 return quick, None
         wanted = pop.wanted(used, asked)
-        found = pop.claim(known, used, wanted)
+        found = pop.claim(known, used, wanted).popped
         if found or not seconds:
             return found, None
         poll = pop.poll(known, used, wanted, seconds, wake)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Final, NamedTuple
 
 from kvstore.consume.ahead import read_ahead
@@ -33,6 +33,9 @@ from kvstore.meta.topics import Topic
 
 _DEAD_AT_ONCE: Final = 256
 """Messages that one claim sends to the dead letters, or passes over, before it goes on."""
+
+_DUE_AT_ONCE: Final = 1024
+"""Rows that are due among which one claim looks for those of a priority."""
 
 
 class Taken(NamedTuple):
@@ -86,6 +89,11 @@ class Claim:
         """Whether another claim may find what this one did not."""
         self.unavailable: ArchiveUnavailable | None = None
         """Why something could not be looked at, which stays as it is."""
+        self.looked = 0
+        """How many messages were shown to the filter, if there is one."""
+        self._dying = 0
+        self._due_rows: dict[int, list[tuple[LockKey, Lock]]] | None = None
+        self._due_left = False
         self._bytes = wanted.max_bytes
         self._simple = wanted.matches is None and wanted.max_bytes >= UNLIMITED
 
@@ -94,31 +102,59 @@ class Claim:
         """How many more messages are wanted."""
         return self._left if self._bytes > 0 else 0
 
+    @property
+    def is_tired(self) -> bool:
+        """Whether the filter was shown as much as is good for one claim."""
+        return self.looked >= SCAN_MAX
+
     # --- what is due ---
 
     def take_due(self) -> None:
         """Take messages whose locks have run out, oldest first."""
-        queue, dead = self._wanted.queue, 0
+        queue = self._wanted.queue
         # With one queue asked for, there is an end to looking through what is due in the others.
         rows = self._flight.rows if queue is None else self._flight.rows_in(queue, self.now)
         if not rows:
             return
         for key, lock in self._flight.due(self.now):
-            if dead >= _DEAD_AT_ONCE:
-                self.made_way = True
-                return
-            if not self.left:
-                return
             if queue is not None and key.queue != queue:
                 continue
-            if not rows:
+            if not rows or not self._take_row(key, lock):
                 return
             rows -= 1
-            if lock.attempts >= self._group.max_attempts:
-                self.dead.append((key, lock))
-                dead += lock.locked.bit_count()
-            elif self.room > 0:
-                self._take_again(key, lock)
+
+    def _take_row(self, key: LockKey, lock: Lock) -> bool:
+        """Take a row that is due, or let it die; False if this claim takes no more of them."""
+        if self._dying >= _DEAD_AT_ONCE or self.is_tired:
+            self.made_way = True
+            return False
+        if not self.left:
+            return False
+        if lock.attempts >= self._group.max_attempts:
+            self.dead.append((key, lock))
+            self._dying += lock.locked.bit_count()
+        elif self.room > 0:
+            self._take_again(key, lock)
+        return True
+
+    def take_due_of(self, queue: int) -> None:
+        """The same of one queue, where they are taken queue by queue."""
+        if not self._flight.rows_in(queue, self.now):
+            return
+        if self._due_rows is None:
+            self._due_rows = {}
+            rows = self._flight.due(self.now)
+            for key, lock in islice(rows, _DUE_AT_ONCE):
+                self._due_rows.setdefault(key.queue, []).append((key, lock))
+            self._due_left = next(rows, None) is not None
+        for key, lock in self._due_rows.get(queue, ()):
+            if not self._take_row(key, lock):
+                return
+
+    def goes_on_with_due(self) -> None:
+        """Take note whether there were more rows due than were looked at, and some went."""
+        if self._due_left and (self.change or self.dead):
+            self.made_way = True
 
     def _take_again(self, key: LockKey, lock: Lock) -> None:
         """Hand out a row once more; what doesn't fit, or has to wait, stays in it."""
@@ -140,6 +176,7 @@ class Claim:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
         self.room -= before - self._left
         kept = {message.offset for message in messages}
+        self._has_looked(len(asked))
         out = [offset for offset in asked if offset < end]
         self.dropped += [(key.queue, o) for o in out if o not in kept]
         rest = lock.locked & ~bits_of(key.first, out)
@@ -150,6 +187,10 @@ class Claim:
         self.change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
         if not rest:
             self.ended.append((lock.nonce, gone))
+
+    def _has_looked(self, count: int) -> None:
+        if self._wanted.matches is not None:
+            self.looked += count
 
     def _may_go(self, key: LockKey, offsets: list[int]) -> list[int]:
         """Those of a due row's messages that may be handed out now."""
@@ -180,14 +221,17 @@ class Claim:
 
     # --- what was parked ---
 
-    def take_parked(self) -> None:
+    def take_parked(self, queue: int | None) -> None:
         """Take what was parked while the group was an ordered one: nothing holds it up now."""
         for key, lock in self._flight.parked():
             if not self.left or self.room <= 0:
                 return
-            if self._wanted.queue in (None, key.queue):
+            if self.is_tired:
+                self.made_way = True
+                return
+            if queue in (None, key.queue):
                 self._take_again(key, lock)
-        self._parked_left = self._wanted.queue is not None
+        self._parked_left = queue is not None
 
     def finish(self) -> None:
         """Complete the change; nothing is taken after that."""
@@ -203,7 +247,8 @@ class Claim:
         """Take unread messages of a queue, which begin at `first`."""
         low, high = self._reader.bounds(self._topic.base + queue)
         at = max(first, low)
-        stop = min(high, at + SCAN_MAX) if self._wanted.matches is not None else high
+        begun = at
+        stop = min(high, at + SCAN_MAX - self.looked) if self._wanted.matches is not None else high
         messages: list[StoredMessage] = []
         before = self._left
         end = max(0, before - self.room)
@@ -226,6 +271,7 @@ class Claim:
             self.change.next[queue] = at
         # What the filter has to look at may go on behind what one claim reads.
         self.made_way = self.made_way or stop <= at < high
+        self._has_looked(at - begun)
         self.room -= before - self._left
         if messages:
             self._lock(queue, messages, 1, fresh=True)

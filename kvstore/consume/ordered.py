@@ -13,6 +13,7 @@ one, the next comes when the one before is done; so many messages of a queue are
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from kvstore.consume.at import messages_at
@@ -20,7 +21,7 @@ from kvstore.consume.claim import Claim
 from kvstore.consume.flight import Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of
 from kvstore.consume.order import Order, group_hash
-from kvstore.consume.pull import take
+from kvstore.consume.pull import SCAN_MAX, take
 from kvstore.consume.reader import Reader
 from kvstore.errors import ArchiveUnavailable
 from kvstore.index.keys import PARKED, LockKey
@@ -75,29 +76,32 @@ class OrderedClaim(Claim):
             }
         return self._due_now
 
-    def take_parked(self) -> None:
+    def take_parked(self, queue: int | None) -> None:
         """Take parked messages whose turn has come."""
         order = order_of(self._flight, self._reader, self._topic, self._group.name)
         found: dict[int, list[int]] = {}
-        for queue, offset, _ in order.heads(self._wanted.queue):
-            if sum(map(len, found.values())) >= min(self.left, self.room):
-                break
-            found.setdefault(queue, []).append(offset)
-        for queue, offsets in found.items():
+        most = min(self.left, self.room)
+        if self._wanted.matches is not None:
+            most = min(most, SCAN_MAX - self.looked)
+        heads = islice(order.heads(queue), max(0, most))
+        for number, offset, _ in heads:
+            found.setdefault(number, []).append(offset)
+        for number, offsets in found.items():
             offsets.sort()
+            self._has_looked(len(offsets))
             before = self._left
             room = self._bytes
             try:
                 messages, unfit = self._fitting(
-                    messages_at(self._reader, self._topic, queue, offsets, self._group.name)
+                    messages_at(self._reader, self._topic, number, offsets, self._group.name)
                 )
             except ArchiveUnavailable as e:
                 self.unavailable, self._left, self._bytes = e, before, room
                 continue
             # What was refused or is lost is done; what did not fit stays.
-            self.unparked += [(queue, o) for o in offsets if unfit is None or o < unfit]
+            self.unparked += [(number, o) for o in offsets if unfit is None or o < unfit]
             self.room -= before - self._left
-            self._lock_in_order(queue, messages)
+            self._lock_in_order(number, messages)
 
     def take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue whose turn it is; park the others."""
@@ -107,7 +111,7 @@ class OrderedClaim(Claim):
         end = max(0, before - self.room)
         self._places = PARKED_MAX - order.parked_in(queue)
         messages: list[StoredMessage] = []
-        while at < high and self.left > end:
+        while at < high and self.left > end and not self.is_tired:
             count = min(_READ_AT_ONCE, high - at)
             read = partial(take, self._reader, self._topic, queue, at, count, None)
             found, following = self._read_on(at, high, read)
@@ -118,10 +122,13 @@ class OrderedClaim(Claim):
             for message in found:
                 if self.left <= end or not self._take_or_park(order, message, messages):
                     break
+                self._has_looked(1)
                 at = message.offset + 1
             else:
                 continue
             break
+        else:
+            self.made_way = self.made_way or (self.is_tired and at < high)
         if at != first:
             self.change.next[queue] = at
         self.room -= before - self._left

@@ -20,6 +20,11 @@ _PAUSE: Final = 0.0002
 _never: Final = threading.Event()
 
 
+def let_others() -> None:
+    """Let those have a lock who wait for it, before it is taken again."""
+    _never.wait(_PAUSE)
+
+
 def acquire(lock: threading.RLock) -> None:
     """Have a lock; the caller releases it."""
     if lock.acquire(False):

@@ -10,7 +10,7 @@ look and the sleep after it wakes the sleeper.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.consume.flight import Flight
@@ -21,9 +21,16 @@ _PAUSE: Final = 0.02
 """Seconds until another look where something stays due that is not for this poll."""
 
 
+class Found(NamedTuple):
+    """What a look found; `goes_on` if there is more to look at, that was too much for one call."""
+
+    popped: list[Popped]
+    goes_on: bool = False
+
+
 class Poll:
     """See the module. `end` is to be called whatever happens; `due_in` says, as of the last look
-    that found nothing, in how many seconds the flight's first lock runs out.
+    that found nothing, in how many seconds the flight's first lock runs out; 0 is to look again.
     """
 
     __slots__ = (
@@ -42,7 +49,7 @@ class Poll:
         waiting: Waiting,
         flight: Flight,
         clock: Clock,
-        claim: Callable[[], list[Popped]],
+        claim: Callable[[], Found],
         next_due: Callable[[Flight], int | None],
         wait: float,
         wake: Callable[[], None],
@@ -67,9 +74,9 @@ class Poll:
         flight = self.flight
         self._waiting.rest(flight, self._waiter)
         found = self._claim()
-        if not found:
-            self.due_in = self._until_due()
-        return found
+        if not found.popped:
+            self.due_in = 0.0 if found.goes_on else self._until_due()
+        return found.popped
 
     def _until_due(self) -> float:
         due = self._next_due(self.flight)

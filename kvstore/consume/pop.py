@@ -5,7 +5,8 @@ and what waits is woken. A pop that finds nothing waits for a put, for a lock th
 its time. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written; a flight's
-lock is held from the look to the write; a pop that raised changed nothing.
+lock is held from the look to the write, and no longer than one claim takes, which is bounded
+whatever a filter refuses; a pop that raised changed nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import offsets_of
 from kvstore.consume.ordered import OrderedClaim
-from kvstore.consume.poll import Poll
+from kvstore.consume.patience import let_others
+from kvstore.consume.poll import Found, Poll
 from kvstore.consume.popped import UNLIMITED, Popped, Wanted, check_wanted
+from kvstore.consume.pull import SCAN_MAX
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
@@ -40,6 +43,8 @@ from kvstore.meta.topics import Topic
 
 _log = logging.getLogger("kvmq")
 _CHECKED_MAX: Final = 1024
+_LOOKED_MAX: Final = 8 * SCAN_MAX
+"""Messages that a pop with a filter looks at before it says that it found none: some 30 ms."""
 _free: Final = nullcontext()
 
 
@@ -77,7 +82,7 @@ class Pop:
         attempt_id.
         """
         wanted = self.wanted(topic, asked)
-        return self.claim(group, topic, wanted) or (
+        return self.claim(group, topic, wanted).popped or (
             self._wait(group, topic, wanted, wait) if wait > 0 else []
         )
 
@@ -113,6 +118,8 @@ class Pop:
                 left = poll.left()
                 if found or left <= 0:
                     return found
+                if not poll.due_in:
+                    let_others()
                 self._clock.wait(event, min(left, poll.due_in))
         finally:
             poll.end()
@@ -139,10 +146,29 @@ class Pop:
 
     # --- one look ---
 
-    def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
-        """Hand out what there is now."""
-        with self.counted(group):
-            return self._claim(group, topic, wanted)
+    def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> Found:
+        """Hand out what there is now. What one claim passes over, or sends to the dead letters, may
+        be what the next one was waiting for; between two of them others have their turn.
+        """
+        out: list[Popped] = []
+        looked = 0
+        while True:
+            with self.counted(group):
+                claim = self._claim(group, topic, wanted, out)
+            if claim is None or not claim.left:
+                return Found(out)
+            if claim.unavailable is not None:
+                if not out:
+                    raise claim.unavailable
+                return Found(out)
+            whole = wanted.max_bytes != UNLIMITED or wanted.attempt_id
+            if not claim.made_way or (out and whole):
+                return Found(out)
+            looked += claim.looked
+            if looked >= _LOOKED_MAX:
+                return Found(out, goes_on=not out)
+            wanted = wanted._replace(limit=claim.left)
+            let_others()
 
     def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
         """Around what makes locks live: what is locked in a group's other topics counts as well,
@@ -150,41 +176,25 @@ class Pop:
         """
         return _free if group.max_in_flight is None else self._counting
 
-    def _claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> list[Popped]:
-        flight = self._flights.get(group.id, topic.id)
-        with flight.lock:
-            if flight.gone:
-                return self._claim(group, topic, wanted)
+    def _claim(
+        self, group: GroupInfo, topic: Topic, wanted: Wanted, out: list[Popped]
+    ) -> Claim | None:
+        """Claim once, and add what was taken to `out`; None if there is nothing more to be had."""
+        with self._flights.flying(group.id, topic.id) as flight:
             if flight.dead:
                 self._still_there(group, topic)
-                return []  # being deleted
-            found = None
+                return None  # being deleted
             if wanted.attempt_id:
-                found = self._again(flight, topic, group.name, wanted.attempt_id)
-            if not found:
-                found = self._take_all(flight, group, topic, wanted)
-            if found and flight.waiters:
-                # Who waits may have to look again earlier than he thought.
-                self._waiting.freed(flight, 1)
-            return found
-
-    def _take_all(
-        self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted
-    ) -> list[Popped]:
-        """Claim until there is enough, or nothing more: what one claim passes over, or sends to the
-        dead letters, may be what the next one was waiting for.
-        """
-        out: list[Popped] = []
-        while True:
+                again = self._again(flight, topic, group.name, wanted.attempt_id)
+                if again:
+                    out += again
+                    return None
             claim = self._take(flight, group, topic, wanted)
             out += claim.popped(self._receipts)
-            if claim.unavailable is not None and claim.left:
-                if not out:
-                    raise claim.unavailable
-                return out
-            if not claim.left or not claim.made_way or (out and wanted.max_bytes != UNLIMITED):
-                return out
-            wanted = wanted._replace(limit=claim.left)
+            if claim.taken and flight.waiters:
+                # Who waits may have to look again earlier than he thought.
+                self._waiting.freed(flight, 1)
+            return claim
 
     def _take(self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted) -> Claim:
         change = Change(self._families.batch())
@@ -205,12 +215,15 @@ class Pop:
             self._waiting.short.add(group.id)
             # What has run out counts no more: nobody may ever ask for it again.
             claim.room = group.max_in_flight - self._flights.live_at(group.id, claim.now)
-        claim.take_due()
-        if claim.dead:
-            self._bury(claim, topic, group)
-        if flight.has_parked:
-            claim.take_parked()
-        self._take_unread(claim, flight, topic, group, wanted)
+        if topic.is_priority and wanted.queue is None:
+            self._take_by_priority(claim, flight, topic, group)
+        else:
+            claim.take_due()
+            if claim.dead:
+                self._bury(claim, topic, group)
+            if flight.has_parked:
+                claim.take_parked(wanted.queue)
+            self._take_unread(claim, flight, topic, group, wanted)
         claim.finish()
         if change or change.next:
             self._write(flight, change)
@@ -246,16 +259,42 @@ class Pop:
         if wanted.queue is not None:
             queues: Sequence[int] = (wanted.queue,)
         else:
-            queues = order(topic.read_queues, flight.turn, priority=topic.is_priority)
+            queues = order(topic.read_queues, flight.turn, priority=False)
             flight.turn += 1
-        end_of = self._reader.next_offset
         for queue in queues:
             if not claim.left or claim.room <= 0:
                 return
-            end = end_of(topic.base + queue)
-            # In a queue that never had a message there is nothing to begin with.
-            if end and (at := self.goes_on(flight, group, topic, queue)) < end:
+            self._take_unread_of(claim, flight, topic, group, queue)
+
+    def _take_unread_of(
+        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo, queue: int
+    ) -> None:
+        end = self._reader.next_offset(topic.base + queue)
+        # In a queue that never had a message there is nothing to begin with.
+        if end and (at := self.goes_on(flight, group, topic, queue)) < end:
+            if claim.is_tired:
+                claim.made_way = True
+            else:
                 claim.take_unread(queue, at)
+
+    def _take_by_priority(
+        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo
+    ) -> None:
+        """Of each queue what is due, then what is unread, before anything of the next."""
+        if flight.has_parked and not group.ordered:
+            claim.take_parked(None)
+        for queue in order(topic.read_queues, flight.turn, priority=True):
+            if not claim.left:
+                break
+            claim.take_due_of(queue)
+            if flight.has_parked and group.ordered:
+                claim.take_parked(queue)
+            if claim.left and claim.room > 0:
+                self._take_unread_of(claim, flight, topic, group, queue)
+        flight.turn += 1
+        claim.goes_on_with_due()
+        if claim.dead:
+            self._bury(claim, topic, group)
 
     def goes_on(self, flight: Flight, group: GroupInfo, topic: Topic, queue: int) -> int:
         """Where a group goes on in a queue, or begins. What is not stored is not kept either: it
