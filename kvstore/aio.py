@@ -100,17 +100,22 @@ class _Bell:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
-    async def wait(self, seconds: float) -> None:
-        """Until it rings, or has rung since the last wait; or so many seconds."""
+    def _time_is_up(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, seconds: float) -> bool:
+        """Until it rings, or has rung since the last wait; or so many seconds, then it is False."""
         if not self._rung:
             self._future = self._loop.create_future()
-            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self.ring_here)
+            timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._time_is_up)
             try:
                 await self._future
             finally:
                 timer.cancel()
                 self._future = None
-        self._rung = False
+        rang, self._rung = self._rung, False
+        return rang
 
 
 class Store:
@@ -186,10 +191,12 @@ class Store:
         again = functools.partial(_look_again, poll)
         self._bells.add(bell)
         try:
-            while not found and (left := poll.left()) > 0:
+            while not found and poll.left() > 0:
                 if poll.due_in:
                     self._set_alarm(poll)
-                    await bell.wait(left)
+                    # The alarm is for when a lock runs out: one for all who wait.
+                    while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
+                        poll.rested()
                 found, _ = await self._look(again, keep=attempt_id is not None)
             return found
         finally:

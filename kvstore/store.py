@@ -135,7 +135,7 @@ class Store(Calls):
     def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:
         """What a store that is opened for reading only does without."""
         self._wake = self._log.prepare_wanted
-        self._waiting = Waiting()
+        self._waiting = Waiting(config.clock)
         seen_when_durable = config.visibility == "flushed"
         self._flusher = Flusher(
             self._log,

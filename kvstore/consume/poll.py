@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kvstore.clock import Clock
 from kvstore.consume.flight import Flight
 from kvstore.consume.popped import Popped
-from kvstore.consume.waiting import Waiter, Waiting
+from kvstore.consume.waiting import TICK, Waiter, Waiting
 
 _PAUSE: Final = 0.02
 """Seconds until another look where something stays due that is not for this poll."""
@@ -36,6 +36,7 @@ class Poll:
     __slots__ = (
         "_claim",
         "_clock",
+        "_due_at",
         "_next_due",
         "_until",
         "_waiter",
@@ -58,6 +59,7 @@ class Poll:
     ) -> None:
         self.flight = flight
         self.due_in = 0.0
+        self._due_at = 0.0
         self._waiting = waiting
         self._clock = clock
         self._claim = claim
@@ -76,6 +78,7 @@ class Poll:
         found = self._claim()
         if not found.popped:
             self.due_in = 0.0 if found.goes_on else self._until_due()
+            self._due_at = self._clock.monotonic() + self.due_in
         return found.popped
 
     def _until_due(self) -> float:
@@ -85,6 +88,21 @@ class Poll:
         # What is due by now was not for this poll: it is of another queue.
         left = due - self._clock.now_ms()
         return left / 1000 if left > 0 else _PAUSE
+
+    def nap(self, *, until_due: bool) -> float:
+        """Seconds to sleep, and then to call `rested`; 0 or less if it is time to look. With
+        `until_due` no longer than to when the first lock runs out.
+        """
+        left = self.left()
+        if until_due:
+            left = min(left, self._due_at - self._clock.monotonic())
+        if left > TICK and self._waiting.keeps_watch(self._waiter):
+            return TICK
+        return left
+
+    def rested(self) -> None:
+        """To be called after each nap that nothing interrupted."""
+        self._waiting.glance()
 
     def left(self) -> float:
         """Seconds until its time is over; 0 or less afterwards."""

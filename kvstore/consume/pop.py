@@ -115,12 +115,12 @@ class Pop:
             while True:
                 event.clear()
                 found = poll.look()
-                left = poll.left()
-                if found or left <= 0:
+                if found or poll.left() <= 0:
                     return found
                 if not poll.due_in:
                     let_others()
-                self._clock.wait(event, min(left, poll.due_in))
+                while (nap := poll.nap(until_due=True)) > 0 and not self._clock.wait(event, nap):
+                    poll.rested()
         finally:
             poll.end()
 

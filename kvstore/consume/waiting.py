@@ -5,20 +5,30 @@ as it brought messages (all of them where one asks for a certain queue or filter
 whether anybody waits at all. How a waiter is woken is its own affair: a thread has an event, a
 coroutine a future.
 
-Invariant: no wake-up is lost: a waiter registers before it looks, and one that leaves wakes the
-next, who looks for what it left.
+Locks run out by the wall clock, and waiters sleep by one that is never stepped. So one of those who
+wait, whoever it is, keeps watch: it sleeps `TICK` at a time, and wakes all when the two clocks have
+come apart. However many wait, that is one glance at the clock in each `TICK`.
+
+Invariants: no wake-up is lost: a waiter registers before it looks, and one that leaves wakes the
+next, who looks for what it left; while anybody sleeps, somebody keeps watch, or was woken to.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from kvstore.clock import Clock
 from kvstore.errors import StoreClosed
 
 if TYPE_CHECKING:
     from kvstore.consume.flight import Flight
+
+TICK: Final = 0.1
+"""Seconds between two glances at the clock."""
+_APART: Final = 0.05
+"""Seconds by which the clocks have to come apart to be told from their usual drift."""
 
 
 class Waiter:
@@ -34,7 +44,12 @@ class Waiter:
 class Waiting:
     """Who waits for messages of which topic."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._apart = 0.0
+        """By how much the wall clock was ahead of the other when it was looked at last."""
+        self._watch: Waiter | None = None
+        """Who looks at it."""
         self.topics: dict[int, list[Flight]] = {}
         """Topic id -> the flights that have waiters. Empty if nobody waits."""
         self.short: set[int] = set()
@@ -57,6 +72,8 @@ class Waiting:
     def enter(self, flight: Flight, waiter: Waiter) -> None:
         """Begin to wait."""
         with self._lock:
+            if not self.topics:
+                self._apart = self._clocks_apart()
             if not flight.waiters:
                 self.topics.setdefault(flight.topic, []).append(flight)
             flight.waiters.add(waiter)
@@ -76,6 +93,9 @@ class Waiting:
             flight.waiters.remove(waiter)
             flight.asleep.pop(waiter, None)
             flight.picky -= waiter.picky
+            if self._watch is waiter or self._watch is None:
+                self._watch = None
+                self._wake_one()
             # It may have been woken for more than it took, or know of a lock that runs out.
             self._wake(flight, 1)
             if not flight.waiters:
@@ -83,6 +103,35 @@ class Waiting:
                 flights.remove(flight)
                 if not flights:
                     del self.topics[flight.topic]
+
+    # --- the clock ---
+
+    def keeps_watch(self, waiter: Waiter) -> bool:
+        """Whether this waiter, who is about to sleep, is to call `glance` every `TICK`."""
+        if self._watch is None:
+            with self._lock:
+                if self._watch is None:
+                    self._watch = waiter
+        return self._watch is waiter
+
+    def glance(self) -> None:
+        """Wake all if the wall clock was stepped: other locks have run out than they think."""
+        apart = self._clocks_apart()
+        if abs(apart - self._apart) > _APART:
+            self._apart = apart
+            self.everybody()
+
+    def _clocks_apart(self) -> float:
+        return self._clock.now_ms() / 1000 - self._clock.monotonic()
+
+    def _wake_one(self) -> None:
+        for flights in self.topics.values():
+            for flight in flights:
+                if flight.asleep:
+                    self._wake(flight, 1)
+                    return
+
+    # --- waking ---
 
     def arrived(self, queue_keys: Iterable[int]) -> None:
         """Wake who waits for what was put to these queues (topic id << 32 | queue id each)."""
