@@ -159,6 +159,7 @@ class Popper:
             self.flights.flying(group.id, topic.id) as flight,
         ):
             ended: dict[int, int] = {}
+            read = {queue: self.flights.next_of(flight, queue) for queue in offsets}
             for key, lock in itertools.chain(flight.all(), flight.parked()):
                 if key.queue in offsets:
                     batch.delete(LOCKS, lock_key(*key))
@@ -170,6 +171,9 @@ class Popper:
                 self.flights.reload(flight)
             for nonce, bad in ended.items():
                 self.flights.end(nonce, bad)
+            for queue, offset in offsets.items():
+                if offset < read[queue]:
+                    self.flights.set_back(group.id, topic.id, queue, offset)
             self.waiting.made_room(group.id)
             self.waiting.freed(flight, len(flight.waiters))
 
@@ -188,10 +192,18 @@ class Popper:
                         f"offset {offset} can't be committed: messages of queue {queue} are locked "
                         "by this group; ack them, or use reset_offset"
                     )
+            back = [c for c in commits if self.flights.ended and self._goes_back(c)]
             yield
+            for commit in back:
+                self.flights.set_back(*commit)
             for group, topic, queue, _ in commits:
                 if (group, topic) in flights:
                     flights[group, topic].next.pop(queue, None)
+
+    def _goes_back(self, commit: Commit) -> bool:
+        """Whether a commit makes messages unread that were done."""
+        flight = self.flights.find(commit.group, commit.topic)
+        return flight is not None and commit.offset < self.flights.next_of(flight, commit.queue)
 
     def lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
         """Queue -> the lowest offset there that a group has under lock, or has passed over for now;

@@ -18,12 +18,13 @@ from typing import Final
 
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.ids import Ids
-from kvstore.consume.locks import Lock, unpack_lock
+from kvstore.consume.locks import SPAN, Lock, unpack_lock
 from kvstore.index.families import Families
 from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
 from kvstore.message import Bounds
 from kvstore.meta.offsets import Offsets
 
+_ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
 ENDED_MAX: Final = 1 << 16
 _AHEAD_MAX: Final = 64
@@ -50,7 +51,14 @@ class Flights:
         self._groups: set[int] = set()
         """The groups whose rows were read."""
         self.ended: OrderedDict[int, int] = OrderedDict()
-        """Nonce -> the bits that can't be acked any more, for the rows that ended last."""
+        """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
+        how many times a group had been set back by then.
+        """
+        self._ages = 0
+        self._set_back: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        """Group, topic and queue -> when it was set back and to which offset, oldest first, less
+        what a later one covers: so offsets rise.
+        """
 
     def get(self, group: int, topic: int) -> Flight:
         """A flight; made if there is none."""
@@ -158,12 +166,19 @@ class Flights:
     def forget_group(self, group: int) -> list[Flight]:
         """Take note that a group was deleted; its flights."""
         flights = self._forget(self._by_group, group)
+        self._forget_set_back(0, group)
         self._groups.discard(group)
         return flights
 
     def forget_topic(self, topic: int) -> list[Flight]:
         """Take note that a topic was deleted; its flights."""
+        self._forget_set_back(1, topic)
         return self._forget(self._by_topic, topic)
+
+    def _forget_set_back(self, part: int, number: int) -> None:
+        with self._lock:
+            for kept in [kept for kept in list(self._set_back) if kept[part] == number]:
+                self._set_back.pop(kept, None)
 
     def _forget(self, kept: dict[int, dict[int, Flight]], number: int) -> list[Flight]:
         with self._lock:
@@ -199,7 +214,34 @@ class Flights:
         """Remember that a row ended: acking its `bad` bits is too late, its others was done."""
         if len(self.ended) >= ENDED_MAX:
             self.ended.popitem(last=False)
-        self.ended[nonce] = bad
+        self.ended[nonce] = bad | self._ages
+
+    def set_back(self, group: int, topic: int, queue: int, offset: int) -> None:
+        """Take note that a queue's messages from an offset on are unread again for a group: what
+        acked them is over.
+        """
+        if not self.ended:
+            return
+        if len(self._set_back) >= ENDED_MAX:
+            # Then it is as after a restart.
+            self.ended.clear()
+            self._set_back.clear()
+        self._ages += 1 << SPAN
+        settings = self._set_back.setdefault((group, topic, queue), [])
+        while settings and settings[-1][1] >= offset:
+            settings.pop()
+        settings.append((self._ages, offset))
+
+    def bad_of(self, key: LockKey, nonce: int) -> int | None:
+        """The bits of a row that ended which can't be acked any more; None if that is forgotten."""
+        found = self.ended.get(nonce)
+        if found is None:
+            return None
+        bad = found & _ALL
+        for age, offset in self._set_back.get((key.group, key.topic, key.queue), ()):
+            if found - bad < age:
+                return bad | _ALL & ~((1 << min(SPAN, max(0, offset - key.first))) - 1)
+        return bad
 
     # --- loading ---
 

@@ -153,7 +153,7 @@ class Settle:
 
     def _expired(self, flight: Flight, delivery: Delivery, bits: int) -> int:
         """Which of a row's bits can't be acked any more, when the row is gone."""
-        remembered = self._flights.ended.get(delivery.nonce)
+        remembered = self._flights.bad_of(delivery.key, delivery.nonce)
         if remembered is not None:
             return remembered
         if self._clock.now_ms() >= delivery.key.due:

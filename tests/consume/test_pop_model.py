@@ -567,6 +567,11 @@ class Pops(RuleBasedStateMachine):
         for e in group.of(topic, queue):
             e.end("reset", self.opening, "unread" if e.put.offset >= offset else "done")
             e.attempts = 0
+        for d in self.deliveries:
+            e = d.entry
+            # What acked a message is over when it is unread again; a restart forgets that.
+            if d.ended == "acked" and d.ended_in == self.opening and e.state == "unread":
+                d.ended = "reset"
 
     @rule(
         group=st.sampled_from([0, 1]),

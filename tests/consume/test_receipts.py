@@ -58,6 +58,36 @@ REFUSED: list[object] = [
 ]
 
 
+@pytest.mark.parametrize("how", ["reset", "commit"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_an_acked_receipt_is_over_when_its_group_is_set_back(
+    tmp_path: Path, how: str, batch: bool
+) -> None:
+    with kvstore.open(tmp_path / "back", settings()) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g")
+        store.put_batch([Message("t", b"") for _ in range(3)])
+        first = store.pop("g", "t", 3) if batch else [store.pop("g", "t")[0] for _ in range(3)]
+        for p in first:
+            store.ack(p.receipt)
+            store.ack(p.receipt)
+        if how == "reset":
+            store.reset_offset("g", "t", offset=1)
+        else:
+            store.commit_offset("g", "t", 0, 1)
+        store.ack(first[0].receipt)
+        second = store.pop("g", "t", 2)
+        for p in first[1:]:
+            with pytest.raises(ReceiptExpired):
+                store.ack(p.receipt)
+        for p in second:
+            store.ack(p.receipt)
+            store.ack(p.receipt)
+        for p in first[1:]:
+            with pytest.raises(ReceiptExpired):
+                store.ack(p.receipt)
+
+
 @pytest.mark.parametrize("receipt", REFUSED)
 def test_what_is_no_receipt_is_refused_and_changes_nothing(store: Store, receipt: object) -> None:
     (p,) = popped(store)
