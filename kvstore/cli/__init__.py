@@ -45,7 +45,11 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "kvstore.cli.stats",
         "What the store holds, and what it has done since it was opened.",
     ),
-    "tier": ("kvstore.cli.tier", "Archives of old segments: plan, run, list, history, verify."),
+    "tier": (
+        "kvstore.cli.tier",
+        "Archives of old segments: made by a policy, listed, checked.",
+    ),
+    "erase": ("kvstore.cli.erase", "Have messages gone wherever they lie, and show that they are."),
     "restore": ("kvstore.cli.restore", "Make a store from archives alone."),
     "verify": (
         "kvstore.cli.maintenance",

@@ -129,6 +129,32 @@ def test_an_orphan_is_listed_and_removed_when_that_is_asked_and_it_is_old(
     assert kvmq("tier", "verify", tiered, "--json").json["problems"] == []
 
 
+def test_archives_merge_and_read_the_same(kvmq: Kvmq, tiered: Path, policy: Path) -> None:
+    ran = kvmq("tier", "merge", tiered, "--policy", policy, "--json")
+    assert (ran.code, ran.json["failed"]) == (0, {})
+    assert len(ran.json["archives"]) == 1
+    listed = kvmq("tier", "list", tiered, "--json").json
+    assert sorted(a["state"] for a in listed) == ["live", "retired", "retired", "retired"]
+    assert len(kvmq("pull", tiered, "orders", "--queue", 1, "--all", "--json").lines) == 100
+    assert kvmq("tier", "verify", tiered).code == 0
+    assert "archives made" in kvmq("tier", "merge", tiered, "--policy", policy).out
+
+
+def test_a_key_a_time_and_a_topic_are_erased_and_shown_to_be(
+    kvmq: Kvmq, tiered: Path, policy: Path
+) -> None:
+    gone = kvmq("erase", "key", tiered, "o-3", "--policy", policy, "--json")
+    assert (gone.code, gone.json["messages"], gone.json["found"]) == (0, 1, 0)
+    assert kvmq("query", tiered, "orders", "o-3", "--json").lines == []
+    early = kvmq("erase", "before", tiered, 1_600_000_000_000, "--policy", policy, "--json")
+    assert early.json["messages"] == 0
+    ran = kvmq("erase", "topic", tiered, "orders", "--policy", policy)
+    assert ran.code == 0
+    assert "nothing of it is left" in ran.out
+    assert kvmq("pull", tiered, "orders", "--queue", 1, "--all", "--json").lines == []
+    assert kvmq("erase", "before", tiered, "soon", "--policy", policy).code == 2
+
+
 def test_what_could_not_be_done_is_exit_code_1_and_said(
     kvmq: Kvmq, old: Path, policy: Path
 ) -> None:

@@ -13,6 +13,7 @@ import click
 
 from kvstore.cli.tier.checking import verify
 from kvstore.cli.tier.listing import history, list_
+from kvstore.cli.tier.merge import merge
 from kvstore.cli.tier.plan import plan
 from kvstore.cli.tier.run import run
 
@@ -24,5 +25,5 @@ def tier() -> None:
     """Archives of old segments: what a policy moves and costs, moving it, checking them."""
 
 
-for _verb in (plan, run, list_, history, verify):
+for _verb in (plan, run, merge, list_, history, verify):
     tier.add_command(_verb)

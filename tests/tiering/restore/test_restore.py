@@ -163,6 +163,23 @@ def test_a_damaged_archive_is_told_and_costs_itself_alone(
 def test_of_a_merge_and_what_it_replaced_the_merge_counts(
     tmp_path: Path, place: Path, clock: VirtualClock
 ) -> None:
+    with kvstore.open(tmp_path / "lost", config(clock)) as lost:
+        with tiering.Worker(lost, POLICY) as worker:
+            worker.erase(topic="orders", key="33")
+            merged = worker.merge().archives
+        assert merged
+        expected = lost.query("orders", "all", limit=1000)
+    assert len(list(place.rglob("*.kvarc"))) > len(merged)
+    report = tiering.restore(place, tmp_path / "new")
+    assert (report.attached, report.messages) == (len(merged), 159)
+    assert report.superseded > 0
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        assert store.query("orders", "all", limit=1000) == expected
+        assert store.query("orders", "33") == []
+        assert store.verify().problems == []
+
+
+def test_of_two_that_hold_the_same_one_counts(tmp_path: Path, place: Path) -> None:
     first, *_ = sorted(place.rglob("*.kvarc"))
     # The same again under another number, as a worker that was cut off leaves it.
     again = first.with_name(first.name.replace("-0000000", "-0000900"))
