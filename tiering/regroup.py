@@ -271,17 +271,21 @@ class _Regrouping:
         queues: list[HeldQueue] = []
         manifest: list[Manifest] = []
 
+        sizes = found.sizes[order]
+        records = RecordBatch(
+            self._buffer, found.starts[order], sizes, with_bodies=True, stays=True
+        )
+
         def chunks() -> Iterator[bytes]:
             for a, b in mine:
                 rows = order[a:b]
                 plan = plans[int(found.topics[rows[0]])]
                 assert plan is not None, "only planned topics are in an archive"
                 queue = int(found.queues[rows[0]])
-                records = RecordBatch(self._buffer, found.starts[rows], found.sizes[rows], True)
-                writer.add(plan.topic, queue, records)
+                writer.add(plan.topic, queue, records.rows(a, b))
                 queues.append(self._held(plan.topic.id, queue, found, rows))
                 if self._progress is not None:
-                    self._progress(int(found.sizes[rows].sum()))
+                    self._progress(int(sizes[a:b].sum()))
                 yield from sink.taken()
             manifest.append(writer.finish())
             yield from sink.taken()

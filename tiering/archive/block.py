@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -100,6 +100,8 @@ def cut(
 ) -> list[tuple[int, int]]:
     """The rows from `start` to `stop` in stretches of at most `block_bytes`, or of one row."""
     ends = np.cumsum(sizes[start:stop])
+    if 0 < len(ends) <= BLOCK_ROWS_MAX and ends[-1] <= block_bytes:
+        return [(start, stop)]
     found = []
     at, before = 0, 0
     while at < len(ends):
@@ -169,6 +171,7 @@ def _encode_block(
         coder.encode(
             b"".join([found[kind - 1] for found in payloads]),
             dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
+            thorough=len(payloads) > 1,
             digits=kind is PartKind.BODIES,
             kind=kind,
             topic=span.topic_number if span.secret is not None else 0,
@@ -381,35 +384,30 @@ class Block:
                 decode(record, 0, len(record), position, check_crc)
                 for record, position in zip(self._records(start, stop), positions, strict=True)
             ]
-        c, bodies, properties = self._columns, self._bodies(start, stop), self._properties
-        topic, queue = self.topic, self.queue
+        c, bodies, rows = self._columns, self._bodies(start, stop), slice(start, stop)
+        crcs = np.fromiter(map(crc32, bodies), np.int64, len(bodies)) & CRC_MASK
         born_hosts, store_hosts = c.hosts
-        return [
-            StoredMessage(
-                topic, queue, offset, position, size, body, raw_properties, flags, system_flags,
-                born_at, stored_at, born_host, store_host, reconsume_times, prepared,
-                crc32(body) & CRC_MASK,
-            )
-            for (
-                offset, position, size, body, raw_properties, flags, system_flags, born_at,
-                stored_at, born_host, store_host, reconsume_times, prepared,
-            ) in zip(
-                c.offset[start:stop].tolist(),
-                c.position[start:stop].tolist(),
-                self._sizes[start:stop].tolist(),
+        return list(
+            map(
+                StoredMessage,
+                repeat(self.topic, stop - start),
+                repeat(self.queue),
+                c.offset[rows].tolist(),
+                c.position[rows].tolist(),
+                self._sizes[rows].tolist(),
                 bodies,
-                properties[start:stop],
-                c.flags[start:stop].tolist(),
-                c.system_flags[start:stop].tolist(),
-                c.born_at[start:stop].tolist(),
-                c.stored_at[start:stop].tolist(),
-                born_hosts[start:stop],
-                store_hosts[start:stop],
-                c.reconsume_times[start:stop].tolist(),
-                c.prepared_position[start:stop].tolist(),
-                strict=True,
+                self._properties[rows],
+                c.flags[rows].tolist(),
+                c.system_flags[rows].tolist(),
+                c.born_at[rows].tolist(),
+                c.stored_at[rows].tolist(),
+                born_hosts[rows],
+                store_hosts[rows],
+                c.reconsume_times[rows].tolist(),
+                c.prepared_position[rows].tolist(),
+                crcs.tolist(),
             )
-        ]  # fmt: skip
+        )
 
     def record(self, row: int) -> bytes:
         """One record as it was in the log."""

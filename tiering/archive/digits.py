@@ -60,46 +60,42 @@ def apart(payload: bytes) -> Apart | None:
     is_digit |= found == _DASH[0]
     wide = np.packbits(is_digit)
     if np.count_nonzero(wide == 0xFF) != np.count_nonzero(bits == 0xFF):
-        pieces = _with_dashes(payload, *_runs(wide))
+        begins, ends, marks = _with_dashes(payload, *_runs(wide))
     else:
-        begins, ends = _runs(bits)
-        marks = _MARK_OF[np.minimum(ends - begins, len(_MARK_OF) - 1)]
-        some = np.flatnonzero(marks)
-        pieces = list(
-            zip(begins[some].tolist(), ends[some].tolist(), marks[some].tolist(), strict=True)
-        )
-    if not pieces:
+        first, behind = _runs(bits)
+        kinds = _MARK_OF[np.minimum(behind - first, len(_MARK_OF) - 1)]
+        some = np.flatnonzero(kinds)
+        begins, ends, marks = first[some].tolist(), behind[some].tolist(), kinds[some].tolist()
+    if not begins:
         return None
-    text = [b""] * (2 * len(pieces) + 1)
-    ends_before = [0, *[end for _, end, _ in pieces]]
-    text[:-1:2] = [
-        payload[at:begin] for at, (begin, _, _) in zip(ends_before, pieces, strict=False)
-    ]
-    text[1::2] = [_BYTES[mark] for _, _, mark in pieces]
-    text[-1] = payload[ends_before[-1] :]
-    digits = b"".join([payload[begin:end] for begin, end, _ in pieces])
-    return Apart(b"".join(text), bytes.fromhex(digits.replace(_DASH, b"").decode("ascii")))
+    text = [b""] * (2 * len(begins) + 1)
+    text[::2] = map(payload.__getitem__, map(slice, (0, *ends), (*begins, len(payload))))
+    text[1::2] = map(_BYTES.__getitem__, marks)
+    digits = b"".join(map(payload.__getitem__, map(slice, begins, ends)))
+    if _UUID_MARK in marks:
+        digits = digits.replace(_DASH, b"")
+    return Apart(b"".join(text), bytes.fromhex(digits.decode("ascii")))
 
 
 def _with_dashes(
     payload: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
-) -> list[tuple[int, int, int]]:
+) -> tuple[list[int], list[int], list[int]]:
     """Where ids begin and end in runs of digits and dashes, and their marks."""
-    pieces: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, int]] = []
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         if end - begin < _LENGTHS[0]:
             continue
         run = payload[begin:end]
         if _is_uuid(run):
-            pieces.append((begin, end, _UUID_MARK))
+            found.append((begin, end, _UUID_MARK))
             continue
         at = begin
         for piece in run.split(_DASH):
             mark = int(_MARK_OF[min(len(piece), len(_MARK_OF) - 1)])
             if mark:
-                pieces.append((at, at + len(piece), mark))
+                found.append((at, at + len(piece), mark))
             at += len(piece) + 1
-    return pieces
+    return [one[0] for one in found], [one[1] for one in found], [one[2] for one in found]
 
 
 def _is_uuid(run: bytes) -> bool:
@@ -135,13 +131,13 @@ def together(text: bytes, digits: bytes, size: int) -> bytes:
         raise ArchiveDamaged("the digits of a part do not belong to its text")
     run = digits.hex().encode("ascii")
     ends = list(accumulate(lengths.tolist()))
-    runs = [run[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    runs = list(map(run.__getitem__, map(slice, (0, *ends), ends)))
     for i in uuids:
         one = runs[i]
         runs[i] = b"-".join((one[:8], one[8:12], one[12:16], one[16:20], one[20:]))
     places = at.tolist()
     out = [b""] * (2 * len(runs) + 1)
-    out[:-1:2] = [text[a:b] for a, b in zip([0, *[i + 1 for i in places]], places, strict=False)]
+    begins = (0, *(at + 1).tolist())
+    out[::2] = map(text.__getitem__, map(slice, begins, (*places, len(text))))
     out[1::2] = runs
-    out[-1] = text[places[-1] + 1 :] if places else text
     return b"".join(out)

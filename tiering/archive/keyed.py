@@ -63,13 +63,13 @@ class Levels:
     def __init__(self, topic: ArchivedTopic) -> None:
         history = topic.key_history or ((-(1 << 63), topic.key_index),)
         self._history = [(since, KEY_LEVELS.get(setting, 2)) for since, setting in history]
-        self._changes = bool(topic.key_history)
+        self.changes = bool(topic.key_history)
         self.only = self._history[0][1] if not topic.key_history else 0
         self.none = all(level == 0 for _, level in self._history)
 
     def of(self, positions: I64) -> I64:
         """The levels of messages at some positions."""
-        if not self._changes:
+        if not self.changes:
             return np.full(len(positions), self.only, np.int64)
         return np.array([self.at(position) for position in positions.tolist()], np.int64)
 

@@ -1,8 +1,8 @@
 """Manifest: what an archive says of itself, in JSON that anything can read.
 
 The idea: catalog, `kvmq dump` and `kvmq restore` need to know what is in an archive, and of which
-topics, without its directory. Nothing in it says when or where it was made, so that the same input
-and settings give the same bytes.
+topics; how much there is of each adds the directory. Nothing in it says when or where it was made,
+so that the same input and settings give the same bytes.
 
 Invariants: sorted keys and no spaces; a field that came later has a default; fields of a later
 version are passed over.
@@ -13,21 +13,18 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
 
 from kvstore.errors import FormatError
+from tiering.archive.directory import Rows
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, FORMAT_VERSION
 
 STORE_ID_NONE = "0" * 32
 
 
-class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it was when the archive was written: from this `restore` makes it again.
-
-    `id` is the store's. `key_index` is what of a message is in the key index ("off", "unique",
-    "all"); `key_history` is what it was, and from which log position on, where it ever changed.
-    `retention` holds the fields of `kvstore.config.Retention`. The writer fills in how much there
-    is of it, from when, and the key it is encrypted with.
-    """
+class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a topic before anything is written."""
 
     name: str
     id: int
@@ -42,6 +39,17 @@ class ArchivedTopic(msgspec.Struct, frozen=True, kw_only=True):
     compress_above: int | None = None
     compression: str | None = None
     key_id: str | None = None
+
+
+class ArchivedTopic(_TopicFields, frozen=True, kw_only=True):
+    """A topic as it was when the archive was written: from this `restore` makes it again.
+
+    `id` is the store's. `key_index` is what of a message is in the key index ("off", "unique",
+    "all"); `key_history` is what it was, and from which log position on, where it ever changed.
+    `retention` holds the fields of `kvstore.config.Retention`. The writer fills in how much there
+    is of it, from when, and the key it is encrypted with.
+    """
+
     messages: int = 0
     raw_bytes: int = 0
     first_stored_at: int = 0
@@ -74,14 +82,49 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[ArchivedTopic, ...] = ()
 
 
+class _StoredTopic(_TopicFields, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic as it is written."""
+
+
+class _StoredManifest(Manifest, frozen=True, kw_only=True):
+    """A manifest as it is written."""
+
+    topics: tuple[_StoredTopic, ...] = ()  # type: ignore[assignment]
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it is stored."""
-    return msgspec.json.encode(manifest, order="sorted")
+    """The manifest as it is stored: without the figures of topics, which the directory has."""
+    stored = msgspec.convert(manifest, _StoredManifest, from_attributes=True)
+    return msgspec.json.encode(stored, order="sorted")
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The inverse; raises FormatError."""
+    """The inverse; raises FormatError. The figures of topics are missing: see `with_figures`."""
     try:
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise FormatError(f"a manifest can't be read: {error}") from None
+
+
+def with_figures(manifest: Manifest, rows: Rows) -> Manifest:
+    """A manifest with the figures of its topics, from the directory; FormatError if these are not
+    its topics.
+    """
+    if len(manifest.topics) != len(rows.topic_ids):
+        raise FormatError("manifest and directory do not have the same topics")
+    if not manifest.topics:
+        return manifest
+    begins = np.searchsorted(rows.topics, np.arange(len(rows.topic_ids)))
+    figures = zip(
+        manifest.topics,
+        np.add.reduceat(rows.messages, begins).tolist(),
+        np.add.reduceat(rows.raw_bytes, begins).tolist(),
+        np.minimum.reduceat(rows.least_stored_at, begins).tolist(),
+        np.maximum.reduceat(rows.greatest_stored_at, begins).tolist(),
+        strict=True,
+    )
+    topics = [
+        replace(topic, messages=a, raw_bytes=b, first_stored_at=c, last_stored_at=d)
+        for topic, a, b, c, d in figures
+    ]
+    return replace(manifest, topics=tuple(topics))

@@ -30,7 +30,7 @@ from tiering.archive.directory import Directory, Rows, decode_rows
 from tiering.archive.filter import Filter
 from tiering.archive.keyindex import KeyFences
 from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section
-from tiering.archive.manifest import Manifest, decode_manifest
+from tiering.archive.manifest import Manifest, decode_manifest, with_figures
 from tiering.archive.packed import I64
 from tiering.archive.positions import Placed, PositionFences
 from tiering.archive.tail import (
@@ -115,6 +115,12 @@ class Archive:
     @cached_property
     def manifest(self) -> Manifest:
         """What the archive says of itself; kept once it was asked for."""
+        with self._damage("section MANIFEST"):
+            return with_figures(self._manifest, self.rows())
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        """The same as stored."""
         return self._section(Section.MANIFEST, decode_manifest)
 
     @cached_property
@@ -124,7 +130,9 @@ class Archive:
 
     def rows(self) -> Rows:
         """All columns of the directory, decoded anew."""
-        return self._section(Section.DIRECTORY, lambda data: decode_rows(data, self._blocks_size))
+        return self._section(
+            Section.DIRECTORY, lambda data: decode_rows(data, self._blocks_size), is_kept=False
+        )
 
     @cached_property
     def filter(self) -> Filter | None:
@@ -401,7 +409,7 @@ class Archive:
     @cached_property
     def _topics(self) -> list[tuple[str, str | None]]:
         """Name and key id of each topic."""
-        topics = self.manifest.topics
+        topics = self._manifest.topics
         if len(topics) != self.directory.topics:
             raise ArchiveDamaged(f"{self.name}: manifest and directory disagree", self.name)
         return [(topic.name, topic.key_id) for topic in topics]
@@ -423,13 +431,13 @@ class Archive:
             )  # fmt: skip
         return self._keys.key_for_reading(topic, key_id).secret
 
-    def _section(self, kind: Section, decode: Callable[[bytes], T]) -> T:
-        """A section decoded; its bytes are let go, since whoever asks keeps what it gave."""
+    def _section(self, kind: Section, decode: Callable[[bytes], T], *, is_kept: bool = True) -> T:
+        """A section decoded; its bytes are let go if whoever asks keeps what it gave."""
         place = self._places.get(kind)
         with self._damage(f"section {kind.name}"):
             if place is None:
                 raise FormatError("it is missing")
-            raw = self._raw.pop(kind, None)
+            raw = self._raw.pop(kind, None) if is_kept else self._raw.get(kind)
             if raw is None and self._tail is not None:
                 raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
             elif raw is None:

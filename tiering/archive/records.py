@@ -61,12 +61,14 @@ class RecordBatch(NamedTuple):
     """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
 
     They were checked before (`kvstore.record.check`); `with_bodies`: their body CRCs were as well.
+    `stays`: the buffer is there all the time, and need not be copied from to be let go.
     """
 
     buffer: Buffer
     starts: Column
     sizes: Column
     with_bodies: bool = False
+    stays: bool = False
 
     @classmethod
     def of_records(cls, records: Sequence[bytes], *, with_bodies: bool = False) -> RecordBatch:
@@ -91,7 +93,12 @@ class RecordBatch(NamedTuple):
             np.concatenate([batch.starts for batch in batches]),
             np.concatenate([batch.sizes for batch in batches]),
             with_bodies,
+            all(batch.stays for batch in batches),
         )
+
+    def rows(self, start: int, stop: int) -> RecordBatch:
+        """Some of the records."""
+        return self._replace(starts=self.starts[start:stop], sizes=self.sizes[start:stop])
 
     def records(self) -> list[bytes]:
         """Every record's bytes."""
@@ -130,6 +137,7 @@ class Fields:
     def __init__(self, batch: RecordBatch) -> None:
         self._buffer = buffer = batch.buffer
         self.with_bodies = batch.with_bodies
+        self._stays = batch.stays
         self.count = len(batch.starts)
         self.sizes = sizes = batch.sizes
         self._starts = starts = batch.starts
@@ -256,6 +264,15 @@ class Fields:
         """The records of these rows, whole."""
         starts = self._starts[start:stop]
         return slices(self._buffer, starts, starts + self.sizes[start:stop])
+
+    def rest(self, start: int) -> RecordBatch:
+        """The records from a row on: copies, unless the buffer that they came in stays."""
+        if not self._stays:
+            return RecordBatch.of_records(
+                self.records(start, self.count), with_bodies=self.with_bodies
+            )
+        starts, sizes = self._starts[start:].copy(), self.sizes[start:].copy()
+        return RecordBatch(self._buffer, starts, sizes, self.with_bodies, stays=True)
 
     def wrong_crcs(self) -> NDArray[np.bool_]:
         """Of which rows the body CRC is not that of the body."""

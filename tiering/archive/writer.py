@@ -26,6 +26,7 @@ from tiering.archive.block import BlockSpan, EncodedBlock, cut, encode_blocks
 from tiering.archive.coder import LEVEL_DEFAULT, CodecName, Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import encode_directory
+from tiering.archive.integers import bounds_of
 from tiering.archive.keyed import Levels, digests_in_columns, digests_of
 from tiering.archive.layout import (
     BLOCK_BYTES_DEFAULT,
@@ -131,13 +132,18 @@ class ArchiveWriter:
             before = self._waiting[-1][:2] if self._waiting else (self._last or (-1, -1))[:2]
             if (number, queue) < before:
                 raise CallerError(f"queue {queue} of {topic.name!r} comes after a later one")
+        total = int(records.sizes.sum())
+        if self._waiting_bytes + total < BATCH_BYTES:
+            self._waiting.append(_Queue(number, queue, records))
+            self._waiting_bytes += total
+            return
         ends = np.cumsum(records.sizes)
         at = 0
         while at < len(ends):
             done = int(ends[at - 1]) if at else 0
             room = max(BATCH_BYTES - self._waiting_bytes, 0)
             stop = max(int(np.searchsorted(ends, done + room, side="right")), at + 1)
-            some = records._replace(starts=records.starts[at:stop], sizes=records.sizes[at:stop])
+            some = records.rows(at, stop)
             self._waiting.append(_Queue(number, queue, some))
             self._waiting_bytes += int(ends[stop - 1]) - done
             at = stop
@@ -172,9 +178,9 @@ class ArchiveWriter:
         spans: list[BlockSpan] = []
         at = begin = 0
         left = fields.count
+        self._check_order(fields.offsets)
         for (number, queue), count in self._stretches():
             topic = self._topics[number]
-            self._check_order(number, queue, fields.offsets[at : at + count])
             pieces = cut(fields.sizes, at, at + count, self._settings.block_bytes)
             begin, at = at, at + count
             if at == fields.count and not is_last:
@@ -186,8 +192,7 @@ class ArchiveWriter:
         share = self._settings.block_bytes
         done = fields.part(0, left)
         blocks = encode_blocks(done, spans, self._coder, group_bytes=share)
-        for span, block in zip(spans, blocks, strict=True):
-            self._write_block(span, block)
+        self._write_blocks(spans, blocks)
         self._note(done, spans)
         number, queue, _ = self._waiting[-1]
         is_begun = left > begin
@@ -195,10 +200,7 @@ class ArchiveWriter:
         self._waiting.clear()
         self._waiting_bytes = 0
         if left < fields.count:
-            # Copies, without the buffer that they came in, which may be large.
-            rest = RecordBatch.of_records(
-                fields.records(left, fields.count), with_bodies=fields.with_bodies
-            )
+            rest = fields.rest(left)
             self._waiting.append(_Queue(number, queue, rest))
             self._waiting_bytes = int(rest.sizes.sum())
 
@@ -210,28 +212,37 @@ class ArchiveWriter:
             counts[key] = counts.get(key, 0) + len(some.records.starts)
         return counts.items()
 
-    def _check_order(self, number: int, queue: int, offsets: I64) -> None:
-        if self._last is not None and self._last[:2] == (number, queue):
-            offsets = np.concatenate(([self._last[2]], offsets))
-        if bool((offsets[1:] <= offsets[:-1]).any()):
+    def _check_order(self, offsets: I64) -> None:
+        stretches = list(self._stretches())
+        wrong = np.zeros(len(offsets), np.bool_)
+        wrong[1:] = offsets[1:] <= offsets[:-1]
+        begins = bounds_of([count for _, count in stretches])[:-1]
+        wrong[begins] = False
+        last = self._last
+        wrong[0] = last is not None and last[:2] == stretches[0][0] and offsets[0] <= last[2]
+        if bool(wrong.any()):
+            at = int(np.searchsorted(begins, np.argmax(wrong), side="right")) - 1
+            number, queue = stretches[at][0]
             name = self._topics[number].topic.name
             raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
 
-    def _write_block(self, span: BlockSpan, block: EncodedBlock) -> None:
-        if block.data:
-            self._file.write(block.data)
-            for column, value in zip(self._groups, (0, *block.part_sizes), strict=True):
-                column.append(value)
-        self._groups[0][-1] += 1
-        values: tuple[int, ...] = (
-            span.topic_number, span.queue, block.first_offset, block.last_offset,
-            span.stop - span.start,
-            block.first_position, block.last_position, block.least_stored_at,
-            block.greatest_stored_at, *block.decoded_sizes, block.raw_bytes,
-        )  # fmt: skip
-        for column, value in zip(self._rows, values, strict=True):
-            column.append(value)
-        self._topics[span.topic_number].add(span.stop - span.start, block)
+    def _write_blocks(self, spans: Sequence[BlockSpan], blocks: Sequence[EncodedBlock]) -> None:
+        rows: list[tuple[int, ...]] = []
+        for span, block in zip(spans, blocks, strict=True):
+            if block.data:
+                self._file.write(block.data)
+                for column, value in zip(self._groups, (0, *block.part_sizes), strict=True):
+                    column.append(value)
+            self._groups[0][-1] += 1
+            rows.append((
+                span.topic_number, span.queue, block.first_offset, block.last_offset,
+                block.messages, block.first_position, block.last_position,
+                block.least_stored_at, block.greatest_stored_at, *block.decoded_sizes,
+                block.raw_bytes,
+            ))  # fmt: skip
+            self._topics[span.topic_number].add(block.messages, block)
+        for column, values in zip(self._rows, zip(*rows, strict=True), strict=bool(rows)):
+            column.extend(values)
 
     # --- what the indexes are made of ---
 
@@ -242,10 +253,13 @@ class ArchiveWriter:
         self._positions.frombytes(fields.positions.tobytes())
         if not spans or all(self._topics[span.topic_number].levels.none for span in spans):
             return
-        levels = np.concatenate([
-            self._topics[span.topic_number].levels.of(fields.positions[span.start : span.stop])
-            for span in spans
-        ])  # fmt: skip
+        each = [self._topics[span.topic_number].levels for span in spans]
+        if any(found.changes for found in each):
+            stretches = [fields.positions[span.start : span.stop] for span in spans]
+            levels = np.concatenate([a.of(b) for a, b in zip(each, stretches, strict=True)])
+        else:
+            counts = [span.stop - span.start for span in spans]
+            levels = np.repeat(np.array([found.only for found in each], np.int64), counts)
         if fields.even is not None:
             digests, rows = digests_in_columns(fields.even.columns, levels)
             self._digests.frombytes(digests.astype(np.uint32).tobytes())
