@@ -50,6 +50,9 @@ def test_mistakes_are_typed_errors(kvmq: Kvmq, folder: Path) -> None:
 
 
 def test_a_group_s_offsets_are_committed_and_shown_with_their_lag(kvmq: Kvmq, folder: Path) -> None:
+    unknown = kvmq("offset", "show", folder, "billing", "orders", "--json")
+    assert (unknown.code, unknown.error["error"]) == (1, "GroupNotFound")
+    assert kvmq("group", "create", folder, "billing").code == 0
     before = kvmq("offset", "show", folder, "billing", "orders", "--json").json
     assert before[0] == {"queue": 0, "committed": None, "next_offset": 40, "lag": 40}
     commit = ("offset", "commit", folder, "billing", "orders", "--queue", 0, "--offset", 30)
