@@ -70,10 +70,11 @@ def _parameters(level: int, thorough: bool) -> zstandard.ZstdCompressionParamete
 
 
 class _PerThread(threading.local):
-    """What decodes without a dictionary, for every archive."""
+    """What decodes without a dictionary, for every archive, and with the one last used."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor(format=_FORMAT)
+        self.kept: tuple[zstandard.ZstdCompressionDict, zstandard.ZstdDecompressor] | None = None
 
 
 _per_thread: Final = _PerThread()
@@ -234,5 +235,9 @@ class Coder:
             return _per_thread.decompressor
         if self._zstd_dictionary is None:
             raise ArchiveDamaged("a part needs the archive's dictionary, which there is not")
-        # Made anew: one may not be shared by threads, and one a thread and archive is a lot.
-        return zstandard.ZstdDecompressor(dict_data=self._zstd_dictionary, format=_FORMAT)
+        # One may not be shared by threads, and one a thread and archive is a lot.
+        kept = _per_thread.kept
+        if kept is None or kept[0] is not self._zstd_dictionary:
+            found = zstandard.ZstdDecompressor(dict_data=self._zstd_dictionary, format=_FORMAT)
+            kept = _per_thread.kept = self._zstd_dictionary, found
+        return kept[1]

@@ -283,5 +283,7 @@ _STORE_HOST_FIELD: Final = _FIELDS.index("store_host")
 
 
 def _host_list(hosts: Column) -> list[bytes]:
+    if len(hosts) and hosts[0] == hosts[-1] and not (hosts != hosts[0]).any():
+        return [int(hosts[0]).to_bytes(8, "big", signed=True)] * len(hosts)
     known = {host: host.to_bytes(8, "big", signed=True) for host in set(hosts.tolist())}
     return [known[host] for host in hosts.tolist()]

@@ -122,8 +122,7 @@ def _runs(bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]
 def together(text: bytes, digits: bytes, size: int) -> bytes:
     """The payload, which is of `size` bytes. Raises ArchiveDamaged."""
     found = np.frombuffer(text, np.uint8)
-    at = np.flatnonzero(found - np.uint8(_FIRST_MARK) < _MARKS)
-    marks = found[at]
+    marks = found[np.flatnonzero(found - np.uint8(_FIRST_MARK) < _MARKS)]
     lengths = _DIGITS_OF[marks]
     uuids = np.flatnonzero(marks == _UUID_MARK).tolist()
     total = int(lengths.sum())
@@ -135,9 +134,8 @@ def together(text: bytes, digits: bytes, size: int) -> bytes:
     for i in uuids:
         one = runs[i]
         runs[i] = b"-".join((one[:8], one[8:12], one[12:16], one[16:20], one[20:]))
-    places = at.tolist()
-    out = [b""] * (2 * len(runs) + 1)
-    begins = (0, *(at + 1).tolist())
-    out[::2] = map(text.__getitem__, map(slice, begins, (*places, len(text))))
-    out[1::2] = runs
-    return b"".join(out)
+    # As a form to fill in: a piece of text at a time takes twice as long.
+    form = text.replace(b"%", b"%%")
+    for mark in set(marks.tolist()):
+        form = form.replace(_BYTES[mark], b"%b")
+    return form % tuple(runs)

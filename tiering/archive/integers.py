@@ -35,6 +35,8 @@ _DISTINCT_FROM: Final = 12
 """Columns narrower than that (in bits) are not looked through for few distinct values."""
 _DISTINCT_ROWS: Final = 24
 """So many rows must be there, and are looked at first."""
+_SHORT: Final = 40
+"""Columns of so many rows are unpacked without numpy."""
 _MASK: Final = (1 << 64) - 1
 _BYTES: Final = [bytes((i,)) for i in range(256)]
 
@@ -261,6 +263,12 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
     wide = (bits + 7) // 8
     if bits == wide * 8 and wide in (1, 2, 4, 8):
         return np.frombuffer(data, f">u{wide}", count, at).astype(np.uint64), stop
+    if count <= _SHORT:
+        # One long number, from which each is cut: a numpy call takes as long as many of these.
+        joint = int.from_bytes(data[at:stop], "big") >> (-count * bits & 7)
+        mask = (1 << bits) - 1
+        cut = [joint >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
+        return np.array(cut, np.uint64), stop
     spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
     whole = np.zeros((count, 64), np.uint8)
     whole[:, 64 - bits :] = spread.reshape(count, bits)
