@@ -221,8 +221,8 @@ class Directory:
     """What finding a block takes. Raises FormatError for a payload that is no directory."""
 
     __slots__ = (
-        "_decoded_bodies", "_decoded_fixed", "_decoded_properties", "_ends", "_first_block",
-        "_first_in_group", "_first_offset", "_first_queue", "_fixed", "_ids", "_is_sorted",
+        "_by_id", "_decoded_bodies", "_decoded_fixed", "_decoded_properties", "_ends",
+        "_first_block", "_first_in_group", "_first_offset", "_first_queue", "_fixed", "_ids",
         "_least", "_missing", "_properties", "_queues", "_span", "_time_span", "blocks",
         "decoded_max", "groups", "messages", "stored_from", "stored_to", "topics",
     )  # fmt: skip
@@ -233,7 +233,9 @@ class Directory:
         self.blocks = len(p.fixed)
         self.groups = len(p.per_group)
         self._ids = Narrow(p.topic_ids)
-        self._is_sorted = bool((p.topic_ids[1:] > p.topic_ids[:-1]).all())
+        order = np.argsort(p.topic_ids, kind="stable")
+        is_sorted = bool(np.array_equal(order, np.arange(self.topics)))
+        self._by_id = None if is_sorted else Narrow(order)
         self._first_queue = Narrow(_starts(p.per_topic))
         self._queues = Narrow(p.queues)
         self._first_block = Narrow(_starts(p.per_queue))
@@ -261,12 +263,15 @@ class Directory:
 
     def number_of(self, topic_id: int) -> int | None:
         """The archive's number of the topic with the store's id `topic_id`; None: it has none."""
-        if not self._is_sorted:
-            # A few us for thousands of topics: less than a list in the other order would be worth.
-            found = np.flatnonzero(self._ids.values() == topic_id)
-            return int(found[0]) if len(found) else None
-        at = bisect_left(range(self.topics), topic_id, key=self._ids.__getitem__)
-        return at if at < self.topics and self._ids[at] == topic_id else None
+        order = self._by_id
+
+        def id_at(i: int) -> int:
+            return self._ids[i if order is None else order[i]]
+
+        at = bisect_left(range(self.topics), topic_id, key=id_at)
+        if at == self.topics or id_at(at) != topic_id:
+            return None
+        return at if order is None else order[at]
 
     def topic_id(self, number: int) -> int:
         """The store's id of a topic by its number here."""
