@@ -34,7 +34,7 @@ from kvstore.index.keys import read_archive_key
 from kvstore.record.values import StoredMessage
 from tiering.archive.block import Block
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.reader import Archive, Source
+from tiering.archive.reader import Archive, BlockGroup, Source
 from tiering.cache import CACHE_BYTES, READERS, BlockCache, CacheStats
 from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
@@ -44,6 +44,8 @@ from tiering.place import Place, open_place
 SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
 FOUND_KEPT: Final = 4096
+GROUPS_KEPT: Final = 16
+"""Groups of small queues' blocks: half a megabyte each, decoded."""
 _AHEAD: Final = 2
 """Blocks read ahead of a scan."""
 
@@ -86,6 +88,7 @@ class Tiers:
         self._lock = threading.Lock()
         self._rows: dict[int, ArchiveRow] = {}
         self._places: dict[str, Place] = {}
+        self._groups: dict[tuple[int, int], BlockGroup] = {}
         self._open: dict[int, Future[Archive]] = {}
         self._scans: OrderedDict[tuple[int, int, int], int] = OrderedDict()
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
@@ -116,6 +119,7 @@ class Tiers:
             # And what it is read with: a key may have been destroyed.
             self._cache.forget(number)
         with self._lock:
+            self._groups = {}
             self._queues.clear()
             self._queue_blocks = 0
 
@@ -184,7 +188,21 @@ class Tiers:
     def _read_block(self, number: int, block: int) -> Block:
         archive = self.archive(number)
         with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
-            return archive.read_block(block)
+            if archive.directory.within(block) is None:
+                return archive.read_block(block)
+            # Small queues' blocks lie together in one group: what is asked for next is in it, too.
+            key = number, archive.directory.group_of(block)
+            with self._lock:
+                groups = self._groups
+                group = groups.get(key)
+            if group is None:
+                group = archive.read_group(block)
+                with self._lock:
+                    # Of what was noted meanwhile this knows nothing: then nobody finds it.
+                    groups[key] = group
+                    if len(groups) > GROUPS_KEPT:
+                        groups.pop(next(iter(groups)))
+            return archive.block_of(block, group)
 
     # --- by offset ---
 
