@@ -303,6 +303,7 @@ class Store:
     apply_retention = _awaited(SyncStore.apply_retention)
     stats = _awaited(SyncStore.stats)
     segments = _awaited(SyncStore.segments)
+    catalog = _awaited(SyncStore.catalog)
     verify = _awaited(SyncStore.verify)
 
     # --- the end ---

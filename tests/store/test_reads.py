@@ -130,7 +130,11 @@ def test_a_key_or_id_that_is_no_text_is_the_callers_mistake(store: Store, text: 
 def ageing(opens: Opens) -> Store:
     """Queue 0 of "t" holds offsets 4 to 9: the segment with 0 to 3 is gone."""
     clock = VirtualClock()
-    store = opens(StoreConfig(segment_size=SEGMENT, clock=clock, retention=Retention(hot_for=60)))
+    kept = Retention(hot_for=60)
+    # Retention is applied when the test says so, and by nobody else.
+    store = opens(
+        StoreConfig(segment_size=SEGMENT, clock=clock, retention=kept, retention_interval=1e9)
+    )
     store.create_topic("t")
     store.put_batch(batch("t", 4, keys=["k"]))
     store.seal()
