@@ -41,15 +41,13 @@ class Arriving(NamedTuple):
 
 class Sealed(NamedTuple):
     """A segment that may be handed over: sealed, on the disk, and wholly in the index. Its records
-    stand from `first_position` to before `end_position`; `newest` is the store time (ms) of its
-    last one, None if that can't be told.
+    stand from `first_position` to before `end_position`.
     """
 
     number: int
     path: Path
     first_position: int
     end_position: int
-    newest: int | None
 
 
 class Entries(NamedTuple):

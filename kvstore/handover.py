@@ -83,9 +83,7 @@ class HandOver:
         log, size = self._log, self._log.segment_size
         last = min(log.durable, self._index.checkpoint.position) // size
         return [
-            Sealed(
-                n, log.segments.path(n), n * size, (n + 1) * size, self._reader.segment_newest(n)
-            )
+            Sealed(n, log.segments.path(n), n * size, (n + 1) * size)
             for n in log.segments.numbers
             if n < last
         ]

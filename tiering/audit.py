@@ -13,12 +13,10 @@ answer has no orphans.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import BinaryIO, Final
 
-import google_crc32c
 import msgspec
 
 from kvstore.archived import Catalog
@@ -27,13 +25,13 @@ from kvstore.errors import StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive, Source
 from tiering.catalog import ArchiveRow, decode_rows
+from tiering.copying import read_whole
 from tiering.errors import PlaceError
-from tiering.moving import READ_BACK
+from tiering.objectnames import NAME
 from tiering.place import Place
 from tiering.storeside import Progress
 
 GRACE: Final = 3600.0
-_OURS: Final = re.compile(r"[0-9a-f]{32}/\d{20}-\d{8,}-[^/]*\.kvarc")
 _MEMORY: Final = 32 << 20
 """Bytes of an object that are kept in memory while it is checked; of larger ones none."""
 
@@ -138,7 +136,7 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
         # An object store is paid by what is read of it: each byte comes once.
         with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
             is_far = "://" in row.place and not row.place.startswith("file://")
-            crc = _read_whole(place, row.key, size, copy if is_far else None)  # type: ignore[arg-type]
+            crc = read_whole(place, row.key, size, take=copy.write if is_far else None)
             # A catalog that was found again doesn't know it.
             if row.crc and crc != row.crc:
                 told = f"its crc32c is {crc:#010x}, the catalog says {row.crc:#010x}"
@@ -152,16 +150,6 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
     except (StoreError, OSError) as e:
         found.append(AuditProblem(row.name, -1, str(e)))
     return found
-
-
-def _read_whole(place: Place, key: str, size: int, copy: BinaryIO | None) -> int:
-    crc = 0
-    for at in range(0, size, READ_BACK):
-        data = place.read(key, at, min(READ_BACK, size - at))
-        crc = google_crc32c.extend(crc, data)
-        if copy is not None:
-            copy.write(data)
-    return crc
 
 
 class _Copy:
@@ -204,7 +192,7 @@ def _orphans(
     for place in known.values():
         try:
             for info in place.list(prefix):
-                if _OURS.fullmatch(info.key):
+                if NAME.fullmatch(info.key):
                     young = info.modified >= before
                     listed.append(Orphan(place.name, info.key, info.size, info.modified, young))
         except (StoreError, OSError) as e:

@@ -53,7 +53,6 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
     made_at: int = 0
     state: State = "live"
     delete_at: int | None = None
-    directory_cached: bool = False
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from kvstore.errors import ArchiveDamaged, FormatTooNew
 from tiering.archive.manifest import STORE_ID_NONE, Manifest
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.reader import Archive
-from tiering.catalog import ArchiveRow, encode_row
+from tiering.catalog import ArchiveRow, Tier, encode_row
 from tiering.errors import PlaceError
 from tiering.place import Place
 
@@ -61,7 +61,15 @@ def _fields(topic: TopicOfArchive) -> dict[str, Any]:
 
 
 def row_of(
-    manifest: Manifest, *, number: int, place: str, key: str, tier: Any, size: int, crc: int
+    manifest: Manifest,
+    *,
+    number: int,
+    place: str,
+    key: str,
+    tier: Tier,
+    size: int,
+    crc: int,
+    made_at: int = 0,
 ) -> ArchiveRow:
     """The catalog's row of an archive, by what it says itself and where it is."""
     return ArchiveRow(
@@ -83,6 +91,7 @@ def row_of(
         level=manifest.level,
         generation=manifest.generation,
         is_encrypted=any(topic.key_id is not None for topic in manifest.topics),
+        made_at=made_at,
     )
 
 

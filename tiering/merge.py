@@ -28,6 +28,7 @@ from tiering.archive.dictionary import SAMPLES_MAX, train
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.catalog import ArchiveRow
 from tiering.classes import read_class
@@ -36,7 +37,7 @@ from tiering.keys import KeysAtHand
 from tiering.match import Match
 from tiering.place import open_place
 from tiering.reading import Cursor, Rows, Window, in_order
-from tiering.regroup import FileSource, HeldQueue, Made, Summed
+from tiering.regroup import HeldQueue, Made, Summed
 
 I64 = NDArray[np.int64]
 Queue = tuple[int, int]
@@ -348,12 +349,12 @@ class _Merging:
         if not manifest[0].messages:
             self._files.remove(path)
             return None
-        self._prove(path, sink.size, sums.digest())
+        self._prove(path, sums.digest())
         return Made(path=job.path, size=sink.size, crc=sink.crc, manifest=manifest[0], queues=stays)
 
-    def _prove(self, path: Path, size: int, due: bytes) -> None:
+    def _prove(self, path: Path, due: bytes) -> None:
         """Read the archive back from the disk: it gives what was given."""
-        source = FileSource(path, size, self._files)
+        source = FileSource(path, self._files)
         archive = Archive.open(source, keys=self._job.settings.keys)
         found = xxh3_128()
         for number in range(archive.directory.blocks):

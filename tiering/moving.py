@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
 import msgspec
 import numpy as np
 
@@ -29,19 +28,20 @@ from kvstore.files import Files
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
+from tiering.contents import row_of
+from tiering.copying import read_whole
 from tiering.due import SegmentDue
 from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
 from tiering.keys import keys_at_hand
 from tiering.match import Match
+from tiering.objectnames import object_key
 from tiering.place import Place
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
 from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.storeside import HandOver, Store, TopicFacts
 
-READ_BACK: Final = 8 << 20
-SUFFIX: Final = ".kvarc"
 WORK: Final = "tiering"
 """The folder in the store's for what is being made."""
 
@@ -76,18 +76,9 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
     )
 
 
-def object_key(store_id: bytes, first_position: int, number: int, class_name: str) -> str:
-    """An archive's name in its place: no other archive of any store has it."""
-    return f"{store_id.hex()}/{first_position:020d}-{number:08d}-{class_name}{SUFFIX}"
-
-
 def read_back(place: Place, key: str, size: int, crc: int, pace: Callable[[int], object]) -> None:
     """Read a whole object; raise `ArchiveDamaged` unless it is what was put."""
-    found = 0
-    for at in range(0, size, READ_BACK):
-        wanted = min(READ_BACK, size - at)
-        pace(wanted)
-        found = google_crc32c.extend(found, place.read(key, at, wanted))
+    found = read_whole(place, key, size, pace=pace)
     if found != crc or place.size(key) != size:
         raise ArchiveDamaged(
             f"{place.name}/{key} is not what was put there: crc32c {found:#010x}, not {crc:#010x}; "
@@ -272,7 +263,10 @@ class Mover:
                 self.intents.forget(number)
             raise
         now = self._store.config.clock.now_ms()
-        return row_of(made, number, self._kept_as(place), key, tier, now)
+        return row_of(
+            manifest, number=number, place=self._kept_as(place), key=key, tier=tier,
+            size=made.size, crc=made.crc, made_at=now,
+        )  # fmt: skip
 
     def _kept_as(self, place: Place) -> str:
         return kept_as(place.name, self._store.path)
@@ -287,29 +281,3 @@ def arriving_of(row: ArchiveRow, made: Made) -> Arriving:
     """What the store is told of an archive that is where its row says."""
     queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues]
     return Arriving(row.number, row.first_position, encode_row(row), queues)
-
-
-def row_of(made: Made, number: int, place: str, key: str, tier: Tier, now: int) -> ArchiveRow:
-    """The catalog's row of an archive that was made."""
-    manifest = made.manifest
-    return ArchiveRow(
-        number=number,
-        place=place,
-        key=key,
-        tier=tier,
-        size=made.size,
-        crc=made.crc,
-        first_position=manifest.first_position,
-        last_position=manifest.last_position,
-        first_stored_at=manifest.first_stored_at,
-        last_stored_at=manifest.last_stored_at,
-        messages=manifest.messages,
-        raw_bytes=manifest.raw_bytes,
-        segments=list(manifest.segments),
-        retention_class=manifest.retention_class,
-        codec=manifest.codec,
-        level=manifest.level,
-        generation=manifest.generation,
-        is_encrypted=any(t.key_id is not None for t in manifest.topics),
-        made_at=now,
-    )

@@ -20,14 +20,12 @@ from kvstore.archived import Catalog
 from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider
 from tiering.catalog import ArchiveRow, decode_rows
-from tiering.classes import read_class
-from tiering.due import Archived
 from tiering.moving import WORK
 from tiering.place import Place, open_place
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store
 from tiering.storeside import Progress, Settings, TopicFacts
-from tiering.survey import Stats, segments_of, traits_of
+from tiering.survey import Stats, archives_of, encrypted_of, segments_of, traits_of
 from tiering.trusted import Trusted, observe
 
 
@@ -69,23 +67,12 @@ def plan_of(
     check_with_store(policy, config.retention, config.watermarks)
     found = store.segments(progress)
     topics = store.topics()
-    encrypted = frozenset(
-        t.name for t in topics if keys is not None and keys.key_for_writing(t.name) is not None
-    )
     stats = store.stats()
-    archives = [
-        Archived(
-            row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
-            read_class(row.retention_class),
-        )
-        for row in decode_rows(store.catalog().rows)
-        if row.state == "live"
-    ]  # fmt: skip
     before = clock_before(store.path / WORK / "clock.json", config.files)
     return make_plan(
         policy,
-        segments_of(policy, found, traits_of(topics, encrypted)),
-        archives,
+        segments_of(policy, found, traits_of(topics, encrypted_of(topics, keys))),
+        archives_of(decode_rows(store.catalog().rows)),
         now_ms=observe(before, config.clock.now_ms(), None, policy.clock_doubt).now_ms,
         hour=config.clock.local_hour(),
         disk_used=stats.disk_used,

@@ -12,9 +12,9 @@ must not be let go of; the same segment and job give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 import msgspec
@@ -28,16 +28,16 @@ from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.match import Match
+from tiering.objectnames import SUFFIX
 from tiering.segment import SegmentRecords, read_segment
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 I64 = NDArray[np.int64]
-Progress = Callable[[int], None]
-"""Called with how many bytes of records were encoded since the last call."""
 _SAMPLED: Final = 4096
 
 
@@ -60,7 +60,6 @@ class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
     settings: ArchiveSettings
     store_id: str
     folder: str
-    suffix: str = ".kvarc"
     without: Match | None = None
 
 
@@ -101,16 +100,7 @@ class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
     whole: list[HeldQueue] | None = None
 
 
-class Pace(Protocol):
-    """Takes note of bytes read, and waits where that is too fast."""
-
-    def take(self, size: int) -> None:
-        """Wait until so many bytes may be read."""
-
-
-def regroup(
-    job: SegmentJob, files: Files, *, progress: Progress | None = None, pace: Pace | None = None
-) -> Regrouped:
+def regroup(job: SegmentJob, files: Files) -> Regrouped:
     """Write the archives of a segment.
 
     Raises `SegmentDamaged` for a segment that can't be read whole; files written so far stay where
@@ -118,7 +108,7 @@ def regroup(
     """
     mapped = files.map(Path(job.path), writable=False)
     try:
-        return _Regrouping(job, files, mapped.buffer, mapped.size, progress, pace).run()
+        return _Regrouping(job, files, mapped.buffer, mapped.size).run()
     finally:
         mapped.close()
 
@@ -131,26 +121,14 @@ def regroup_locally(job: SegmentJob) -> Regrouped:
 class _Regrouping:
     """See `regroup`."""
 
-    def __init__(
-        self,
-        job: SegmentJob,
-        files: Files,
-        buffer: Buffer,
-        size: int,
-        progress: Progress | None,
-        pace: Pace | None,
-    ) -> None:
+    def __init__(self, job: SegmentJob, files: Files, buffer: Buffer, size: int) -> None:
         self._job = job
         self._files = files
         self._buffer = buffer
         self._size = size
-        self._progress = progress
-        self._pace = pace
 
     def run(self) -> Regrouped:
         job = self._job
-        if self._pace is not None:
-            self._pace.take(self._size)
         found = read_segment(self._buffer, job.base, self._size)
         if found.damage:
             first = found.damage[0]
@@ -257,7 +235,7 @@ class _Regrouping:
         mine = [(a, b) for a, b in borders if int(found.topics[order[a]]) in wanted]
         if not mine:
             return None
-        path = Path(job.folder) / f"{job.base:020d}-{class_name}{job.suffix}"
+        path = Path(job.folder) / f"{job.base:020d}-{class_name}{SUFFIX}"
         sink = Summed()
         writer = ArchiveWriter(
             sink,
@@ -271,9 +249,8 @@ class _Regrouping:
         queues: list[HeldQueue] = []
         manifest: list[Manifest] = []
 
-        sizes = found.sizes[order]
         records = RecordBatch(
-            self._buffer, found.starts[order], sizes, with_bodies=True, stays=True
+            self._buffer, found.starts[order], found.sizes[order], with_bodies=True, stays=True
         )
 
         def chunks() -> Iterator[bytes]:
@@ -284,21 +261,19 @@ class _Regrouping:
                 queue = int(found.queues[rows[0]])
                 writer.add(plan.topic, queue, records.rows(a, b))
                 queues.append(self._held(plan.topic.id, queue, found, rows))
-                if self._progress is not None:
-                    self._progress(int(sizes[a:b].sum()))
                 yield from sink.taken()
             manifest.append(writer.finish())
             yield from sink.taken()
 
         self._files.write_new(path, chunks(), replace=True)
-        self._prove(path, sink.size, found, (order[a:b] for a, b in mine))
+        self._prove(path, found, (order[a:b] for a, b in mine))
         return Made(
             path=str(path), size=sink.size, crc=sink.crc, manifest=manifest[0], queues=queues
         )
 
-    def _prove(self, path: Path, size: int, found: SegmentRecords, rows: Iterable[I64]) -> None:
+    def _prove(self, path: Path, found: SegmentRecords, rows: Iterable[I64]) -> None:
         """Read the archive back from the disk, and hold each record against the segment's."""
-        archive = Archive.open(FileSource(path, size, self._files), keys=self._job.settings.keys)
+        archive = Archive.open(FileSource(path, self._files), keys=self._job.settings.keys)
         buffer = self._buffer
         due = (
             buffer[start : start + length]
@@ -349,20 +324,6 @@ class _Regrouping:
         fields = Fields(RecordBatch(self._buffer, found.starts[sample], found.sizes[sample]))
         dictionary = train(fields, total, settings.codec, settings.level)
         return msgspec.structs.replace(settings, dictionary=dictionary)
-
-
-class FileSource:
-    """A file of this machine, to be read as an archive."""
-
-    def __init__(self, path: Path, size: int, files: Files) -> None:
-        self.name = str(path)
-        self.size = size
-        self._path = path
-        self._files = files
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`."""
-        return self._files.read(self._path, offset, size)
 
 
 class Summed:

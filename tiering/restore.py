@@ -12,14 +12,12 @@ is damaged is reported and costs itself alone; a restore that fails leaves the t
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import gcd
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import google_crc32c
 import msgspec
 
 from kvstore.archived import ArchivedTopic, Held, Restored, found_store
@@ -36,6 +34,7 @@ from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, Tier, encode_row
 from tiering.contents import FOLDER, contents, row_of
+from tiering.copying import fetch
 from tiering.errors import (
     NothingToRestore,
     ObjectNotFound,
@@ -43,12 +42,11 @@ from tiering.errors import (
     StoresAmbiguous,
     TargetNotEmpty,
 )
-from tiering.moving import READ_BACK, object_key
+from tiering.objectnames import NAME, object_key
 from tiering.place import Place, open_place
 from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 
-_KEY: Final = re.compile(r"([0-9a-f]{32})/(\d{20})-(\d{8,})-([^/]*)\.kvarc")
 _DAMAGE: Final = (ArchiveDamaged, FormatTooNew, KeyDestroyed, ObjectNotFound, ObjectTooShort)
 """What costs an archive; that a place doesn't answer costs the restore."""
 
@@ -151,7 +149,7 @@ def _objects(place: Place, store_id: str | None) -> tuple[str, list[_Object]]:
     """The archives of one store in a place."""
     stores: dict[str, list[_Object]] = {}
     for info in place.list("" if store_id is None else f"{store_id}/"):
-        name = _KEY.fullmatch(info.key)
+        name = NAME.fullmatch(info.key)
         if name is not None:
             found = _Object(info.key, int(name[3]), int(name[2]), info.size)
             stores.setdefault(name[1], []).append(found)
@@ -287,7 +285,7 @@ class _Restoring:
             self._files.make_dir(path.parent)
             if share == 1:
                 self._counts["copied"] += 1
-                crc = self._copy(one.object, path)
+                crc = fetch(self._place, one.object.key, one.object.size, path, self._files)
             else:
                 lost: list[str] = []
                 crc = write_wanted(one.archive, self._wanted, path, self._files, self._keys, lost)
@@ -310,19 +308,6 @@ class _Restoring:
                 archive.manifest, number=number, place=place, key=key, tier=tier, size=size, crc=crc
             )
         )
-
-    def _copy(self, one: _Object, path: Path) -> int:
-        crc = 0
-
-        def chunks() -> Iterator[bytes]:
-            nonlocal crc
-            for at in range(0, one.size, READ_BACK):
-                data = self._place.read(one.key, at, min(READ_BACK, one.size - at))
-                crc = google_crc32c.extend(crc, data)
-                yield data
-
-        self._files.write_new(path, chunks(), replace=True)
-        return crc
 
     def _topics(self, found: Sequence[_Found]) -> tuple[list[ArchivedTopic], list[Held]]:
         """The topics, as the newest archive has each, and what is held of them. Of several of one

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from kvstore.errors import ArchiveDamaged, KeyDestroyed
@@ -21,6 +20,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.regroup import Summed
 
 
 class Wanted(NamedTuple):
@@ -55,7 +55,7 @@ def write_wanted(
     nothing. Into `lost` goes what could not be read.
     """
     said = archive.manifest
-    sink = _Summed()
+    sink = Summed()
     settings = ArchiveSettings(
         codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
         block_bytes=said.block_bytes, dictionary=archive.dictionary, keys=keys,
@@ -96,20 +96,3 @@ def _records(archive: Archive, number: int, until: int | None) -> RecordBatch:
         rows = np.flatnonzero(block.stored_at <= until)
         records = [records[row] for row in rows.tolist()]
     return RecordBatch.of_records(records)
-
-
-class _Summed:
-    """A sink that hands on what it took, and knows the crc32c of it all."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self.crc = 0
-
-    def write(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self.crc = google_crc32c.extend(self.crc, data)
-
-    def taken(self) -> list[bytes]:
-        """What came since the last call."""
-        chunks, self._chunks = self._chunks, []
-        return chunks

@@ -15,16 +15,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import google_crc32c
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.classes import TopicTraits, class_of_archive
+from tiering.copying import fetch
 from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
-from tiering.moving import READ_BACK, WORK, object_key, read_back
+from tiering.moving import WORK, read_back
+from tiering.objectnames import object_key
 from tiering.place import Place, open_place
 from tiering.policy import Policy
 from tiering.ratelimit import RateLimit
@@ -66,7 +67,7 @@ class Shifter:
         options = None if row.place.startswith("file://") else self._options
         return open_place(row.place, options=options, files=self._files, clock=self._clock)
 
-    def to_cold(self, row: ArchiveRow) -> bool:
+    def to_cold(self, row: ArchiveRow) -> None:
         """Copy an archive to the cold place and have the catalog say so."""
         source, target = self.place_of(row), self._places["cold"]
         number = self._side.take_number()
@@ -90,22 +91,10 @@ class Shifter:
         old = self._retired(row, number)
         self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
         self._intents.forget(number)
-        return True
 
     def _fetch(self, source: Place, row: ArchiveRow, copy: Path) -> int:
         """Copy an object to a file; returns its crc32c."""
-        found = 0
-
-        def chunks() -> object:
-            nonlocal found
-            for at in range(0, row.size, READ_BACK):
-                wanted = min(READ_BACK, row.size - at)
-                self._reading.take(wanted)
-                data = source.read(row.key, at, wanted)
-                found = google_crc32c.extend(found, data)
-                yield data
-
-        self._files.write_new(copy, chunks(), replace=True)  # type: ignore[arg-type]
+        found = fetch(source, row.key, row.size, copy, self._files, pace=self._reading.take)
         # A catalog that was found again doesn't know it (0).
         if row.crc and found != row.crc:
             raise ArchiveDamaged(

@@ -8,12 +8,14 @@ Invariant: nothing here reads a record, or changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.config import Retention
-from tiering.classes import TopicTraits
-from tiering.due import Segment, Share, segment_of
+from tiering.archive.crypto import KeyProvider
+from tiering.catalog import ArchiveRow
+from tiering.classes import TopicTraits, read_class
+from tiering.due import Archived, Segment, Share, segment_of
 from tiering.policy import Policy
 
 
@@ -94,6 +96,25 @@ def traits_of(
         )
         for t in topics
     }
+
+
+def encrypted_of(topics: Sequence[Topic], keys: KeyProvider | None) -> frozenset[str]:
+    """The topics whose messages are to be encrypted. Raises `KeyDestroyed`."""
+    if keys is None:
+        return frozenset()
+    return frozenset(t.name for t in topics if keys.key_for_writing(t.name) is not None)
+
+
+def archives_of(rows: Iterable[ArchiveRow]) -> list[Archived]:
+    """The live archives of a catalog as a policy sees them."""
+    return [
+        Archived(
+            row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
+            read_class(row.retention_class),
+        )
+        for row in rows
+        if row.state == "live"
+    ]  # fmt: skip
 
 
 def segments_of(

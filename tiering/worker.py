@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self, cast
 from weakref import WeakSet
@@ -26,7 +26,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import AuditReport, audit
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
-from tiering.classes import TopicTraits, read_class
+from tiering.classes import TopicTraits
 from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
@@ -36,6 +36,7 @@ from tiering.merge import TARGET_BYTES, choose
 from tiering.moving import WORK, Mover
 from tiering.place import Place, open_place
 from tiering.plan import Plan, make_plan
+from tiering.planning import clock_before
 from tiering.policy import Policy, check_with_store
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
@@ -43,7 +44,7 @@ from tiering.replacing import Replacer
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store
-from tiering.survey import segments_of, traits_of
+from tiering.survey import archives_of, encrypted_of, segments_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
 
@@ -185,37 +186,21 @@ class Worker:
         store that the catalog does not have are listed, and removed if asked, once they are older
         than the policy's grace time. Raises `TieringBusy` while a run is under way.
         """
-        if not self._busy.acquire(blocking=False):
-            raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
-        try:
+        with self._alone():
             return audit(
                 lambda: Catalog(self._side.store_id, list(self._side.rows())),
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
             )  # fmt: skip
-        finally:
-            self._busy.release()
 
     def _rows(self) -> list[ArchiveRow]:
         return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
 
     def _look(self) -> tuple[list[Segment], list[Archived], dict[str, TopicTraits]]:
         topics = self._store.topics()
-        encrypted = frozenset(
-            t.name
-            for t in topics
-            if self._keys is not None and self._keys.key_for_writing(t.name) is not None
-        )
-        known = traits_of(topics, encrypted)
+        known = traits_of(topics, encrypted_of(topics, self._keys))
         segments = segments_of(self.policy, self._store.segments(), known)
-        archives = [
-            Archived(
-                row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
-                read_class(row.retention_class),
-            )
-            for row in self._rows()
-        ]  # fmt: skip
-        return segments, archives, known
+        return segments, archives_of(self._rows()), known
 
     # --- runs ---
 
@@ -322,9 +307,10 @@ class Worker:
                 self._tell(MOVING, moved, total)
                 done |= self._move(segment, run)
                 moved += segment.bytes
+            rows = {row.key: row for row in self._rows()} if agenda.archives else {}
             for archive in agenda.archives:
                 self._tell(MOVING, moved, total)
-                done |= self._shift(archive, known_topics, run)
+                done |= self._shift(archive, rows[archive.key], known_topics, run)
                 moved += archive.bytes
             if not done:
                 return run.report(waits_for_hours=False)
@@ -374,20 +360,18 @@ class Worker:
         run.moved(segment, moved.rows, moved.messages, self._clock.monotonic() - began)
         return True
 
-    def _shift(self, archive: ArchiveDue, known: Mapping[str, TopicTraits], run: Run) -> bool:
+    def _shift(
+        self, archive: ArchiveDue, row: ArchiveRow, known: Mapping[str, TopicTraits], run: Run
+    ) -> bool:
         self._check()
-        row = next((r for r in self._rows() if r.key == archive.key), None)
-        if row is None:
-            return False
         try:
-            now = self._observed().now_ms
             if archive.to == "cold":
-                is_done = self._shifter.to_cold(row)
-                if is_done:
-                    run.shifted.append(row.key)
-                    self.history.add("cold", row.key, bytes=row.size, messages=row.messages)
+                self._shifter.to_cold(row)
+                is_done = True
+                run.shifted.append(row.key)
+                self.history.add("cold", row.key, bytes=row.size, messages=row.messages)
             else:
-                is_done = self._shifter.expire(row, known, now)
+                is_done = self._shifter.expire(row, known, self._observed().now_ms)
                 if is_done:
                     run.expired.append(row.key)
                     self.history.add("expired", row.key, bytes=row.size, messages=row.messages)
@@ -411,10 +395,7 @@ class Worker:
     def _observed(self) -> Trusted:
         """The trusted time, kept from one look, and one process, to the next."""
         path = self._store.path / WORK / "clock.json"
-        before: Trusted | None = None
-        if self._files.size(path) is not None:
-            with suppress(msgspec.MsgspecError):
-                before = msgspec.json.decode(self._files.read(path), type=Trusted)
+        before = clock_before(path, self._files)
         now = self._clock.monotonic()
         elapsed = now - self._looked_at if self._looked_at else None
         self._looked_at = now

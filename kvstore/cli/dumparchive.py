@@ -25,20 +25,6 @@ if TYPE_CHECKING:
 _ENDS_LOOKED_AT = 8
 
 
-class FileSource:
-    """An archive in a file."""
-
-    def __init__(self, path: Path, files: Files) -> None:
-        self.name = str(path)
-        self.size = files.size(path) or 0
-        self._path = path
-        self._files = files
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`."""
-        return self._files.read(self._path, offset, size)
-
-
 def is_archive(path: Path, kind: str | None, files: Files) -> bool:
     """Whether a file is an archive, maybe one that is damaged; or said to be one by `--kind`."""
     from tiering.archive.dump import looks_like_archive
@@ -83,6 +69,7 @@ def dump_archives(
 def _dump_archive(show: Show, path: Path, choice: Choice, files: Files) -> None:
     from tiering.archive.dump import blocks, chosen, described
     from tiering.archive.reader import Archive
+    from tiering.archive.tail import FileSource
 
     archive = Archive.open(FileSource(path, files))
     if not choice.is_filter:
@@ -106,6 +93,7 @@ def _dump_position(show: Show, path: Path, position: int, files: Files) -> bool:
     from tiering.archive.check import Problem
     from tiering.archive.dump import messages
     from tiering.archive.reader import Archive
+    from tiering.archive.tail import FileSource
 
     archive = Archive.open(FileSource(path, files))
     place = archive.place(position)

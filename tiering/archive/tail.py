@@ -9,11 +9,13 @@ blocks to the footer, so that no two overlap and nothing is outside.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import google_crc32c
 
 from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew
+from kvstore.files import Files
 from tiering.archive.coder import Coder
 from tiering.archive.layout import (
     CHUNKED,
@@ -42,6 +44,20 @@ class Source(Protocol):
 
     def read(self, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`."""
+
+
+class FileSource:
+    """An archive in a file of this machine."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self.name = str(path)
+        self.size = files.size(path) or 0
+        self._path = path
+        self._files = files
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`."""
+        return self._files.read(self._path, offset, size)
 
 
 class Place(NamedTuple):

@@ -13,11 +13,12 @@ from kvstore import Store, StoreConfig, StoredMessage, StoreError
 from kvstore.handover import Arriving, Queue
 from kvstore.meta.topic import TopicInfo
 from tests.support.clock import VirtualClock
-from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.catalog import ArchiveRow, encode_row
+from tiering.contents import row_of
 from tiering.place import open_place
 from tiering.tiers import Tiers
 
@@ -149,7 +150,9 @@ def write(
     place = open_place(side.folder / PLACE)
     place.check(create=True)
     place.put(key, sink.getvalue())
-    row = row_of(manifest, number, key, len(sink.getvalue()))
+    row = row_of(
+        manifest, number=number, place=PLACE, key=key, tier="warm", size=len(sink.getvalue()), crc=0
+    )
     archive = Archive.open(place.source(key))
     held = [
         (archive.directory.topic_id(n), q, *first_of(archive, blocks))
@@ -160,26 +163,6 @@ def write(
 
 def first_of(archive: Archive, blocks: range) -> tuple[int, int]:
     return archive.directory.first_offset(blocks[0]), archive.directory.stored(blocks[0])[0]
-
-
-def row_of(manifest: Manifest, number: int, key: str, size: int) -> ArchiveRow:
-    return ArchiveRow(
-        number=number,
-        place=PLACE,
-        key=key,
-        tier="warm",
-        size=size,
-        crc=0,
-        first_position=manifest.first_position,
-        last_position=manifest.last_position,
-        first_stored_at=manifest.first_stored_at,
-        last_stored_at=manifest.last_stored_at,
-        messages=manifest.messages,
-        raw_bytes=manifest.raw_bytes,
-        segments=list(manifest.segments),
-        retention_class=manifest.retention_class,
-        generation=manifest.generation,
-    )
 
 
 def _name(info: TopicInfo | None) -> str:
