@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
-import kvstore
-from kvstore import Popped, Store, StoreConfig
+from kvstore import Popped, Store
+from tests.consume.conftest import Opens
 from tests.support.clock import VirtualClock
-
-Opens = Callable[[], Store]
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
-    """Opens the test's store, again if need be."""
-    opened: list[Store] = []
-
-    def open_store() -> Store:
-        for store in opened:
-            store.close()
-        config = StoreConfig(segment_size=64 << 10, clock=clock)
-        opened.append(kvstore.open(tmp_path / "s", config))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
-
-
-@pytest.fixture
-def store(opens: Opens) -> Store:
-    made = opens()
-    made.create_topic("t", queues=1)
-    return made
 
 
 def put(store: Store, *texts: str) -> None:

@@ -13,37 +13,12 @@ import pytest
 import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
-from tests.support.files import Effect, WatchedFiles, copy_folder
+from tests.tiering.killer import Killer
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tiering import Policy, Worker
 
 DAY = 86_400.0
 POLICY = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=0.0, clock_doubt=0.0)
-ON_THE_WAY = ("tiering", "archive", "commitlog")
-
-
-class Killer(WatchedFiles):
-    """Keeps a copy of the store's folder as it is before each effect."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.store: Path | None = None
-        self.copies: list[tuple[str, Path]] = []
-        self.before = self._look
-
-    def _look(self, effect: Effect) -> None:
-        if self.store is None or not set(effect.path.parts).intersection(ON_THE_WAY):
-            return
-        if effect.kind in ("map", "write"):
-            return
-        target = self.store.with_name(f"killed{len(self.copies)}")
-        copy_folder(self.store, target)
-        self.copies.append((f"{effect.kind} {effect.path.name}", target))
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +10,13 @@ import pytest
 import kvstore
 from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.worker.conftest import fill, held
 from tiering import KeyFile, Policy, Worker
 from tiering.place import open_place
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
 SECRET = b"a secret that nobody must find"
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 300)
-        clock.advance(2 * DAY)
-        yield opened
 
 
 def put_secrets(store: Store, count: int = 5) -> None:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import kvstore
 from kvstore import Message, Store, StoredMessage
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.worker.conftest import config, fill, held
 from tiering import Policy, Worker
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=60.0, clock_doubt=0.0)
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 300)
-        clock.advance(2 * DAY)
-        yield opened
 
 
 def table(store: Store) -> list[StoredMessage]:

@@ -64,11 +64,6 @@ def tiers(store: Store) -> tuple[int, int]:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     with kvstore.open(tmp_path / "store", config(clock)) as opened:
         for topic, queues in QUEUES.items():

@@ -12,7 +12,7 @@ import pytest
 import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
-from tests.support.files import Effect, WatchedFiles, copy_folder
+from tests.tiering.killer import Killer
 from tests.tiering.worker.conftest import QUEUES, SEGMENT, config, fill, held
 from tiering import Policy, Worker
 
@@ -21,26 +21,6 @@ POLICY = Policy(
     hot_for=DAY, warm_for=10 * DAY, cold_for=10 * DAY, warm="archive", cold="cold", grace=0.0,
     clock_doubt=0.0,
 )  # fmt: skip
-ON_THE_WAY = ("tiering", "archive", "cold", "commitlog")
-
-
-class Killer(WatchedFiles):
-    """Keeps a copy of the store's folder as it is before each effect of the worker's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.store: Path | None = None
-        self.copies: list[tuple[str, Path]] = []
-        self.before = self._look
-
-    def _look(self, effect: Effect) -> None:
-        if self.store is None or not set(effect.path.parts).intersection(ON_THE_WAY):
-            return
-        if effect.kind in ("map", "write"):
-            return
-        target = self.store.with_name(f"killed{len(self.copies)}")
-        copy_folder(self.store, target)
-        self.copies.append((f"{effect.kind} {effect.path.name}", target))
 
 
 @pytest.fixture

@@ -1,0 +1,28 @@
+"""Every state in which a kill may leave a store that a worker works for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.files import Effect, WatchedFiles, copy_folder
+
+ON_THE_WAY = ("tiering", "archive", "cold", "commitlog")
+
+
+class Killer(WatchedFiles):
+    """Keeps a copy of the store's folder as it is before each effect of the worker's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: Path | None = None
+        self.copies: list[tuple[str, Path]] = []
+        self.before = self._look
+
+    def _look(self, effect: Effect) -> None:
+        if self.store is None or not set(effect.path.parts).intersection(ON_THE_WAY):
+            return
+        if effect.kind in ("map", "write"):
+            return
+        target = self.store.with_name(f"killed{len(self.copies)}")
+        copy_folder(self.store, target)
+        self.copies.append((f"{effect.kind} {effect.path.name}", target))
