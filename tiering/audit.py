@@ -29,6 +29,7 @@ from tiering.copying import read_whole
 from tiering.errors import PlaceError
 from tiering.objectnames import NAME
 from tiering.place import Place
+from tiering.places.settings import is_remote
 from tiering.storeside import Progress
 
 GRACE: Final = 3600.0
@@ -135,7 +136,7 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
             found.append(AuditProblem(row.name, -1, told))
         # An object store is paid by what is read of it: each byte comes once.
         with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
-            is_far = "://" in row.place and not row.place.startswith("file://")
+            is_far = is_remote(row.place)
             crc = read_whole(place, row.key, size, take=copy.write if is_far else None)
             # A catalog that was found again doesn't know it.
             if row.crc and crc != row.crc:

@@ -23,9 +23,9 @@ from tiering.errors import PlaceIllegal
 from tiering.objectstore import ObjectPlace
 from tiering.places.local import LocalPlace
 from tiering.places.objects import Given, ObjectInfo, ObjectSource, Pace
-from tiering.places.settings import Address, seconds, settings_of
+from tiering.places.settings import Address, is_remote, seconds, settings_of
 
-__all__ = ["Given", "ObjectInfo", "ObjectSource", "Pace", "Place", "open_place"]
+__all__ = ["Given", "ObjectInfo", "ObjectSource", "Pace", "Place", "open_kept", "open_place"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _LOCAL_RETRY: Final = 10.0
@@ -125,6 +125,18 @@ def open_place(
         path = unquote(urlsplit(text).path)
         return _local(Path(path), settings, found.name, files, clock)
     return ObjectPlace(found, settings, files=files, clock=clock)
+
+
+def open_kept(
+    where: str, folder: Path, *, options: Mapping[str, object], files: Files, clock: Clock
+) -> Place:
+    """The place that the catalog of the store in `folder` calls so; `options` are settings of the
+    object stores.
+    """
+    if "://" not in where:
+        return open_place(folder / where, files=files, clock=clock)
+    used = options if is_remote(where) else None
+    return open_place(where, options=used, files=files, clock=clock)
 
 
 def _local(

@@ -21,7 +21,7 @@ from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.moving import WORK
-from tiering.place import Place, open_place
+from tiering.place import Place, open_kept
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store
 from tiering.storeside import Progress, Settings, TopicFacts
@@ -91,13 +91,7 @@ def places_of(
     config = store.config
 
     def opened(where: str) -> Place:
-        is_url = "://" in where
-        return open_place(
-            where if is_url else store.path / where,
-            options=options if is_url and not where.startswith("file://") else None,
-            files=config.files,
-            clock=config.clock,
-        )
+        return open_kept(where, store.path, options=options, files=config.files, clock=config.clock)
 
     known: dict[str, Place] = {}
 

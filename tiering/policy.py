@@ -20,6 +20,7 @@ import msgspec
 from kvstore.config import Retention
 from tiering.durations import parsed, text_of
 from tiering.errors import PolicyIllegal
+from tiering.places.settings import is_remote
 from tiering.prices import Prices, check_prices
 
 Tier = Literal["warm", "cold"]
@@ -265,7 +266,7 @@ def _check_places(p: Policy) -> None:
         place = getattr(p, name)
         if place is not None and (type(place) is not str or not place.strip()):
             raise PolicyIllegal(f"{name} is {place!r}; it must be None, or a folder or URL")
-    if p.warm is not None and "://" in p.warm and not p.warm.startswith("file://"):
+    if p.warm is not None and is_remote(p.warm):
         raise PolicyIllegal(
             f"warm is {p.warm!r}, an object store, but warm archives are on a disk; give it as "
             "cold, and leave warm out"

@@ -29,6 +29,7 @@ from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
 from tiering.merge import Input, Merged, MergeJob, merge_remotely
 from tiering.moving import Mover, archived_topic, arriving_of
+from tiering.places.settings import is_remote
 from tiering.policy import Policy
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
@@ -84,8 +85,7 @@ class Replacer:
     def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> Input:
         """An archive as another process is told of it."""
         name = self._shifter.place_of(row).name
-        is_url = "://" in name and not name.startswith("file://")
-        options = self._options if is_url else {}
+        options = self._options if is_remote(name) else {}
         return Input(place=name, key=row.key, size=row.size, options=options, unkept=unkept)
 
     def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:

@@ -26,7 +26,7 @@ from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
 from tiering.moving import WORK, read_back
 from tiering.objectnames import object_key
-from tiering.place import Place, open_place
+from tiering.place import Place, open_kept
 from tiering.policy import Policy
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
@@ -62,10 +62,9 @@ class Shifter:
         for place in self._places.values():
             if kept_as(place.name, self._folder) == row.place:
                 return place
-        if "://" not in row.place:
-            return open_place(self._folder / row.place, files=self._files, clock=self._clock)
-        options = None if row.place.startswith("file://") else self._options
-        return open_place(row.place, options=options, files=self._files, clock=self._clock)
+        return open_kept(
+            row.place, self._folder, options=self._options, files=self._files, clock=self._clock
+        )
 
     def to_cold(self, row: ArchiveRow) -> None:
         """Copy an archive to the cold place and have the catalog say so."""

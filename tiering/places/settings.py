@@ -22,6 +22,11 @@ _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]")
 
 
+def is_remote(where: str) -> bool:
+    """Whether a place's path or URL leads to an object store."""
+    return "://" in where and not where.startswith("file://")
+
+
 class Address(NamedTuple):
     """A URL without its settings; `name` is what the place is called."""
 
