@@ -16,6 +16,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
+from kvstore.access import ArchiveAccess
 from kvstore.calls.exchanging import ConfigImport
 from kvstore.config import Retention, StoreConfig
 from kvstore.consume.popped import Popped
@@ -118,6 +119,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 __all__ = [
+    "ArchiveAccess",
     "ArchiveDamaged",
     "ArchiveMissing",
     "ArchiveUnavailable",

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from kvstore.access import ArchiveAccess
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import (
     ConfigError,
@@ -71,6 +72,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first. `watermarks` are shares of the disk in use at which expired segments are deleted
     regardless of the hour, the oldest are deleted though not expired, and puts are refused.
 
+    `archives`: with what archives are read, and how much memory that may take; see `ArchiveAccess`.
+
     Offsets: what groups commit is in RocksDB's log at once, so a crash of the process loses none of
     it; every `offset_sync_interval` (None: only when the system does it) it is had on the disk, so
     that a power cut loses no more than that. What a group had committed before is kept for
@@ -114,6 +117,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secure_erase: bool = False
     watermarks: tuple[float, float, float] = (0.75, 0.85, 0.90)
     on_corruption: Literal["report", "fail"] = "report"
+    archives: ArchiveAccess = ArchiveAccess()
     clock: Clock = msgspec.field(default_factory=SystemClock)
     files: Files = msgspec.field(default_factory=LocalFiles)
 
@@ -183,6 +187,8 @@ def _check(c: StoreConfig) -> None:
     _check_watermarks(c.watermarks)
     _check_host(c.host, c.port)
     check_retention(c.retention)
+    if type(c.archives) is not ArchiveAccess:
+        raise ConfigError(f"archives is {shown(c.archives)}; it must be a kvstore.ArchiveAccess")
     for name, protocol in _SEAMS.items():
         _check_seam(name, getattr(c, name), protocol)
 

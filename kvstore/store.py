@@ -71,6 +71,7 @@ class Store(Calls):
         given = config if config is not None else StoreConfig()
         if not isinstance(given, StoreConfig):
             raise ConfigError(f"config is {shown(given)}; it must be a StoreConfig, or None")
+        given.archives.check_there(given.files)
         self._closed = False
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""
@@ -225,6 +226,7 @@ class Store(Calls):
                     files=self.config.files,
                     clock=self.config.clock,
                     check_crc=self.config.check_crc,
+                    access=self.config.archives,
                 )
                 self._ending.append(self._tiers.close)
             return self._tiers

@@ -26,7 +26,7 @@ FUNCTION_LINES_MAX: Final = 80
 # From low to high: a part imports parts of lower layers, and of its own layer where no cycle
 # comes of it. A part is a folder or a module directly in kvstore/; one not named here is ENGINE.
 LAYERS: Final = (
-    ("errors", "config", "files", "clock"),
+    ("errors", "config", "access", "files", "clock"),
     ("record",),
     ("message", "archived"),
     ("log", "index"),
@@ -48,9 +48,11 @@ PUBLIC: Final = "__init__"
 CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
 RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
-# The configuration because a topic's own Retention goes before a tiering policy.
+# The configuration because a topic's own Retention goes before a tiering policy, and a store's says
+# with what its archives are read.
 TIERING_MAY_IMPORT: Final = (
     "kvstore.config",
+    "kvstore.access",
     "kvstore.archived",
     "kvstore.record",
     "kvstore.index.keys",

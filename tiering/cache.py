@@ -20,9 +20,6 @@ from typing import Final, NamedTuple
 
 from tiering.archive.block import Block
 
-CACHE_BYTES: Final = 64 << 20
-READERS: Final = 4
-"""Reads under way at once: more would only take the processor from those who read the log."""
 _PROTECTED: Final = 0.8
 """The share of the bytes that blocks may take that were asked for again."""
 
@@ -42,14 +39,16 @@ class CacheStats(NamedTuple):
 
 
 class BlockCache:
-    """See the module. `read` reads a block; it is called in a reader thread."""
+    """See the module. `read` reads a block; it is called in a reader thread, of which more would
+    only take the processor from those who read the log.
+    """
 
     def __init__(
         self,
         read: Callable[[int, int], Block],
         *,
-        limit: int = CACHE_BYTES,
-        readers: int = READERS,
+        limit: int,
+        readers: int,
     ) -> None:
         self._read = read
         self._limit = limit

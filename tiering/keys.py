@@ -1,4 +1,4 @@
-"""Keys for a job: what a provider says of some topics, taken along into another process.
+"""Keys: where a setting says that they are, and what a job takes along into another process.
 
 The idea: a provider is a caller's, may hold locks or connections and needn't survive a pickle. The
 worker asks it beforehand for every key that a job may need; the job has the answers.
@@ -11,11 +11,19 @@ encrypted is gone for good.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
 from kvstore.errors import KeyDestroyed
+from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider, TopicKey
+from tiering.archive.keyfile import KeyFile
+
+
+def provider_of(given: str | Path | KeyProvider | None, files: Files) -> KeyProvider | None:
+    """The provider that a setting names: itself, or that of a key file by its path."""
+    return KeyFile(Path(given), files) if isinstance(given, str | Path) else given
 
 
 class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,9 +130,10 @@ def open_place(
 def open_kept(
     where: str, folder: Path, *, options: Mapping[str, object], files: Files, clock: Clock
 ) -> Place:
-    """The place that the catalog of the store in `folder` calls so; `options` are settings of the
-    object stores.
+    """The place that the catalog or the policy of the store in `folder` calls so; `options` are
+    settings of the object stores.
     """
+    # Relative to the store, so that a store that moved takes its archives along.
     if "://" not in where:
         return open_place(folder / where, files=files, clock=clock)
     used = options if is_remote(where) else None

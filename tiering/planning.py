@@ -9,7 +9,7 @@ Invariant: nothing is changed, not even what is known of the clock.
 # ruff: noqa: D102  # what each of them is, is said where the store has it
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -18,8 +18,8 @@ import msgspec
 
 from kvstore.archived import Catalog
 from kvstore.files import Files
-from tiering.archive.crypto import KeyProvider
 from tiering.catalog import ArchiveRow, decode_rows
+from tiering.keys import provider_of
 from tiering.moving import WORK
 from tiering.place import Place, open_kept
 from tiering.plan import Plan, make_plan
@@ -57,7 +57,6 @@ def plan_of(
     store: Readable,
     policy: Policy,
     *,
-    keys: KeyProvider | None = None,
     ratio: float | None = None,
     read_share: float = 0.0,
     progress: Progress | None = None,
@@ -67,6 +66,7 @@ def plan_of(
     check_with_store(policy, config.retention, config.watermarks)
     found = store.segments(progress)
     topics = store.topics()
+    keys = provider_of(config.archives.keys, config.files)
     stats = store.stats()
     before = clock_before(store.path / WORK / "clock.json", config.files)
     return make_plan(
@@ -83,12 +83,13 @@ def plan_of(
 
 
 def places_of(
-    store: Readable, others: Iterable[str], options: Mapping[str, object]
+    store: Readable, others: Iterable[str]
 ) -> tuple[Callable[[ArchiveRow], Place], list[Place]]:
     """What opens the place of a store's archive, and `others`, opened; relative ones are folders in
-    the store's. `options` are settings of the object stores.
+    the store's.
     """
     config = store.config
+    options = config.archives.options
 
     def opened(where: str) -> Place:
         return open_kept(where, store.path, options=options, files=config.files, clock=config.clock)

@@ -42,8 +42,10 @@ from tiering.errors import (
     StoresAmbiguous,
     TargetNotEmpty,
 )
+from tiering.keys import provider_of
 from tiering.objectnames import NAME, object_key
 from tiering.place import Place, open_place
+from tiering.places.settings import is_remote
 from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 
@@ -115,10 +117,11 @@ def restore(
 
     `topics` restores those alone; `until`, in ms, leaves out what was stored later. `options` are
     settings of the place, and `store_id` (hex) where several stores have archives there; `keys` are
-    those of encrypted topics. `copy` takes the archives along; else the store reads them where they
-    are, and never changes them. The store has an id of its own; with `take_over` it goes on under
-    the old one, and its worker will remove what is not needed any more: only for a store that is
-    gone for good. Groups and their offsets are in no archive.
+    those of encrypted topics; of both, `config.archives` has what is not given. `copy` takes the
+    archives along; else the store reads them where they are, and never changes them. The store has
+    an id of its own; with `take_over` it goes on under the old one, and its worker will remove what
+    is not needed any more: only for a store that is gone for good. Groups and their offsets are in
+    no archive.
 
     >>> tiering.restore("s3://bucket/prefix", "data", topics=["orders"])  # doctest: +SKIP
 
@@ -127,6 +130,10 @@ def restore(
     given = dict(options or {})
     store_id = given.pop("store_id", None)
     settings = config if config is not None else StoreConfig()
+    if is_remote(str(source)):
+        given = {**settings.archives.options, **given}
+    if keys is None:
+        keys = provider_of(settings.archives.keys, settings.files)
     place = open_place(source, options=given, files=settings.files, clock=settings.clock)
     folder = Path(target)
     was_there = folder.exists()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.access import ArchiveAccess
 from kvstore.archived import Archived, Arriving, Entries, Queue, Row, Sealed
 from kvstore.clock import Clock
 from kvstore.config import Retention
@@ -34,6 +35,8 @@ class Settings(Protocol):
     def retention(self) -> Retention: ...
     @property
     def watermarks(self) -> tuple[float, float, float]: ...
+    @property
+    def archives(self) -> ArchiveAccess: ...
 
 
 class TopicFacts(Protocol):

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from kvstore.access import ArchiveAccess
 from kvstore.archived import Contents, Covered, Problem, TierStats
 from kvstore.clock import Clock
 from kvstore.errors import (
@@ -35,20 +36,18 @@ from kvstore.record.values import StoredMessage
 from tiering.archive.block import Block
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive, BlockGroup, Source
-from tiering.cache import CACHE_BYTES, READERS, BlockCache, CacheStats
+from tiering.cache import BlockCache, CacheStats
 from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
-from tiering.place import Place, open_place
+from tiering.keys import provider_of
+from tiering.place import Place, open_kept
 
 SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
 FOUND_KEPT: Final = 4096
 GROUPS_KEPT: Final = 16
 """Groups of small queues' blocks: half a megabyte each, decoded."""
-_AHEAD: Final = 2
-"""Blocks read ahead of a scan."""
-
 QUEUE_BLOCKS_KEPT: Final = 1 << 16
 """Blocks of queues whose offsets are kept at hand."""
 
@@ -62,7 +61,6 @@ class _Queue(NamedTuple):
 
 
 Row = tuple[bytes, bytes | None]
-OpenPlace = Callable[[str], Place]
 
 
 class Tiers:
@@ -76,15 +74,15 @@ class Tiers:
         files: Files,
         clock: Clock,
         check_crc: bool = True,
-        keys: KeyProvider | None = None,
-        cache_bytes: int = CACHE_BYTES,
-        readers: int = READERS,
-        place: OpenPlace | None = None,
+        access: ArchiveAccess,
     ) -> None:
         self._folder = folder
-        self.keys = keys
+        self._files = files
+        self._clock = clock
+        self._options = access.options
+        self._read_ahead = access.read_ahead
+        self.keys = provider_of(access.keys, files)
         self._check_crc = check_crc
-        self._open_place = place or (lambda name: open_place(name, files=files, clock=clock))
         self._lock = threading.Lock()
         self._rows: dict[int, ArchiveRow] = {}
         self._places: dict[str, Place] = {}
@@ -94,7 +92,7 @@ class Tiers:
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         self._queues: dict[tuple[int, int, int], _Queue] = {}
         self._queue_blocks = 0
-        self._cache = BlockCache(self._read_block, limit=cache_bytes, readers=readers)
+        self._cache = BlockCache(self._read_block, limit=access.cache_bytes, readers=access.readers)
         self.note(rows)
 
     # --- which there are ---
@@ -170,12 +168,13 @@ class Tiers:
         """Where an archive is kept."""
         found = self._places.get(row.place)
         if found is None:
-            where = row.place
-            if "://" not in where:
-                # Relative to the store, so that a store that moved takes its archives along.
-                where = str(self._folder / where)
-            found = self._places[row.place] = self._open_place(where)
+            found = self._places[row.place] = self._opened(row.place)
         return found
+
+    def _opened(self, where: str) -> Place:
+        return open_kept(
+            where, self._folder, options=self._options, files=self._files, clock=self._clock
+        )
 
     def use(self, places: Mapping[str, Place], keys: KeyProvider | None) -> None:
         """Read from these places, by how the catalog calls them, and with these keys: a worker was
@@ -220,7 +219,7 @@ class Tiers:
         is_scan = self._scans.get(key) == offset
         block = self._cache.get(archive, number, is_scan=is_scan)
         if is_scan:
-            self._cache.ahead(archive, number + 1, min(number + 1 + _AHEAD, blocks.stop))
+            self._cache.ahead(archive, number + 1, min(number + 1 + self._read_ahead, blocks.stop))
         start = int(np.searchsorted(block.offsets, offset))
         stop = start + limit
         if end <= mine.lasts[i]:
@@ -368,7 +367,7 @@ class Tiers:
 
     def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""
-        return find_again(self._open_place(str(self._folder / FOLDER)), store_id.hex(), number)
+        return find_again(self._opened(FOLDER), store_id.hex(), number)
 
     def stats(self) -> list[TierStats]:
         """See `Archived.stats`."""

@@ -31,10 +31,11 @@ from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, 
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
 from tiering.history import History
+from tiering.keys import provider_of
 from tiering.match import Match
 from tiering.merge import TARGET_BYTES, choose
 from tiering.moving import WORK, Mover
-from tiering.place import Place, open_place
+from tiering.place import Place, open_kept
 from tiering.plan import Plan, make_plan
 from tiering.planning import clock_before
 from tiering.policy import Policy, check_with_store
@@ -79,10 +80,10 @@ class Worker:
     >>> with tiering.Worker(store, Policy(hot_for=60, warm_for=3600, warm="archive")) as worker:
     ...     worker.run_once()  # doctest: +SKIP
 
-    `keys` gives the keys of topics that are to be encrypted; `options` are settings of the places
-    (docs/places.md); `progress` is called with what is being done, how much of it is done, and the
-    whole. Raises `PolicyIllegal` for a policy that does not fit the store, `TieringBusy` if the
-    store has a worker already.
+    `keys` gives the keys of topics that are to be encrypted; `options` are settings of the object
+    stores (docs/places.md); what is not given is the store's (`StoreConfig.archives`). `progress`
+    is called with what is being done, how much of it is done, and the whole. Raises `PolicyIllegal`
+    for a policy that does not fit the store, `TieringBusy` if the store has a worker already.
     """
 
     def __init__(
@@ -104,14 +105,17 @@ class Worker:
         self._clock = config.clock
         self._files = config.files
         self._progress = progress
+        access = config.archives
+        keys = provider_of(access.keys, self._files) if keys is None else keys
         self._keys = keys
+        options = access.options if options is None else options
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._busy = threading.Lock()
         self._unfit: set[int] = set()
         self._tried: set[str] = set()
         self._looked_at = 0.0
-        self._places = self._open_places(options or {})
+        self._places = self._open_places(options)
         self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
         self._reading = RateLimit(policy.read_rate, self._clock)
         self._uploading = RateLimit(policy.upload_rate, self._clock)
@@ -125,11 +129,11 @@ class Worker:
         )  # fmt: skip
         self._shifter = Shifter(
             store, policy, self._places, self._mover.intents, self._reading, self._uploading,
-            options or {},
+            options,
         )  # fmt: skip
         self._replacer = Replacer(
             store, policy, settings, self._mover, self._shifter, self._pool, self._reading,
-            options or {}, self._check,
+            options, self._check,
         )  # fmt: skip
         with _taken_lock:
             if self._side in _taken:
@@ -143,17 +147,13 @@ class Worker:
 
     def _open_places(self, options: Mapping[str, object]) -> dict[Tier, Place]:
         found: dict[Tier, Place] = {}
-        policy = self.policy
-        if policy.warm is not None:
-            # A folder without a root is the store's: "archive" is DIR/archive.
-            warm = policy.warm if "://" in policy.warm else self._store.path / policy.warm
-            found["warm"] = open_place(warm, files=self._files, clock=self._clock)
-        if policy.cold is not None:
-            is_url = "://" in policy.cold
-            cold = policy.cold if is_url else self._store.path / policy.cold
-            found["cold"] = open_place(
-                cold, options=options if is_url else None, files=self._files, clock=self._clock
-            )
+        tiers: tuple[tuple[Tier, str | None], ...]
+        tiers = ("warm", self.policy.warm), ("cold", self.policy.cold)
+        for tier, where in tiers:
+            if where is not None:
+                found[tier] = open_kept(
+                    where, self._store.path, options=options, files=self._files, clock=self._clock
+                )
         return found
 
     # --- what there is ---

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from kvstore.cli.access import keys_option
 from kvstore.cli.output import Output, output_option, printable
 from kvstore.errors import FormatError, MessageNotFound
 
@@ -105,11 +106,12 @@ class _Group(NamedTuple):
     "--body", "body_max", metavar="BYTES", type=click.IntRange(min=0),
     help=f"Show that much of a body. [default: {_BODY_SHOWN}; all with --json]",
 )  # fmt: skip
+@keys_option
 @output_option
 def dump(
     out: Output, paths: tuple[Path, ...], kind: str | None, position: int | None,
     offset: int | None, topic: str | None, queue: int | None, commitlog: Path | None,
-    start: int, limit: int | None, body_max: int | None,
+    start: int, limit: int | None, body_max: int | None, keys_file: Path | None,
 ) -> None:  # fmt: skip
     """Print what is in FILEs, without opening a store: log files, consume queues, index files and
     checkpoints, of kvmq or RocketMQ; or folders of them, or a whole store; or archives.
@@ -125,7 +127,7 @@ def dump(
     archives = [path for path in paths if is_archive(path, kind, files)]
     groups = [_group(path, kind, files) for path in paths if path not in archives]
     if archives:
-        dump_archives(show, archives, choice, position, files, is_all=not groups)
+        dump_archives(show, archives, choice, position, files, keys_file, is_all=not groups)
     if not groups:
         show.summary()
     elif position is not None:

@@ -1,7 +1,7 @@
 """What the verb `dump` does with archives: manifest, blocks, messages.
 
 The idea: `tiering.archive.dump` goes through the archive, the verb's own `show` prints. With the
-file alone all of it can be read, but for topics that are encrypted.
+file alone all of it can be read, but for topics that are encrypted, which takes their keys.
 
 Invariant: as the verb's: damage is shown and passed over, and nothing is written.
 """
@@ -43,19 +43,27 @@ def dump_archives(
     choice: Choice,
     position: int | None,
     files: Files,
+    keys_file: Path | None,
+    *,
     is_all: bool,
 ) -> None:
     """Show archives: all of them, or the messages that are meant.
 
     Raises FormatTooNew; and, if that `is_all` there is, MessageNotFound where none was meant.
     """
+    from tiering.archive.reader import Archive
+    from tiering.archive.tail import FileSource
+    from tiering.keys import provider_of
+
+    keys = provider_of(keys_file, files)
     is_found = False
     for path in paths:
         try:
+            archive = Archive.open(FileSource(path, files), keys=keys)
             if position is not None:
-                is_found |= _dump_position(show, path, position, files)
+                is_found |= _dump_position(show, path, position, archive)
             else:
-                _dump_archive(show, path, choice, files)
+                _dump_archive(show, path, choice, archive)
         except ArchiveDamaged as error:
             show.damage(path, -1, 0, str(error))
     if not is_all or show.damaged:
@@ -66,12 +74,9 @@ def dump_archives(
         raise MessageNotFound("no archive of those given has such a message")
 
 
-def _dump_archive(show: Show, path: Path, choice: Choice, files: Files) -> None:
+def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> None:
     from tiering.archive.dump import blocks, chosen, described
-    from tiering.archive.reader import Archive
-    from tiering.archive.tail import FileSource
 
-    archive = Archive.open(FileSource(path, files))
     if not choice.is_filter:
         fields = described(archive)
         topics = fields.pop("topics")
@@ -88,14 +93,11 @@ def _dump_archive(show: Show, path: Path, choice: Choice, files: Files) -> None:
             _show(show, path, found)
 
 
-def _dump_position(show: Show, path: Path, position: int, files: Files) -> bool:
+def _dump_position(show: Show, path: Path, position: int, archive: Archive) -> bool:
     """False if the archive has no message at that position."""
     from tiering.archive.check import Problem
     from tiering.archive.dump import messages
-    from tiering.archive.reader import Archive
-    from tiering.archive.tail import FileSource
 
-    archive = Archive.open(FileSource(path, files))
     place = archive.place(position)
     if place is not None:
         for found in messages(archive, place[0]):

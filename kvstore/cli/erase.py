@@ -8,16 +8,11 @@ from typing import Any, TypeAlias
 
 import click
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import Instant, config_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.report import show_report
-from kvstore.cli.tier.options import (
-    keys_option,
-    place_option,
-    policy_option,
-    read_keys,
-    read_policy,
-)
+from kvstore.cli.tier.options import policy_option, read_policy
 from kvstore.cli.tier.run import ending
 
 Verb: TypeAlias = Callable[..., Any]
@@ -29,7 +24,7 @@ def erase() -> None:
 
 
 def _options(verb: Verb) -> Verb:
-    for option in (output_option, config_option, keys_option, place_option, policy_option):
+    for option in (output_option, config_option, access_options, policy_option):
         verb = option(verb)
     return verb
 
@@ -64,19 +59,17 @@ def before(out: Output, folder: Path, time: int, name: str | None, **given: Any)
 
 
 def _erase(
-    out: Output, folder: Path, what: dict[str, Any], *, policy_file: Path,
-    settings: tuple[tuple[str, str], ...], keys_file: Path | None, config_file: Path | None,
+    out: Output, folder: Path, what: dict[str, Any], *, policy_file: Path, access: Access,
+    config_file: Path | None,
 ) -> None:  # fmt: skip
     """Exit code 1 unless it is proven."""
     from tiering.worker import Worker
 
     policy = read_policy(policy_file)
     with (
-        open_store(out, folder, config_file) as store,
+        open_store(out, folder, config_file, access=access) as store,
         out.progress() as report,
-        Worker(
-            store, policy, keys=read_keys(keys_file), options=dict(settings), progress=report
-        ) as worker,
+        Worker(store, policy, progress=report) as worker,
         ending(worker),
     ):
         done = worker.erase(**what)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.messages import show_message, write_raw
 from kvstore.cli.opening import folder_argument, open_store
 from kvstore.cli.output import Output, output_option
@@ -22,10 +23,11 @@ _raw_option = click.option("--raw", is_flag=True, help="Only the body, byte for 
 @click.option("--position", type=click.IntRange(min=0), help="Its byte offset in the log.")
 @click.option("--id", "message_id", help="Its unique id or its position id.")
 @_raw_option
+@access_options
 @output_option
 def get(
     out: Output, folder: Path, topic: str | None, queue: int, offset: int | None,
-    position: int | None, message_id: str | None, raw: bool,
+    position: int | None, message_id: str | None, raw: bool, access: Access,
 ) -> None:  # fmt: skip
     """Show one message: TOPIC with --queue and --offset, or --position, or --id."""
     given = [value is not None for value in (offset, position, message_id)]
@@ -33,7 +35,7 @@ def get(
         raise click.UsageError("give exactly one of --offset, --position and --id")
     if offset is not None and topic is None:
         raise click.UsageError("--offset needs TOPIC")
-    with open_store(out, folder, read_only=True) as store:
+    with open_store(out, folder, access=access, read_only=True) as store:
         if offset is not None and topic is not None:
             message = store.get(topic, queue=queue, offset=offset)
         elif position is not None:
@@ -50,10 +52,11 @@ def get(
 @folder_argument
 @click.argument("message_id", metavar="ID")
 @_raw_option
+@access_options
 @output_option
-def find(out: Output, folder: Path, message_id: str, raw: bool) -> None:
+def find(out: Output, folder: Path, message_id: str, raw: bool, access: Access) -> None:
     """Show the message with ID: the unique id it was given, or the id made of host and position."""
-    with open_store(out, folder, read_only=True) as store:
+    with open_store(out, folder, access=access, read_only=True) as store:
         message = store.find(message_id)
     if raw:
         write_raw(sys.stdout.buffer, message)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 import kvstore
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import (
     config_option,
     folder_argument,
@@ -20,14 +21,16 @@ from kvstore.cli.report import show_report
 
 @click.command()
 @folder_argument
+@access_options
 @config_option
 @output_option
-def verify(out: Output, folder: Path, config_file: Path | None) -> None:
+def verify(out: Output, folder: Path, access: Access, config_file: Path | None) -> None:
     """Check every record of the store in DIR, and that log and index agree.
 
     Exit code 1 if there is a problem.
     """
-    with open_store(out, folder, config_file, read_only=True) as store, out.progress() as progress:
+    opened = open_store(out, folder, config_file, access=access, read_only=True)
+    with opened as store, out.progress() as progress:
         report = store.verify(progress=progress)
     show_report(out, report)
     if not out.json and not report.problems:
@@ -38,17 +41,19 @@ def verify(out: Output, folder: Path, config_file: Path | None) -> None:
 
 @click.command()
 @folder_argument
+@access_options
 @config_option
 @output_option
-def rebuild(out: Output, folder: Path, config_file: Path | None) -> None:
+def rebuild(out: Output, folder: Path, access: Access, config_file: Path | None) -> None:
     """Drop the index of the store in DIR and build it anew from the log.
 
     Topics, groups and consumer offsets stay. A rebuild that was interrupted goes on when the store
     is opened next.
     """
     require_store(folder)
+    config = read_config(config_file, access)
     with out.progress() as progress:
-        report = kvstore.rebuild(folder, config=read_config(config_file), progress=progress)
+        report = kvstore.rebuild(folder, config=config, progress=progress)
     show_report(out, report)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvstore import Lag
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.namespace import namespace_option, within
 from kvstore.cli.opening import Instant, folder_argument, open_store, time_text, topic_argument
 from kvstore.cli.output import Output, output_option
@@ -62,10 +63,11 @@ def commit(
 @click.option("--time", type=Instant(), help="To the first message stored at or after a time.")
 @click.option("--to", type=click.Choice(["begin", "end"]), help="To where the queues begin or end.")
 @namespace_option
+@access_options
 @output_option
 def reset(
     out: Output, folder: Path, group: str, topic: str, queue: int | None, up_to: int | None,
-    time: int | None, to: Any, namespace: str | None,
+    time: int | None, to: Any, namespace: str | None, access: Access,
 ) -> None:  # fmt: skip
     """Set where GROUP goes on in TOPIC: --to begin, --to end, --time or --offset.
 
@@ -73,7 +75,7 @@ def reset(
     """
     if [up_to, time, to].count(None) != 2:
         raise click.UsageError("give one of --to, --time and --offset")
-    with open_store(out, folder) as store:
+    with open_store(out, folder, access=access) as store:
         found = within(store, namespace).reset_offset(
             group, topic, offset=up_to, time=time, to=to, queue=queue
         )

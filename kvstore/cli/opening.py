@@ -8,7 +8,7 @@ folder: a mistyped one is an error, not a new empty store.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +18,9 @@ import click
 
 import kvstore
 from kvstore import StoreConfig
+from kvstore.cli.access import Access, Option
 from kvstore.cli.output import Output
 from kvstore.errors import StoreNotFound
-
-Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 folder_argument: Option = click.argument(
     "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
@@ -75,11 +74,11 @@ class Seconds(click.FloatRange):
         return found
 
 
-def read_config(file: Path | None) -> StoreConfig:
-    """The settings in a TOML file; the defaults if there is none."""
-    if file is None:
-        return StoreConfig()
-    return StoreConfig.from_toml(file.read_text(encoding="utf-8"))
+def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:
+    """The settings in a TOML file, the defaults if there is none; `access` goes before them."""
+    text = "" if file is None else file.read_text(encoding="utf-8")
+    config = StoreConfig.from_toml(text)
+    return config if access is None else access.of(config)
 
 
 def require_store(folder: Path) -> None:
@@ -97,13 +96,14 @@ def open_store(
     folder: Path,
     config_file: Path | None = None,
     *,
+    access: Access | None = None,
     read_only: bool = False,
     create: bool = False,
 ) -> Iterator[kvstore.Store]:
     """An open store for the time of the block; a long recovery shows its progress."""
     if not create:
         require_store(folder)
-    config = read_config(config_file)
+    config = read_config(config_file, access)
     with out.progress() as report:
         store = kvstore.open(folder, config=config, read_only=read_only, progress=report)
     with store:

@@ -17,6 +17,7 @@ import click
 
 import kvstore
 from kvstore import Popped, SqlFilter
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.messages import message_value, show_messages
 from kvstore.cli.namespace import namespace_option, within
 from kvstore.cli.opening import Seconds, folder_argument, open_store, time_text, topic_argument
@@ -53,17 +54,19 @@ def wanted_filter(tags: str | None, sql: str | None) -> str | SqlFilter | None:
 @click.option("--queue", type=click.IntRange(min=0), help="Only messages of this queue.")
 @click.option("--ack", is_flag=True, help="Ack what was printed.")
 @namespace_option
+@access_options
 @output_option
 def pop(
     out: Output, folder: Path, group: str, topic: str, limit: int, invisible: float, wait: float,
     tags: str | None, sql: str | None, queue: int | None, ack: bool, namespace: str | None,
+    access: Access,
 ) -> None:  # fmt: skip
     """Take messages of TOPIC for GROUP, each under a lock, and print them with their receipts.
 
     With --json an array; each message as `pull` prints it, with receipt, attempt and due_at.
     """
     wanted = wanted_filter(tags, sql)
-    with open_store(out, folder) as store:
+    with open_store(out, folder, access=access) as store:
         calls = within(store, namespace)
         found = calls.pop(
             group, topic, limit, invisible_for=invisible, wait=wait, filter=wanted, queue=queue

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from kvstore import PullResult, SqlFilter, Store, StoredMessage
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.messages import message_value, show_messages
 from kvstore.cli.opening import folder_argument, open_store, topic_argument
 from kvstore.cli.output import Output, output_option
@@ -30,10 +31,12 @@ _STREAM_LIMIT = 256
 @filter_options
 @click.option("--all", "everything", is_flag=True, help="Go on to the end; --limit has no effect.")
 @click.option("--raw", is_flag=True, help="Only the bodies, one a line.")
+@access_options
 @output_option
 def pull(
     out: Output, folder: Path, topic: str, queue: int | None, offset: int | None, limit: int,
     tags: str | None, sql: str | None, everything: bool, raw: bool,
+    access: Access,
 ) -> None:  # fmt: skip
     """Read messages of TOPIC in order, from an offset on.
 
@@ -41,7 +44,7 @@ def pull(
     line for each message.
     """
     expression = wanted_filter(tags, sql)
-    with open_store(out, folder, read_only=True) as store:
+    with open_store(out, folder, access=access, read_only=True) as store:
         if everything:
             queues = range(store.topic(topic).read_queues) if queue is None else [queue]
             for number in queues:

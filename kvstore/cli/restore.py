@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import Instant, config_option, read_config
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.report import show_report
-from kvstore.cli.tier.options import keys_option, place_option, read_keys
 
 
 @click.command()
@@ -22,14 +22,12 @@ from kvstore.cli.tier.options import keys_option, place_option, read_keys
 @click.option("--take-over", is_flag=True,
               help="Go on as the store they are of, which is gone for good.")  # fmt: skip
 @click.option("--store-id", metavar="HEX", help="Which store, where SOURCE has several.")
-@place_option
-@keys_option
+@access_options
 @config_option
 @output_option
 def restore(
     out: Output, source: str, target: Path, topics: tuple[str, ...], until: int | None, copy: bool,
-    take_over: bool, store_id: str | None, settings: tuple[tuple[str, str], ...],
-    keys_file: Path | None, config_file: Path | None,
+    take_over: bool, store_id: str | None, access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
     """Make a store in DIR, a new folder, from the archives in SOURCE, a path or URL.
 
@@ -38,13 +36,16 @@ def restore(
     archive. Exit code 1 if an archive could not be read; the others are there.
     """
     import tiering
+    from kvstore.files import LocalFiles
+    from tiering.keys import provider_of
 
-    options: dict[str, object] = dict(settings)
+    options: dict[str, object] = dict(access.options)
+    keys = provider_of(access.keys_file, LocalFiles())
     if store_id is not None:
         options["store_id"] = store_id
     with out.progress() as progress:
         report = tiering.restore(
-            source, target, topics=topics or None, until=until, keys=read_keys(keys_file),
+            source, target, topics=topics or None, until=until, keys=keys,
             options=options, copy=copy, take_over=take_over,
             config=None if config_file is None else read_config(config_file), progress=progress,
         )  # fmt: skip

@@ -27,6 +27,7 @@ import msgspec
 
 import kvstore.aio
 from kvstore import Popped, ReceiptExpired, StoreError
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.namespace import namespace_option
 from kvstore.cli.opening import (
     Seconds,
@@ -104,11 +105,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 @filter_options
 @click.option("--queue", type=click.IntRange(min=0), help="Only messages of this queue.")
 @namespace_option
+@access_options
 @config_option
 @output_option
 def work(
     out: Output, folder: Path, group: str, topic: str, namespace: str | None,
-    config_file: Path | None, tags: str | None, sql: str | None, **asked: Any,
+    access: Access, config_file: Path | None, tags: str | None, sql: str | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Run COMMAND for every message of TOPIC that GROUP gets, until a signal ends it.
 
@@ -118,7 +120,7 @@ def work(
     Exit code 0 acks the message, any other gives it back.
     """
     require_store(folder)
-    config = read_config(config_file)
+    config = read_config(config_file, access)
     if shutil.which(asked["command"][0]) is None:
         raise click.UsageError(f"there is no command {asked['command'][0]!r}")
     plan = Plan(group=group, topic=topic, filter=wanted_filter(tags, sql), quiet=out.json, **asked)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstore import ConfigError, Retention, StoreConfig
+from kvstore import ArchiveAccess, ConfigError, Retention, StoreConfig
 
 NAN, INFINITY = float("nan"), float("inf")
 CHOICES: dict[str, list[str]] = {
@@ -47,6 +47,7 @@ RIGHT: dict[str, list[Any]] = {
     "offset_history_for": [0, 0.5, 7 * 86400, 1e9],
     "offset_history_interval": [0, 0.001, 1, 86400],
     "secure_erase": [True, False],
+    "archives": [ArchiveAccess(), ArchiveAccess(options={"region": "eu"}, cache_bytes=0)],
     "watermarks": [(0.75, 0.85, 0.9), (0.1, 0.1, 0.1), (1, 1, 1), (0.0001, 0.5, 1.0)],
 }
 NO_NUMBER: list[Any] = ["1", None, b"1", [1], True, 1j]
@@ -133,6 +134,7 @@ WRONG: dict[str, list[Any]] = {
         0.5,
         (-1, 0.5, 0.9),
     ],
+    "archives": [None, 5, "keys.json", {"cache_bytes": 5}],
     "clock": [None, 5, object()],
     "files": [None, 5, object()],
 }
@@ -213,6 +215,13 @@ def test_settings_are_read_from_toml() -> None:
         "[retention]\nhot = 5",
         "[retention]\nhot_for = 'x'",
         "[retention]\nhot_for = -1",
+        "[archives]\nkeys = 5",
+        "[archives]\nkeys = ''",
+        "[archives]\ncache = 5",
+        "[archives]\nreaders = 0",
+        "[archives]\ncache_bytes = '64 MiB'",
+        "[archives]\noptions = 'region=eu'",
+        "archives = 5",
         "watermarks = [0.5]",
         "clock = 5",
         "files = 'x'",

@@ -49,6 +49,7 @@ VALUES = [
     "PutStatus",
     "Retention",
     "StoreConfig",
+    "ArchiveAccess",
     "StoredMessage",
     "StoreStats",
     "TopicConfig",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.tier.options import keys_option, place_option, read_keys
 
 if TYPE_CHECKING:
     from tiering.audit import AuditReport
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
               metavar="SECONDS", help="Age from which on an orphan may be removed.")  # fmt: skip
 @click.option("--place", "places", metavar="PLACE", multiple=True,
               help="Another place to look for orphans in, a path or URL.")  # fmt: skip
-@place_option
-@keys_option
+@access_options
 @config_option
 @output_option
 def verify(
     out: Output, folder: Path, remove_orphans: bool, grace: float, places: tuple[str, ...],
-    settings: tuple[tuple[str, str], ...], keys_file: Path | None, config_file: Path | None,
+    access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
     """Check every archive of the store in DIR, and list what no catalog knows.
 
@@ -36,13 +35,16 @@ def verify(
     has left: they cost space only, and no exit code. Exit code 1 if there is a problem.
     """
     from tiering.audit import audit
+    from tiering.keys import provider_of
     from tiering.planning import places_of
 
-    with open_store(out, folder, config_file, read_only=not remove_orphans) as store:
-        place_of, others = places_of(store, places, dict(settings))
+    is_read = not remove_orphans
+    with open_store(out, folder, config_file, access=access, read_only=is_read) as store:
+        place_of, others = places_of(store, places)
+        keys = provider_of(store.config.archives.keys, store.config.files)
         with out.progress() as progress:
             report = audit(
-                store.catalog, place_of, others, store.config.clock, keys=read_keys(keys_file),
+                store.catalog, place_of, others, store.config.clock, keys=keys,
                 grace=grace, remove_orphans=remove_orphans, progress=progress,
             )  # fmt: skip
     if out.json:

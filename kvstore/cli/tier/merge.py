@@ -6,15 +6,10 @@ from pathlib import Path
 
 import click
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
-from kvstore.cli.tier.options import (
-    keys_option,
-    place_option,
-    policy_option,
-    read_keys,
-    read_policy,
-)
+from kvstore.cli.tier.options import policy_option, read_policy
 from kvstore.cli.tier.run import ending, show
 
 
@@ -23,13 +18,12 @@ from kvstore.cli.tier.run import ending, show
 @policy_option
 @click.option("--target-bytes", type=click.IntRange(min=1), default=512 << 20, show_default=True,
               help="What a merged archive is to have at most.")  # fmt: skip
-@place_option
-@keys_option
+@access_options
 @config_option
 @output_option
 def merge(
-    out: Output, folder: Path, policy_file: Path, target_bytes: int,
-    settings: tuple[tuple[str, str], ...], keys_file: Path | None, config_file: Path | None,
+    out: Output, folder: Path, policy_file: Path, target_bytes: int, access: Access,
+    config_file: Path | None,
 ) -> None:  # fmt: skip
     """Merge neighbouring archives of the store in DIR into larger ones.
 
@@ -40,11 +34,9 @@ def merge(
 
     policy = read_policy(policy_file)
     with (
-        open_store(out, folder, config_file) as store,
+        open_store(out, folder, config_file, access=access) as store,
         out.progress() as report,
-        Worker(
-            store, policy, keys=read_keys(keys_file), options=dict(settings), progress=report
-        ) as worker,
+        Worker(store, policy, progress=report) as worker,
         ending(worker),
     ):
         done = worker.merge(target_bytes)

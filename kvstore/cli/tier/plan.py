@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.tier.options import keys_option, policy_option, read_keys, read_policy
+from kvstore.cli.tier.options import policy_option, read_policy
 
 if TYPE_CHECKING:
     from tiering.plan import Plan
@@ -48,12 +49,12 @@ _price = click.FloatRange(min=0)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw it too: .svg, .png or .pdf. Needs kvmq[plot].",
 )
-@keys_option
+@access_options
 @config_option
 @output_option
 def plan(
     out: Output, folder: Path, policy_file: Path, config_file: Path | None, ratio: float | None,
-    read_share: float, plot: Path | None, currency: str | None, keys_file: Path | None,
+    read_share: float, plot: Path | None, currency: str | None, access: Access,
     **prices: float | None,
 ) -> None:  # fmt: skip
     """Show what a policy would move in the store in DIR now, and what it costs and saves a month.
@@ -64,12 +65,9 @@ def plan(
     from tiering.planning import plan_of
 
     policy = _priced(read_policy(policy_file), currency, prices)
-    store_open = open_store(out, folder, config_file, read_only=True)
+    store_open = open_store(out, folder, config_file, access=access, read_only=True)
     with store_open as store, out.progress() as report:
-        made = plan_of(
-            store, policy, keys=read_keys(keys_file), ratio=ratio, read_share=read_share,
-            progress=report,
-        )  # fmt: skip
+        made = plan_of(store, policy, ratio=ratio, read_share=read_share, progress=report)
     if plot is not None:
         from tiering.planplot import plot_plan
 

@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store
 from kvstore.cli.output import Output, Report, output_option, size_text
-from kvstore.cli.tier.options import (
-    keys_option,
-    place_option,
-    policy_option,
-    read_keys,
-    read_policy,
-)
+from kvstore.cli.tier.options import policy_option, read_policy
 
 if TYPE_CHECKING:
     from tiering.runs import RunReport
@@ -36,13 +31,12 @@ if TYPE_CHECKING:
 @click.option("--watch", is_flag=True, help="Go on, and look again at intervals.")
 @click.option("--interval", type=click.FloatRange(min=0.05), default=60.0, show_default=True,
               metavar="SECONDS", help="Between two looks of --watch.")  # fmt: skip
-@place_option
-@keys_option
+@access_options
 @config_option
 @output_option
 def run(
     out: Output, folder: Path, policy_file: Path, watch: bool, interval: float,
-    settings: tuple[tuple[str, str], ...], keys_file: Path | None, config_file: Path | None,
+    access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
     """Move what is due by a policy in the store in DIR, until nothing is.
 
@@ -53,11 +47,9 @@ def run(
 
     policy = read_policy(policy_file)
     ended = False
-    with open_store(out, folder, config_file) as store, out.progress() as report:
-        worker = Worker(
-            store, policy, keys=read_keys(keys_file), options=dict(settings),
-            progress=whole(report),
-        )  # fmt: skip
+    opened = open_store(out, folder, config_file, access=access)
+    with opened as store, out.progress() as report:
+        worker = Worker(store, policy, progress=whole(report))
         with worker, ending(worker) as stopping:
             done = _once(out, worker, watch=watch)
             ended = not done.failed
