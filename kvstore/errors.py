@@ -279,11 +279,15 @@ class ArchiveUnavailable(StoreError):
         self.archive = archive
 
 
-class KeyDestroyed(StoreError):
-    """What a topic's messages in archives are encrypted with is not there any more; `topic` names
-    it.
+class KeyMissing(StoreError):
+    """What a topic's messages in archives are encrypted with is not at hand; `topic` names it. It
+    may be elsewhere: nothing is concluded from it.
     """
 
     def __init__(self, message: str, topic: str = "") -> None:
         super().__init__(message)
         self.topic = topic
+
+
+class KeyDestroyed(KeyMissing):
+    """The same, and the key is known to have been destroyed: it won't come back."""

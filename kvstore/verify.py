@@ -12,6 +12,7 @@ Invariant: changes nothing; what is wrong is listed with where it is, the rest i
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from kvstore.consume.cold import Cold
 from kvstore.consume.reader import Reader
-from kvstore.errors import FormatError, SegmentDamaged
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, FormatError, SegmentDamaged
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -122,6 +123,8 @@ def verify(
             progress("verifying", done, end - log.first)
     _check_places(index, names, reader.cold, report)
     _check_archives(reader.cold, archives, report)
+    if archives and reader.cold is not None:
+        _check_held(index, names, reader.cold, report)
     report.seconds = log.clock.monotonic() - began
     return report
 
@@ -188,6 +191,26 @@ def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> 
     if cold is not None:
         for problem in cold.archived.verify(thorough=thorough):
             report.add(Problem("archive", f"{problem.archive}: {problem.message}"))
+
+
+def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyReport) -> None:
+    """Every block of an archive is found by a place of its queue that names the archive."""
+    places: dict[tuple[int, int], list[Place]] = {}
+    for key, value in index.families.rows(PLACES, b""):
+        topic, queue, place = read_place(key, value)
+        places.setdefault((topic, queue), []).append(place)
+    for number in cold.archived.numbers():
+        try:
+            held = cold.archived.contents(number).held
+        except (ArchiveDamaged, ArchiveUnavailable):
+            continue  # told of already
+        for one in held:
+            there = places.get((one.topic, one.queue), [])
+            at = bisect_right(there, one.first, key=lambda place: place.first) - 1
+            is_named = at >= 0 and there[at].is_archived and there[at].archive == number
+            if one.topic in names and not is_named:
+                what = f"archive {number} has messages from here on, where no place names it"
+                report.add(Problem("index", what, -1, names[one.topic], one.queue, one.first))
 
 
 class _Segment:

@@ -12,7 +12,13 @@ Reading is the store's own: its calls don't change when a message is in an archi
 
 from __future__ import annotations
 
-from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, KeyDestroyed
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
+    KeyDestroyed,
+    KeyMissing,
+)
 from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
 from tiering.audit import AuditProblem, AuditReport, Orphan
@@ -53,6 +59,7 @@ __all__ = [
     "ExtraMissing",
     "KeyDestroyed",
     "KeyFile",
+    "KeyMissing",
     "KeyProvider",
     "NothingToRestore",
     "ObjectExists",

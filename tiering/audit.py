@@ -98,6 +98,7 @@ def audit(
     problems: list[AuditProblem] = []
     done = 0
     known: dict[str, Place] = {place.name: place for place in places}
+    used: set[str] = set()
     for row in rows:
         try:
             place = place_of(row)
@@ -105,12 +106,13 @@ def audit(
             problems.append(AuditProblem(row.name, -1, str(e)))
             continue
         known.setdefault(place.name, place)
+        used.add(place.name)
         if row.state == "live":
             if progress is not None:
                 progress("checking archives", done, total)
             problems += _problems(row, place, keys)
             done += row.size
-    orphans = _orphans(catalog, known, problems, clock.now_ms() - round(grace * 1000))
+    orphans = _orphans(catalog, known, used, problems, clock.now_ms() - round(grace * 1000))
     if remove_orphans:
         orphans = [_without(orphan, known, problems) for orphan in orphans]
     return AuditReport(
@@ -185,6 +187,7 @@ def _disagreements(row: ArchiveRow, archive: Archive) -> Iterable[str]:
 def _orphans(
     catalog: Callable[[], Catalog],
     known: Mapping[str, Place],
+    used: set[str],
     problems: list[AuditProblem],
     before: int,
 ) -> list[Orphan]:
@@ -197,7 +200,9 @@ def _orphans(
                     young = info.modified >= before
                     listed.append(Orphan(place.name, info.key, info.size, info.modified, young))
         except (StoreError, OSError) as e:
-            problems.append(AuditProblem(place.name, -1, f"can't be listed: {e}"))
+            # A place of which nobody has used anything yet may still be made.
+            if place.name in used:
+                problems.append(AuditProblem(place.name, -1, f"can't be listed: {e}"))
     # Read after the list: what came meanwhile is in the one only if it is in the other.
     # A name is given once, and a place has many spellings: the name alone decides.
     named = {row.key for row in decode_rows(catalog().rows)}

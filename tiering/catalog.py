@@ -90,7 +90,7 @@ def decode_row(key: bytes, value: bytes) -> ArchiveRow:
     number = read_archive_key(key)[1] if len(key) == len(archive_key(0, 0)) else -1
     try:
         row = _decode(value)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
         raise FormatError(f"the catalog's row of archive {number} can't be read: {e}") from e
     if row.number != number:
         raise FormatError(f"the catalog has archive {row.number} under the key of {number}")

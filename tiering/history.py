@@ -8,15 +8,18 @@ Invariant: nothing depends on it; what can't be read of it is passed over.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from kvstore.clock import Clock
+from kvstore.errors import StoreError
 from kvstore.files import Files
 
 _BYTES_MAX: Final = 1 << 20
+_log = logging.getLogger("kvmq")
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +51,20 @@ class History:
         done = msgspec.convert(
             {"at": self._clock.now_ms(), "what": what, "source": source, **figures}, Done
         )
-        line = msgspec.json.encode(done) + b"\n"
+        try:
+            self._write(msgspec.json.encode(done) + b"\n")
+        except (OSError, StoreError) as e:
+            # What was done is done: a full disk must not make it look otherwise.
+            _log.warning("%s: %s of %s is not noted: %s", self._path, what, source, e)
+        return done
+
+    def _write(self, line: bytes) -> None:
         before = self._read()
         if len(before) > _BYTES_MAX:
             half = before.find(b"\n", len(before) // 2) + 1
             before = before[half:]
         self._files.make_dir(self._path.parent)
         self._files.write_whole(self._path, before + line)
-        return done
 
     def last(self, count: int = 100) -> list[Done]:
         """The newest entries, oldest first."""
@@ -63,7 +72,7 @@ class History:
         for line in self._read().splitlines()[-count:]:
             try:
                 out.append(msgspec.json.decode(line, type=Done))
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
         return out
 

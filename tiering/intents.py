@@ -22,11 +22,15 @@ _SUFFIX: Final = ".intent"
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """An object that may exist: the place (path or URL) and its name there."""
+    """An object that may exist: the place (path or URL), its name there, its size in bytes and
+    crc32c.
+    """
 
     number: int
     place: str
     key: str
+    size: int = -1
+    crc: int = 0
 
 
 class Intents:
@@ -56,7 +60,7 @@ class Intents:
             path = self._folder / name
             try:
                 intent = msgspec.json.decode(self._files.read(path), type=Intent)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 # Cut off while it was written: what it was to announce was not begun.
                 self._files.remove(path)
                 continue

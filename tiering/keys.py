@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.errors import KeyDestroyed
+from kvstore.errors import KeyDestroyed, KeyMissing
 from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
@@ -28,12 +28,13 @@ def provider_of(given: str | Path | KeyProvider | None, files: Files) -> KeyProv
 
 class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):
     """A `KeyProvider` of what was asked before. `destroyed` names the topics that had a key and
-    have none now.
+    have none now, `gone` the keys (topic, id) that the provider says were destroyed.
     """
 
     writing: dict[str, TopicKey] = {}
     reading: dict[tuple[str, str], TopicKey] = {}
     destroyed: frozenset[str] = frozenset()
+    gone: frozenset[tuple[str, str]] = frozenset()
 
     def __repr__(self) -> str:
         return f"KeysAtHand({sorted({*self.writing, *self.destroyed})})"
@@ -48,15 +49,13 @@ class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):
         """See `KeyProvider`."""
         found = self.reading.get((topic, key_id))
         if found is None:
-            raise KeyDestroyed(f"key {key_id} of topic {topic!r} is not there", topic)
+            kind = KeyDestroyed if (topic, key_id) in self.gone else KeyMissing
+            raise kind(f"key {key_id} of topic {topic!r} is not there", topic)
         return found
 
     def is_gone(self, topic: str, key_id: str) -> bool:
-        """Whether nobody will read again what that key encrypted: the provider knows the topic, and
-        has that key no more.
-        """
-        known = topic in self.writing or topic in self.destroyed
-        return known and (topic, key_id) not in self.reading
+        """Whether nobody will read again what that key encrypted: it is known to be destroyed."""
+        return (topic, key_id) in self.gone
 
 
 def keys_at_hand(
@@ -69,7 +68,7 @@ def keys_at_hand(
         return None
     writing: dict[str, TopicKey] = {}
     reading: dict[tuple[str, str], TopicKey] = {}
-    destroyed = set()
+    destroyed, gone = set(), set()
     wanted = set(used)
     for topic in sorted({*topics, *(topic for topic, _ in wanted)}):
         try:
@@ -85,5 +84,9 @@ def keys_at_hand(
         try:
             reading[topic, key_id] = keys.key_for_reading(topic, key_id)
         except KeyDestroyed:
+            gone.add((topic, key_id))
+        except KeyMissing:
             continue
-    return KeysAtHand(writing=writing, reading=reading, destroyed=frozenset(destroyed))
+    return KeysAtHand(
+        writing=writing, reading=reading, destroyed=frozenset(destroyed), gone=frozenset(gone)
+    )

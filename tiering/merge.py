@@ -184,7 +184,7 @@ def merge_remotely(job: MergeJob) -> Merged:
 def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
     """Write one archive of several, which are the job's inputs.
 
-    Raises `ArchiveDamaged` if one can't be read whole, `KeyDestroyed` if it can't be told whether
+    Raises `ArchiveDamaged` if one can't be read whole, `KeyMissing` if it can't be told whether
     the key of a topic is gone for good; nothing is to be concluded then.
     """
     return _Merging(archives, job, files).run()

@@ -23,21 +23,20 @@ import numpy as np
 
 from kvstore.archived import Arriving
 from kvstore.config import Retention
-from kvstore.errors import ArchiveDamaged, IndexDamaged
+from kvstore.errors import IndexDamaged
 from kvstore.files import Files
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.contents import row_of
-from tiering.copying import read_whole
 from tiering.due import SegmentDue
-from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
 from tiering.keys import keys_at_hand
 from tiering.match import Match
 from tiering.objectnames import object_key
 from tiering.place import Place
 from tiering.pool import Pool
+from tiering.putting import put_announced, take_away
 from tiering.ratelimit import RateLimit
 from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.storeside import HandOver, Store, TopicFacts
@@ -76,17 +75,6 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
     )
 
 
-def read_back(place: Place, key: str, size: int, crc: int, pace: Callable[[int], object]) -> None:
-    """Read a whole object; raise `ArchiveDamaged` unless it is what was put."""
-    found = read_whole(place, key, size, pace=pace)
-    if found != crc or place.size(key) != size:
-        raise ArchiveDamaged(
-            f"{place.name}/{key} is not what was put there: crc32c {found:#010x}, not {crc:#010x}; "
-            "nothing was changed in the store, the next run puts it again",
-            f"{place.name}/{key}",
-        )
-
-
 class Mover:
     """See the module. `places` are the places by tier."""
 
@@ -120,7 +108,7 @@ class Mover:
 
     def tidy(self, known: set[int]) -> list[str]:
         """Remove what a worker that was cut off has left: files, and objects that never came into
-        the catalog. Returns their names.
+        the catalog. Returns the names of these.
         """
         removed = []
         for intent in self.intents.unfinished(known):
@@ -129,13 +117,12 @@ class Mover:
             )
             if place is None:
                 continue  # of a policy with other places; it is looked at again under that
-            place.delete(intent.key)
+            if take_away(place, intent):
+                removed.append(f"{place.name}/{intent.key}")
             self.intents.forget(intent.number)
-            removed.append(f"{place.name}/{intent.key}")
         made = self._work / "made"
         for name in self._files.list_dir(made) if made.is_dir() else ():
             shutil.rmtree(made / name, ignore_errors=True)
-            removed.append(name)
         return removed
 
     # --- one segment ---
@@ -252,16 +239,11 @@ class Mover:
         key = object_key(
             self._side.store_id, manifest.first_position, number, manifest.retention_class
         )
-        self.intents.note(Intent(number, self._kept_as(place), key))
         self._tell(f"putting {key}", 0, made.size)
-        try:
-            place.put(key, Path(made.path), pace=self._uploading.take)
-            read_back(place, key, made.size, made.crc, self._reading.take)
-        except (PlaceError, ArchiveDamaged, TieringStopped):
-            with suppress(PlaceError):
-                place.delete(key)
-                self.intents.forget(number)
-            raise
+        intent = Intent(number, self._kept_as(place), key, made.size, made.crc)
+        put_announced(
+            self.intents, intent, place, Path(made.path), self._uploading.take, self._reading.take
+        )
         now = self._store.config.clock.now_ms()
         return row_of(
             manifest, number=number, place=self._kept_as(place), key=key, tier=tier,

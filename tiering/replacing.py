@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.errors import KeyDestroyed
+from kvstore.errors import KeyMissing
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
@@ -90,7 +90,7 @@ class Replacer:
 
     def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
         """The keys that reading archives, and writing what was read of them, takes. Raises
-        `KeyDestroyed` where it can't be told whether one is gone for good.
+        `KeyMissing` where it can't be told whether one is gone for good.
         """
         topics = [topic for manifest in manifests for topic in manifest.topics]
         used = {(t.name, t.key_id) for t in topics if t.key_id is not None}
@@ -99,7 +99,7 @@ class Replacer:
             if found is None or not (
                 (name, key_id) in found.reading or found.is_gone(name, key_id)
             ):
-                raise KeyDestroyed(
+                raise KeyMissing(
                     f"an archive has messages of topic {name!r} encrypted with key {key_id}, of "
                     "which the key provider knows nothing; it stays as it is", name,
                 )  # fmt: skip

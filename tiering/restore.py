@@ -26,7 +26,7 @@ from kvstore.errors import (
     ArchiveDamaged,
     ConfigError,
     FormatTooNew,
-    KeyDestroyed,
+    KeyMissing,
     TopicNotFound,
 )
 from tiering.archive.crypto import KeyProvider
@@ -49,7 +49,7 @@ from tiering.places.settings import is_remote
 from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 
-_DAMAGE: Final = (ArchiveDamaged, FormatTooNew, KeyDestroyed, ObjectNotFound, ObjectTooShort)
+_DAMAGE: Final = (ArchiveDamaged, FormatTooNew, KeyMissing, ObjectNotFound, ObjectTooShort)
 """What costs an archive; that a place doesn't answer costs the restore."""
 
 

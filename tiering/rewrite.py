@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.errors import ArchiveDamaged, KeyDestroyed
+from kvstore.errors import ArchiveDamaged, KeyMissing
 from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive
@@ -76,7 +76,7 @@ def write_wanted(
                     continue
                 try:
                     writer.add(topic, queue, _records(archive, block, wanted.until))
-                except (ArchiveDamaged, KeyDestroyed) as e:
+                except (ArchiveDamaged, KeyMissing) as e:
                     lost.append(str(e))
                 yield from sink.taken()
         writer.finish()

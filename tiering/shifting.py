@@ -12,7 +12,6 @@ are today before it is let go.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,12 +21,12 @@ from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.classes import TopicTraits, class_of_archive
 from tiering.copying import fetch
-from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
-from tiering.moving import WORK, read_back
+from tiering.moving import WORK
 from tiering.objectnames import object_key
 from tiering.place import Place, open_kept
 from tiering.policy import Policy
+from tiering.putting import put_announced
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
 
@@ -72,18 +71,14 @@ class Shifter:
         number = self._side.take_number()
         key = object_key(self._side.store_id, row.first_position, number, row.retention_class)
         where = kept_as(target.name, self._folder)
-        self._intents.note(Intent(number, where, key))
         copy = self._work / f"{number:010d}"
         self._files.make_dir(self._work)
         try:
             crc = self._fetch(source, row, copy)
-            target.put(key, copy, pace=self._uploading.take)
-            read_back(target, key, row.size, crc, self._reading.take)
-        except (PlaceError, ArchiveDamaged, TieringStopped):
-            with suppress(PlaceError):
-                target.delete(key)
-                self._intents.forget(number)
-            raise
+            put_announced(
+                self._intents, Intent(number, where, key, row.size, crc), target, copy,
+                self._uploading.take, self._reading.take,
+            )  # fmt: skip
         finally:
             self._files.remove(copy)
         moved = msgspec.structs.replace(row, place=where, key=key, tier="cold", crc=crc)

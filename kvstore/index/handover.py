@@ -157,23 +157,26 @@ def _swap_queue(
 ) -> None:
     home = homes.get(queue)
     prefix = queue_prefix(*queue)
-    before, is_first = -1, True
-    for key, value in families.rows(PLACES, prefix, behind(prefix)):
-        place = read_place(key, value)[2]
-        if place.segment not in gone:
-            before = place.segment
+    rows = [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
+    kept: dict[int, int] = {}
+    """By first offset when that was stored, where the arriving archive is to be named."""
+    for i, place in enumerate(rows):
+        is_begin = place.segment in gone and (i == 0 or rows[i - 1].segment not in gone)
+        if home is None or not is_begin:
             continue
-        number = ARCHIVE_FIRST + home[0] if home is not None else -1
-        if home is None or before == number:
-            batch.delete(PLACES, key)
-            continue
-        first, stored_at = place.first, place.stored_at
-        if is_first and home[1] > first:
-            # What was before it was erased, or is superseded.
-            batch.delete(PLACES, key)
-            first, stored_at = home[1], home[2]
-        batch.put(PLACES, place_key(*queue, first), place_value(number, stored_at))
-        before, is_first = number, False
+        behind_it = next((p.first for p in rows[i:] if p.segment not in gone), None)
+        # What was before the first that it holds was erased, or is superseded.
+        is_later = home[1] > place.first
+        first, stored_at = home[1:] if is_later else (place.first, place.stored_at)
+        if behind_it is None or first < behind_it:
+            kept[first] = stored_at
+    for place in rows:
+        if place.segment in gone and place.first not in kept:
+            batch.delete(PLACES, place_key(*queue, place.first))
+    for first, stored_at in kept.items():
+        assert home is not None, "without an archive nothing is kept"
+        value = place_value(ARCHIVE_FIRST + home[0], stored_at)
+        batch.put(PLACES, place_key(*queue, first), value)
 
 
 def _holding(families: Families, numbers: frozenset[int]) -> Iterable[Queue]:

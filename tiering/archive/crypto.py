@@ -45,7 +45,9 @@ class KeyProvider(Protocol):
         """
 
     def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
-        """The key of that id. Raises KeyDestroyed if it is not there any more."""
+        """The key of that id. Raises KeyDestroyed if it was destroyed (what it encrypted is then
+        let go by merges), KeyMissing if it is not known.
+        """
         ...
 
 

@@ -6,7 +6,8 @@ written anew without it, and the old one's bytes are overwritten.
 
 Invariants: the file is its owner's alone, and is replaced as a whole; a key is never given for
 another topic than the one it was made for; a key that was destroyed does not come back, a new one
-has a new id.
+has a new id. Only of a key that was destroyed by way of this file is it said that it was: another
+file's keys may be wanted again.
 """
 
 from __future__ import annotations
@@ -18,21 +19,25 @@ from typing import Final
 
 import msgspec
 
-from kvstore.errors import ConfigError, FormatError, KeyDestroyed
+from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import Files, LocalFiles
 from tiering.archive.crypto import TopicKey
 from tiering.archive.layout import KEY_SIZE
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+"""1 did not have `destroyed`."""
 _ID_BYTES: Final = 8
 
 
 class _Entry(msgspec.Struct):
-    """One topic: `key_id` and `key` are empty when its key was destroyed."""
+    """One topic: `key_id` and `key` are empty when its key was destroyed; `destroyed` has the ids
+    of all that were.
+    """
 
     topic: str
     key_id: str
     key: str
+    destroyed: list[str] = []
 
 
 class _Content(msgspec.Struct):
@@ -67,7 +72,9 @@ class KeyFile:
             entry = entries.get(topic)
             if entry is None or not entry.key:
                 key = secrets.token_bytes(KEY_SIZE)
-                entry = entries[topic] = _Entry(topic, secrets.token_hex(_ID_BYTES), key.hex())
+                gone = entry.destroyed if entry is not None else []
+                entry = _Entry(topic, secrets.token_hex(_ID_BYTES), key.hex(), gone)
+                entries[topic] = entry
                 self._write(entries)
             return _key_of(entry)
 
@@ -77,9 +84,11 @@ class KeyFile:
         """
         with self._lock:
             entries = self._read()
-            if topic not in entries:
+            entry = entries.get(topic)
+            if entry is None:
                 raise ConfigError(f"topic {topic!r} has no key in {self._path}")
-            entries[topic] = _Entry(topic, "", "")
+            gone = [*entry.destroyed, *([entry.key_id] if entry.key else [])]
+            entries[topic] = _Entry(topic, "", "", gone)
             self._files.link_or_copy(self._path, self._old)
             self._write(entries)
             self._erase_old()
@@ -98,9 +107,13 @@ class KeyFile:
         """See KeyProvider."""
         with self._lock:
             entry = self._read().get(topic)
+        if entry is not None and key_id in entry.destroyed:
+            raise KeyDestroyed(f"key {key_id} of topic {topic!r} was destroyed", topic)
         if entry is None or entry.key_id != key_id or not entry.key:
-            raise KeyDestroyed(
-                f"key {key_id} of topic {topic!r} is not in {self._path} (any more)", topic
+            raise KeyMissing(
+                f"key {key_id} of topic {topic!r} is not in {self._path}, and never was; give the "
+                "key file that it is in",
+                topic,
             )
         return _key_of(entry)
 
@@ -110,12 +123,14 @@ class KeyFile:
             return {}
         try:
             content = msgspec.json.decode(self._files.read(self._path), type=_Content)
-            if content.format != _FORMAT or any(
+            if not 1 <= content.format <= _FORMAT or any(
                 len(bytes.fromhex(entry.key)) not in (0, KEY_SIZE) for entry in content.keys
             ):
                 raise ValueError
         except ValueError:  # nothing of what was read may be said
-            raise FormatError(f"{self._path} is not a key file of format {_FORMAT}") from None
+            raise FormatError(
+                f"{self._path} is not a key file of format {_FORMAT} or before"
+            ) from None
         return {entry.topic: entry for entry in content.keys}
 
     def _write(self, entries: dict[str, _Entry]) -> None:

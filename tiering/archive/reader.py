@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from kvstore.errors import ArchiveDamaged, FormatError, KeyDestroyed
+from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashes import topic_byte
 from tiering.archive import positions
 from tiering.archive.block import Block, BlockSource, Sizes
@@ -186,13 +186,13 @@ class Archive:
         return None if number is None else self.directory.block_at(number, queue, offset)
 
     def read_block(self, number: int) -> Block:
-        """One block, by one ranged read. Raises ArchiveDamaged, KeyDestroyed."""
+        """One block, by one ranged read. Raises ArchiveDamaged, KeyMissing."""
         return self.block_of(number, self.read_group(number))
 
     def read_group(self, number: int) -> BlockGroup:
         """The group that a block is in (`directory.group_of`), by one ranged read: whoever keeps
         groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
-        KeyDestroyed.
+        KeyMissing.
         """
         at, sizes = self.directory.place(number)
         return self.decode_group(number, read_exactly(self.source, at, sum(sizes)))
@@ -425,7 +425,7 @@ class Archive:
         if key_id is None:
             return None
         if self._keys is None:
-            raise KeyDestroyed(
+            raise KeyMissing(
                 f"{self.name}: topic {topic!r} is encrypted with key {key_id}, and no keys were "
                 f"given", topic,
             )  # fmt: skip

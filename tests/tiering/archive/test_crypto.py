@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import ArchiveDamaged, ConfigError, FormatError, KeyDestroyed
+from kvstore.errors import ArchiveDamaged, ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import LocalFiles
 from tests.tiering.archive.samples import decode, encode, record
 from tiering.archive import crypto
@@ -120,6 +120,15 @@ def test_a_destroyed_key_is_gone_and_a_new_one_is_another(tmp_path: Path) -> Non
         keys.key_for_reading("orders", key.key_id)
 
 
+def test_a_key_that_a_file_never_had_is_missing_and_not_destroyed(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("orders")
+    for topic in ("orders", "other"):
+        with pytest.raises(KeyMissing) as error:
+            keys.key_for_reading(topic, "0123456789abcdef")
+        assert not isinstance(error.value, KeyDestroyed)
+
+
 def test_a_key_that_never_was_cannot_be_destroyed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no key"):
         KeyFile(tmp_path / "keys").destroy("orders")
@@ -149,7 +158,7 @@ def test_a_destroyed_key_is_overwritten_at_the_next_start_at_the_latest(tmp_path
     [
         "",
         "{}",
-        '{"format":2,"keys":[]}',
+        '{"format":3,"keys":[]}',
         '{"format":1,"keys":[{"topic":"a","key_id":"b","key":"c"}]}',
     ],
 )

@@ -164,6 +164,23 @@ def test_destroying_a_key_makes_its_topic_unreadable_at_once(store: Store, tmp_p
     assert held(store) == without(before, lambda m: m.topic == "orders")
 
 
+def test_with_another_key_file_encrypted_archives_are_neither_read_nor_let_go(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    right, wrong = KeyFile(tmp_path / "keys"), KeyFile(tmp_path / "other")
+    right.make("orders")
+    wrong.make("orders")
+    with Worker(store, WARM, keys=right) as worker:
+        assert worker.run_once().failed == {}
+        before, count = held(store), len(worker.archives())
+    with Worker(store, WARM, keys=wrong) as worker:
+        assert worker.merge().failed
+        assert not worker.erase(topic="orders").is_proven
+    with Worker(store, WARM, keys=right) as worker:
+        assert held(store) == before
+        assert len(worker.archives()) >= count - 2
+
+
 def test_keys_that_cannot_be_destroyed_are_refused(store: Store) -> None:
     with Worker(store, WARM) as worker, pytest.raises(ConfigError, match="no keys"):
         worker.destroy_key("orders")

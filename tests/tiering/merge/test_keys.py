@@ -7,7 +7,7 @@ import pickle
 import msgspec
 import pytest
 
-from kvstore.errors import KeyDestroyed
+from kvstore.errors import KeyDestroyed, KeyMissing
 from tests.tiering.archive.making import SMALL_BLOCKS, plain_queues
 from tests.tiering.merge.merging import deal, made_of, merged, records_in, records_of
 from tiering.archive.crypto import TopicKey
@@ -19,12 +19,17 @@ SECOND = TopicKey("second", b"2" * 32)
 
 
 class Provider:
-    """Keys of one topic: the one to write with (None: destroyed), and those to read with."""
+    """Keys of one topic: the one to write with (None: destroyed), those to read with, and the ids
+    of those that were destroyed.
+    """
 
-    def __init__(self, topic: str, writing: TopicKey | None, *reading: TopicKey) -> None:
+    def __init__(
+        self, topic: str, writing: TopicKey | None, *reading: TopicKey, gone: str = ""
+    ) -> None:
         self.topic = topic
         self.writing = writing
         self.reading = {key.key_id: key for key in reading}
+        self.gone = gone
 
     def key_for_writing(self, topic: str) -> TopicKey | None:
         if topic == self.topic and self.writing is None:
@@ -32,8 +37,10 @@ class Provider:
         return self.writing if topic == self.topic else None
 
     def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
+        if key_id == self.gone:
+            raise KeyDestroyed("it was destroyed", topic)
         if key_id not in self.reading:
-            raise KeyDestroyed("it is not there", topic)
+            raise KeyMissing("it is not there", topic)
         return self.reading[key_id]
 
 
@@ -55,8 +62,10 @@ def test_keys_at_hand_survive_a_pickle_and_tell_no_secret() -> None:
 
 
 def test_what_the_provider_knows_nothing_of_is_not_taken_for_gone() -> None:
-    assert at_hand(Provider("topic0", None)).is_gone("topic0", "first")
-    assert at_hand(Provider("topic0", SECOND)).is_gone("topic0", "first")
+    assert at_hand(Provider("topic0", None, gone="first")).is_gone("topic0", "first")
+    assert at_hand(Provider("topic0", SECOND, gone="first")).is_gone("topic0", "first")
+    assert not at_hand(Provider("topic0", None)).is_gone("topic0", "first")
+    assert not at_hand(Provider("topic0", SECOND)).is_gone("topic0", "first")
     assert not at_hand(Provider("topic0", SECOND, FIRST)).is_gone("topic0", "first")
     assert not at_hand(Provider("another", SECOND)).is_gone("topic0", "first")
     assert keys_at_hand(None, ["topic0"]) is None
@@ -79,7 +88,8 @@ def test_what_was_encrypted_with_a_destroyed_key_is_left_out_of_a_merge() -> Non
     queues = plain_queues(topics=2, messages=20)
     old = msgspec.structs.replace(SMALL_BLOCKS, keys=at_hand(Provider("topic0", FIRST, FIRST)))
     archives = made_of(deal(queues, lambda _, offset: offset // 10), old)
-    new = msgspec.structs.replace(SMALL_BLOCKS, keys=at_hand(Provider("topic0", None)))
+    keys = at_hand(Provider("topic0", None, gone="first"))
+    new = msgspec.structs.replace(SMALL_BLOCKS, keys=keys)
     result = merged(archives, settings=new)
     assert result.merged.dropped == Dropped(unreadable=40)
     assert records_in(result.open()) == records_of(q for q in queues if q.topic.name == "topic1")

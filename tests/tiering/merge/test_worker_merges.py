@@ -106,3 +106,22 @@ def test_a_compacted_topic_keeps_the_newest_message_of_each_key(
     assert found["k0"] == b"last"
     assert found["k4"] == b"value 29"
     assert found["k1"] == b"more 1"
+
+
+def test_a_queue_of_which_the_first_archive_has_nothing_left_is_found_after_a_merge(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.create_topic("table", queues=1, kind="compacted")
+    store.put_batch([Message("table", b"old", queue=0, keys=("k",))])
+    store.seal()
+    store.put_batch(
+        [Message("table", b"%d" % n, queue=0, keys=(f"k{n}" if n else "k",)) for n in range(5)]
+    )
+    store.seal()
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        assert worker.run_once().failed == {}
+        assert worker.merge().failed == {}
+    assert [m.offset for m in table(store)] == [1, 2, 3, 4, 5]
+    assert store.bounds("table", 0) == (1, 6)
+    assert store.verify(archives=True).problems == []

@@ -1,0 +1,78 @@
+"""Archives are put where nobody else has put one, and nobody else's is ever taken away."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import kvstore
+from kvstore import Store
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import config, fill, held
+from tiering import Policy, Worker
+from tiering.intents import Intent, Intents
+from tiering.objectnames import SUFFIX
+
+DAY = 86_400.0
+
+
+def shared(path: Path) -> Policy:
+    return Policy(hot_for=DAY, warm=str(path), clock_doubt=0.0)
+
+
+def test_of_two_copies_of_a_store_the_later_leaves_the_archives_of_the_first(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    store.close()
+    copy = tmp_path / "copy"
+    shutil.copytree(store.path, copy)
+    policy = shared(tmp_path / "nas")
+    with kvstore.open(store.path, config(clock)) as first:
+        clock.advance(2 * DAY)
+        with Worker(first, policy) as worker:
+            assert worker.run_once().failed == {}
+        before = held(first)
+        with kvstore.open(copy, config(clock)) as second:
+            # What it makes differs, and its numbers are those that the first one's had.
+            second.delete_topic("events")
+            mine = second.pull("orders", 0, 0, limit=5).messages
+            with Worker(second, policy) as worker:
+                failed = worker.run_once().failed
+                assert failed
+                assert all("somebody else" in why for why in failed.values())
+            assert second.pull("orders", 0, 0, limit=5).messages == mine
+        assert held(first) == before
+
+
+def test_an_object_that_was_announced_goes_only_if_it_is_what_was_announced(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    policy, nas = shared(tmp_path / "nas"), tmp_path / "nas"
+    with Worker(store, policy) as worker:
+        worker.run_once()
+        intents = Intents(store.path / "tiering" / "intents", store.config.files)
+        for number, (size, crc) in enumerate([(5, 0x9A71BB4C), (5, 1), (6, 0x9A71BB4C)]):
+            key = f"{'0' * 32}/{0:020d}-{900 + number:08d}-warmever{SUFFIX}"
+            (nas / key).parent.mkdir(exist_ok=True)
+            (nas / key).write_bytes(b"hello")
+            intents.note(Intent(900 + number, str(nas), key, size, crc))
+        removed = worker.run_once().removed
+        assert [name.rsplit("-", 2)[1] for name in removed] == ["00000900"]
+        assert len(list((nas / ("0" * 32)).iterdir())) == 2
+        assert worker.run_once().removed == []
+
+
+def test_a_note_that_is_no_text_is_passed_over(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    folder = store.path / "tiering" / "intents"
+    folder.mkdir(parents=True)
+    (folder / "0000000009.intent").write_bytes(b'{"number":9,"place":"\xff\xfe","key":"k"}')
+    (store.path / "tiering" / "history.jsonl").write_bytes(b'{"at":1,"what":"\xff"}\n')
+    before = held(store)
+    clock.advance(2 * DAY)
+    with Worker(store, shared(tmp_path / "nas")) as worker:
+        assert worker.run_once().failed == {}
+        assert [done.what for done in worker.history.last(1)] == ["archived"]
+    fill(store, 10)
+    assert before.keys() == held(store).keys()
