@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 _RUN_MAX: Final = 64
 """Chunks that are read together, at most."""
-_TIMES: Final = {Section.MANIFEST: 10, Section.DICTIONARY: 3}
+_TIMES: Final = {Section.MANIFEST: 18, Section.DICTIONARY: 3}
 """How many times its payload something takes that can't say: the manifest with and without its
 figures, as objects; the dictionary, as zstd, as lz4 and as such."""
 _WHOLE_KEY: Final = 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,10 @@ import pytest
 import kvstore
 from kvstore import ArchiveAccess, Store
 from tests.support.clock import VirtualClock
+from tests.tiering.archive.making import make, plain_queues
 from tests.tiering.store.moving import answers, config, filled, hand_over, tiers
+from tiering.archive.reader import Archive
+from tiering.opened import OpenArchives
 
 ARCHIVES = 10
 
@@ -101,6 +106,32 @@ def test_an_archive_weighs_more_once_more_of_it_is_decoded(tiered: Tiered) -> No
         before = taken(store)[1]
         assert archive.manifest.topics
         assert taken(store)[1] > before
+
+
+def test_what_an_archive_says_that_it_takes_is_no_less_than_it_does() -> None:
+    source = make(plain_queues(200, 2, 5, 100)).open()[1]
+    archives = OpenArchives(lambda _: Archive.open(source), 1 << 40)
+
+    def use(number: int) -> None:
+        archive = archives.get(number)
+        assert archive.place(1000) is not None
+        assert archive.read_block(0).count
+        assert archive.find(0, 1) == []
+        assert len(archive.manifest.topics) == 200
+
+    use(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 5):
+            use(number)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    said = sum(archives.sizes()[number] for number in range(1, 5))
+    assert after - before <= said < 3 * (after - before)
 
 
 def test_whoever_has_an_archive_in_hand_reads_on(tiered: Tiered) -> None:
