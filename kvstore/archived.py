@@ -78,7 +78,8 @@ class Catalog(NamedTuple):
 
 class TierStats(msgspec.Struct, frozen=True):
     """What a tier ("warm": archives on local disk, "cold": in an object store) holds. `raw_bytes`
-    is what its messages had in the log, `bytes` what they take now.
+    is what its messages had in the log, `bytes` what they take now. `opened` archives are open, and
+    take `memory_bytes` in memory, blocks not among them.
     """
 
     tier: str
@@ -86,6 +87,8 @@ class TierStats(msgspec.Struct, frozen=True):
     messages: int
     raw_bytes: int
     bytes: int
+    opened: int = 0
+    memory_bytes: int = 0
 
 
 class Held(NamedTuple):

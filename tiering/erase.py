@@ -80,13 +80,20 @@ class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
     """What destroying the key of a topic did, and what it can't. `archives` are the names of those
     with messages of it that nobody can read any more; `readable` of those that hold some that were
     never encrypted, or with another key; `segments` the sealed ones that hold some, as all records
-    of the log are: not encrypted. What is readable is for `Worker.erase`.
+    of the log are: not encrypted. What is readable is for `Worker.erase`. `failed` names archives
+    that could not be looked at, with the reason: what of them was encrypted is gone with the key.
     """
 
     topic: str
     archives: list[str] = []
     readable: list[str] = []
     segments: list[int] = []
+    failed: dict[str, str] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was looked at, and nothing of the topic can be read any more."""
+        return not (self.readable or self.segments or self.failed)
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,20 +235,32 @@ class Eraser:
     def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
         """Destroy a topic's key, and tell what of the topic can be read all the same."""
         keys.destroy(topic)
+        rows = self._rows()
+        # What was decoded before is forgotten.
+        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
         archives: list[str] = []
         readable: list[str] = []
-        rows = self._rows()
-        for row in rows:
-            for one in self._replacer.manifest_of(row).topics:
+        failed: dict[str, str] = {}
+        for at, row in enumerate(rows):
+            self._tell(f"looking for topic {topic}", at, len(rows))
+            try:
+                manifest = self._replacer.manifest_of(row)
+            except (StoreError, OSError) as e:
+                failed[row.name] = str(e)
+                continue
+            for one in manifest.topics:
                 if one.name == topic:
                     known = keys_at_hand(keys, [], [(topic, one.key_id)] if one.key_id else [])
                     gone = one.key_id is not None and not (known is not None and known.reading)
                     (archives if gone else readable).append(row.name)
-        # What was decoded before is forgotten.
-        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+        # Of an active segment nothing could be said.
+        self._store.seal()
+        self._store.checkpoint()
         stats = self._store.segments()
         segments = [s.number for s in stats if any(t.topic == topic for t in s.topics)]
-        return DestroyReport(topic=topic, archives=archives, readable=readable, segments=segments)
+        return DestroyReport(
+            topic=topic, archives=archives, readable=readable, segments=segments, failed=failed
+        )
 
     # --- the proof ---
 

@@ -42,7 +42,10 @@ class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):
     def key_for_writing(self, topic: str) -> TopicKey | None:
         """See `KeyProvider`."""
         if topic in self.destroyed:
-            raise KeyDestroyed(f"the key of topic {topic!r} was destroyed", topic)
+            raise KeyDestroyed(
+                f"the key of topic {topic!r} was destroyed, so its messages stay where they are "
+                "until it has another (KeyFile.make), or keys that say that it needs none", topic
+            )  # fmt: skip
         return self.writing.get(topic)
 
     def key_for_reading(self, topic: str, key_id: str) -> TopicKey:

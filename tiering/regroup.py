@@ -313,9 +313,13 @@ class _Regrouping:
         rows = np.concatenate([order[a:b] for a, b in mine])
         total = int(found.sizes[rows].sum())
         if settings.keys is not None:
+            # Of these alone: a key of another topic may be destroyed, which is no matter here.
+            here = set(np.unique(found.topics[rows]).tolist())
             secret = [
-                p is not None and settings.keys.key_for_writing(p.topic.name) is not None
-                for p in plans
+                number in here
+                and plan is not None
+                and settings.keys.key_for_writing(plan.topic.name) is not None
+                for number, plan in enumerate(plans)
             ]
             rows = rows[~np.array(secret, bool)[found.topics[rows]]]
         sample = rows[:: max(len(rows) // _SAMPLED, 1)]

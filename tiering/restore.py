@@ -65,6 +65,10 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     ones are in the target; `superseded` ones have a newer generation, `left_out` ones nothing that
     was asked for. `messages`, `raw_bytes` and `bytes` are those of the archives the store has now;
     the log goes on at `position`.
+
+    `unreadable` says which encrypted topics can't be read with the keys that were given, and why;
+    archives that are attached or copied have them all the same, for whoever opens the store with
+    the key.
     """
 
     store_id: str
@@ -79,6 +83,7 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     raw_bytes: int = 0
     bytes: int = 0
     position: int = 0
+    unreadable: dict[str, str] = {}
     problems: list[RestoreProblem] = []
 
 
@@ -200,6 +205,7 @@ class _Restoring:
         self._is_kept = is_kept
         self._tier: Tier = "cold" if "://" in place.name else "warm"
         self._problems: list[RestoreProblem] = []
+        self._unreadable: dict[str, str] = {}
         self._rows: list[ArchiveRow] = []
         self._held: list[Held] = []
         self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
@@ -241,6 +247,7 @@ class _Restoring:
             raw_bytes=sum(row.raw_bytes for row in self._rows),
             bytes=sum(row.size for row in self._rows),
             position=-(-restored.position // size) * size,
+            unreadable=dict(sorted(self._unreadable.items())),
             problems=self._problems,
             **self._counts,
         )
@@ -279,6 +286,7 @@ class _Restoring:
         if share == 0:
             self._counts["left_out"] += 1
             return
+        self._look_for_keys(one.manifest)
         if share == 1 and not self._is_kept:
             self._counts["attached"] += 1
             place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
@@ -301,7 +309,7 @@ class _Restoring:
                 else:
                     self._counts["rewritten"] += 1
                 name = f"{self._place.name}/{one.object.key}"
-                self._problems += [RestoreProblem(name, reason) for reason in lost]
+                self._problems += [RestoreProblem(name, reason) for reason in dict.fromkeys(lost)]
                 if not crc:
                     return
             own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
@@ -315,6 +323,20 @@ class _Restoring:
                 archive.manifest, number=number, place=place, key=key, tier=tier, size=size, crc=crc
             )
         )
+
+    def _look_for_keys(self, manifest: Manifest) -> None:
+        """Note the topics that can't be read."""
+        for topic in manifest.topics:
+            if topic.key_id is None or not self._wanted.has_topic(topic.name):
+                continue
+            if self._keys is None:
+                why = f"it is encrypted with key {topic.key_id}, and no keys were given"
+                self._unreadable[topic.name] = why
+                continue
+            try:
+                self._keys.key_for_reading(topic.name, topic.key_id)
+            except KeyDestroyed as e:
+                self._unreadable[topic.name] = str(e)
 
     def _topics(self, found: Sequence[_Found]) -> tuple[list[ArchivedTopic], list[Held]]:
         """The topics, as the newest archive has each, and what is held of them. Of several of one

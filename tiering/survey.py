@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.config import Retention
+from kvstore.errors import KeyDestroyed
 from tiering.archive.crypto import KeyProvider
 from tiering.catalog import ArchiveRow
 from tiering.classes import TopicTraits, read_class
@@ -99,10 +100,17 @@ def traits_of(
 
 
 def encrypted_of(topics: Sequence[Topic], keys: KeyProvider | None) -> frozenset[str]:
-    """The topics whose messages are to be encrypted. Raises `KeyDestroyed`."""
-    if keys is None:
-        return frozenset()
-    return frozenset(t.name for t in topics if keys.key_for_writing(t.name) is not None)
+    """The topics whose messages are to be encrypted, those too whose key was destroyed: they can't
+    be archived before they have another.
+    """
+    return frozenset(t.name for t in topics if keys is not None and _is_encrypted(t.name, keys))
+
+
+def _is_encrypted(topic: str, keys: KeyProvider) -> bool:
+    try:
+        return keys.key_for_writing(topic) is not None
+    except KeyDestroyed:
+        return True
 
 
 def archives_of(rows: Iterable[ArchiveRow]) -> list[Archived]:

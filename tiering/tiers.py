@@ -1,8 +1,9 @@
 """Tiers: what the store asks of its archives, answered from wherever they are kept.
 
 The idea: the catalog says which archive is where; an archive is opened when it is first read, and
-of ten thousand only those that are read are. Blocks come through one cache. A reader that goes on
-where it stopped is a scan: its next blocks are read before it asks for them.
+of ten thousand only those that are read are, for as long as there is room (`opened`). Blocks come
+through one cache. A reader that goes on where it stopped is a scan: its next blocks are read before
+it asks for them.
 
 Invariants: what an object is not, or what is not there, is damage of that archive alone; a place
 that doesn't answer, or refuses, is `ArchiveUnavailable`, of which nothing is concluded; nothing is
@@ -15,7 +16,6 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -41,6 +41,7 @@ from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys import provider_of
+from tiering.opened import OpenArchives
 from tiering.place import Place, open_kept
 
 SCANS_KEPT: Final = 1024
@@ -87,7 +88,7 @@ class Tiers:
         self._rows: dict[int, ArchiveRow] = {}
         self._places: dict[str, Place] = {}
         self._groups: dict[tuple[int, int], BlockGroup] = {}
-        self._open: dict[int, Future[Archive]] = {}
+        self._opened = OpenArchives(self._open, access.open_bytes)
         self._scans: OrderedDict[tuple[int, int, int], int] = OrderedDict()
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         self._queues: dict[tuple[int, int, int], _Queue] = {}
@@ -113,7 +114,7 @@ class Tiers:
             self._rows = known
         for number, _ in changed:
             # Where it is may have changed, too.
-            self._open.pop(number, None)
+            self._opened.forget(number)
             # And what it is read with: a key may have been destroyed.
             self._cache.forget(number)
         with self._lock:
@@ -138,27 +139,12 @@ class Tiers:
 
     def archive(self, number: int) -> Archive:
         """An archive, open."""
-        future = self._open.get(number)
-        if future is None:
-            with self._lock:
-                future = self._open.get(number)
-                mine = future is None
-                if future is None:
-                    future = self._open[number] = Future()
-            if mine:
-                self._begin(number, future)
-        return future.result()
+        return self._opened.get(number)
 
-    def _begin(self, number: int, future: Future[Archive]) -> None:
-        try:
-            row = self.row(number)
-            with _told(row.name):
-                archive = Archive.open(self.source(row), keys=self.keys)
-        except BaseException as e:
-            self._open.pop(number, None)
-            future.set_exception(e)
-        else:
-            future.set_result(archive)
+    def _open(self, number: int) -> Archive:
+        row = self.row(number)
+        with _told(row.name):
+            return Archive.open(self.source(row), keys=self.keys)
 
     def source(self, row: ArchiveRow) -> Source:
         """What an archive's bytes come from."""
@@ -168,10 +154,10 @@ class Tiers:
         """Where an archive is kept."""
         found = self._places.get(row.place)
         if found is None:
-            found = self._places[row.place] = self._opened(row.place)
+            found = self._places[row.place] = self._place_at(row.place)
         return found
 
-    def _opened(self, where: str) -> Place:
+    def _place_at(self, where: str) -> Place:
         return open_kept(
             where, self._folder, options=self._options, files=self._files, clock=self._clock
         )
@@ -367,11 +353,12 @@ class Tiers:
 
     def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""
-        return find_again(self._opened(FOLDER), store_id.hex(), number)
+        return find_again(self._place_at(FOLDER), store_id.hex(), number)
 
     def stats(self) -> list[TierStats]:
         """See `Archived.stats`."""
         out = []
+        opened = self._opened.sizes()
         for tier in ("warm", "cold"):
             mine = [r for r in self._rows.values() if r.tier == tier and r.state == "live"]
             if mine:
@@ -382,6 +369,8 @@ class Tiers:
                         sum(r.messages for r in mine),
                         sum(r.raw_bytes for r in mine),
                         sum(r.size for r in mine),
+                        sum(r.number in opened for r in mine),
+                        sum(opened.get(r.number, 0) for r in mine),
                     )
                 )
         return out

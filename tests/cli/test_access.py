@@ -81,3 +81,50 @@ def test_the_verbs_of_archives_and_dump_have_the_same_options(
 def test_a_key_file_or_a_setting_that_is_none_is_wrong_usage(kvmq: Kvmq, locked: Path) -> None:
     assert kvmq("get", locked, "orders", "--offset", 3, "--keys", locked / "none").code == 2
     assert kvmq("pull", locked, "orders", "--place-option", "region").code == 2
+
+
+def test_a_topic_is_erased_by_its_key_without_a_policy(
+    kvmq: Kvmq, locked: Path, keys: Path
+) -> None:
+    ran = kvmq("erase", "topic", locked, "orders", "--by-key", "--keys", keys, "--json")
+    assert (ran.code, ran.json["topic"]) == (0, "orders")
+    assert len(ran.json["archives"]) == 1
+    assert (ran.json["readable"], ran.json["segments"], ran.json["failed"]) == ([], [], {})
+    pulled = kvmq("pull", locked, "orders", "--keys", keys, "--json")
+    assert pulled.error["error"] == LOCKED
+    again = kvmq("erase", "topic", locked, "orders", "--by-key", "--keys", keys)
+    assert again.code == 0
+    assert "nothing of the topic can be read" in again.out
+
+
+def test_what_destroying_a_key_leaves_readable_is_listed_with_exit_code_1(
+    kvmq: Kvmq, locked: Path, keys: Path
+) -> None:
+    assert kvmq("put", locked, "orders", "--body", "in the log").code == 0
+    ran = kvmq("erase", "topic", locked, "orders", "--by-key", "--keys", keys, "--json")
+    assert (ran.code, len(ran.json["archives"]), len(ran.json["segments"])) == (1, 1, 1)
+    told = kvmq("erase", "topic", locked, "orders", "--by-key", "--keys", keys)
+    assert told.code == 1
+    assert "without --by-key" in told.out
+
+
+def test_a_key_that_is_not_there_is_said(kvmq: Kvmq, locked: Path, keys: Path) -> None:
+    def code(*words: object) -> int:
+        return kvmq("erase", "topic", locked, "orders", *words).code
+
+    ran = kvmq("erase", "topic", locked, "visits", "--by-key", "--keys", keys, "--json")
+    assert (ran.code, ran.error["error"]) == (1, "ConfigError")
+    assert code("--by-key") == 2
+    assert code("--keys", keys) == 2
+    assert code("--by-key", "--keys", keys, "--policy", keys) == 2
+    assert kvmq("pull", locked, "orders", "--keys", keys).code == 0
+
+
+def test_a_restore_says_which_topics_it_has_no_keys_of(
+    kvmq: Kvmq, locked: Path, keys: Path, tmp_path: Path
+) -> None:
+    ran = kvmq("restore", locked / "archive", tmp_path / "without", "--json")
+    assert (ran.code, list(ran.json["unreadable"])) == (0, ["orders"])
+    ran = kvmq("restore", locked / "archive", tmp_path / "with", "--keys", keys, "--json")
+    assert (ran.code, ran.json["unreadable"]) == (0, {})
+    assert kvmq("pull", tmp_path / "without", "orders", "--keys", keys).code == 0

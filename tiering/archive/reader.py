@@ -48,6 +48,9 @@ T = TypeVar("T")
 
 _RUN_MAX: Final = 64
 """Chunks that are read together, at most."""
+_TIMES: Final = {Section.MANIFEST: 18, Section.DICTIONARY: 3}
+"""How many times its payload something takes that can't say: the manifest with and without its
+figures, as objects; the dictionary, as zstd, as lz4 and as such."""
 _WHOLE_KEY: Final = 8
 """Bits of a key hash that are the topic's."""
 
@@ -91,6 +94,10 @@ class Archive:
         self._blocks_end = min(place.at for place in self._places.values())
         self._tail_at = source.size - size
         self._raw: dict[Section, bytes] = {}
+        self._decoded: dict[Section, int] = {}
+        """About what each part takes that is decoded and kept."""
+        self.on_growth: Callable[[], None] | None = None
+        """Called when `memory_bytes` is another."""
         if isinstance(tail, bytes):
             for kind, place in self._places.items():
                 at = place.at - self._tail_at
@@ -162,12 +169,11 @@ class Archive:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes: directory, filter and fences, or what they will be decoded from."""
-        total = sum(map(len, self._raw.values()))
-        for name in ("directory", "filter", "key_fences", "position_fences"):
-            decoded = self.__dict__.get(name)
-            total += decoded.memory_bytes if decoded is not None else 0
-        return total
+        """About what it takes: directory, filter, fences, manifest and dictionary, or what they
+        will be decoded from.
+        """
+        # Tuples, since other threads decode meanwhile.
+        return sum(map(len, tuple(self._raw.values()))) + sum(tuple(self._decoded.values()))
 
     # --- blocks ---
 
@@ -442,7 +448,14 @@ class Archive:
                 raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
             elif raw is None:
                 raw = read_exactly(self.source, place.at, place.size)
-            return decode(PLAIN.decode(raw))
+            payload = PLAIN.decode(raw)
+            decoded = decode(payload)
+        if is_kept:
+            taken = getattr(decoded, "memory_bytes", len(payload) * _TIMES.get(kind, 1))
+            self._decoded[kind] = taken
+            if self.on_growth is not None:
+                self.on_growth()
+        return decoded
 
     @contextmanager
     def _damage(self, what: str) -> Iterator[None]:

@@ -12,11 +12,17 @@ from kvstore.cli.access import Option
 if TYPE_CHECKING:
     from tiering.policy import Policy
 
-policy_option: Option = click.option(
-    "--policy", "policy_file", metavar="FILE", required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with a tiering.Policy.",
-)  # fmt: skip
+
+def _policy_option(*, required: bool) -> Option:
+    return click.option(
+        "--policy", "policy_file", metavar="FILE", required=required,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A TOML file with a tiering.Policy.",
+    )  # fmt: skip
+
+
+policy_option: Option = _policy_option(required=True)
+policy_option_at_need: Option = _policy_option(required=False)
 
 
 def read_policy(file: Path) -> Policy:

@@ -184,3 +184,84 @@ def test_with_another_key_file_encrypted_archives_are_neither_read_nor_let_go(
 def test_keys_that_cannot_be_destroyed_are_refused(store: Store) -> None:
     with Worker(store, WARM) as worker, pytest.raises(ConfigError, match="no keys"):
         worker.destroy_key("orders")
+
+
+def test_destroying_a_key_tells_what_can_be_read_all_the_same(store: Store, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    with Worker(store, WARM, keys=keys) as worker:
+        worker.run_once()
+        plain = {archive.key for archive in worker.archives()}
+        keys.make("orders")
+        fill(store, 60, first=500)
+        store.put("orders", b"in the active segment", queue=0)
+        report = worker.destroy_key("orders")
+        assert {name.partition("archive/")[2] for name in report.readable} == plain
+        assert len(report.segments) == 2
+        assert not report.is_whole
+
+
+def test_an_archive_that_is_not_there_keeps_no_key_from_being_destroyed(
+    store: Store, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("orders")
+    with Worker(store, WARM, keys=keys) as worker:
+        worker.run_once()
+        path = next((store.path / "archive").rglob("*encrypted*.kvarc"))
+        path.unlink()
+        report = worker.destroy_key("orders")
+        assert [path.name in name for name in report.failed] == [True]
+        assert report.archives
+        assert keys.topics() == []
+
+
+def test_without_another_key_what_is_encrypted_stays_hot_and_all_else_goes_on(
+    store: Store, clock: VirtualClock, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("orders")
+    with Worker(store, WARM, keys=keys) as worker:
+        worker.run_once()
+        worker.destroy_key("orders")
+        fill(store, 30, first=500)
+        (stays,) = [segment.number for segment in store.segments()]
+        for number in range(3):
+            store.put_batch([Message("events", b"%d" % number, queue=0)])
+        store.seal()
+        before = held_of(store, "events")
+        clock.advance(2 * DAY)
+        report = worker.run_once()
+        assert list(report.failed) == [f"segment {stays}"]
+        assert "KeyFile.make" in report.failed[f"segment {stays}"]
+        assert report.segments == [stays + 1]
+        assert [segment.number for segment in store.segments()] == [stays]
+        assert worker.plan().moves
+        assert worker.merge().failed == {}
+        assert not any("encrypted" in archive.retention_class for archive in worker.archives())
+        assert held_of(store, "events") == before
+        first, following = store.bounds("orders", 0)
+        found = store.pull("orders", 0, first, limit=1000).messages
+        assert [m.offset for m in found] == list(range(first, following))
+        assert found
+        keys.make("orders")
+        assert worker.run_once().segments == [stays]
+        assert store.segments() == []
+
+
+def test_what_is_left_of_a_topic_without_a_key_can_be_erased(store: Store, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("orders")
+    with Worker(store, WARM, keys=keys) as worker:
+        worker.run_once()
+        fill(store, 30, first=500)
+        before = held_of(store, "events")
+        assert worker.destroy_key("orders").segments
+        report = worker.erase(topic="orders")
+        assert report.is_proven, report.failed
+        assert worker.destroy_key("orders").is_whole
+    assert held_of(store, "events") == before
+    assert store.pull("orders", 0, 0).messages == []
+
+
+def held_of(store: Store, topic: str) -> list[StoredMessage]:
+    return [m for queue in range(2) for m in store.pull(topic, queue, 0, limit=1000).messages]

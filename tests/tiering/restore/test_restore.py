@@ -10,7 +10,15 @@ import pytest
 
 import kvstore
 import tiering
-from kvstore import Message, OffsetNotFound, Retention, Store, StoreConfig, TopicNotFound
+from kvstore import (
+    ArchiveAccess,
+    Message,
+    OffsetNotFound,
+    Retention,
+    Store,
+    StoreConfig,
+    TopicNotFound,
+)
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import answers
 
@@ -18,9 +26,13 @@ POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
 SEGMENT = 64 << 10
 
 
-def config(clock: VirtualClock) -> StoreConfig:
+def config(clock: VirtualClock, keys: object = None) -> StoreConfig:
     return StoreConfig(
-        segment_size=SEGMENT, clock=clock, checkpoint_interval=1e9, retention_interval=1e9
+        segment_size=SEGMENT,
+        clock=clock,
+        checkpoint_interval=1e9,
+        retention_interval=1e9,
+        archives=ArchiveAccess(keys=keys),
     )
 
 
