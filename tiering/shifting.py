@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
-from tiering.classes import TopicTraits, class_of_archive
+from tiering.classes import RetentionClass
 from tiering.copying import fetch
 from tiering.errors import PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
@@ -103,12 +102,8 @@ class Shifter:
             )
         return found
 
-    def expire(self, row: ArchiveRow, known: Mapping[str, TopicTraits], now: int) -> bool:
-        """Let an archive go, if by the policy of today nobody is to have its messages any more."""
-        place = self.place_of(row)
-        archive = Archive.open(place.source(row.key, row.size))
-        topics = [topic.name for topic in archive.manifest.topics]
-        kind = class_of_archive(self._policy, row.retention_class, topics, known)
+    def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
+        """Let an archive go, if by its class of today nobody is to have its messages any more."""
         if not kind.is_over(now - row.last_stored_at):
             return False
         number = self._side.take_number()

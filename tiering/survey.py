@@ -13,14 +13,18 @@ from typing import Protocol
 
 from kvstore.config import Retention
 from tiering.archive.crypto import KeyProvider
-from tiering.catalog import ArchiveRow
-from tiering.classes import TopicTraits, read_class
-from tiering.due import Archived, Segment, Share, segment_of
+from tiering.classes import TopicTraits
+from tiering.due import Segment, Share, segment_of
 from tiering.policy import Policy
 
 
 class Topic(Protocol):
     """See `kvstore.TopicInfo`."""
+
+    @property
+    def id(self) -> int:
+        """Given once."""
+        ...
 
     @property
     def name(self) -> str:
@@ -105,20 +109,8 @@ def encrypted_of(topics: Sequence[Topic], keys: KeyProvider | None) -> frozenset
     return frozenset(t.name for t in topics if keys.key_for_writing(t.name) is not None)
 
 
-def archives_of(rows: Iterable[ArchiveRow]) -> list[Archived]:
-    """The live archives of a catalog as a policy sees them."""
-    return [
-        Archived(
-            row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
-            read_class(row.retention_class),
-        )
-        for row in rows
-        if row.state == "live"
-    ]  # fmt: skip
-
-
 def segments_of(
-    policy: Policy, found: Sequence[Stats], known: Mapping[str, TopicTraits]
+    policy: Policy, found: Iterable[Stats], known: Mapping[str, TopicTraits]
 ) -> list[Segment]:
     """The segments of a store (`Store.segments`) as a policy sees them."""
     return [

@@ -26,11 +26,12 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import AuditReport, audit
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
-from tiering.classes import TopicTraits
-from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, due_at_once
+from tiering.due import Agenda, ArchiveDue, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
 from tiering.history import History
+from tiering.judging import Today
+from tiering.looking import Looker, Sight
 from tiering.match import Match
 from tiering.merge import TARGET_BYTES, choose
 from tiering.moving import WORK, Mover
@@ -44,7 +45,6 @@ from tiering.replacing import Replacer
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store
-from tiering.survey import archives_of, encrypted_of, segments_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
 
@@ -131,6 +131,7 @@ class Worker:
             store, policy, settings, self._mover, self._shifter, self._pool, self._reading,
             options or {}, self._check,
         )  # fmt: skip
+        self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
         with _taken_lock:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
@@ -168,15 +169,15 @@ class Worker:
                 last_stored_at=row.last_stored_at, retention_class=row.retention_class,
                 generation=row.generation,
             )
-            for row in self._rows()
+            for row in self._looker.rows()
         ]  # fmt: skip
 
     def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
         """What a run would do now, and what that costs or saves; nothing is changed."""
-        segments, archives, _ = self._look()
+        now = self._observed().now_ms
+        segments, archives, _ = self._looker.look(now)
         return make_plan(
-            self.policy, segments, archives,
-            now_ms=self._observed().now_ms, hour=self._clock.local_hour(),
+            self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size, ratio=ratio,
             read_share=read_share,
         )  # fmt: skip
@@ -192,15 +193,6 @@ class Worker:
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
             )  # fmt: skip
-
-    def _rows(self) -> list[ArchiveRow]:
-        return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
-
-    def _look(self) -> tuple[list[Segment], list[Archived], dict[str, TopicTraits]]:
-        topics = self._store.topics()
-        known = traits_of(topics, encrypted_of(topics, self._keys))
-        segments = segments_of(self.policy, self._store.segments(), known)
-        return segments, archives_of(self._rows()), known
 
     # --- runs ---
 
@@ -232,10 +224,13 @@ class Worker:
             run = self._begin()
             failed: set[int] = set()
             while True:
-                agenda, known = self._agenda()
+                agenda, sight = self._agenda()
                 busy = {archive.key for archive in agenda.archives}
-                rows = [r for r in self._rows() if r.key not in busy and r.number not in failed]
-                groups = choose(rows, target_bytes)
+                rows = [
+                    r for r in self._looker.rows() if r.key not in busy and r.number not in failed
+                ]
+                kinds = {archive.key: archive.kind for archive in sight.archives}
+                groups = choose(rows, target_bytes, kinds)
                 if not groups:
                     return run.report()
                 for group in groups:
@@ -243,7 +238,9 @@ class Worker:
                     began = self._clock.monotonic()
                     failed.update(row.number for row in group)
                     with run.noting(group[0].key, StoreError, OSError):
-                        done = self._replacer.merge(group, known, self._observed().now_ms)
+                        done = self._replacer.merge(
+                            group, sight.today.traits, self._observed().now_ms
+                        )
                         failed.difference_update(row.number for row in group)
                         run.replaced(done, self._clock.monotonic() - began)
 
@@ -290,14 +287,16 @@ class Worker:
 
     def _due_at_once(self, number: int) -> SegmentDue | None:
         """What becomes of a segment if it leaves hot now; None: there is no place for it."""
-        segment = next((s for s in self._look()[0] if s.number == number), None)
-        return due_at_once(self.policy, segment, self._observed().now_ms) if segment else None
+        now = self._observed().now_ms
+        segments = self._looker.look(now).segments
+        segment = next((s for s in segments if s.number == number), None)
+        return due_at_once(self.policy, segment, now) if segment else None
 
     def _run(self) -> RunReport:
         run = self._begin()
         while True:
             self._check()
-            agenda, known_topics = self._agenda()
+            agenda, sight = self._agenda()
             if agenda.is_empty or agenda.waits_for_hours:
                 return run.report(waits_for_hours=agenda.waits_for_hours)
             done = False
@@ -307,10 +306,10 @@ class Worker:
                 self._tell(MOVING, moved, total)
                 done |= self._move(segment, run)
                 moved += segment.bytes
-            rows = {row.key: row for row in self._rows()} if agenda.archives else {}
+            rows = {row.key: row for row in self._looker.rows()} if agenda.archives else {}
             for archive in agenda.archives:
                 self._tell(MOVING, moved, total)
-                done |= self._shift(archive, rows[archive.key], known_topics, run)
+                done |= self._shift(archive, rows[archive.key], sight.today, run)
                 moved += archive.bytes
             if not done:
                 return run.report(waits_for_hours=False)
@@ -320,6 +319,7 @@ class Worker:
         """Put right what a worker before left, and begin."""
         run = Run(self.history)
         self._unfit.clear()
+        self._looker.judge.begin()
         known = {row.number for row in decode_rows(self._side.rows())}
         self._try_places()
         with run.noting("tidying", StoreError):
@@ -334,16 +334,16 @@ class Worker:
                 place.check(create=True)
                 self._tried.add(place.name)
 
-    def _agenda(self) -> tuple[Agenda, dict[str, TopicTraits]]:
+    def _agenda(self) -> tuple[Agenda, Sight]:
         self._store.checkpoint()
-        segments, archives, known = self._look()
-        fit = [s for s in segments if s.number not in self._unfit]
+        now = self._observed().now_ms
+        sight = self._looker.look(now)
+        fit = [s for s in sight.segments if s.number not in self._unfit]
         agenda = due(
-            self.policy, fit, archives,
-            now_ms=self._observed().now_ms, hour=self._clock.local_hour(),
+            self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size,
         )  # fmt: skip
-        return agenda, known
+        return agenda, sight
 
     def _move(self, segment: SegmentDue, run: Run) -> bool:
         self._check()
@@ -360,9 +360,7 @@ class Worker:
         run.moved(segment, moved.rows, moved.messages, self._clock.monotonic() - began)
         return True
 
-    def _shift(
-        self, archive: ArchiveDue, row: ArchiveRow, known: Mapping[str, TopicTraits], run: Run
-    ) -> bool:
+    def _shift(self, archive: ArchiveDue, row: ArchiveRow, today: Today, run: Run) -> bool:
         self._check()
         try:
             if archive.to == "cold":
@@ -371,7 +369,9 @@ class Worker:
                 run.shifted.append(row.key)
                 self.history.add("cold", row.key, bytes=row.size, messages=row.messages)
             else:
-                is_done = self._shifter.expire(row, known, self._observed().now_ms)
+                topics = self._looker.judge.topics_of(row)
+                kind = today.class_of(row.retention_class, topics)
+                is_done = self._shifter.expire(row, kind, self._observed().now_ms)
                 if is_done:
                     run.expired.append(row.key)
                     self.history.add("expired", row.key, bytes=row.size, messages=row.messages)
