@@ -134,8 +134,9 @@ class Mover:
             removed.append(f"{place.name}/{intent.key}")
         made = self._work / "made"
         for name in self._files.list_dir(made) if made.is_dir() else ():
+            held = self._files.list_dir(made / name) if (made / name).is_dir() else [name]
             shutil.rmtree(made / name, ignore_errors=True)
-            removed.append(name)
+            removed += [f"{name}/{file}" for file in held]
         return removed
 
     # --- one segment ---

@@ -33,12 +33,13 @@ from tiering.history import History
 from tiering.judging import Today
 from tiering.looking import Looker, Sight
 from tiering.match import Match
-from tiering.merge import TARGET_BYTES, choose
+from tiering.merge import TARGET_BYTES
+from tiering.merging import Merger
 from tiering.moving import WORK, Mover
 from tiering.place import Place, open_place
 from tiering.plan import Plan, make_plan
 from tiering.planning import clock_before
-from tiering.policy import Policy, check_with_store
+from tiering.policy import Policy, check_with_store, is_open
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
@@ -132,6 +133,7 @@ class Worker:
             options or {}, self._check,
         )  # fmt: skip
         self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
+        self._merger = Merger(self._replacer, self._looker, self._clock, self._tell)
         with _taken_lock:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
@@ -202,7 +204,8 @@ class Worker:
         not do what it must; what else goes wrong is in the report, and tried again by the next run.
         """
         with self._alone():
-            return self._run()
+            run = self._begin()
+            return run.report(waits_for_hours=self._do_due(run))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -222,27 +225,40 @@ class Worker:
         """
         with self._alone():
             run = self._begin()
-            failed: set[int] = set()
+            self._merger.begin(anew=True)
+            while self._merge_one(run, target_bytes):
+                pass
+            return run.report()
+
+    def run_and_merge(self) -> RunReport:
+        """What a worker does that runs by itself, each time: as `run_once`, then merge to the
+        policy's `merge_bytes`, group by group, at its `hours`; what becomes due meanwhile goes
+        first. Raises as `run_once` does.
+        """
+        with self._alone():
+            run = self._begin()
+            self._merger.begin(anew=False)
             while True:
-                agenda, sight = self._agenda()
-                busy = {archive.key for archive in agenda.archives}
-                rows = [
-                    r for r in self._looker.rows() if r.key not in busy and r.number not in failed
-                ]
-                kinds = {archive.key: archive.kind for archive in sight.archives}
-                groups = choose(rows, target_bytes, kinds)
-                if not groups:
-                    return run.report()
-                for group in groups:
-                    self._check()
-                    began = self._clock.monotonic()
-                    failed.update(row.number for row in group)
-                    with run.noting(group[0].key, StoreError, OSError):
-                        done = self._replacer.merge(
-                            group, sight.today.traits, self._observed().now_ms
-                        )
-                        failed.difference_update(row.number for row in group)
-                        run.replaced(done, self._clock.monotonic() - began)
+                waits = self._do_due(run)
+                if not (self._may_merge() and self._merge_one(run, self.policy.merge_bytes)):
+                    return run.report(waits_for_hours=waits)
+
+    def _may_merge(self) -> bool:
+        """Whether it is the hour. At the watermarks archives are not to be there twice."""
+        marks, used = self.policy.watermarks, self._disk_used()
+        is_full = marks is not None and used >= marks[0]
+        return not is_full and is_open(self.policy, self._clock.local_hour(), 0.0)
+
+    def _merge_one(self, run: Run, target_bytes: int | None) -> bool:
+        """Merge one group; False: there is none."""
+        self._check()
+        if target_bytes is None:
+            return False
+        agenda, sight = self._agenda()
+        groups = self._merger.next(agenda, sight, target_bytes)
+        if groups:
+            self._merger.merge(groups, sight, self._observed().now_ms, run)
+        return bool(groups)
 
     def erase(
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None
@@ -292,13 +308,13 @@ class Worker:
         segment = next((s for s in segments if s.number == number), None)
         return due_at_once(self.policy, segment, now) if segment else None
 
-    def _run(self) -> RunReport:
-        run = self._begin()
+    def _do_due(self, run: Run) -> bool:
+        """Do what is due, until nothing is; returns whether more is, at other hours."""
         while True:
             self._check()
             agenda, sight = self._agenda()
             if agenda.is_empty or agenda.waits_for_hours:
-                return run.report(waits_for_hours=agenda.waits_for_hours)
+                return agenda.waits_for_hours
             done = False
             total = sum(s.bytes for s in agenda.segments) + sum(a.bytes for a in agenda.archives)
             moved = 0
@@ -309,10 +325,12 @@ class Worker:
             rows = {row.key: row for row in self._looker.rows()} if agenda.archives else {}
             for archive in agenda.archives:
                 self._tell(MOVING, moved, total)
+                if archive.key in run.failed:
+                    continue
                 done |= self._shift(archive, rows[archive.key], sight.today, run)
                 moved += archive.bytes
             if not done:
-                return run.report(waits_for_hours=False)
+                return False
             self._sweep(run)
 
     def _begin(self) -> Run:
@@ -415,7 +433,7 @@ class Worker:
     # --- by itself ---
 
     def start(self, interval: float = INTERVAL) -> None:
-        """Run by itself, every `interval` seconds, in a thread; until `stop`."""
+        """Run by itself (`run_and_merge`), every `interval` seconds, in a thread; until `stop`."""
         if not interval > 0:
             raise CallerError(f"interval is {interval!r}; it must be above 0 seconds")
         if self._thread is not None:
@@ -428,7 +446,7 @@ class Worker:
     def _loop(self, interval: float) -> None:
         while True:
             try:
-                self.run_once()
+                self.run_and_merge()
             except (TieringStopped, StoreClosed):
                 return
             except TieringBusy:
