@@ -130,6 +130,9 @@ class Mover:
             if place is None:
                 continue  # of a policy with other places; it is looked at again under that
             place.delete(intent.key)
+            # Whoever put it is gone: what it left of a put is nobody's.
+            for left in list(place.leftovers(intent.key)):
+                place.remove_leftover(left.key)
             self.intents.forget(intent.number)
             removed.append(f"{place.name}/{intent.key}")
         made = self._work / "made"

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
-from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
+from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, kept_as
 from tiering.classes import RetentionClass
 from tiering.copying import fetch
 from tiering.errors import PlaceError, TieringStopped
@@ -64,6 +64,21 @@ class Shifter:
         return open_kept(
             row.place, self._folder, options=self._options, files=self._files, clock=self._clock
         )
+
+    def places(self) -> list[Place]:
+        """The policy's places, and all others where the catalog has archives."""
+        found = {place.name: place for place in self._places.values()}
+        for row in decode_rows(self._side.rows()):
+            place = self.place_of(row)
+            found.setdefault(place.name, place)
+        return list(found.values())
+
+    def tidy(self) -> list[str]:
+        """Remove the copies that a worker that was cut off has left; returns their names."""
+        left = self._files.list_dir(self._work) if self._work.is_dir() else []
+        for name in left:
+            self._files.remove(self._work / name)
+        return [f"{self._work.name}/{name}" for name in left]
 
     def to_cold(self, row: ArchiveRow) -> None:
         """Copy an archive to the cold place and have the catalog say so."""

@@ -341,7 +341,7 @@ class Worker:
         known = {row.number for row in decode_rows(self._side.rows())}
         self._try_places()
         with run.noting("tidying", StoreError):
-            run.removed += self._mover.tidy(known)
+            run.removed += self._mover.tidy(known) + self._shifter.tidy()
         self._sweep(run)
         return run
 
