@@ -31,7 +31,7 @@ from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.contents import row_of
 from tiering.copying import read_whole
 from tiering.due import SegmentDue
-from tiering.errors import PlaceError, TieringStopped
+from tiering.errors import ObjectExists, PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
 from tiering.keys import keys_at_hand
 from tiering.match import Match
@@ -261,6 +261,10 @@ class Mover:
         try:
             place.put(key, Path(made.path), pace=self._uploading.take)
             read_back(place, key, made.size, made.crc, self._reading.take)
+        except ObjectExists:
+            # Somebody else's: a copy of this store that is at work in the same place.
+            self.intents.forget(number)
+            raise
         except (PlaceError, ArchiveDamaged, TieringStopped):
             with suppress(PlaceError):
                 place.delete(key)

@@ -21,7 +21,7 @@ from kvstore.errors import ArchiveDamaged
 from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, kept_as
 from tiering.classes import RetentionClass
 from tiering.copying import fetch
-from tiering.errors import PlaceError, TieringStopped
+from tiering.errors import ObjectExists, PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
 from tiering.moving import WORK, read_back
 from tiering.objectnames import object_key
@@ -93,6 +93,10 @@ class Shifter:
             crc = self._fetch(source, row, copy)
             target.put(key, copy, pace=self._uploading.take)
             read_back(target, key, row.size, crc, self._reading.take)
+        except ObjectExists:
+            # Somebody else's: a copy of this store that is at work in the same place.
+            self._intents.forget(number)
+            raise
         except (PlaceError, ArchiveDamaged, TieringStopped):
             with suppress(PlaceError):
                 target.delete(key)
