@@ -31,6 +31,7 @@ from kvstore.index.repack import RUN_KEY, stretches
 from kvstore.index.runs import count_of, unpack_many
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import TopicInfo, Topics
+from kvstore.segmentstats import SegmentStats, stats_of
 from kvstore.upkeep import Upkeep
 
 I64 = NDArray[np.int64]
@@ -91,6 +92,12 @@ class HandOver:
     def sealed_path(self, segment: int) -> Path:
         """A segment's file."""
         return self._log.segments.path(segment)
+
+    def stats(self, segments: Sequence[int]) -> Iterator[SegmentStats]:
+        """What some of the sealed segments hold, one after the other; what a sealed one does
+        changes only when a topic is deleted.
+        """
+        return stats_of(segments, self._log, self._index, self._topics)
 
     def entries(self, segment: int) -> Iterator[Entries]:
         """What the index has of a segment, in slices of some 256 k entries. What is not among it

@@ -9,7 +9,7 @@ is not counted; a run that can't be read is left out (`verify` tells of it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -70,14 +70,23 @@ def segment_stats(
     size = log.segment_size
     end = min(log.end, index.checkpoint.position) // size
     numbers = [n for n in log.segments.numbers if n < end]
+    return list(stats_of(numbers, log, index, topics, progress))
+
+
+def stats_of(
+    numbers: Sequence[int],
+    log: CommitLog,
+    index: Index,
+    topics: Topics,
+    progress: Progress | None = None,
+) -> Iterator[SegmentStats]:
+    """Look at these segments, one after the other."""
     names = {info.id: info.name for info in topics.all()}
-    out = []
     for done, number in enumerate(numbers):
         if progress is not None:
             progress("looking at segments", done, len(numbers))
         rows = index.families.rows(RUNS, *segment_range(number, number + 1))
-        out.append(_stats(number, size, _sums(rows), names))
-    return out
+        yield _stats(number, log.segment_size, _sums(rows), names)
 
 
 def _stats(number: int, size: int, sums: dict[int, _Sum], names: dict[int, str]) -> SegmentStats:

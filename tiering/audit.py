@@ -3,7 +3,8 @@
 The idea: each archive that the catalog has is read whole: its size and crc32c are those of the
 catalog, everything in it agrees with everything else in it (`archive.check`), and its manifest with
 the catalog. Then the places are listed: an object of this store that the catalog does not have is
-an orphan, left by a worker that was cut off, and may be removed.
+an orphan, left by a worker that was cut off, and may be removed; so is what a put of one has left
+that was cut off in the middle.
 
 Invariants: what is wrong with one archive is reported, and the others are looked at; only an object
 whose name begins with this store's id, which the catalog, read after the list, does not have, and
@@ -14,7 +15,7 @@ answer has no orphans.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import BinaryIO, Final
 
 import msgspec
@@ -28,7 +29,7 @@ from tiering.catalog import ArchiveRow, decode_rows
 from tiering.copying import read_whole
 from tiering.errors import PlaceError
 from tiering.objectnames import NAME
-from tiering.place import Place
+from tiering.place import ObjectInfo, Place
 from tiering.places.settings import is_remote
 from tiering.storeside import Progress
 
@@ -49,7 +50,8 @@ class AuditProblem(msgspec.Struct, frozen=True):
 
 class Orphan(msgspec.Struct, frozen=True):
     """An object that the catalog does not have; `modified` is ms since the epoch. It is `young`
-    within the grace time: a worker may be about to put it into the catalog.
+    within the grace time: a worker may be about to put it into the catalog. `unfinished`: a part of
+    one, which a put that was cut off has left; the name is the place's own.
     """
 
     place: str
@@ -58,6 +60,7 @@ class Orphan(msgspec.Struct, frozen=True):
     modified: int
     young: bool
     removed: bool = False
+    unfinished: bool = False
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +115,8 @@ def audit(
                 progress("checking archives", done, total)
             problems += _problems(row, place, keys)
             done += row.size
-    orphans = _orphans(catalog, known, used, problems, clock.now_ms() - round(grace * 1000))
+    before = clock.now_ms() - round(grace * 1000)
+    orphans = find_orphans(catalog, known.values(), before, problems, used)
     if remove_orphans:
         orphans = [_without(orphan, known, problems) for orphan in orphans]
     return AuditReport(
@@ -184,29 +188,42 @@ def _disagreements(row: ArchiveRow, archive: Archive) -> Iterable[str]:
 # --- orphans ---
 
 
-def _orphans(
+def find_orphans(
     catalog: Callable[[], Catalog],
-    known: Mapping[str, Place],
-    used: set[str],
-    problems: list[AuditProblem],
+    places: Iterable[Place],
     before: int,
+    problems: list[AuditProblem],
+    used: Collection[str],
 ) -> list[Orphan]:
+    """The orphans in these places, and what cut-off puts have left; young are those that were last
+    written at `before` or later. A place that can't be listed is among the `problems`, if it is
+    among those that are `used`: another may still be made.
+    """
     listed: list[Orphan] = []
+    unfinished: list[Orphan] = []
     prefix = f"{catalog().store_id.hex()}/"
-    for place in known.values():
+    for place in places:
         try:
-            for info in place.list(prefix):
-                if NAME.fullmatch(info.key):
-                    young = info.modified >= before
-                    listed.append(Orphan(place.name, info.key, info.size, info.modified, young))
+            listed += [
+                _orphan(place, info, before)
+                for info in place.list(prefix)
+                if NAME.fullmatch(info.key)
+            ]
+            unfinished += [
+                msgspec.structs.replace(_orphan(place, info, before), unfinished=True)
+                for info in place.leftovers(prefix)
+            ]
         except (StoreError, OSError) as e:
-            # A place of which nobody has used anything yet may still be made.
             if place.name in used:
                 problems.append(AuditProblem(place.name, -1, f"can't be listed: {e}"))
     # Read after the list: what came meanwhile is in the one only if it is in the other.
     # A name is given once, and a place has many spellings: the name alone decides.
     named = {row.key for row in decode_rows(catalog().rows)}
-    return [orphan for orphan in listed if orphan.key not in named]
+    return [orphan for orphan in listed if orphan.key not in named] + unfinished
+
+
+def _orphan(place: Place, info: ObjectInfo, before: int) -> Orphan:
+    return Orphan(place.name, info.key, info.size, info.modified, info.modified >= before)
 
 
 def _without(orphan: Orphan, known: Mapping[str, Place], problems: list[AuditProblem]) -> Orphan:
@@ -214,7 +231,8 @@ def _without(orphan: Orphan, known: Mapping[str, Place], problems: list[AuditPro
     if orphan.young:
         return orphan
     try:
-        known[orphan.place].delete(orphan.key)
+        place = known[orphan.place]
+        (place.remove_leftover if orphan.unfinished else place.delete)(orphan.key)
     except (StoreError, OSError) as e:
         problems.append(AuditProblem(f"{orphan.place}/{orphan.key}", -1, f"stays: {e}"))
         return orphan

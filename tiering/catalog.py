@@ -21,6 +21,9 @@ from kvstore.index.keys import archive_key, read_archive_key
 
 Tier = Literal["warm", "cold"]
 State = Literal["live", "retired"]
+TOPICS_MAX: Final = 64
+"""Of so many topics a row has the ids: ten thousand rows are to be small, too."""
+_ID: Final = 4
 
 
 class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +31,9 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `place` is the path (relative to the store's folder, if it is inside) or URL of where it is
     kept, `key` its name there; `size` and `crc` (crc32c)
-    are of the whole object. `segments` are the stretches of the log it is of. `state` "retired":
-    nothing names it any more, its object goes at `delete_at`.
+    are of the whole object. `segments` are the stretches of the log it is of. `topics` are the ids
+    of its topics, 4 bytes each; None: there are more than `TOPICS_MAX`, or the row is of a version
+    that did not say. `state` "retired": nothing names it any more, its object goes at `delete_at`.
     """
 
     number: int
@@ -51,6 +55,7 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     is_encrypted: bool = False
     made_at: int = 0
+    topics: bytes | None = None
     state: State = "live"
     delete_at: int | None = None
 
@@ -74,6 +79,16 @@ def kept_as(place: str, folder: Path) -> str:
     path = Path(place).absolute()
     inside = folder.absolute()
     return str(path.relative_to(inside)) if path.is_relative_to(inside) else str(path)
+
+
+def pack_topics(ids: Iterable[int]) -> bytes:
+    """Ids of topics as a row has them, in order."""
+    return b"".join(number.to_bytes(_ID, "big") for number in sorted(set(ids)))
+
+
+def read_topics(packed: bytes) -> list[int]:
+    """The inverse of `pack_topics`."""
+    return [int.from_bytes(packed[at : at + _ID], "big") for at in range(0, len(packed), _ID)]
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

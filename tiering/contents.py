@@ -16,7 +16,7 @@ from kvstore.errors import ArchiveDamaged, FormatTooNew
 from tiering.archive.manifest import STORE_ID_NONE, Manifest
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.reader import Archive
-from tiering.catalog import ArchiveRow, Tier, encode_row
+from tiering.catalog import TOPICS_MAX, ArchiveRow, Tier, encode_row, pack_topics
 from tiering.errors import PlaceError
 from tiering.place import Place
 
@@ -72,6 +72,7 @@ def row_of(
     made_at: int = 0,
 ) -> ArchiveRow:
     """The catalog's row of an archive, by what it says itself and where it is."""
+    few = len(manifest.topics) <= TOPICS_MAX
     return ArchiveRow(
         number=number,
         place=place,
@@ -92,6 +93,7 @@ def row_of(
         generation=manifest.generation,
         is_encrypted=any(topic.key_id is not None for topic in manifest.topics),
         made_at=made_at,
+        topics=pack_topics(topic.id for topic in manifest.topics) if few else None,
     )
 
 

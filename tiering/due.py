@@ -27,6 +27,9 @@ Why = Literal["age", "size", "disk", "erased"]
 """What made something due: its time is over, `max_bytes`, a watermark, or it holds what is to be
 erased."""
 
+Fate = Literal["stays", "goes cold", "goes"]
+"""What becomes of an archive now."""
+
 _EVER: Final = "without limit"
 
 
@@ -256,13 +259,22 @@ def _segment_due(segment: Segment, why: Why, reason: str, now: int) -> SegmentDu
     return SegmentDue(segment.number, segment.bytes, tuple(parts), why, reason)
 
 
-def _archive_due(policy: Policy, archive: Archived, now: int) -> ArchiveDue | None:
-    age = now - archive.last_stored_at
-    kind = archive.kind
+def fate(policy: Policy, tier: Tier, kind: RetentionClass, age: int) -> Fate:
+    """What becomes of an archive in a tier whose last message is so old, by its class. Pure."""
     if kind.is_over(age):
+        return "goes"
+    if tier == "warm" and policy.cold is not None and kind.tier_at(age) == "cold":
+        return "goes cold"
+    return "stays"
+
+
+def _archive_due(policy: Policy, archive: Archived, now: int) -> ArchiveDue | None:
+    kind = archive.kind
+    found = fate(policy, archive.tier, kind, now - archive.last_stored_at)
+    if found == "goes":
         reason = f"its messages are older than {_text(kind.ends)}"
         return ArchiveDue(archive.key, archive.bytes, None, reason)
-    if archive.tier == "warm" and policy.cold is not None and kind.tier_at(age) == "cold":
+    if found == "goes cold":
         reason = (
             "there is no place warm any more"
             if kind.first == "cold"

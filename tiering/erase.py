@@ -190,6 +190,9 @@ class Eraser:
                 with _noting(report, row.name):
                     self._replacer.remove_retired(row)
                     report.removed.append(row.name)
+        removed, stay = self._replacer.remove_leftovers()
+        report.removed += removed
+        report.failed.update(stay)
         self._prove(match, report)
         return report
 

@@ -13,7 +13,9 @@ memory is a window of each archive, and what the writer takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,7 +33,7 @@ from tiering.archive.records import Fields, RecordBatch
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.catalog import ArchiveRow
-from tiering.classes import read_class
+from tiering.classes import RetentionClass, read_class
 from tiering.compact import Compaction, QueueCompaction
 from tiering.keys import KeysAtHand
 from tiering.match import Match
@@ -55,10 +57,16 @@ _WINDOW_MIN: Final = 256 << 10
 _SAMPLED_BLOCKS: Final = 128
 
 
-def choose(rows: Iterable[ArchiveRow], target_bytes: int) -> list[list[ArchiveRow]]:
-    """Which archives to merge: lists of neighbours, each for one archive. Pure.
+def choose(
+    rows: Iterable[ArchiveRow],
+    target_bytes: int,
+    judged_as: Mapping[str, RetentionClass] | None = None,
+) -> list[list[ArchiveRow]]:
+    """Which archives to merge: lists of neighbours, each for one archive. Pure. `judged_as` has the
+    classes of today by the archives' keys; others are judged by their names.
 
-    Neighbours are archives of one class in one place with none of the class between them. Together
+    Neighbours are archives of one class in one place with none of the class between them, which end
+    at the same age and go cold at the same age today, too. Together
     they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than two thirds of
     it in the largest, so that no message is rewritten again and again for the sake of few others;
     and they are of a time that is short against what the class has in that tier, since all of a
@@ -73,11 +81,15 @@ def choose(rows: Iterable[ArchiveRow], target_bytes: int) -> list[list[ArchiveRo
     found = []
     for (name, tier, _), mine in sorted(kinds.items()):
         mine.sort(key=lambda row: (row.first_position, row.number))
-        kind = read_class(name)
-        most = max(target_bytes, COMPACTED_BYTES) if kind.compacted else target_bytes
-        stays = kind.leaves_warm if tier == "warm" and kind.leaves_warm is not None else kind.ends
-        for run in _runs(mine, most, stays // _SPAN_SHARE if stays is not None else None):
-            found += _worth_it(run)
+        made_as = read_class(name)
+        most = max(target_bytes, COMPACTED_BYTES) if made_as.compacted else target_bytes
+        judged = [(judged_as or {}).get(row.key, made_as) for row in mine]
+        for kind, alike in groupby(zip(judged, mine, strict=True), key=itemgetter(0)):
+            leaves = kind.leaves_warm if tier == "warm" else None
+            stays = leaves if leaves is not None else kind.ends
+            span = stays // _SPAN_SHARE if stays is not None else None
+            for run in _runs([row for _, row in alike], most, span):
+                found += _worth_it(run)
     return found
 
 

@@ -119,10 +119,15 @@ class Mover:
                 continue  # of a policy with other places; it is looked at again under that
             if take_away(place, intent):
                 removed.append(f"{place.name}/{intent.key}")
+            # Whoever put it is gone: what it left of a put is nobody's.
+            for left in list(place.leftovers(intent.key)):
+                place.remove_leftover(left.key)
             self.intents.forget(intent.number)
         made = self._work / "made"
         for name in self._files.list_dir(made) if made.is_dir() else ():
+            held = self._files.list_dir(made / name) if (made / name).is_dir() else [name]
             shutil.rmtree(made / name, ignore_errors=True)
+            removed += [f"{name}/{file}" for file in held]
         return removed
 
     # --- one segment ---

@@ -27,6 +27,7 @@ from kvstore.errors import CallerError
 from kvstore.files import Files
 from tiering.errors import (
     ExtraMissing,
+    ObjectNameIllegal,
     ObjectNotFound,
     ObjectTooShort,
     PlaceError,
@@ -333,9 +334,17 @@ class ObjectPlace:
         except ObjectNotFound:
             return
 
-    def leftovers(self) -> Iterator[ObjectInfo]:
+    def leftovers(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See `Place.leftovers`."""
-        yield from self._pages(UNFINISHED)
+        for found in self._pages(UNFINISHED):
+            if found.key.split("/", 2)[-1].startswith(prefix):
+                yield found
+
+    def remove_leftover(self, key: str) -> None:
+        """See `Place.remove_leftover`."""
+        if not key.startswith(f"{UNFINISHED}/"):
+            raise ObjectNameIllegal(f"{self.name}: {key!r} is no leftover of a put", self.name)
+        self._delete(key)
 
     def remove_leftovers(self, before: int) -> int:
         """See `Place.remove_leftovers`."""

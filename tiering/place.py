@@ -82,8 +82,16 @@ class Place(Protocol):
         """Have the object gone; nothing if it is."""
         ...
 
-    def leftovers(self) -> Iterator[ObjectInfo]:
-        """What puts that were cut off have left; `list` shows none of it."""
+    def leftovers(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """What puts that were cut off have left, of objects whose names begin so; `list` shows none
+        of it. The names are the place's own, for `remove_leftover`.
+        """
+        ...
+
+    def remove_leftover(self, key: str) -> None:
+        """Delete one of the leftovers, whose put is not under way any more; nothing if it is gone
+        already.
+        """
         ...
 
     def remove_leftovers(self, before: int) -> int:

@@ -18,14 +18,19 @@ import msgspec
 
 from kvstore.archived import Catalog
 from kvstore.files import Files
+from tiering.archive.manifest import Manifest
+from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, decode_rows
+from tiering.errors import PlaceUnavailable
+from tiering.judging import Judge, Today
 from tiering.keys import provider_of
 from tiering.moving import WORK
 from tiering.place import Place, open_kept
+from tiering.places.settings import is_remote
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store
 from tiering.storeside import Progress, Settings, TopicFacts
-from tiering.survey import Stats, archives_of, encrypted_of, segments_of, traits_of
+from tiering.survey import Stats, encrypted_of, segments_of, traits_of
 from tiering.trusted import Trusted, observe
 
 
@@ -69,17 +74,32 @@ def plan_of(
     keys = provider_of(config.archives.keys, config.files)
     stats = store.stats()
     before = clock_before(store.path / WORK / "clock.json", config.files)
+    now = observe(before, config.clock.now_ms(), None, policy.clock_doubt).now_ms
+    traits = traits_of(topics, encrypted_of(topics, keys))
+    today = Today(policy, {topic.id: topic.name for topic in topics}, traits)
     return make_plan(
         policy,
-        segments_of(policy, found, traits_of(topics, encrypted_of(topics, keys))),
-        archives_of(decode_rows(store.catalog().rows)),
-        now_ms=observe(before, config.clock.now_ms(), None, policy.clock_doubt).now_ms,
+        segments_of(policy, found, traits),
+        _judge(store).archives(decode_rows(store.catalog().rows), today, now),
+        now_ms=now,
         hour=config.clock.local_hour(),
         disk_used=stats.disk_used,
         other_bytes=(stats.segments - len(found)) * stats.segment_size,
         ratio=ratio,
         read_share=read_share,
     )
+
+
+def _judge(store: Readable) -> Judge:
+    """What judges archives; of those in object stores none is opened for a plan."""
+    place_of, _ = places_of(store, ())
+
+    def manifest_of(row: ArchiveRow) -> Manifest:
+        if is_remote(row.place):
+            raise PlaceUnavailable(f"{row.place} is not asked for a plan", row.place)
+        return Archive.open(place_of(row).source(row.key, row.size)).manifest
+
+    return Judge(manifest_of)
 
 
 def places_of(

@@ -63,7 +63,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     None: the disk does not matter. They must be below those at which the store deletes.
 
     `read_rate`, `upload_rate`: bytes a second at most, None for no limit. `grace`: how long a
-    replaced object stays for readers that have it open. `dead_letters_for`: dead letters whose
+    replaced object stays for readers that have it open. `merge_bytes`: a worker that runs by itself
+    merges neighbouring archives into larger ones, of so many bytes at most; None: it never does.
+    `dead_letters_for`: dead letters whose
     topic has no retention of its own are kept for at least so long in all; None: without limit.
     `tombstones_for`: how long compaction keeps a message with an empty body, which says that its
     key is deleted. `clock_doubt`: a leap of the clock is believed after it has lasted for so long.
@@ -89,6 +91,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermarks: tuple[float, float] | None = (0.70, 0.80)
     read_rate: float | None = None
     upload_rate: float | None = None
+    merge_bytes: int | None = 512 << 20
     grace: float = 3600.0
     dead_letters_for: float | None = 30 * 86_400.0
     tombstones_for: float = 7 * 86_400.0
@@ -226,6 +229,12 @@ def _check_ranges(p: Policy) -> None:
             "None, or bytes a second, 1 or more",
             rate is None or _within(rate, 1, 1e18),
         )
+    _number(
+        "merge_bytes",
+        p.merge_bytes,
+        "None, or 1 byte and more",
+        p.merge_bytes is None or _whole(p.merge_bytes, 1, (1 << 63) - 1),
+    )
     if type(p.prices) is not Prices:
         raise PolicyIllegal(f"prices is {p.prices!r}; it must be a tiering.Prices")
     check_prices(p.prices)

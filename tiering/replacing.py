@@ -16,11 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.errors import KeyMissing
+from kvstore.archived import Catalog
+from kvstore.errors import KeyMissing, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
+from tiering.audit import AuditProblem, find_orphans
 from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.classes import TopicTraits, life_of, read_class
 from tiering.compact import Compaction
@@ -29,6 +31,7 @@ from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
 from tiering.merge import Input, Merged, MergeJob, merge_remotely
 from tiering.moving import Mover, archived_topic, arriving_of
+from tiering.place import Place
 from tiering.places.settings import is_remote
 from tiering.policy import Policy
 from tiering.pool import Pool
@@ -198,12 +201,44 @@ class Replacer:
     def remove_retired(self, row: ArchiveRow) -> None:
         """Remove a retired archive's object now, and have a file overwritten first."""
         place = self._shifter.place_of(row)
-        if "://" not in place.name:
-            path = Path(place.name) / row.key
-            if self._files.size(path) is not None and self._files.links(path) == 1:
-                self._files.erase(path)
+        self._overwrite(place, row.key)
         place.delete(row.key)
         self._side.set_rows([(row.catalog_key, None)])
+
+    def remove_leftovers(self) -> tuple[list[str], dict[str, str]]:
+        """Remove what puts of this store's that were cut off have left, files overwritten first.
+        Returns the names of that, and what may be left, with the reason. No put may be under way.
+        """
+        problems: list[AuditProblem] = []
+        places = {place.name: place for place in self._shifter.places()}
+        removed, stay = [], {}
+        for orphan in find_orphans(self._catalog, places.values(), 0, problems, places):
+            name = f"{orphan.place}/{orphan.key}"
+            if not orphan.unfinished:
+                stay[name] = (
+                    "it is not in the catalog, and may hold anything; `kvmq tier verify "
+                    "--remove-orphans` removes it, once it is old enough"
+                )
+                continue
+            try:
+                place = places[orphan.place]
+                self._overwrite(place, orphan.key)
+                place.remove_leftover(orphan.key)
+                removed.append(name)
+            except (StoreError, OSError) as e:
+                stay[name] = str(e)
+        stay.update((problem.archive, problem.reason) for problem in problems)
+        return removed, stay
+
+    def _catalog(self) -> Catalog:
+        return Catalog(self._side.store_id, list(self._side.rows()))
+
+    def _overwrite(self, place: Place, key: str) -> None:
+        """Overwrite an object that is a file; not if it has another name, under which it stays."""
+        if "://" not in place.name:
+            path = Path(place.name) / key
+            if self._files.size(path) is not None and self._files.links(path) == 1:
+                self._files.erase(path)
 
 
 def _is_compacted(row: ArchiveRow) -> bool:

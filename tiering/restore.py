@@ -335,7 +335,7 @@ class _Restoring:
                 continue
             try:
                 self._keys.key_for_reading(topic.name, topic.key_id)
-            except KeyDestroyed as e:
+            except KeyMissing as e:
                 self._unreadable[topic.name] = str(e)
 
     def _topics(self, found: Sequence[_Found]) -> tuple[list[ArchivedTopic], list[Held]]:

@@ -17,9 +17,8 @@ from pathlib import Path
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.reader import Archive
-from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
-from tiering.classes import TopicTraits, class_of_archive
+from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, kept_as
+from tiering.classes import RetentionClass
 from tiering.copying import fetch
 from tiering.intents import Intent, Intents
 from tiering.moving import WORK
@@ -65,6 +64,21 @@ class Shifter:
             row.place, self._folder, options=self._options, files=self._files, clock=self._clock
         )
 
+    def places(self) -> list[Place]:
+        """The policy's places, and all others where the catalog has archives."""
+        found = {place.name: place for place in self._places.values()}
+        for row in decode_rows(self._side.rows()):
+            place = self.place_of(row)
+            found.setdefault(place.name, place)
+        return list(found.values())
+
+    def tidy(self) -> list[str]:
+        """Remove the copies that a worker that was cut off has left; returns their names."""
+        left = self._files.list_dir(self._work) if self._work.is_dir() else []
+        for name in left:
+            self._files.remove(self._work / name)
+        return [f"{self._work.name}/{name}" for name in left]
+
     def to_cold(self, row: ArchiveRow) -> None:
         """Copy an archive to the cold place and have the catalog say so."""
         source, target = self.place_of(row), self._places["cold"]
@@ -98,12 +112,8 @@ class Shifter:
             )
         return found
 
-    def expire(self, row: ArchiveRow, known: Mapping[str, TopicTraits], now: int) -> bool:
-        """Let an archive go, if by the policy of today nobody is to have its messages any more."""
-        place = self.place_of(row)
-        archive = Archive.open(place.source(row.key, row.size))
-        topics = [topic.name for topic in archive.manifest.topics]
-        kind = class_of_archive(self._policy, row.retention_class, topics, known)
+    def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
+        """Let an archive go, if by its class of today nobody is to have its messages any more."""
         if not kind.is_over(now - row.last_stored_at):
             return False
         number = self._side.take_number()

@@ -14,14 +14,18 @@ from typing import Protocol
 from kvstore.config import Retention
 from kvstore.errors import KeyDestroyed
 from tiering.archive.crypto import KeyProvider
-from tiering.catalog import ArchiveRow
-from tiering.classes import TopicTraits, read_class
-from tiering.due import Archived, Segment, Share, segment_of
+from tiering.classes import TopicTraits
+from tiering.due import Segment, Share, segment_of
 from tiering.policy import Policy
 
 
 class Topic(Protocol):
     """See `kvstore.TopicInfo`."""
+
+    @property
+    def id(self) -> int:
+        """Given once."""
+        ...
 
     @property
     def name(self) -> str:
@@ -113,20 +117,8 @@ def _is_encrypted(topic: str, keys: KeyProvider) -> bool:
         return True
 
 
-def archives_of(rows: Iterable[ArchiveRow]) -> list[Archived]:
-    """The live archives of a catalog as a policy sees them."""
-    return [
-        Archived(
-            row.key, row.tier, row.size, row.raw_bytes, row.last_stored_at,
-            read_class(row.retention_class),
-        )
-        for row in rows
-        if row.state == "live"
-    ]  # fmt: skip
-
-
 def segments_of(
-    policy: Policy, found: Sequence[Stats], known: Mapping[str, TopicTraits]
+    policy: Policy, found: Iterable[Stats], known: Mapping[str, TopicTraits]
 ) -> list[Segment]:
     """The segments of a store (`Store.segments`) as a policy sees them."""
     return [

@@ -26,26 +26,27 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import AuditReport, audit
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
-from tiering.classes import TopicTraits
-from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, due_at_once
+from tiering.due import Agenda, ArchiveDue, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
 from tiering.history import History
+from tiering.judging import Today
 from tiering.keys import provider_of
+from tiering.looking import Looker, Sight
 from tiering.match import Match
-from tiering.merge import TARGET_BYTES, choose
+from tiering.merge import TARGET_BYTES
+from tiering.merging import Merger
 from tiering.moving import WORK, Mover
 from tiering.place import Place, open_kept
 from tiering.plan import Plan, make_plan
 from tiering.planning import clock_before
-from tiering.policy import Policy, check_with_store
+from tiering.policy import Policy, check_with_store, is_open
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store
-from tiering.survey import archives_of, encrypted_of, segments_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
 
@@ -135,6 +136,8 @@ class Worker:
             store, policy, settings, self._mover, self._shifter, self._pool, self._reading,
             options, self._check,
         )  # fmt: skip
+        self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
+        self._merger = Merger(self._replacer, self._looker, self._clock, self._tell)
         with _taken_lock:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
@@ -168,15 +171,15 @@ class Worker:
                 last_stored_at=row.last_stored_at, retention_class=row.retention_class,
                 generation=row.generation,
             )
-            for row in self._rows()
+            for row in self._looker.rows()
         ]  # fmt: skip
 
     def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
         """What a run would do now, and what that costs or saves; nothing is changed."""
-        segments, archives, _ = self._look()
+        now = self._observed().now_ms
+        segments, archives, _ = self._looker.look(now)
         return make_plan(
-            self.policy, segments, archives,
-            now_ms=self._observed().now_ms, hour=self._clock.local_hour(),
+            self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size, ratio=ratio,
             read_share=read_share,
         )  # fmt: skip
@@ -193,15 +196,6 @@ class Worker:
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
             )  # fmt: skip
 
-    def _rows(self) -> list[ArchiveRow]:
-        return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
-
-    def _look(self) -> tuple[list[Segment], list[Archived], dict[str, TopicTraits]]:
-        topics = self._store.topics()
-        known = traits_of(topics, encrypted_of(topics, self._keys))
-        segments = segments_of(self.policy, self._store.segments(), known)
-        return segments, archives_of(self._rows()), known
-
     # --- runs ---
 
     def run_once(self) -> RunReport:
@@ -210,7 +204,8 @@ class Worker:
         not do what it must; what else goes wrong is in the report, and tried again by the next run.
         """
         with self._alone():
-            return self._run()
+            run = self._begin()
+            return run.report(waits_for_hours=self._do_due(run))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -230,22 +225,40 @@ class Worker:
         """
         with self._alone():
             run = self._begin()
-            failed: set[int] = set()
+            self._merger.begin(anew=True)
+            while self._merge_one(run, target_bytes):
+                pass
+            return run.report()
+
+    def run_and_merge(self) -> RunReport:
+        """What a worker does that runs by itself, each time: as `run_once`, then merge to the
+        policy's `merge_bytes`, group by group, at its `hours`; what becomes due meanwhile goes
+        first. Raises as `run_once` does.
+        """
+        with self._alone():
+            run = self._begin()
+            self._merger.begin(anew=False)
             while True:
-                agenda, known = self._agenda()
-                busy = {archive.key for archive in agenda.archives}
-                rows = [r for r in self._rows() if r.key not in busy and r.number not in failed]
-                groups = choose(rows, target_bytes)
-                if not groups:
-                    return run.report()
-                for group in groups:
-                    self._check()
-                    began = self._clock.monotonic()
-                    failed.update(row.number for row in group)
-                    with run.noting(group[0].key, StoreError, OSError):
-                        done = self._replacer.merge(group, known, self._observed().now_ms)
-                        failed.difference_update(row.number for row in group)
-                        run.replaced(done, self._clock.monotonic() - began)
+                waits = self._do_due(run)
+                if not (self._may_merge() and self._merge_one(run, self.policy.merge_bytes)):
+                    return run.report(waits_for_hours=waits)
+
+    def _may_merge(self) -> bool:
+        """Whether it is the hour. At the watermarks archives are not to be there twice."""
+        marks, used = self.policy.watermarks, self._disk_used()
+        is_full = marks is not None and used >= marks[0]
+        return not is_full and is_open(self.policy, self._clock.local_hour(), 0.0)
+
+    def _merge_one(self, run: Run, target_bytes: int | None) -> bool:
+        """Merge one group; False: there is none."""
+        self._check()
+        if target_bytes is None:
+            return False
+        agenda, sight = self._agenda()
+        groups = self._merger.next(agenda, sight, target_bytes)
+        if groups:
+            self._merger.merge(groups, sight, self._observed().now_ms, run)
+        return bool(groups)
 
     def erase(
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None
@@ -290,16 +303,18 @@ class Worker:
 
     def _due_at_once(self, number: int) -> SegmentDue | None:
         """What becomes of a segment if it leaves hot now; None: there is no place for it."""
-        segment = next((s for s in self._look()[0] if s.number == number), None)
-        return due_at_once(self.policy, segment, self._observed().now_ms) if segment else None
+        now = self._observed().now_ms
+        segments = self._looker.look(now).segments
+        segment = next((s for s in segments if s.number == number), None)
+        return due_at_once(self.policy, segment, now) if segment else None
 
-    def _run(self) -> RunReport:
-        run = self._begin()
+    def _do_due(self, run: Run) -> bool:
+        """Do what is due, until nothing is; returns whether more is, at other hours."""
         while True:
             self._check()
-            agenda, known_topics = self._agenda()
+            agenda, sight = self._agenda()
             if agenda.is_empty or agenda.waits_for_hours:
-                return run.report(waits_for_hours=agenda.waits_for_hours)
+                return agenda.waits_for_hours
             done = False
             total = sum(s.bytes for s in agenda.segments) + sum(a.bytes for a in agenda.archives)
             moved = 0
@@ -307,23 +322,26 @@ class Worker:
                 self._tell(MOVING, moved, total)
                 done |= self._move(segment, run)
                 moved += segment.bytes
-            rows = {row.key: row for row in self._rows()} if agenda.archives else {}
+            rows = {row.key: row for row in self._looker.rows()} if agenda.archives else {}
             for archive in agenda.archives:
                 self._tell(MOVING, moved, total)
-                done |= self._shift(archive, rows[archive.key], known_topics, run)
+                if archive.key in run.failed:
+                    continue
+                done |= self._shift(archive, rows[archive.key], sight.today, run)
                 moved += archive.bytes
             if not done:
-                return run.report(waits_for_hours=False)
+                return False
             self._sweep(run)
 
     def _begin(self) -> Run:
         """Put right what a worker before left, and begin."""
         run = Run(self.history)
         self._unfit.clear()
+        self._looker.judge.begin()
         known = {row.number for row in decode_rows(self._side.rows())}
         self._try_places()
         with run.noting("tidying", StoreError):
-            run.removed += self._mover.tidy(known)
+            run.removed += self._mover.tidy(known) + self._shifter.tidy()
         self._sweep(run)
         return run
 
@@ -334,16 +352,16 @@ class Worker:
                 place.check(create=True)
                 self._tried.add(place.name)
 
-    def _agenda(self) -> tuple[Agenda, dict[str, TopicTraits]]:
+    def _agenda(self) -> tuple[Agenda, Sight]:
         self._store.checkpoint()
-        segments, archives, known = self._look()
-        fit = [s for s in segments if s.number not in self._unfit]
+        now = self._observed().now_ms
+        sight = self._looker.look(now)
+        fit = [s for s in sight.segments if s.number not in self._unfit]
         agenda = due(
-            self.policy, fit, archives,
-            now_ms=self._observed().now_ms, hour=self._clock.local_hour(),
+            self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size,
         )  # fmt: skip
-        return agenda, known
+        return agenda, sight
 
     def _move(self, segment: SegmentDue, run: Run) -> bool:
         self._check()
@@ -360,9 +378,7 @@ class Worker:
         run.moved(segment, moved.rows, moved.messages, self._clock.monotonic() - began)
         return True
 
-    def _shift(
-        self, archive: ArchiveDue, row: ArchiveRow, known: Mapping[str, TopicTraits], run: Run
-    ) -> bool:
+    def _shift(self, archive: ArchiveDue, row: ArchiveRow, today: Today, run: Run) -> bool:
         self._check()
         try:
             if archive.to == "cold":
@@ -371,7 +387,9 @@ class Worker:
                 run.shifted.append(row.key)
                 self.history.add("cold", row.key, bytes=row.size, messages=row.messages)
             else:
-                is_done = self._shifter.expire(row, known, self._observed().now_ms)
+                topics = self._looker.judge.topics_of(row)
+                kind = today.class_of(row.retention_class, topics)
+                is_done = self._shifter.expire(row, kind, self._observed().now_ms)
                 if is_done:
                     run.expired.append(row.key)
                     self.history.add("expired", row.key, bytes=row.size, messages=row.messages)
@@ -415,7 +433,7 @@ class Worker:
     # --- by itself ---
 
     def start(self, interval: float = INTERVAL) -> None:
-        """Run by itself, every `interval` seconds, in a thread; until `stop`."""
+        """Run by itself (`run_and_merge`), every `interval` seconds, in a thread; until `stop`."""
         if not interval > 0:
             raise CallerError(f"interval is {interval!r}; it must be above 0 seconds")
         if self._thread is not None:
@@ -428,7 +446,7 @@ class Worker:
     def _loop(self, interval: float) -> None:
         while True:
             try:
-                self.run_once()
+                self.run_and_merge()
             except (TieringStopped, StoreClosed):
                 return
             except TieringBusy:

@@ -188,7 +188,10 @@ def test_watching_goes_on_until_a_signal_ends_it(
 ) -> None:
     child = process("tier", "run", old, "--policy", policy, "--watch", "--interval", 0.1, "--json")
     assert child.stdout is not None
-    assert b'"segments":[0,1,2]' in child.stdout.readline()
+    line = child.stdout.readline()
+    assert b'"segments":[0,1,2]' in line
+    assert line.count(b".kvarc") == 7, "three archives, which are merged, and what they became"
     child.send_signal(signal.SIGTERM)
     assert child.wait(30) == 0
-    assert len(kvmq("tier", "list", old, "--json").json) == 3
+    listed = kvmq("tier", "list", old, "--json").json
+    assert sorted(archive["generation"] for archive in listed) == [0, 0, 0, 1]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from kvstore.clock import Clock
 from kvstore.errors import CallerError, DiskFull
 from kvstore.files import Files
 from tiering.errors import (
+    ObjectNameIllegal,
     ObjectNotFound,
     ObjectTooShort,
     PlaceDenied,
@@ -49,6 +51,8 @@ _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 _UNFINISHED: Final = ".part"
+_LEFTOVER: Final = re.compile(r"((?:[^/]+/)*)\.([^/]+?)(?:\.[0-9a-f]{16})?\.part")
+"""What `Files.write_new` writes before it is whole, and a probe: folder, and name of the object."""
 _T = TypeVar("_T")
 
 
@@ -124,18 +128,29 @@ class LocalPlace:
         """See `Place.delete`."""
         self._remove(self._path(key), key)
 
-    def leftovers(self) -> Iterator[ObjectInfo]:
+    def leftovers(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See `Place.leftovers`."""
-        for found in self._walk(""):
-            name = found.key.rpartition("/")[2]
-            if name.startswith(".") and name.endswith(_UNFINISHED):
-                yield found
+        folder = prefix[: prefix.rfind("/") + 1]
+        try:
+            for found in self._walk(folder):
+                left = _LEFTOVER.fullmatch(found.key)
+                if left is not None and f"{left[1]}{left[2]}".startswith(prefix):
+                    yield found
+        except ObjectNotFound:
+            return  # the folder; nothing was ever put into it
+
+    def remove_leftover(self, key: str) -> None:
+        """See `Place.remove_leftover`."""
+        folder, _, name = key.rpartition("/")
+        if _LEFTOVER.fullmatch(key) is None or (folder and not is_key(folder)):
+            raise ObjectNameIllegal(f"{self.name}: {name!r} is no leftover of a put", self.name)
+        self._remove(self._root / key, key)
 
     def remove_leftovers(self, before: int) -> int:
         """See `Place.remove_leftovers`."""
         old = [found for found in self.leftovers() if found.modified < before]
         for found in old:
-            self._remove(self._root / found.key, found.key)
+            self.remove_leftover(found.key)
         return len(old)
 
     def check(self, *, create: bool = False) -> None:

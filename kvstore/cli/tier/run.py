@@ -38,7 +38,7 @@ def run(
     out: Output, folder: Path, policy_file: Path, watch: bool, interval: float,
     access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Move what is due by a policy in the store in DIR, until nothing is.
+    """Move what is due by a policy in the store in DIR, until nothing is; --watch merges, too.
 
     Nobody else may have the store open for writing; a program that writes runs a tiering.Worker of
     its own. Exit code 1 if something could not be done; the next run tries it again.
@@ -65,7 +65,7 @@ def _once(out: Output, worker: Worker, *, watch: bool) -> RunReport:
     from tiering.runs import RunReport
 
     try:
-        done = worker.run_once()
+        done = worker.run_and_merge() if watch else worker.run_once()
     except TieringStopped:
         if not watch:
             raise
@@ -102,10 +102,11 @@ def ending(worker: Worker) -> Iterator[threading.Event]:
 
 def whole(report: Report) -> Progress:
     """Progress of the whole alone: an estimate can be made of that, and not of each step."""
+    from tiering.merging import MERGING
     from tiering.worker import MOVING
 
     def tell(what: str, done: int, total: int) -> None:
-        if what == MOVING:
+        if what in (MOVING, MERGING):
             report(what, done, total)
 
     return tell
@@ -121,6 +122,7 @@ def show(out: Output, done: RunReport) -> None:
         ("records", size_text(done.raw_bytes)),
         ("archives take", size_text(done.bytes) + share),
         ("archives gone cold", f"{len(done.shifted):,}"),
+        ("archives merged", f"{len(done.merged):,}"),
         ("archives expired", f"{len(done.expired):,}"),
         ("objects removed", f"{len(done.removed):,}"),
     ]

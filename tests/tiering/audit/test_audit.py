@@ -132,3 +132,23 @@ def test_what_waits_for_its_end_is_no_orphan(store: Store, tmp_path: Path) -> No
     assert (report.archives, report.retired) == (3, 3)
     assert (report.problems, report.orphans) == ([], [])
     assert len(archives(store)) == 3
+
+
+def test_what_a_put_has_left_that_was_cut_off_is_listed_and_removed_like_an_orphan(
+    worker: tiering.Worker, store: Store, clock: VirtualClock
+) -> None:
+    known = archives(store)
+    left = known[0].with_name(f".{known[0].name}.0123456789abcdef.part")
+    left.write_bytes(b"the beginning of an archive")
+    foreign = store.path / "archive" / ("f" * 32) / left.name
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"another store's")
+    (young,) = worker.verify(remove_orphans=True).orphans
+    assert (Path(young.key).name, young.unfinished, young.young) == (left.name, True, True)
+    clock.advance(2 * POLICY.grace)
+    (removed,) = worker.verify(remove_orphans=True).orphans
+    assert removed.removed
+    assert not left.exists()
+    assert foreign.exists()
+    assert archives(store) == known
+    assert worker.verify().ok

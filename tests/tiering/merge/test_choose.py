@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CallerError
 from tiering.catalog import ArchiveRow
+from tiering.classes import read_class
 from tiering.merge import INPUTS_MAX, choose
 
 DAY = 86_400_000
@@ -101,3 +102,18 @@ def test_merging_again_and_again_ends_with_each_message_rewritten_a_few_times(
         rounds += 1
         assert rounds < 20
     assert written <= 14 * total
+
+
+def test_those_that_end_at_another_time_by_the_policy_of_today_are_not_mixed() -> None:
+    rows = [row(n) for n in range(6)]
+    other = read_class("warm8d-cold200d")
+    found = choose(rows, 100, {"2": other, "3": other})
+    assert [[r.number for r in group] for group in found] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_merge_keeps_nothing_much_longer_than_the_policy_of_today() -> None:
+    rows = [row(n, at=n * 4 * DAY) for n in range(6)]
+    longer = {r.key: read_class("warm8d-cold400d") for r in rows}
+    assert len(choose(rows, 100, longer)) == 1
+    shorter = {r.key: read_class("warm8d-cold39d") for r in rows}
+    assert choose(rows, 100, shorter) == []

@@ -14,6 +14,7 @@ from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tiering.errors import (
     ObjectExists,
+    ObjectNameIllegal,
     ObjectNotFound,
     PlaceDenied,
     PlaceFull,
@@ -230,3 +231,23 @@ def test_a_put_is_synced_before_it_has_its_name(
     with pytest.raises(ObjectExists):
         place.put("a", b"y")
     assert done == ["file", "folder"]
+
+
+def test_leftovers_are_found_by_the_names_of_what_was_put(place: Place, root: Path) -> None:
+    assert list(place.leftovers("mine/")) == []
+    place.put("mine/a.kvarc", b"x")
+    mine = root / "mine" / ".b.kvarc.0123456789abcdef.part"
+    other = root / ".a.kvarc.0123456789abcdef.part"
+    for left in (mine, other):
+        left.write_bytes(b"xy")
+    assert [f.key for f in place.leftovers("mine/")] == [f"mine/{mine.name}"]
+    assert [f.key for f in place.leftovers("mine/b")] == [f"mine/{mine.name}"]
+    assert list(place.leftovers("mine/a")) == []
+    assert len(list(place.leftovers())) == 2
+    with pytest.raises(ObjectNameIllegal):
+        place.remove_leftover("mine/a.kvarc")
+    with pytest.raises(ObjectNameIllegal):
+        place.remove_leftover(f"../{root.name}/{other.name}")
+    place.remove_leftover(f"mine/{mine.name}")
+    place.remove_leftover(f"mine/{mine.name}")
+    assert names(root) == [other.name, "mine/a.kvarc"]

@@ -15,6 +15,7 @@ from tests.tiering.places.conftest import SECRET, fetch, open_bucket
 from tests.tiering.places.faulty import QUOTED, Fault, FaultyServer
 from tiering.errors import (
     ObjectExists,
+    ObjectNameIllegal,
     ObjectNotFound,
     PlaceDenied,
     PlaceError,
@@ -239,6 +240,10 @@ def test_what_could_not_be_cleaned_up_is_a_leftover_until_it_is_removed(
     assert list(place.list()) == [info]
     (left,) = place.leftovers()
     assert (left.size, left.key.rpartition("/")[2]) == (len(LARGE), KEY)
+    assert list(place.leftovers(KEY[:3])) == [left]
+    assert list(place.leftovers("another")) == []
+    with pytest.raises(ObjectNameIllegal):
+        place.remove_leftover(KEY)
     faulty.faults.clear()
     assert place.remove_leftovers(left.modified) == 0
     assert place.remove_leftovers(left.modified + 1) == 1

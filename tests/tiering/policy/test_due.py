@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import Retention
@@ -162,6 +162,7 @@ def test_a_topic_that_was_deleted_is_archived_nowhere() -> None:
     assert left.is_deleted
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_nothing_is_deleted_before_its_whole_time_is_over(data: st.DataObject) -> None:
     policy, known = data.draw(policies()), data.draw(topics())
@@ -179,6 +180,7 @@ def test_nothing_is_deleted_before_its_whole_time_is_over(data: st.DataObject) -
                 assert now - held[part.retention_class].newest > kind.ends
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_age_takes_no_segment_from_a_topic_that_is_to_be_hot_still(data: st.DataObject) -> None:
     policy, known = data.draw(policies()), data.draw(topics())
@@ -192,6 +194,7 @@ def test_age_takes_no_segment_from_a_topic_that_is_to_be_hot_still(data: st.Data
                 assert now - part.newest > leaves_hot
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_what_is_due_stays_due_as_time_passes(data: st.DataObject) -> None:
     policy, known = data.draw(policies()), data.draw(topics())
@@ -214,6 +217,7 @@ def test_what_is_due_stays_due_as_time_passes(data: st.DataObject) -> None:
     assert gone <= {a.key for a in after.archives if a.to is None}
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_segments_that_leave_are_the_oldest_ones(data: st.DataObject) -> None:
     policy, known = data.draw(policies()), data.draw(topics())
@@ -223,6 +227,7 @@ def test_segments_that_leave_are_the_oldest_ones(data: st.DataObject) -> None:
     assert [s.number for s in left] == list(range(len(left)))
 
 
+@settings(deadline=None)
 @given(
     st.data(),
     st.lists(st.tuples(st.floats(1, 6 * HOUR), st.sampled_from([0, 0, HOUR_MS, -HOUR_MS]))),

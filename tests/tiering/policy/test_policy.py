@@ -53,6 +53,8 @@ def test_a_contradiction_is_refused_naming_both_sides_and_a_way_out(
         {"hot_for": True},
         {"hot_for": "1d"},
         {"grace": None},
+        {"merge_bytes": 0},
+        {"merge_bytes": 1.5},
         {"clock_doubt": -1.0},
         {"codec": "gzip"},
         {"level": 23},

@@ -1,0 +1,95 @@
+"""What cut-off puts have left: the next run removes it, and nothing of it outlives an erasure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from kvstore import Store
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import held
+from tiering import Policy, Worker
+from tiering.intents import Intent, Intents
+
+DAY = 86_400.0
+WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
+
+
+def first_archive(store: Store) -> Path:
+    return min((store.path / "archive").rglob("*.kvarc"))
+
+
+def unfinished(archive: Path) -> Path:
+    """What a put of it leaves that is cut off in the middle."""
+    left = archive.with_name(f".{archive.name}.0123456789abcdef.part")
+    left.write_bytes(archive.read_bytes()[:1000])
+    return left
+
+
+def test_the_next_run_removes_what_a_worker_left_that_was_cut_off(
+    store: Store, clock: VirtualClock
+) -> None:
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+    archive = first_archive(store)
+    number = 900
+    key = f"{archive.parent.name}/{archive.name.replace('-0000000', '-0000900')}"
+    part = archive.with_name(f".{Path(key).name}.0123456789abcdef.part")
+    part.write_bytes(b"a beginning")
+    others = unfinished(archive)
+    copies = store.path / "tiering" / "shifting"
+    copies.mkdir()
+    (copies / "0000000007").write_bytes(archive.read_bytes())
+    Intents(store.path / "tiering" / "intents", store.config.files).note(
+        Intent(number, "archive", key)
+    )
+    with Worker(store, WARM) as worker:
+        removed = worker.run_once().removed
+        assert any(name.endswith(key) for name in removed)
+        assert "shifting/0000000007" in removed
+    assert not part.exists()
+    assert others.exists(), "nobody knows what announced it; an audit finds it"
+    assert list(copies.iterdir()) == []
+
+
+def test_an_erasure_removes_what_puts_have_left_that_were_cut_off(
+    store: Store, clock: VirtualClock
+) -> None:
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        archive = first_archive(store)
+        left = unfinished(archive)
+        # Killed between the two steps of giving it its name: it is the archive by another one.
+        linked = archive.with_name(f".{archive.name}.fedcba9876543210.part")
+        os.link(archive, linked)
+        foreign = store.path / "archive" / ("f" * 32) / left.name
+        foreign.parent.mkdir()
+        shutil.copy(left, foreign)
+        before = held(store)
+        report = worker.erase(key="nobody-has-it")
+        assert report.is_proven, report.failed
+        assert sorted(Path(name).name for name in report.removed) == sorted(
+            [left.name, linked.name]
+        )
+        assert not left.exists()
+        assert not linked.exists()
+        assert foreign.exists()
+        assert held(store) == before
+        assert worker.verify().ok
+
+
+def test_an_orphan_keeps_an_erasure_from_being_proven(store: Store, clock: VirtualClock) -> None:
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        archive = first_archive(store)
+        orphan = archive.with_name(archive.name.replace("-0000000", "-0000900"))
+        shutil.copy(archive, orphan)
+        report = worker.erase(topic="events")
+        assert not report.is_proven
+        assert [Path(name).name for name in report.failed] == [orphan.name]
+        orphan.unlink()
+        assert worker.erase(topic="events").is_proven

@@ -1,0 +1,299 @@
+"""What a worker is not to lose anything by: full disks, other workers, clocks that leap, archives
+that are not what the catalog says.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import kvstore
+from kvstore import Message, Store, StoredMessage, StoreLocked
+from tests.support.children import Child, Teller
+from tests.support.clock import VirtualClock
+from tests.support.files import WatchedFiles
+from tests.tiering.archive.test_damage import with_trailer
+from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tiering import Policy, RunReport, TieringBusy, Worker
+from tiering.archive.layout import FORMAT_VERSION
+
+DAY = 86_400.0
+WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", grace=0.0, clock_doubt=0.0)
+BOTH = Policy(
+    hot_for=DAY, warm_for=10 * DAY, cold_for=30 * DAY, warm="archive", cold="cold", grace=0.0,
+    clock_doubt=0.0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def files() -> WatchedFiles:
+    return WatchedFiles()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock, files: WatchedFiles) -> Iterator[Store]:
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
+        for topic, queues in QUEUES.items():
+            opened.create_topic(topic, queues=queues)
+        fill(opened)
+        clock.advance(2 * DAY)
+        yield opened
+
+
+def nothing_left(store: Store, worker: Worker) -> None:
+    """The next run has what it needs, and nothing else is there."""
+    worker.run_once()
+    report = worker.verify()
+    assert (report.problems, report.orphans, report.retired) == ([], [], 0)
+    assert not list((store.path / "tiering").rglob("*.intent"))
+    assert not list((store.path / "tiering" / "made").rglob("*.*"))
+
+
+# --- a full disk ---
+
+
+@pytest.mark.parametrize("kind", ["write_new", "write_whole"])
+def test_a_full_disk_leaves_archives_that_were_to_merge_as_they_are(
+    store: Store, files: WatchedFiles, kind: str
+) -> None:
+    before = held(store)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        archives = worker.archives()
+        # The first thing that is written whole is what is known of the clock, the third an intent.
+        files.fail(kind, nth=1 if kind == "write_new" else 3, error=errno.ENOSPC, times=1000)
+        with suppress(OSError):
+            assert worker.merge().failed
+        assert worker.archives() == archives
+        assert held(store) == before
+        files.mend()
+        assert worker.merge().failed == {}
+        nothing_left(store, worker)
+    assert held(store) == before
+
+
+def test_a_full_disk_leaves_what_was_to_be_erased_and_says_that_nothing_is_proven(
+    store: Store, files: WatchedFiles
+) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        fill(store, 40, first=500)
+        before = held(store)
+        files.fail("write_new", error=errno.ENOSPC, times=1000)
+        report = worker.erase(key="k3")
+        assert not report.is_proven
+        assert all("room" in why or "full" in why for why in report.failed.values())
+        assert held(store) == before
+        files.mend()
+        assert worker.erase(key="k3").is_proven
+        nothing_left(store, worker)
+    kept = {queue: [m for m in some if "k3" not in m.keys] for queue, some in before.items()}
+    assert held(store) == kept
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_full_disk_leaves_archives_that_were_to_go_cold_warm(
+    store: Store, clock: VirtualClock, files: WatchedFiles, nth: int
+) -> None:
+    before = held(store)
+    with Worker(store, BOTH) as worker:
+        worker.run_once()
+        count = len(worker.archives())
+        clock.advance(10 * DAY)
+        # The first is the copy that is to be put, the second what is put.
+        files.fail("write_new", nth=nth, error=errno.ENOSPC, times=1000)
+        report = worker.run_once()
+        assert len(report.failed) == count
+        assert {a.tier for a in worker.archives()} == {"warm"}
+        assert held(store) == before
+        files.mend()
+        assert len(worker.run_once().shifted) == count
+        nothing_left(store, worker)
+    assert held(store) == before
+
+
+def fill_the_disk_of_the_other_process(worker: Worker) -> None:
+    """Have it find no room for more than a few bytes; the next one has it again."""
+    pid = worker._pool.run(lambda: None, os.getpid)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, 100))
+
+
+def test_a_disk_that_is_full_where_archives_are_made_leaves_all_as_it_is(store: Store) -> None:
+    before = held(store)
+    with Worker(store, WARM) as worker:
+        fill_the_disk_of_the_other_process(worker)
+        report = worker.run_once()
+        assert len(report.failed) == len(store.segments()) >= 2
+        assert all("no room" in why for why in report.failed.values())
+        assert worker.run_once().failed == {}
+        archives = worker.archives()
+        fill_the_disk_of_the_other_process(worker)
+        assert "no room" in str(worker.merge().failed)
+        fill_the_disk_of_the_other_process(worker)
+        assert not worker.erase(key="k3").is_proven
+        assert worker.archives() == archives
+        assert held(store) == before
+        assert worker.merge().failed == {}
+        assert worker.erase(key="k3").is_proven
+        nothing_left(store, worker)
+
+
+# --- other workers ---
+
+
+def work_for(tell: Teller, path: Path) -> None:
+    with kvstore.open(path) as store, Worker(store, WARM):
+        tell("at work")
+
+
+def test_a_worker_of_another_process_is_refused_as_long_as_the_store_is_open(
+    store: Store,
+) -> None:
+    with Worker(store, WARM) as worker:
+        with (
+            Child(work_for, store.path) as child,
+            pytest.raises(AssertionError, match=StoreLocked.__name__),
+        ):
+            child.join()
+        assert worker.run_once().failed == {}
+
+
+def test_two_threads_that_use_one_worker_do_one_thing_at_a_time(store: Store) -> None:
+    before = held(store)
+    refused: list[str] = []
+
+    def tell(what: str, done: int, total: int) -> None:
+        for call in (worker.run_once, worker.merge, worker.verify, worker.run_and_merge):
+            with pytest.raises(TieringBusy):
+                call()
+            refused.append(what)
+
+    with Worker(store, WARM, progress=tell) as worker:
+        assert worker.run_once().failed == {}
+    assert refused
+    assert held(store) == before
+
+
+def test_a_copy_of_a_store_at_work_in_the_same_place_takes_nothing_away(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = msgspec.structs.replace(WARM, warm=None, warm_for=None, cold=str(tmp_path / "nas"))
+    path, copied = tmp_path / "one", tmp_path / "two"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("orders", queues=1)
+    shutil.copytree(path, copied)
+
+    def archived(where: Path, body: bytes) -> tuple[RunReport, list[StoredMessage]]:
+        with kvstore.open(where, config(clock)) as store:
+            store.put_batch([Message("orders", body, queue=0)])
+            store.seal()
+            clock.advance(2 * DAY)
+            with Worker(store, policy) as worker:
+                return worker.run_once(), store.pull("orders", 0, 0).messages
+
+    first, messages = archived(path, b"one")
+    assert first.failed == {}
+    second, others = archived(copied, b"two")
+    assert [list(second.failed), second.segments] == [["segment 0"], []]
+    assert "orders" in others[0].topic
+    with kvstore.open(path, config(clock)) as store:
+        assert store.pull("orders", 0, 0).messages == messages
+
+
+# --- clocks ---
+
+
+def test_a_clock_that_leaps_a_year_ahead_moves_and_deletes_nothing_until_it_has_lasted(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    policy = msgspec.structs.replace(BOTH, clock_doubt=DAY)
+    with Worker(store, policy) as worker:
+        worker.run_once()
+        archives = worker.archives()
+        clock.step(365 * DAY)
+        assert worker.run_once() == RunReport()
+        assert worker.plan().moves == []
+        assert worker.archives() == archives
+        clock.step(-365 * DAY)
+        clock.advance(3600)
+        assert worker.run_once() == RunReport()
+        assert held(store) == before
+        clock.step(365 * DAY)
+        worker.run_once()
+        clock.advance(DAY + 60)
+        assert len(worker.run_once().expired) == len(archives)
+
+
+def test_a_leap_between_two_processes_is_not_believed_either(
+    store: Store, clock: VirtualClock
+) -> None:
+    policy = msgspec.structs.replace(BOTH, clock_doubt=DAY)
+    with Worker(store, policy) as worker:
+        worker.run_once()
+        archives = worker.archives()
+    clock.step(365 * DAY)
+    with Worker(store, policy) as worker:
+        assert worker.run_once().expired == []
+        assert worker.archives() == archives
+
+
+def test_a_clock_that_goes_back_deletes_nothing_and_work_goes_on_when_it_is_right_again(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    with Worker(store, WARM) as worker:
+        clock.step(-365 * DAY)
+        assert worker.run_once().segments == []
+        store.put_batch([Message("orders", b"meanwhile", queue=0)])
+        clock.step(365 * DAY)
+        assert worker.run_once().failed == {}
+        assert worker.archives()
+    assert {queue: some[: len(before[queue])] for queue, some in held(store).items()} == before
+
+
+# --- archives that are not what the catalog says ---
+
+
+@pytest.mark.parametrize("harm", ["foreign", "newer", "cut", "empty"])
+def test_what_is_no_archive_of_this_store_is_left_alone_by_every_verb(
+    tmp_path: Path, store: Store, clock: VirtualClock, harm: str
+) -> None:
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        bad = worker.archives()[0]
+        path = store.path / "archive" / bad.key
+        data = path.read_bytes()
+        if harm == "foreign":
+            data = foreign_archive(tmp_path / "other", clock)
+        elif harm == "newer":
+            data = with_trailer(data, version=FORMAT_VERSION + 1)
+        path.chmod(0o644)
+        path.write_bytes({"cut": data[:-100], "empty": b""}.get(harm, data))
+        spoilt = path.read_bytes()
+        assert set(worker.merge().failed) == {bad.key}
+        report = worker.erase(key="k3")
+        assert not report.is_proven
+        assert [Path(name).name for name in report.failed] == [path.name]
+        assert not worker.verify(remove_orphans=True).ok
+        assert path.read_bytes() == spoilt
+        assert bad.key in {archive.key for archive in worker.archives()}
+
+
+def foreign_archive(path: Path, clock: VirtualClock) -> bytes:
+    """One of another store's."""
+    with kvstore.open(path, config(clock)) as other:
+        for topic, queues in QUEUES.items():
+            other.create_topic(topic, queues=queues)
+        fill(other, 30)
+        clock.advance(2 * DAY)
+        with Worker(other, WARM) as worker:
+            return (path / "archive" / worker.run_once().archives[0]).read_bytes()

@@ -1,0 +1,141 @@
+"""Archives are judged by the policy and the topics as they are today; looks see what is new."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvstore import Retention, Store, TopicConfig
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import fill, held
+from tiering import Policy, Worker
+from tiering.catalog import decode_rows, encode_row
+from tiering.looking import Looker, Sight
+
+DAY = 86_400.0
+WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
+BOTH = Policy(
+    hot_for=DAY, warm_for=10 * DAY, cold_for=30 * DAY, warm="archive", cold="cold", clock_doubt=0.0
+)
+
+
+def as_of_an_older_version(store: Store) -> None:
+    """Have the catalog's rows say nothing of topics."""
+    side = store.handover
+    rows = [msgspec.structs.replace(row, topics=None) for row in decode_rows(side.rows())]
+    side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_shorter_policy_frees_space_before_the_time_that_archives_were_made_for(
+    store: Store, clock: VirtualClock, is_old: bool
+) -> None:
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        count = len(worker.run_once().archives)
+    if is_old:
+        as_of_an_older_version(store)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        assert worker.plan().moves == []
+    with Worker(store, msgspec.structs.replace(WARM, warm_for=2 * DAY)) as worker:
+        assert [move.to for move in worker.plan().moves] == [None] * count
+        assert len(worker.run_once().expired) == count
+        assert worker.archives() == []
+
+
+def test_a_topic_that_is_kept_shorter_goes_sooner_and_holds_no_neighbour(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    store.create_topics([TopicConfig(name="brief", queues=1, retention=Retention(warm_for=90.0))])
+    for number in range(20):
+        store.put("brief", b"brief %d" % number)
+    store.alter_topic("brief", retention=Retention(warm_for=5 * DAY))
+    store.seal()
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        clock.advance(2 * DAY)
+        assert worker.run_once().expired == []
+        store.alter_topic("brief", retention=Retention(warm_for=2 * DAY))
+        assert len(worker.run_once().expired) == 1
+    assert store.bounds("brief", 0) == (20, 20)
+    assert held(store) == before
+
+
+def test_a_policy_of_today_that_has_less_time_in_warm_moves_archives_on(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    clock.advance(2 * DAY)
+    with Worker(store, BOTH) as worker:
+        count = len(worker.run_once().archives)
+        clock.advance(2 * DAY)
+        assert worker.run_once().shifted == []
+    with Worker(store, msgspec.structs.replace(BOTH, warm_for=2 * DAY)) as worker:
+        assert len(worker.run_once().shifted) == count
+        assert {a.tier for a in worker.archives()} == {"cold"}
+    assert held(store) == before
+
+
+def test_a_longer_policy_saves_archives_and_merges_what_it_keeps(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+    clock.advance(20 * DAY)
+    with Worker(store, msgspec.structs.replace(WARM, warm_for=100 * DAY)) as worker:
+        assert worker.run_once().expired == []
+        assert len(worker.merge().merged) >= 2
+    assert held(store) == before
+
+
+def test_an_archive_of_deleted_topics_goes_by_the_class_it_was_made_as(
+    store: Store, clock: VirtualClock
+) -> None:
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        count = len(worker.run_once().archives)
+    for topic in ("orders", "events"):
+        store.delete_topic(topic)
+    clock.advance(2 * DAY)
+    with Worker(store, msgspec.structs.replace(WARM, warm_for=2 * DAY)) as worker:
+        assert worker.run_once().expired == []
+        clock.advance(10 * DAY)
+        assert len(worker.run_once().expired) == count
+
+
+def test_what_a_look_sees_is_what_one_without_a_memory_sees(
+    store: Store, clock: VirtualClock
+) -> None:
+    with Worker(store, WARM) as worker:
+        looker = worker._looker
+
+        def check() -> Sight:
+            store.checkpoint()
+            fresh = Looker(store, WARM, None, worker._replacer.manifest_of, lambda: None)
+            seen, anew = looker.look(clock.now_ms()), fresh.look(clock.now_ms())
+            assert (seen.segments, seen.archives) == (anew.segments, anew.archives)
+            assert seen.today.traits == anew.today.traits
+            return seen
+
+        first = check()
+        store.create_topic("more", queues=1)
+        fill(store, 90, first=400)
+        store.put("more", b"a message")
+        store.seal()
+        second = check()
+        # They are the same objects: what was seen is not looked at again.
+        assert all(a is b for a, b in zip(first.segments, second.segments, strict=False))
+        assert any("more" in part.topics for part in second.segments[-1].parts)
+        store.alter_topic("events", retention=Retention(hot_for=3 * DAY))
+        assert check().segments[0].leaves_hot == 3 * DAY * 1000
+        store.delete_topic("events")
+        store.create_topic("events", queues=2)
+        assert not any("events" in p.topics for s in check().segments for p in s.parts)
+        clock.advance(2 * DAY)
+        worker.run_once()
+        assert check().segments == []

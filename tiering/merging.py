@@ -1,0 +1,87 @@
+"""Merging: which archives of a store are merged next, one group after the other.
+
+The idea: `merge.choose` says which are worth it, `replacing` does it; here is what lies between,
+for whoever calls for it and for a worker that runs by itself: what is due otherwise is left out,
+what failed is left alone for a while, what is done is told.
+
+Invariants: a group is done or its archives are as they were; one that can't be read is not read
+again at every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.clock import Clock
+from kvstore.errors import ArchiveDamaged, StoreClosed, StoreError
+from tiering.catalog import ArchiveRow
+from tiering.due import Agenda
+from tiering.errors import TieringStopped
+from tiering.looking import Looker, Sight
+from tiering.merge import choose
+from tiering.replacing import Replacer
+from tiering.runs import Run
+
+MERGING: Final = "merging archives"
+"""What is told, in bytes of archives."""
+FAILED_FOR: Final = 3600.0
+"""Seconds for which archives that could not be merged are left alone."""
+
+
+class Merger:
+    """See the module."""
+
+    def __init__(
+        self,
+        replacer: Replacer,
+        looker: Looker,
+        clock: Clock,
+        tell: Callable[[str, int, int], None],
+    ) -> None:
+        self._replacer = replacer
+        self._looker = looker
+        self._clock = clock
+        self._tell = tell
+        self._failed: dict[int, float] = {}
+        self._merged = 0
+
+    def begin(self, *, anew: bool) -> None:
+        """Count from nothing; `anew`: try what failed before, too."""
+        self._merged = 0
+        now = self._clock.monotonic()
+        self._failed = {} if anew else {n: at for n, at in self._failed.items() if at > now}
+
+    def next(self, agenda: Agenda, sight: Sight, target_bytes: int) -> list[list[ArchiveRow]]:
+        """The groups that are worth it now; none of what is due to go cold, or to go."""
+        busy = {archive.key for archive in agenda.archives}
+        rows = [
+            row
+            for row in self._looker.rows()
+            if row.key not in busy and row.number not in self._failed
+        ]
+        return choose(rows, target_bytes, {a.key: a.kind for a in sight.archives})
+
+    def merge(self, groups: list[list[ArchiveRow]], sight: Sight, now_ms: int, run: Run) -> None:
+        """Merge the first of the groups. What goes wrong is noted."""
+        group = groups[0]
+        began = self._clock.monotonic()
+        left = sum(row.size for one in groups for row in one)
+        self._tell(MERGING, self._merged, self._merged + left)
+        try:
+            done = self._replacer.merge(group, sight.today.traits, now_ms)
+        except (TieringStopped, StoreClosed):
+            raise
+        except (StoreError, OSError) as e:
+            self._leave(group, e, run)
+        else:
+            run.replaced(done, self._clock.monotonic() - began)
+        self._merged += sum(row.size for row in group)
+
+    def _leave(self, group: list[ArchiveRow], why: Exception, run: Run) -> None:
+        """Leave alone for a while the one that is to blame; all, if none can be told."""
+        named = why.archive if isinstance(why, ArchiveDamaged) else ""
+        blamed = [row for row in group if named.endswith(row.key)] or group
+        until = self._clock.monotonic() + FAILED_FOR
+        self._failed.update((row.number, until) for row in blamed)
+        run.failed_with(blamed[0].key, why)
