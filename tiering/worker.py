@@ -26,7 +26,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import AuditReport, audit
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
-from tiering.classes import TopicTraits
+from tiering.classes import RetentionClass, TopicTraits, life_of
 from tiering.due import Agenda, Archived, ArchiveDue, Segment, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
@@ -43,7 +43,7 @@ from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
-from tiering.storeside import Progress, Store
+from tiering.storeside import Progress, Store, TopicFacts
 from tiering.survey import archives_of, encrypted_of, segments_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
@@ -121,7 +121,7 @@ class Worker:
         )
         self._mover = Mover(
             store, settings, self._places, self._pool, self._reading, self._uploading,
-            self._check, self._tell,
+            self._check, self._tell, self._class_of,
         )  # fmt: skip
         self._shifter = Shifter(
             store, policy, self._places, self._mover.intents, self._reading, self._uploading,
@@ -201,6 +201,11 @@ class Worker:
         known = traits_of(topics, encrypted_of(topics, self._keys))
         segments = segments_of(self.policy, self._store.segments(), known)
         return segments, archives_of(self._rows()), known
+
+    def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
+        """What becomes of a topic's messages once they left hot; None: nothing."""
+        known = traits_of([topic], encrypted_of([topic], self._keys))
+        return life_of(self.policy, known[topic.name]).kind
 
     # --- runs ---
 
