@@ -17,11 +17,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from kvstore.archived import Contents, Covered, Problem, TierStats
+from kvstore.archived import AtHand, Contents, Covered, Problem, TierStats
 from kvstore.clock import Clock
 from kvstore.errors import (
     ArchiveDamaged,
@@ -40,6 +40,7 @@ from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.place import Place, open_place
+from tiering.shared import Shared
 
 SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
@@ -61,6 +62,7 @@ class _Queue(NamedTuple):
     lasts: list[int]
 
 
+T = TypeVar("T")
 Row = tuple[bytes, bytes | None]
 OpenPlace = Callable[[str], Place]
 
@@ -95,6 +97,7 @@ class Tiers:
         self._queues: dict[tuple[int, int, int], _Queue] = {}
         self._queue_blocks = 0
         self._cache = BlockCache(self._read_block, limit=cache_bytes, readers=readers)
+        self._shared = Shared(self._cache)
         self.note(rows)
 
     # --- which there are ---
@@ -141,6 +144,10 @@ class Tiers:
     def archive(self, number: int) -> Archive:
         """An archive, open."""
         future = self._open.get(number)
+        if future is None or not future.done():
+            kept = self._shared.kept
+            if kept is not None:
+                return kept.get(("archive", number), lambda: self.archive(number))
         if future is None:
             with self._lock:
                 future = self._open.get(number)
@@ -161,6 +168,19 @@ class Tiers:
             future.set_exception(e)
         else:
             future.set_result(archive)
+
+    def at_hand(self, kept: AtHand) -> contextlib.AbstractContextManager[None]:
+        """See `Archived.at_hand`."""
+        return self._shared.at_hand(kept)
+
+    def _read(self, name: str, key: object, read: Callable[[], T]) -> T:
+        """What `read` reads of an archive that is no block of it."""
+
+        def told() -> T:
+            with _told(name):
+                return read()
+
+        return self._shared.read(key, told)
 
     def source(self, row: ArchiveRow) -> Source:
         """What an archive's bytes come from."""
@@ -218,7 +238,7 @@ class Tiers:
             return []
         blocks, number = mine.blocks, mine.blocks[i]
         is_scan = self._scans.get(key) == offset
-        block = self._cache.get(archive, number, is_scan=is_scan)
+        block = self._shared.block(archive, number, is_scan=is_scan)
         if is_scan:
             self._cache.ahead(archive, number + 1, min(number + 1 + _AHEAD, blocks.stop))
         start = int(np.searchsorted(block.offsets, offset))
@@ -297,7 +317,7 @@ class Tiers:
                 return None
             if directory.stored(candidate)[1] < time:
                 continue
-            block = self._cache.get(archive, candidate)
+            block = self._shared.block(archive, candidate)
             wanted = (block.stored_at >= time) & (block.offsets >= offset) & (block.offsets < end)
             rows = np.flatnonzero(wanted)
             if len(rows):
@@ -320,11 +340,12 @@ class Tiers:
         opened = self.archive(archive)
         place = self._found.get((archive, position))
         if place is None:
-            with _told(opened.name):
-                place = opened.place(position)
+            key = "place", archive, position
+            place = self._read(opened.name, key, lambda: opened.place(position))
             if place is None:
                 return None
-        block = self._cache.get(archive, place[0])
+            self._remember(archive, position, place)
+        block = self._shared.block(archive, place[0])
         return self._messages(opened, place[0], block, place[1], place[1] + 1)[0]
 
     def covering(self, begin: int | None, end: int | None) -> list[Covered]:
@@ -346,13 +367,19 @@ class Tiers:
         """See `Archived.candidates`; where they are is remembered for `record`."""
         opened = self.archive(archive)
         with _told(opened.name):
-            found = opened.find_places(low, high)
+            if opened.denies(low, high):
+                return []
+        key = "key", archive, low, high
+        found = self._read(opened.name, key, lambda: opened.find_places(low, high))
         for one in found[-FOUND_KEPT:]:
-            self._found[archive, one.position] = (one.block, one.row)
+            self._remember(archive, one.position, (one.block, one.row))
+        return [one.position for one in found]
+
+    def _remember(self, archive: int, position: int, place: tuple[int, int]) -> None:
+        self._found[archive, position] = place
         while len(self._found) > FOUND_KEPT:
             with contextlib.suppress(KeyError):  # as above
                 self._found.popitem(last=False)
-        return [one.position for one in found]
 
     # --- the whole ---
 
