@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kvstore.archived import AtHand, NotAtHand
 from kvstore.clock import Clock
-from kvstore.consume.at import messages_at
+from kvstore.consume.at import first_at, messages_at
 from kvstore.consume.claim import Claim
 from kvstore.consume.deadletters import DeadLetters
 from kvstore.consume.flight import Change, Flight
@@ -337,7 +337,7 @@ class Pop:
             return bounds.min_offset
         if group.start == "end":
             return self._offsets.behind(topic.base + queue, group.since, bounds)
-        return self._reader.offset_at(topic, queue, group.start, upper=False)
+        return first_at(self._reader, topic, queue, group.start, group.name)
 
     def _again(self, flight: Flight, topic: Topic, group: str, attempt_id: bytes) -> list[Popped]:
         """What an earlier pop with this attempt id took, and is still locked by it."""
