@@ -12,16 +12,21 @@ superseded)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.config import StoreConfig
+from kvstore.errors import ArchiveUnavailable, StoreError
 from kvstore.record.values import StoredMessage
 
+T = TypeVar("T")
+_FETCHED_MAX: Final = 256
+"""Things that a call keeps; what it wants beyond that it reads when it comes to it."""
 I64 = NDArray[np.int64]
 Queue = tuple[int, int]
 """Topic id and queue."""
@@ -158,12 +163,73 @@ class Problem(NamedTuple):
     message: str
 
 
+class NotAtHand(ArchiveUnavailable):
+    """What was asked for would have to be read, and whoever asks holds a lock (`AtHand`)."""
+
+
+class AtHand:
+    """What one call has of archives while it holds a lock that others want: what is in memory, and
+    what it had read before, by `fetch`, when it held none.
+
+    So it looks, and is told `NotAtHand`; it lets go of the lock, fetches, and looks again. Every
+    turn fetches something, and all of that is kept until the call is over, so it comes to an end.
+    """
+
+    def __init__(self) -> None:
+        self.turn: int | None = None
+        """For whoever has turns: which one this call has, however often it looks."""
+        self.is_patient = False
+        """Whether something is to be read after all."""
+        self._found: dict[object, object] = {}
+        self._failed: dict[object, ArchiveUnavailable] = {}
+        self._doubtful: set[object] = set()
+        self._missed: dict[object, Callable[[], object]] = {}
+
+    @property
+    def misses(self) -> bool:
+        """Whether there is something to fetch."""
+        return bool(self._missed)
+
+    def get(self, key: object, read: Callable[[], T]) -> T:
+        """What `read` reads; `NotAtHand` if it was not fetched yet."""
+        if key in self._found:
+            return cast("T", self._found[key])
+        if key in self._failed:
+            raise self._failed[key]
+        if key in self._doubtful or len(self._found) >= _FETCHED_MAX:
+            self.is_patient = True
+            try:
+                return read()
+            finally:
+                self.is_patient = False
+        self._missed[key] = read
+        raise NotAtHand("what is asked for is in an archive, and not read yet; try again")
+
+    def fetch(self) -> None:
+        """Read what was missed. Whoever holds a lock must not call this."""
+        missed, self._missed = self._missed, {}
+        for key, read in missed.items():
+            try:
+                self._found[key] = read()
+            except ArchiveUnavailable as e:
+                self._failed[key] = e
+            except StoreError:
+                # Damage is told by whoever can see if it was only moved.
+                self._doubtful.add(key)
+
+
 class Archived(Protocol):
     """See the module. Every call may be made from several threads."""
 
     def note(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take note of rows of the catalog: new ones before places name them, those that go (None)
         after.
+        """
+        ...
+
+    def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
+        """Within this nothing that this thread asks is read: it is in memory, or `kept` has it, or
+        it is `NotAtHand`.
         """
         ...
 

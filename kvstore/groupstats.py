@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvstore.consume.at import first_at
 from kvstore.consume.locks import unpack_lock
 from kvstore.consume.reader import Reader
 from kvstore.errors import TopicNotFound
@@ -117,7 +118,7 @@ def start_of(reader: Reader, offsets: Offsets, group: GroupInfo, topic: Topic, q
         return bounds.min_offset
     if group.start == "end":
         return offsets.behind(topic.base + queue, group.since, bounds)
-    return reader.offset_at(topic, queue, group.start, upper=False)
+    return first_at(reader, topic, queue, group.start, group.name)
 
 
 def _dead_letters(reader: Reader, topics: Topics, offsets: Offsets, group: GroupInfo) -> int:

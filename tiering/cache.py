@@ -68,15 +68,8 @@ class BlockCache:
         """
         key = (archive, block)
         with self._lock:
-            found = self._protected.get(key)
-            if found is None:
-                found = self._probation.get(key)
-                if found is not None and not is_scan:
-                    self._protect(key, found)
-            else:
-                self._protected.move_to_end(key)
+            found = self._there(key, is_scan)
             if found is not None:
-                self._hits += 1
                 return found
             future = self._under_way.get(key)
             if future is None:
@@ -84,6 +77,16 @@ class BlockCache:
             else:
                 self._waits += 1
         return future.result()
+
+    def at_hand(self, archive: int, block: int, *, is_scan: bool = False) -> Block | None:
+        """A block if it is there; else it is read, if a reader is free, for who asks again."""
+        key = (archive, block)
+        with self._lock:
+            found = self._there(key, is_scan)
+            is_free = key not in self._under_way and len(self._under_way) < self._readers
+            if found is None and is_free:
+                self._begin(key)
+            return found
 
     def ahead(self, archive: int, first: int, stop: int) -> None:
         """Say that blocks from `first` to before `stop` will be asked for next: they are read if
@@ -116,6 +119,18 @@ class BlockCache:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     # --- under the lock ---
+
+    def _there(self, key: Key, is_scan: bool) -> Block | None:
+        found = self._protected.get(key)
+        if found is None:
+            found = self._probation.get(key)
+            if found is not None and not is_scan:
+                self._protect(key, found)
+        else:
+            self._protected.move_to_end(key)
+        if found is not None:
+            self._hits += 1
+        return found
 
     def _protect(self, key: Key, block: Block) -> None:
         del self._probation[key]

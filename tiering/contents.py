@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kvstore.archived import ArchivedTopic, Contents, Held
 from kvstore.errors import ArchiveDamaged, FormatTooNew
+from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import STORE_ID_NONE, Manifest
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.reader import Archive
@@ -41,7 +42,11 @@ def contents(archive: Archive, number: int) -> Contents:
     return Contents(
         manifest.segments,
         [ArchivedTopic(topic.id, topic.name, _fields(topic)) for topic in manifest.topics],
-        [Held(t, q, first, last, stored_at, number) for t, q, first, last, stored_at in blocks],
+        [
+            Held(topic, queue, first, last, stored_at, number)
+            for topic, queue, first, last, stored_at in blocks
+            if queue != NO_QUEUE
+        ],
     )
 
 

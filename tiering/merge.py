@@ -27,6 +27,7 @@ from xxhash import xxh3_128
 from kvstore.errors import ArchiveDamaged, CallerError
 from kvstore.files import Files, LocalFiles
 from tiering.archive.dictionary import SAMPLES_MAX, train
+from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.records import Fields, RecordBatch
@@ -237,7 +238,8 @@ class _Merging:
     def run(self) -> Merged:
         queues = self._queues()
         for held in queues:
-            if self._job.compaction is not None and held.topic.kind == "compacted":
+            is_queue = held.queue != NO_QUEUE
+            if self._job.compaction is not None and held.topic.kind == "compacted" and is_queue:
                 self._compact(held)
         made = self._write(queues)
         kept = made.manifest.messages if made is not None else 0
@@ -264,7 +266,8 @@ class _Merging:
                 described = archive.manifest.topics[number]
                 topic_id = archive.directory.topic_id(number)
                 messages = sum(map(archive.directory.count, blocks))
-                self._seen[topic_id, queue] = None
+                if queue != NO_QUEUE:
+                    self._seen[topic_id, queue] = None
                 self._messages += messages
                 why = self._why_dropped(one, described, topic_id, archive.manifest.last_position)
                 if why is not None:

@@ -25,9 +25,11 @@ from kvstore.archived import Arriving
 from kvstore.config import Retention
 from kvstore.errors import IndexDamaged
 from kvstore.files import Files
+from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
+from tiering.classes import RetentionClass, read_class
 from tiering.contents import row_of
 from tiering.due import SegmentDue
 from tiering.intents import Intent, Intents
@@ -88,6 +90,7 @@ class Mover:
         uploading: RateLimit,
         check: Callable[[], None],
         tell: Callable[[str, int, int], None],
+        class_of: Callable[[TopicFacts], RetentionClass | None],
     ) -> None:
         self._store = store
         self._side: HandOver = store.handover
@@ -99,6 +102,7 @@ class Mover:
         self._uploading = uploading
         self._check = check
         self._tell = tell
+        self._class_of = class_of
         self._work = store.path / WORK
         # A process that a kill of this one left behind must not write where the next one does.
         self._made = self._work / "made" / secrets.token_hex(8)
@@ -141,6 +145,12 @@ class Mover:
             raise IndexDamaged(f"segment {due.number} is not in the log any more")
         job = self._job(due, sealed.path, sealed.first_position, without)
         regrouped = self._regroup(job)
+        missed = self._missed(regrouped)
+        if missed:
+            # The index, by which the segment was looked at, knows nothing of what is in no queue.
+            self._clear(regrouped)
+            job = msgspec.structs.replace(job, topics={**job.topics, **missed})
+            regrouped = self._regroup(job)
         try:
             self._compare(due.number, regrouped)
             rows, arriving = [], []
@@ -188,6 +198,19 @@ class Mover:
             without=without,
         )
 
+    def _missed(self, regrouped: Regrouped) -> dict[str, TopicPlan]:
+        """Plans for topics that are there, and of which the segment has but what is in no queue."""
+        if not regrouped.unplanned:
+            return {}
+        known = {info.name: info for info in self._store.topics()}
+        found = {}
+        for name, last in regrouped.unplanned.items():
+            info = known.get(name)
+            kind = self._class_of(info) if info is not None and last >= info.since else None
+            if info is not None and kind is not None:
+                found[name] = TopicPlan(archived_topic(info), kind.name)
+        return found
+
     def _regroup(self, job: SegmentJob) -> Regrouped:
         self._reading.take(self._side.segment_size)
         self._tell(f"regrouping segment {job.number}", 0, 0)
@@ -198,7 +221,9 @@ class Mover:
         held = regrouped.whole
         if held is None:
             held = [q for made in regrouped.archives for q in made.queues]
-        found = {(q.topic, q.queue): (q.messages, q.first, q.last) for q in held}
+        found = {
+            (q.topic, q.queue): (q.messages, q.first, q.last) for q in held if q.queue != NO_QUEUE
+        }
         says: dict[tuple[int, int], tuple[int, int, int]] = {}
         for queue, (count, first, last) in self._index_says(number):
             before = says.get(queue)
@@ -228,7 +253,8 @@ class Mover:
 
     def _tier_of(self, due: SegmentDue, made: Made) -> Tier:
         name = made.manifest.retention_class
-        return next(p.to for p in due.parts if p.retention_class == name and p.to is not None)
+        tiers = (p.to for p in due.parts if p.retention_class == name and p.to is not None)
+        return next(tiers, None) or read_class(name).first
 
     def made_folder(self) -> Path:
         """Where archives are made, before they are put where they belong."""
@@ -266,5 +292,5 @@ class Mover:
 
 def arriving_of(row: ArchiveRow, made: Made) -> Arriving:
     """What the store is told of an archive that is where its row says."""
-    queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues]
+    queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues if q.queue != NO_QUEUE]
     return Arriving(row.number, row.first_position, encode_row(row), queues)

@@ -51,6 +51,14 @@ class OpenArchives:
             self._begin(number, future)
         return future.result()
 
+    def at_hand(self, number: int) -> Archive | None:
+        """An archive, if it is open."""
+        with self._lock:
+            found = self._open.get(number)
+            if found is not None:
+                self._open.move_to_end(number)
+            return found
+
     def forget(self, number: int) -> None:
         """Let go of an archive; who asks from now on gets it opened anew."""
         with self._lock:

@@ -89,14 +89,16 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a segment. `unkept` are the queues (topic id, queue) of whose messages none
     is in an archive, since the plan lets them go, or they were all erased; `left_out` counts
-    records that no queue holds, and such as are erased. `whole` is what the segment holds of the
-    queues that the plan keeps, where something was erased of it.
+    records of topics that were deleted, and such as are erased. `whole` is what the segment holds
+    of the queues that the plan keeps, where something was erased of it. `unplanned` are topics of
+    which the job says nothing, each with the position of its last record.
     """
 
     archives: list[Made]
     unkept: list[tuple[int, int]]
     messages: int
     left_out: int
+    unplanned: dict[str, int] = {}
     whole: list[HeldQueue] | None = None
 
 
@@ -177,13 +179,19 @@ class _Regrouping:
             whole=whole,
             messages=sum(a.manifest.messages for a in archives),
             left_out=len(found.starts) - int(np.count_nonzero(live)),
+            unplanned={
+                names[n]: job.base + int(found.starts[found.topics == n][-1])
+                for n, plan in enumerate(plans)
+                if plan is None
+            },
         )
 
     def _live(self, found: SegmentRecords, plans: list[TopicPlan | None]) -> NDArray[np.bool_]:
-        """Which records are messages of a queue that is there."""
+        """Which records are of a topic that is there."""
         never = 1 << 62
         since = np.array([p.topic.since if p is not None else never for p in plans] or [never])
-        return found.in_queue & (found.starts + self._job.base >= since[found.topics])
+        live: NDArray[np.bool_] = found.starts + self._job.base >= since[found.topics]
+        return live
 
     def _whole(
         self, found: SegmentRecords, plans: list[TopicPlan | None], order: I64

@@ -4,7 +4,8 @@ The idea: one scan finds, and checks, every record; what says whose a record is,
 all of them at once with numpy. So a million small messages cost a scan and some columns.
 
 Invariants: every byte of the segment is a record, the blank record at its end, or damage that is
-listed; positions rise; nothing is copied but the topics' names.
+listed; positions rise; nothing is copied but the topics' names. What a transaction prepares or
+takes back is in no queue: it is of `NO_QUEUE`, and its position is its offset.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from kvstore.record.names import (
     TRANSACTION_MASK,
 )
 from kvstore.record.walk import Kind, walk
+from tiering.archive.layout import NO_QUEUE
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
@@ -61,8 +63,6 @@ class SegmentRecords(NamedTuple):
     """Which of `names`."""
     queues: I64
     offsets: I64
-    in_queue: NDArray[np.bool_]
-    """Whether it is a message of its queue: what a transaction prepares, or takes back, is not."""
     names: list[bytes]
     damage: list[Damage]
 
@@ -84,17 +84,13 @@ def read_segment(buffer: Buffer, base: int, end: int) -> SegmentRecords:
         lengths[second] = lengths[second] << 8 | behind
     topic_at += 1 + second
     topics, names = _named(buffer, topic_at.tolist(), (topic_at + lengths).tolist())
+    queues = _u32(data, starts + QUEUE_ID_AT)
+    offsets = _u32(data, starts + QUEUE_OFFSET_AT) << 32 | _u32(data, starts + QUEUE_OFFSET_AT + 4)
     kind = flags & TRANSACTION_MASK
-    return SegmentRecords(
-        starts,
-        sizes,
-        topics,
-        _u32(data, starts + QUEUE_ID_AT),
-        _u32(data, starts + QUEUE_OFFSET_AT) << 32 | _u32(data, starts + QUEUE_OFFSET_AT + 4),
-        (kind != PREPARED) & (kind != ROLLBACK),
-        names,
-        damage,
-    )
+    loose = (kind == PREPARED) | (kind == ROLLBACK)
+    queues[loose] = NO_QUEUE
+    offsets[loose] = starts[loose] + base
+    return SegmentRecords(starts, sizes, topics, queues, offsets, names, damage)
 
 
 def _find(buffer: Buffer, base: int, end: int) -> tuple[I64, I64, list[Damage]]:

@@ -17,12 +17,12 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from kvstore.access import ArchiveAccess
-from kvstore.archived import Contents, Covered, Problem, TierStats
+from kvstore.archived import AtHand, Contents, Covered, Problem, TierStats
 from kvstore.clock import Clock
 from kvstore.errors import (
     ArchiveDamaged,
@@ -43,6 +43,7 @@ from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys import provider_of
 from tiering.opened import OpenArchives
 from tiering.place import Place, open_kept
+from tiering.shared import Shared
 
 SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
@@ -61,6 +62,7 @@ class _Queue(NamedTuple):
     lasts: list[int]
 
 
+T = TypeVar("T")
 Row = tuple[bytes, bytes | None]
 
 
@@ -94,6 +96,7 @@ class Tiers:
         self._queues: dict[tuple[int, int, int], _Queue] = {}
         self._queue_blocks = 0
         self._cache = BlockCache(self._read_block, limit=access.cache_bytes, readers=access.readers)
+        self._shared = Shared(self._cache)
         self.note(rows)
 
     # --- which there are ---
@@ -139,12 +142,29 @@ class Tiers:
 
     def archive(self, number: int) -> Archive:
         """An archive, open."""
-        return self._opened.get(number)
+        kept = self._shared.kept
+        if kept is None:
+            return self._opened.get(number)
+        found = self._opened.at_hand(number)
+        return found or kept.get(("archive", number), lambda: self._opened.get(number))
 
     def _open(self, number: int) -> Archive:
         row = self.row(number)
         with _told(row.name):
             return Archive.open(self.source(row), keys=self.keys)
+
+    def at_hand(self, kept: AtHand) -> contextlib.AbstractContextManager[None]:
+        """See `Archived.at_hand`."""
+        return self._shared.at_hand(kept)
+
+    def _read(self, name: str, key: object, read: Callable[[], T]) -> T:
+        """What `read` reads of an archive that is no block of it."""
+
+        def told() -> T:
+            with _told(name):
+                return read()
+
+        return self._shared.read(key, told)
 
     def source(self, row: ArchiveRow) -> Source:
         """What an archive's bytes come from."""
@@ -203,7 +223,7 @@ class Tiers:
             return []
         blocks, number = mine.blocks, mine.blocks[i]
         is_scan = self._scans.get(key) == offset
-        block = self._cache.get(archive, number, is_scan=is_scan)
+        block = self._shared.block(archive, number, is_scan=is_scan)
         if is_scan:
             self._cache.ahead(archive, number + 1, min(number + 1 + self._read_ahead, blocks.stop))
         start = int(np.searchsorted(block.offsets, offset))
@@ -282,7 +302,7 @@ class Tiers:
                 return None
             if directory.stored(candidate)[1] < time:
                 continue
-            block = self._cache.get(archive, candidate)
+            block = self._shared.block(archive, candidate)
             wanted = (block.stored_at >= time) & (block.offsets >= offset) & (block.offsets < end)
             rows = np.flatnonzero(wanted)
             if len(rows):
@@ -305,11 +325,12 @@ class Tiers:
         opened = self.archive(archive)
         place = self._found.get((archive, position))
         if place is None:
-            with _told(opened.name):
-                place = opened.place(position)
+            key = "place", archive, position
+            place = self._read(opened.name, key, lambda: opened.place(position))
             if place is None:
                 return None
-        block = self._cache.get(archive, place[0])
+            self._remember(archive, position, place)
+        block = self._shared.block(archive, place[0])
         return self._messages(opened, place[0], block, place[1], place[1] + 1)[0]
 
     def covering(self, begin: int | None, end: int | None) -> list[Covered]:
@@ -331,13 +352,19 @@ class Tiers:
         """See `Archived.candidates`; where they are is remembered for `record`."""
         opened = self.archive(archive)
         with _told(opened.name):
-            found = opened.find_places(low, high)
+            if opened.denies(low, high):
+                return []
+        key = "key", archive, low, high
+        found = self._read(opened.name, key, lambda: opened.find_places(low, high))
         for one in found[-FOUND_KEPT:]:
-            self._found[archive, one.position] = (one.block, one.row)
+            self._remember(archive, one.position, (one.block, one.row))
+        return [one.position for one in found]
+
+    def _remember(self, archive: int, position: int, place: tuple[int, int]) -> None:
+        self._found[archive, position] = place
         while len(self._found) > FOUND_KEPT:
             with contextlib.suppress(KeyError):  # as above
                 self._found.popitem(last=False)
-        return [one.position for one in found]
 
     # --- the whole ---
 

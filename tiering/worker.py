@@ -26,6 +26,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import AuditReport, audit
 from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
+from tiering.classes import RetentionClass, life_of
 from tiering.due import Agenda, ArchiveDue, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
@@ -46,7 +47,8 @@ from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
-from tiering.storeside import Progress, Store
+from tiering.storeside import Progress, Store, TopicFacts
+from tiering.survey import encrypted_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trusted import Trusted, observe
 
@@ -126,7 +128,7 @@ class Worker:
         )
         self._mover = Mover(
             store, settings, self._places, self._pool, self._reading, self._uploading,
-            self._check, self._tell,
+            self._check, self._tell, self._class_of,
         )  # fmt: skip
         self._shifter = Shifter(
             store, policy, self._places, self._mover.intents, self._reading, self._uploading,
@@ -195,6 +197,11 @@ class Worker:
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
             )  # fmt: skip
+
+    def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
+        """What becomes of a topic's messages once they left hot; None: nothing."""
+        known = traits_of([topic], encrypted_of([topic], self._keys))
+        return life_of(self.policy, known[topic.name]).kind
 
     # --- runs ---
 

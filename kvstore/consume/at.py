@@ -38,6 +38,16 @@ def messages_at(
             yield from found if at <= end else (m for m in found if m.offset < end)
 
 
+def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) -> int:
+    """The first offset of a queue stored at or after a time; behind what is lost, if it would be
+    among that.
+    """
+    try:
+        return reader.offset_at(topic, queue, time, upper=False)
+    except LOST as e:
+        return passed_over(e, -1, group)
+
+
 def passed_over(error: RecordDamaged | ArchiveDamaged, at: int, group: str) -> int:
     """Say that a group goes on behind damage met at an offset; returns where."""
     _log.error("kvmq passed over messages that group %r popped: %s", group, error)

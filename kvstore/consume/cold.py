@@ -67,14 +67,19 @@ class Cold:
 
     def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:
         """The first held offset from `low` to before `high`, all of one place, that was stored at
-        or after `time`.
+        or after `time`. Where it would be among what is lost, the error says what comes behind.
         """
         found = self.place(topic.base + queue, low)
         if found is None:
             return None
         archive, behind = found
         end = min(high, behind)
-        return self.archived.first_from(archive, topic.id, queue, time, low, end)
+        try:
+            return self.archived.first_from(archive, topic.id, queue, time, low, end)
+        except ArchiveDamaged as e:
+            following = end if e.next_offset is None else min(e.next_offset, end)
+            told = f"queue {queue} of {topic.name!r}, stored at {time} or later: {e}"
+            raise with_next(e, f"{told}; go on at offset {following}", following) from e
 
     def below(self, key: int, offset: int, end: int) -> bool | None:
         """Whether the record of the first held message from `offset` on stood below a position of

@@ -68,7 +68,9 @@ class DeadLetters:
             for message in messages_at(self._reader, topic, key.queue, offsets, group.name):
                 name = _ID.pack(group.id, topic.id, key.queue, message.offset, lock.nonce)
                 copy = _copy(message, group.name, target.name, name.hex().upper(), lock.attempts)
-                if not self._reader.query(target, str(copy.message_id), None, None, 1):
+                # A copy is no older than what it is of.
+                begin = message.stored_at
+                if not self._reader.query(target, str(copy.message_id), begin, None, 1):
                     copies.append(copy)
         self._put_what_fits(copies)
         for key, lock in rows:

@@ -263,12 +263,16 @@ class Flights:
 
     def _read(self, prefix: bytes) -> None:
         group = U32.unpack_from(prefix)[0]
+        found: list[tuple[LockKey, Lock]] = []
         for raw, value in self._families.rows(LOCKS, prefix, behind(prefix)):
             key, lock = read_lock_key(raw), unpack_lock(value)
             if lock.recoveries < self._offsets.recoveries:
                 lock = self._cut(key, lock)
                 if not lock.locked:
                     continue
+            found.append((key, lock))
+        # Cutting may have to be tried again; nothing may be counted twice for that.
+        for key, lock in found:
             flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
             flight.count(key, lock.locked.bit_count())
             if lock.attempt_id:

@@ -6,7 +6,8 @@ its time. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written; a flight's
 lock is held from the look to the write, and no longer than one claim takes, which is bounded
-whatever a filter refuses; a pop that raised changed nothing.
+whatever a filter refuses; nothing is read from an archive under it: a claim that would have to is
+put off until that was read, and looks again; a pop that raised changed nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from kvstore.archived import AtHand, NotAtHand
 from kvstore.clock import Clock
-from kvstore.consume.at import messages_at
+from kvstore.consume.at import first_at, messages_at
 from kvstore.consume.claim import Claim
 from kvstore.consume.deadletters import DeadLetters
 from kvstore.consume.flight import Change, Flight
@@ -151,10 +153,15 @@ class Pop:
         be what the next one was waiting for; between two of them others have their turn.
         """
         out: list[Popped] = []
-        looked = 0
+        looked, kept = 0, AtHand()
         while True:
-            with self.counted(group):
-                claim = self._claim(group, topic, wanted, out)
+            try:
+                with self.counted(group), self._reader.at_hand(kept):
+                    claim = self._claim(group, topic, wanted, out, kept)
+            except NotAtHand:
+                kept.fetch()
+                continue
+            kept = AtHand()
             if claim is None or not claim.left:
                 return Found(out)
             if claim.unavailable is not None:
@@ -177,9 +184,11 @@ class Pop:
         return _free if group.max_in_flight is None else self._counting
 
     def _claim(
-        self, group: GroupInfo, topic: Topic, wanted: Wanted, out: list[Popped]
+        self, group: GroupInfo, topic: Topic, wanted: Wanted, out: list[Popped], kept: AtHand
     ) -> Claim | None:
-        """Claim once, and add what was taken to `out`; None if there is nothing more to be had."""
+        """Claim once, and add what was taken to `out`; None if there is nothing more to be had.
+        `NotAtHand`, with nothing changed, if that takes a read.
+        """
         with self._flights.flying(group.id, topic.id) as flight:
             if flight.dead:
                 self._still_there(group, topic)
@@ -189,14 +198,16 @@ class Pop:
                 if again:
                     out += again
                     return None
-            claim = self._take(flight, group, topic, wanted)
+            claim = self._take(flight, group, topic, wanted, kept)
             out += claim.popped(self._receipts)
             if claim.taken and flight.waiters:
                 # Who waits may have to look again earlier than he thought.
                 self._waiting.freed(flight, 1)
             return claim
 
-    def _take(self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted) -> Claim:
+    def _take(
+        self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted, kept: AtHand
+    ) -> Claim:
         change = Change(self._families.batch())
         claim = (OrderedClaim if group.ordered else Claim)(
             flight,
@@ -216,14 +227,16 @@ class Pop:
             # What has run out counts no more: nobody may ever ask for it again.
             claim.room = group.max_in_flight - self._flights.live_at(group.id, claim.now)
         if topic.is_priority and wanted.queue is None:
-            self._take_by_priority(claim, flight, topic, group)
+            self._take_by_priority(claim, flight, topic, group, kept)
         else:
             claim.take_due()
             if claim.dead:
                 self._bury(claim, topic, group)
             if flight.has_parked:
                 claim.take_parked(wanted.queue)
-            self._take_unread(claim, flight, topic, group, wanted)
+            self._take_unread(claim, flight, topic, group, wanted, kept)
+        if claim.unavailable is not None and kept.misses:
+            raise NotAtHand(str(claim.unavailable))
         claim.finish()
         if change or change.next:
             self._write(flight, change)
@@ -254,13 +267,18 @@ class Pop:
         flight.settle(change)
 
     def _take_unread(
-        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo, wanted: Wanted
+        self,
+        claim: Claim,
+        flight: Flight,
+        topic: Topic,
+        group: GroupInfo,
+        wanted: Wanted,
+        kept: AtHand,
     ) -> None:
         if wanted.queue is not None:
             queues: Sequence[int] = (wanted.queue,)
         else:
-            queues = order(topic.read_queues, flight.turn, priority=False)
-            flight.turn += 1
+            queues = order(topic.read_queues, _turn(flight, kept), priority=False)
         for queue in queues:
             if not claim.left or claim.room <= 0:
                 return
@@ -278,12 +296,12 @@ class Pop:
                 claim.take_unread(queue, at)
 
     def _take_by_priority(
-        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo
+        self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo, kept: AtHand
     ) -> None:
         """Of each queue what is due, then what is unread, before anything of the next."""
         if flight.has_parked and not group.ordered:
             claim.take_parked(None)
-        for queue in order(topic.read_queues, flight.turn, priority=True):
+        for queue in order(topic.read_queues, _turn(flight, kept), priority=True):
             if not claim.left:
                 break
             claim.take_due_of(queue)
@@ -291,7 +309,6 @@ class Pop:
                 claim.take_parked(queue)
             if claim.left and claim.room > 0:
                 self._take_unread_of(claim, flight, topic, group, queue)
-        flight.turn += 1
         claim.goes_on_with_due()
         if claim.dead:
             self._bury(claim, topic, group)
@@ -320,7 +337,7 @@ class Pop:
             return bounds.min_offset
         if group.start == "end":
             return self._offsets.behind(topic.base + queue, group.since, bounds)
-        return self._reader.offset_at(topic, queue, group.start, upper=False)
+        return first_at(self._reader, topic, queue, group.start, group.name)
 
     def _again(self, flight: Flight, topic: Topic, group: str, attempt_id: bytes) -> list[Popped]:
         """What an earlier pop with this attempt id took, and is still locked by it."""
@@ -336,3 +353,11 @@ class Pop:
                 receipt = receipts[message.offset]
                 out.append(Popped(message, receipt, lock.attempts, key.due))
         return out
+
+
+def _turn(flight: Flight, kept: AtHand) -> int:
+    """The turn of a pop, which stays the same when it has to look again; others have the next."""
+    if kept.turn is None:
+        kept.turn = flight.turn
+        flight.turn += 1
+    return kept.turn

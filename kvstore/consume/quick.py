@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final
 
+from kvstore.archived import AtHand
 from kvstore.clock import Clock
 from kvstore.consume.ahead import read_ahead
 from kvstore.consume.finder import LOST
@@ -185,11 +186,12 @@ class Quick:
         at = flight.next.get(queue)
         if at is None:
             return None
-        low, high = self._reader.bounds(ask.topic.base + queue)
-        if at < low or high - at < ask.limit:
-            return None
         try:
-            ahead = read_ahead(flight, self._reader, ask.topic, queue, at, ask.limit)
+            with self._reader.at_hand(AtHand()):
+                low, high = self._reader.bounds(ask.topic.base + queue)
+                if at < low or high - at < ask.limit:
+                    return None
+                ahead = read_ahead(flight, self._reader, ask.topic, queue, at, ask.limit)
         except (*LOST, ArchiveUnavailable):
             return None
         self._flights.reads_ahead(flight)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Final, Protocol
 
-from kvstore.archived import Archived
+from kvstore.archived import Archived, AtHand
 from kvstore.config import StoreConfig
 from kvstore.consume.cold import Cold
 from kvstore.consume.finder import LOST, Finder
@@ -39,6 +40,7 @@ from kvstore.record.decode_run import decode_run
 from kvstore.record.facts import facts
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 
+_free: Final = nullcontext()
 _LOOKED_THROUGH: Final = 8192
 """Positions asked for at a time where the end of a segment is searched."""
 
@@ -94,6 +96,10 @@ class Reader:
         """Have what places say is in archives read from there."""
         self.cold = Cold(self._index, archived, self.first_segment)
         self._index.archived_below = self.cold.below
+
+    def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
+        """Around a look under a lock that others want: see `AtHand`."""
+        return _free if self.cold is None else self.cold.archived.at_hand(kept)
 
     def mark(self) -> int:
         """What `moved_on` asks for: taken before a look."""

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from itertools import chain
 from typing import Final, NamedTuple
 
+from kvstore.archived import AtHand, NotAtHand
 from kvstore.clock import Clock
 from kvstore.consume.at import messages_at
 from kvstore.consume.deadletters import Put
@@ -136,8 +137,32 @@ class Redrive:
         if at >= end:
             return None
         mine, behind = self._look(group, letters, queue, range(at, min(end, at + _AT_ONCE)), most)
+        kept = AtHand()
+        if self._reader.cold is not None:
+            for letter in mine:
+                self._original(letter)  # so that it is at hand
+        while True:
+            try:
+                return self._lock_all(group, letters, queue, at, mine, behind, kept)
+            except NotAtHand:
+                kept.fetch()
+
+    def _lock_all(
+        self,
+        group: GroupInfo,
+        letters: Topic,
+        queue: int,
+        at: int,
+        mine: list[_Letter],
+        behind: int,
+        kept: AtHand,
+    ) -> int:
+        """Lock the originals of letters, or put those back that have none any more. `NotAtHand`,
+        with nothing changed, if that takes a read.
+        """
         topics = {letter.topic.id: letter.topic for letter in mine}
         with ExitStack() as held:
+            held.enter_context(self._reader.at_hand(kept))
             flights = {
                 # In the order in which committing takes them.
                 topic: held.enter_context(self._flights.flying(group.id, topic))

@@ -33,6 +33,7 @@ from tiering.archive.layout import (
     BLOCK_BYTES_DEFAULT,
     BLOCK_ROWS_MAX,
     DECODED_MAX,
+    NO_QUEUE,
     PARTS,
     PartKind,
 )
@@ -219,7 +220,8 @@ def payloads_of(fields: Fields, spans: Sequence[BlockSpan]) -> list[Payloads]:
 def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan], bounds: Column) -> list[bool]:
     """Which blocks have a record that topic, queue and columns would not give back."""
     queues = np.repeat(np.array([span.queue for span in spans], np.int64), np.diff(bounds))
-    odd = ~fields.regular | (fields.queue != queues)
+    # What is in no queue has an offset here that is not the record's.
+    odd = ~fields.regular | (fields.queue != queues) | (queues == NO_QUEUE)
     whole: list[bool] = np.logical_or.reduceat(odd, bounds[:-1]).tolist()
     topics = fields.topics()
     for i, (begin, end) in enumerate(pairwise(bounds.tolist())):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kvstore.errors import ArchiveDamaged, KeyMissing, RecordDamaged
 from kvstore.record.check import check_record
 from kvstore.record.facts import facts
+from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
 from tiering.archive.directory import Rows
 from tiering.archive.keyed import Levels, digests_of
 from tiering.archive.layout import (
@@ -30,6 +31,7 @@ from tiering.archive.layout import (
     HEADER_COVERED,
     HEADER_MAGIC,
     HEADER_SIZE,
+    NO_QUEUE,
 )
 from tiering.archive.packed import I64
 
@@ -144,9 +146,15 @@ class _Check:
             found = facts(raw, 0, len(raw))
             same = (block.topic.encode(), block.queue, int(block.offsets[row]),
                     int(block.stored_at[row]), len(raw))  # fmt: skip
-            if (found.topic, found.queue, found.offset, found.stored_at, size) != same:
+            queue, offset = found.queue, found.offset
+            level = levels.only or levels.at(position)
+            if block.queue == NO_QUEUE:
+                kind = found.system_flags & TRANSACTION_MASK
+                queue, offset = NO_QUEUE if kind in (PREPARED, ROLLBACK) else queue, position
+                level = 0 if kind == ROLLBACK else level
+            if (found.topic, queue, offset, found.stored_at, size) != same:
                 yield f"the record at {position} is not the one that the columns say"
-            for digest in digests_of(found.properties, levels.only or levels.at(position)):
+            for digest in digests_of(found.properties, level):
                 self._digests.append(digest)
                 self._keyed.append(start + row)
 

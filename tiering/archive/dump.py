@@ -18,7 +18,7 @@ from kvstore.errors import ArchiveDamaged, KeyMissing, RecordDamaged
 from kvstore.record.decode import decode
 from kvstore.record.values import StoredMessage
 from tiering.archive.check import Problem
-from tiering.archive.layout import HEADER_MAGIC, TRAILER_MAGIC
+from tiering.archive.layout import HEADER_MAGIC, NO_QUEUE, TRAILER_MAGIC
 from tiering.archive.reader import Archive
 
 
@@ -36,7 +36,9 @@ def described(archive: Archive) -> dict[str, Any]:
 def blocks(
     archive: Archive, topic: str | None = None, queue: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every block, or those of a topic or queue, as the directory has it. Raises ArchiveDamaged."""
+    """Every block, or those of a topic or queue, as the directory has it; the queue is None where
+    records lie that are in none. Raises ArchiveDamaged.
+    """
     rows = archive.rows()
     names = [found.name for found in archive.manifest.topics]
     for number in chosen(archive, topic, queue):
@@ -44,6 +46,8 @@ def blocks(
         fields: dict[str, Any] = dict(zip(row._fields, row, strict=True))
         del fields["topic_number"]
         name = names[row.topic_number]
+        if row.queue == NO_QUEUE:
+            fields["queue"] = None
         place, part_sizes = archive.directory.place(number)
         yield {"block": number, "topic": name, **fields, "place": place, "part_sizes": part_sizes}
 

@@ -2,7 +2,8 @@
 
 The idea: the same as in a segment: what the topic's `key_index` took when the message was put.
 
-Invariant: writer and verification ask here, so they can't disagree.
+Invariants: writer and verification ask here, so they can't disagree; what a transaction took back
+is found by no key, as in a segment.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh32_intdigest
 
 from kvstore.record.facts import names_of
-from kvstore.record.names import KEYS, UNIQUE_ID
+from kvstore.record.names import KEYS, ROLLBACK, TRANSACTION_MASK, UNIQUE_ID
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.packed import I64
 
@@ -55,6 +57,12 @@ def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tup
             digests += map(xxh32_intdigest, found)
             rows += some
     return np.array(digests, np.int64), np.array(rows, np.int64)
+
+
+def is_taken_back(system_flags: I64) -> NDArray[np.bool_]:
+    """Which messages, by their system flags, a transaction took back."""
+    found: NDArray[np.bool_] = (system_flags & TRANSACTION_MASK) == ROLLBACK
+    return found
 
 
 class Levels:

@@ -77,6 +77,9 @@ BLOCK_BYTES_DEFAULT: Final = 256 * 1024
 PARTS: Final = 3
 BLOCK_ROWS_MAX: Final = 1 << 16
 """Records of one block, at most."""
+NO_QUEUE: Final = 0xFFFF_FFFF
+"""The queue, which no topic has, under which records lie that are in none: what a transaction
+prepares or takes back. Their offsets are their positions, since they have none of their own."""
 COLUMNS_FORMAT: Final = 1
 """Format byte of a fixed part and of a properties part that are in columns."""
 VERBATIM_FORMAT: Final = 255

@@ -309,7 +309,7 @@ class Archive:
         times come as well. Raises ArchiveDamaged.
         """
         first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
-        if first == last and self.filter is not None and not self.filter.may_hold(first):
+        if self.denies(low, high):
             return []
         fences = self.key_fences
         if fences is None or not self.may_hold_time(begin, end):
@@ -327,6 +327,11 @@ class Archive:
         if first != last:
             return found
         return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
+
+    def denies(self, low: int, high: int) -> bool:
+        """Whether no message has a key with such a hash; nothing is read for that."""
+        first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
+        return first == last and self.filter is not None and not self.filter.may_hold(first)
 
     def may_hold_time(self, begin: int | None, end: int | None) -> bool:
         """Whether a message may have been stored between two times, both included."""

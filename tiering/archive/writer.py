@@ -27,7 +27,7 @@ from tiering.archive.coder import LEVEL_DEFAULT, CodecName, Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import encode_directory
 from tiering.archive.integers import bounds_of
-from tiering.archive.keyed import Levels, digests_in_columns, digests_of
+from tiering.archive.keyed import Levels, digests_in_columns, digests_of, is_taken_back
 from tiering.archive.layout import (
     BLOCK_BYTES_DEFAULT,
     CRC,
@@ -36,6 +36,7 @@ from tiering.archive.layout import (
     HEADER,
     HEADER_COVERED,
     HEADER_MAGIC,
+    NO_QUEUE,
     TRAILER,
     TRAILER_COVERED,
     TRAILER_MAGIC,
@@ -178,9 +179,10 @@ class ArchiveWriter:
         spans: list[BlockSpan] = []
         at = begin = 0
         left = fields.count
-        self._check_order(fields.offsets)
         for (number, queue), count in self._stretches():
             topic = self._topics[number]
+            if queue == NO_QUEUE:
+                fields.offset[at : at + count] = fields.position[at : at + count]
             pieces = cut(fields.sizes, at, at + count, self._settings.block_bytes)
             begin, at = at, at + count
             if at == fields.count and not is_last:
@@ -189,6 +191,7 @@ class ArchiveWriter:
                 BlockSpan(topic.topic.name, queue, start, stop, number, topic.secret)
                 for start, stop in pieces
             ]
+        self._check_order(fields.offsets)
         share = self._settings.block_bytes
         done = fields.part(0, left)
         blocks = encode_blocks(done, spans, self._coder, group_bytes=share)
@@ -260,6 +263,10 @@ class ArchiveWriter:
         else:
             counts = [span.stop - span.start for span in spans]
             levels = np.repeat(np.array([found.only for found in each], np.int64), counts)
+        for span in spans:
+            if span.queue == NO_QUEUE:
+                some = slice(span.start, span.stop)
+                levels[some][is_taken_back(fields.system_flags[some])] = 0
         if fields.even is not None:
             digests, rows = digests_in_columns(fields.even.columns, levels)
             self._digests.frombytes(digests.astype(np.uint32).tobytes())

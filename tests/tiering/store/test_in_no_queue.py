@@ -1,0 +1,174 @@
+"""What a transaction prepared or took back is in no queue, and in archives all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+import tiering
+from kvstore import Message, MessageNotFound, Store, StoreConfig, StoredMessage
+from kvstore.errors import OffsetNotFound
+from kvstore.rebuild import rebuild
+from kvstore.record.encode import blank
+from tests.fixtures import unpack_fixture
+from tests.rocketmq.logs import NOW, make_store, record
+from tests.support.clock import VirtualClock
+from tiering import Policy, Worker
+
+POLICY = Policy(max_bytes=1, warm="archive", watermarks=None, clock_doubt=0.0)
+SEGMENT = 64 << 10
+PREPARED, TAKEN_BACK = 4, 12
+
+
+def config(**changed: Any) -> StoreConfig:
+    clock = VirtualClock()
+    return StoreConfig(clock=clock, checkpoint_interval=1e9, retention_interval=1e9, **changed)
+
+
+def loose(store: Store, positions: list[int]) -> dict[Any, Any]:
+    """What is said of records, whether any queue has them or not."""
+    out: dict[Any, Any] = {}
+    for position in positions:
+        found = store.read_at(position)
+        out["at", position] = found
+        for name in (found.position_id, found.message_id):
+            out["find", name] = outcome(store.find, name)
+        for key in found.keys:
+            out["key", key] = store.query(found.topic, key)
+    return out
+
+
+def whole(store: Store, positions: list[int]) -> dict[Any, Any]:
+    """All records, and all that queues have."""
+    return {position: store.read_at(position) for position in positions} | {
+        (topic.name, queue): found
+        for topic in store.topics()
+        for queue in range(topic.read_queues)
+        for low in (store.bounds(topic.name, queue).min_offset,)
+        if (found := store.pull(topic.name, queue, low, 1000).messages)
+    }
+
+
+def outcome(call: Callable[[Any], StoredMessage], asked: object) -> StoredMessage | None:
+    try:
+        return call(asked)
+    except MessageNotFound:
+        return None
+
+
+def test_a_log_of_rocketmq_gives_all_its_records_from_archives_too(tmp_path: Path) -> None:
+    fixture = unpack_fixture("classic", tmp_path)
+    kvstore.import_rocketmq(fixture.store, tmp_path / "a", config())
+    every = [m["physicalOffset"] for m in fixture.messages]
+    kinds = {m["physicalOffset"]: m["sysFlag"] & 12 for m in fixture.messages}
+    positions = [p for p, kind in kinds.items() if kind]
+    assert [kinds[p] for p in positions].count(PREPARED) == 2
+    assert TAKEN_BACK in kinds.values()
+    with kvstore.open(tmp_path / "a", config()) as store:
+        store.seal()
+        said, pulled = loose(store, positions), whole(store, every)
+        with Worker(store, POLICY) as worker:
+            assert not worker.run_once().failed
+            assert store.stats().segments == 1
+            assert sum(a.messages for a in worker.archives()) == len(every)
+            worker.merge()
+            assert (loose(store, positions), whole(store, every)) == (said, pulled)
+            assert worker.verify().problems == []
+    rebuild(tmp_path / "a", config())
+    with kvstore.open(tmp_path / "a", config()) as store:
+        assert (loose(store, positions), whole(store, every)) == (said, pulled)
+    tiering.restore(tmp_path / "a" / "archive", tmp_path / "b")
+    with kvstore.open(tmp_path / "b", config()) as store:
+        assert loose(store, positions) == said
+        assert whole(store, every) == pulled
+
+
+def half(position: int, n: int, flags: int, topic: str = "T") -> bytes:
+    properties = f"KEYS\x01half-{n} all\x02UNIQ_KEY\x01U{n}\x02".encode()
+    return record(position, b"%d" % n * 200, topic=topic, system_flags=flags, properties=properties)
+
+
+@pytest.fixture
+def adopted(tmp_path: Path) -> tuple[Path, dict[str, list[int]]]:
+    """A store of two full segments, the second of halves alone, of a topic that has messages, and
+    of one that has no other.
+    """
+    segments, positions = [], {"T": list[int](), "only": list[int]()}
+    for number in (0, 1):
+        data = b""
+        for n in range(14):
+            topic = "only" if number and n % 2 else "T"
+            flags = (PREPARED, TAKEN_BACK)[n % 3 == 0] if number else 0
+            at = number * SEGMENT + len(data)
+            if flags:
+                positions[topic].append(at)
+                data += half(at, n, flags, topic)
+            else:
+                data += record(at, b"whole %d" % n, offset=n, stored_at=NOW)
+        left = SEGMENT - len(data)
+        segments.append(data + (blank(left) + bytes(left))[:left])
+    at = 2 * SEGMENT
+    last = record(at, b"last", offset=14, stored_at=NOW)
+    segments.append(last + bytes(SEGMENT - len(last)))
+    make_store(tmp_path / "source", segments)
+    kvstore.import_rocketmq(tmp_path / "source", tmp_path / "a", config())
+    return tmp_path / "a", positions
+
+
+def test_a_segment_of_nothing_else_is_archived_and_read_by_position_and_key(
+    adopted: tuple[Path, dict[str, list[int]]],
+) -> None:
+    path, positions = adopted
+    every = sorted(p for some in positions.values() for p in some)
+    with kvstore.open(path, config()) as store:
+        before = loose(store, every)
+        assert len(before["key", "all"]) > 1
+        with Worker(store, POLICY) as worker:
+            assert not worker.run_once().failed
+            assert store.stats().segments == 1
+            assert loose(store, every) == before
+            assert store.bounds("T", 0) == (0, 15)
+            with pytest.raises(OffsetNotFound):
+                store.get("only", 0, 0)
+            worker.merge()
+        assert loose(store, every) == before
+        assert [m.offset for m in store.pull("T", 0, 0, 100).messages] == list(range(15))
+        assert store.verify(archives=True).problems == []
+        store.delete_topic("only")
+        assert store.find("U2") == before["find", "U2"]
+
+
+def test_erasing_reaches_them_in_segments_and_archives(
+    adopted: tuple[Path, dict[str, list[int]]],
+) -> None:
+    path, positions = adopted
+    with kvstore.open(path, config()) as store, Worker(store, POLICY) as worker:
+        report = worker.erase(key="half-2")
+        assert (report.is_proven, report.messages, report.segments) == (True, 1, [1])
+        worker.run_once()
+        report = worker.erase(key="half-4")
+        assert (report.is_proven, report.messages, len(report.rewritten)) == (True, 1, 1)
+        left = [p for some in positions.values() for p in some]
+        found = [m for p in left if (m := outcome(store.read_at, p)) is not None]
+        keys = {key for m in found for key in m.keys}
+        assert keys == {"all"} | {f"half-{n}" for n in range(14) if n not in (2, 4)}
+
+
+def test_a_compacted_topic_keeps_them_whatever_their_keys(
+    adopted: tuple[Path, dict[str, list[int]]],
+) -> None:
+    path, positions = adopted
+    every = sorted(p for some in positions.values() for p in some)
+    with kvstore.open(path, config()) as store:
+        store.create_topic("C", kind="compacted")
+        store.put_batch([Message("C", b"%d" % n * 90, keys=("one",)) for n in range(80)])
+        store.seal()
+        before = loose(store, every)
+        with Worker(store, POLICY) as worker:
+            worker.run_once()
+            worker.merge()
+        assert loose(store, every) == before
