@@ -275,6 +275,10 @@ class Archived(Protocol):
         """What an archive holds, of all queues; read from it."""
         ...
 
+    def untangled(self, held: Iterable[Held]) -> list[Held]:
+        """The same, of stretches that overlap those that do not; read from the archives."""
+        ...
+
     def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
         """Rows for the catalog of a store that has lost its own: what archives of the store there
         are in its own folder, numbered from `number` on.

@@ -124,7 +124,8 @@ class Store(Calls):
             self._offsets.recovered(self._log.end)
         self._index.topics_fresh_from(self._topics.next_id)
         self._reader = Reader(self._log, self._index, config, is_live=self._topics.is_live)
-        if next(self._index.families.rows(ARCHIVES, b""), None) is not None:
+        has_archives = next(self._index.families.rows(ARCHIVES, b""), None) is not None
+        if has_archives or self._index.gone().segments:
             self._reader.read_from(self._archives())
         if read_only:
             follower = Follower(self._log, self._index, self._reader, self._archives)

@@ -24,6 +24,7 @@ from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, FormatError, Segm
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
+    NO_ARCHIVE,
     PLACES,
     QUEUE_MASK,
     RUNS,
@@ -162,7 +163,7 @@ def _check_places(
         if before is not None and before[2].is_archived and before[:2] != found[:2]:
             _tell_place(names, before, "the queue's last place is an archive's", report)
         before = found
-        if found[2].is_archived:
+        if found[2].is_archived and found[2].archive != NO_ARCHIVE:
             numbers = cold.archived.numbers() if cold is not None else ()
             if found[2].archive not in numbers and get(PLACES, key) == value:
                 what = f"place says archive {found[2].archive}, which the catalog does not have"

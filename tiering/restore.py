@@ -48,6 +48,7 @@ from tiering.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
+from tiering.untangling import untangled
 
 _DAMAGE: Final = (ArchiveDamaged, FormatTooNew, KeyMissing, ObjectNotFound, ObjectTooShort)
 """What costs an archive; that a place doesn't answer costs the restore."""
@@ -208,6 +209,7 @@ class _Restoring:
         self._unreadable: dict[str, str] = {}
         self._rows: list[ArchiveRow] = []
         self._held: list[Held] = []
+        self._taken: dict[int, Archive] = {}
         self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
 
     def run(self, objects: Sequence[_Object], *, is_given: bool, take_over: bool) -> RestoreReport:
@@ -318,6 +320,7 @@ class _Restoring:
         number = one.object.number
         tier: Tier = self._tier if place != FOLDER else "warm"
         self._held += contents(archive, number).held
+        self._taken[number] = archive
         self._rows.append(
             row_of(
                 archive.manifest, number=number, place=place, key=key, tier=tier, size=size, crc=crc
@@ -351,7 +354,8 @@ class _Restoring:
                 if before is None or topic.id >= before.id:
                     known[topic.name] = topic
         ids = {topic.id for topic in known.values()}
-        return list(known.values()), [held for held in self._held if held.topic in ids]
+        mine = [held for held in self._held if held.topic in ids]
+        return list(known.values()), untangled(mine, self._taken.__getitem__)
 
 
 def _newest(every: Sequence[_Found]) -> tuple[list[_Found], int]:

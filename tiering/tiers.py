@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from kvstore.access import ArchiveAccess
-from kvstore.archived import AtHand, Contents, Covered, Problem, TierStats
+from kvstore.archived import AtHand, Contents, Covered, Held, Problem, TierStats
 from kvstore.clock import Clock
 from kvstore.errors import (
     ArchiveDamaged,
@@ -44,6 +44,7 @@ from tiering.keys import provider_of
 from tiering.opened import OpenArchives
 from tiering.place import Place, open_kept
 from tiering.shared import Shared
+from tiering.untangling import untangled
 
 SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
@@ -377,6 +378,10 @@ class Tiers:
         opened = self.archive(archive)
         with _told(opened.name):
             return contents(opened, archive)
+
+    def untangled(self, held: Iterable[Held]) -> list[Held]:
+        """See `Archived.untangled`."""
+        return untangled(held, self.archive)
 
     def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from kvstore.archived import Archived
 from kvstore.errors import ArchiveDamaged
 from kvstore.index.index import Index
-from kvstore.index.keys import QUEUE_MASK
+from kvstore.index.keys import NO_ARCHIVE, QUEUE_MASK
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
@@ -55,6 +55,8 @@ class Cold:
         if found is None:
             return None
         archive, behind = found
+        if archive == NO_ARCHIVE:
+            return behind
         try:
             messages = self.archived.messages(archive, topic.id, queue, offset, behind, limit)
         except ArchiveDamaged as e:
@@ -73,6 +75,8 @@ class Cold:
         if found is None:
             return None
         archive, behind = found
+        if archive == NO_ARCHIVE:
+            return None
         end = min(high, behind)
         try:
             return self.archived.first_from(archive, topic.id, queue, time, low, end)
@@ -89,6 +93,8 @@ class Cold:
         if found is None:
             return None
         archive, behind = found
+        if archive == NO_ARCHIVE:
+            return None
         first, last = self.archived.span(archive)
         if last < end or first >= end:
             return last < end

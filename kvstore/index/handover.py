@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvstore.archived import Arriving, Held, Queue
 from kvstore.errors import CallerError, IndexDamaged
@@ -27,6 +27,7 @@ from kvstore.index.keys import (
     MESSAGE_KEYS,
     META,
     NEXT_ARCHIVE,
+    NO_ARCHIVE,
     NOWHERE,
     PLACES,
     RUNS,
@@ -42,6 +43,9 @@ from kvstore.index.keys import (
     segment_range,
 )
 from kvstore.index.runs import count_of
+
+_NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
+"""Where the log has what is before, and nobody what is here."""
 
 
 class Gone(NamedTuple):
@@ -93,10 +97,12 @@ def hand_over(
                     f"{first} on, and no place for them; `kvmq rebuild` makes it anew"
                 )
             stored_at = read_place(key, it.value())[2].stored_at
-            if home is None or before == key:
-                batch.delete(PLACES, key)
-            else:
+            if home is not None and before != key:
                 batch.put(PLACES, key, place_value(ARCHIVE_FIRST + home, stored_at))
+            elif home is None and _is_behind_log(families, topic, queue, first, segments):
+                batch.put(PLACES, key, _NOBODY)
+            else:
+                batch.delete(PLACES, key)
             it.next()
             before = it.key() if families.valid(it) else None
             is_last = before is None or not before.startswith(queue_prefix(topic, queue))
@@ -108,6 +114,22 @@ def hand_over(
         batch.delete_range(RUNS, low, high)
         batch.delete_range(MESSAGE_KEYS, low, high)
     return len(found)
+
+
+def _is_behind_log(
+    families: Families, topic: int, queue: int, first: int, leaving: Collection[int]
+) -> bool:
+    """Whether the place before is that of a segment which stays: without a place of its own what
+    comes behind would look like what that segment should have.
+    """
+    if first == 0:
+        return False
+    it = families.iter(PLACES)
+    it.seek_for_prev(place_key(topic, queue, first - 1))
+    if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
+        return False
+    segment = read_place(it.key(), it.value())[2].segment
+    return segment < ARCHIVE_FIRST and segment not in leaving
 
 
 def _stretches(families: Families, segments: Sequence[int]) -> dict[Queue, list[_Stretch]]:
@@ -165,14 +187,19 @@ def _swap_queue(
         if home is None or not is_begin:
             continue
         behind_it = next((p.first for p in rows[i:] if p.segment not in gone), None)
-        # What was before the first that it holds was erased, or is superseded.
-        is_later = home[1] > place.first
+        # What was before the first that it holds was erased, or is superseded. Behind another place
+        # that must not look as if that one had it.
+        is_later = i == 0 and home[1] > place.first
         first, stored_at = home[1:] if is_later else (place.first, place.stored_at)
         if behind_it is None or first < behind_it:
             kept[first] = stored_at
-    for place in rows:
+    for i, place in enumerate(rows):
         if place.segment in gone and place.first not in kept:
-            batch.delete(PLACES, place_key(*queue, place.first))
+            key = place_key(*queue, place.first)
+            if i and rows[i - 1].segment < ARCHIVE_FIRST:
+                batch.put(PLACES, key, _NOBODY)
+            else:
+                batch.delete(PLACES, key)
     for first, stored_at in kept.items():
         assert home is not None, "without an archive nothing is kept"
         value = place_value(ARCHIVE_FIRST + home[0], stored_at)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 
 META: Final = "meta"
 TOPICS: Final = "topics"
@@ -86,6 +86,8 @@ messages are gone.
 
 ARCHIVE_FIRST: Final = 1 << 31
 """From here on, up to `NOWHERE`, a place's number is an archive's plus this, and no segment's."""
+NO_ARCHIVE: Final = NOWHERE - 1 - ARCHIVE_FIRST
+"""The archive that is none: a place that names it says that nobody has its offsets any more."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 QUEUE_MASK: Final = 0xFFFFFFFF

@@ -10,7 +10,7 @@ import pytest
 import kvstore
 from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import fill, held
+from tests.tiering.worker.conftest import config, fill, held
 from tiering import KeyFile, Policy, Worker
 from tiering.place import open_place
 
@@ -265,3 +265,35 @@ def test_what_is_left_of_a_topic_without_a_key_can_be_erased(store: Store, tmp_p
 
 def held_of(store: Store, topic: str) -> list[StoredMessage]:
     return [m for queue in range(2) for m in store.pull(topic, queue, 0, limit=1000).messages]
+
+
+def test_what_was_erased_between_segments_that_stay_is_passed_over(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = Policy(hot_for=10 * DAY, warm="archive", clock_doubt=0.0)
+    path = tmp_path / "gaps"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("a", queues=1)
+        store.create_topic("b", queues=1)
+        for n in range(4):
+            store.put_batch([Message("a", b"%d" % n, queue=0, keys=(f"k{n}",))])
+            if n != 2:
+                store.put_batch([Message("b", b"stays", queue=0)])
+            store.seal()
+        with Worker(store, policy) as worker:
+            for key in ("k1", "k2"):
+                assert worker.erase(key=key).is_proven
+    with kvstore.open(path, config(clock)) as store:
+        assert [m.offset for m in store.pull("a", 0, 0).messages] == [0, 3]
+        assert [m.offset for m in store.pull("a", 0, 1).messages] == [3]
+        for offset in (1, 2):
+            with pytest.raises(kvstore.OffsetNotFound, match="erased"):
+                store.get("a", 0, offset)
+        assert store.offset_at("a", 0, 0) == 0
+        assert store.verify(archives=True).problems == []
+        clock.advance(11 * DAY)
+        with Worker(store, policy) as worker:
+            assert worker.run_once().failed == {}
+            assert worker.merge().failed == {}
+        assert [m.offset for m in store.pull("a", 0, 0).messages] == [0, 3]
+        assert store.verify(archives=True).problems == []
