@@ -10,14 +10,10 @@ Invariant: nothing is changed, not even what is known of the clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from kvstore.archived import Catalog
-from kvstore.files import Files
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, decode_rows
@@ -31,7 +27,8 @@ from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store
 from tiering.storeside import Progress, Settings, TopicFacts
 from tiering.survey import Stats, encrypted_of, segments_of, traits_of
-from tiering.trusted import Trusted, observe
+from tiering.trusted import observe
+from tiering.trustedclock import clock_before
 
 
 class Figures(Protocol):
@@ -123,11 +120,3 @@ def places_of(
         return found
 
     return place_of, [opened(where) for where in others]
-
-
-def clock_before(path: Path, files: Files) -> Trusted | None:
-    """What a worker knew of the time at its last look; None if there was none."""
-    if files.size(path) is not None:
-        with suppress(msgspec.MsgspecError):
-            return msgspec.json.decode(files.read(path), type=Trusted)
-    return None

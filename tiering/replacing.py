@@ -38,6 +38,7 @@ from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
 from tiering.shifting import Shifter
 from tiering.storeside import Store
+from tiering.trustedclock import TrustedClock
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class Replacer:
         reading: RateLimit,
         options: Mapping[str, object],
         check: Callable[[], None],
+        trusted: TrustedClock,
     ) -> None:
         self._store = store
         self._side = store.handover
@@ -74,7 +76,7 @@ class Replacer:
         self._options = dict(options)
         self._check = check
         self._files = store.config.files
-        self._clock = store.config.clock
+        self._trusted = trusted
 
     @property
     def provider(self) -> KeyProvider | None:
@@ -183,7 +185,7 @@ class Replacer:
             row = self._mover.keep(merged.made, first.tier, self._shifter.place_of(first))
             arriving.append(arriving_of(row, merged.made))
         grace = 0 if at_once else round(self._policy.grace * 1000)
-        delete_at = self._clock.now_ms() + grace
+        delete_at = self._trusted.now_ms() + grace
         # Under their own numbers: readers that are under way ask for these.
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows

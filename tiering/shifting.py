@@ -28,6 +28,7 @@ from tiering.policy import Policy
 from tiering.putting import put_announced
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
+from tiering.trustedclock import TrustedClock
 
 
 class Shifter:
@@ -42,7 +43,9 @@ class Shifter:
         reading: RateLimit,
         uploading: RateLimit,
         options: Mapping[str, object],
+        trusted: TrustedClock,
     ) -> None:
+        self._trusted = trusted
         self._side = store.handover
         self._policy = policy
         self._places = places
@@ -124,7 +127,7 @@ class Shifter:
 
     def _retired(self, row: ArchiveRow, number: int) -> ArchiveRow:
         """A row that only keeps an object until its time has come."""
-        delete_at = self._clock.now_ms() + round(self._policy.grace * 1000)
+        delete_at = self._trusted.now_ms() + round(self._policy.grace * 1000)
         return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
 
     def sweep(self, row: ArchiveRow, now: int) -> bool:

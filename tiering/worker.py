@@ -29,7 +29,7 @@ from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
 from tiering.classes import RetentionClass, life_of
 from tiering.due import Agenda, ArchiveDue, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
-from tiering.errors import PolicyIllegal, TieringBusy, TieringStopped
+from tiering.errors import PlaceFull, PolicyIllegal, TieringBusy, TieringStopped
 from tiering.history import History
 from tiering.judging import Today
 from tiering.keys import provider_of
@@ -38,10 +38,9 @@ from tiering.match import Match
 from tiering.merge import TARGET_BYTES
 from tiering.merging import Merger
 from tiering.moving import WORK, Mover
-from tiering.place import Place, open_kept
 from tiering.plan import Plan, make_plan
-from tiering.planning import clock_before
 from tiering.policy import Policy, check_with_store, is_open
+from tiering.policyplaces import open_places
 from tiering.pool import Pool
 from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
@@ -50,7 +49,7 @@ from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store, TopicFacts
 from tiering.survey import encrypted_of, traits_of
 from tiering.tiers import Tiers
-from tiering.trusted import Trusted, observe
+from tiering.trustedclock import TrustedClock
 
 INTERVAL: Final = 60.0
 MOVING: Final = "moving what is due"
@@ -117,8 +116,9 @@ class Worker:
         self._busy = threading.Lock()
         self._unfit: set[int] = set()
         self._tried: set[str] = set()
-        self._looked_at = 0.0
-        self._places = self._open_places(options)
+        noted = store.path / WORK / "clock.json"
+        self._trusted = TrustedClock(noted, self._files, self._clock, policy.clock_doubt)
+        self._places = open_places(policy, store.path, options, self._files, self._clock)
         self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
         self._reading = RateLimit(policy.read_rate, self._clock)
         self._uploading = RateLimit(policy.upload_rate, self._clock)
@@ -132,11 +132,11 @@ class Worker:
         )  # fmt: skip
         self._shifter = Shifter(
             store, policy, self._places, self._mover.intents, self._reading, self._uploading,
-            options,
+            options, self._trusted,
         )  # fmt: skip
         self._replacer = Replacer(
             store, policy, settings, self._mover, self._shifter, self._pool, self._reading,
-            options, self._check,
+            options, self._check, self._trusted,
         )  # fmt: skip
         self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
         self._merger = Merger(self._replacer, self._looker, self._clock, self._tell)
@@ -149,17 +149,6 @@ class Worker:
             places = {kept_as(p.name, store.path): p for p in self._places.values()}
             archived.use(places, keys)
         self._side.attach()
-
-    def _open_places(self, options: Mapping[str, object]) -> dict[Tier, Place]:
-        found: dict[Tier, Place] = {}
-        tiers: tuple[tuple[Tier, str | None], ...]
-        tiers = ("warm", self.policy.warm), ("cold", self.policy.cold)
-        for tier, where in tiers:
-            if where is not None:
-                found[tier] = open_kept(
-                    where, self._store.path, options=options, files=self._files, clock=self._clock
-                )
-        return found
 
     # --- what there is ---
 
@@ -178,7 +167,7 @@ class Worker:
 
     def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
         """What a run would do now, and what that costs or saves; nothing is changed."""
-        now = self._observed().now_ms
+        now = self._trusted.now_ms()
         segments, archives, _ = self._looker.look(now)
         return make_plan(
             self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
@@ -264,7 +253,7 @@ class Worker:
         agenda, sight = self._agenda()
         groups = self._merger.next(agenda, sight, target_bytes)
         if groups:
-            self._merger.merge(groups, sight, self._observed().now_ms, run)
+            self._merger.merge(groups, sight, self._trusted.now_ms(), run)
         return bool(groups)
 
     def erase(
@@ -310,7 +299,7 @@ class Worker:
 
     def _due_at_once(self, number: int) -> SegmentDue | None:
         """What becomes of a segment if it leaves hot now; None: there is no place for it."""
-        now = self._observed().now_ms
+        now = self._trusted.now_ms()
         segments = self._looker.look(now).segments
         segment = next((s for s in segments if s.number == number), None)
         return due_at_once(self.policy, segment, now) if segment else None
@@ -346,22 +335,25 @@ class Worker:
         self._unfit.clear()
         self._looker.judge.begin()
         known = {row.number for row in decode_rows(self._side.rows())}
-        self._try_places()
+        self._try_places(run)
         with run.noting("tidying", StoreError):
             run.removed += self._mover.tidy(known) + self._shifter.tidy()
         self._sweep(run)
         return run
 
-    def _try_places(self) -> None:
-        """Try out, once, what each place promises, and make a folder that is not there yet."""
+    def _try_places(self, run: Run) -> None:
+        """Try out, once, what each place promises, and make a folder that is not there yet. One
+        that is full is noted: what is to go from there must go all the same.
+        """
         for place in self._places.values():
             if place.name not in self._tried:
-                place.check(create=True)
-                self._tried.add(place.name)
+                with run.noting(place.name, PlaceFull):
+                    place.check(create=True)
+                    self._tried.add(place.name)
 
     def _agenda(self) -> tuple[Agenda, Sight]:
         self._store.checkpoint()
-        now = self._observed().now_ms
+        now = self._trusted.now_ms()
         sight = self._looker.look(now)
         fit = [s for s in sight.segments if s.number not in self._unfit]
         agenda = due(
@@ -396,7 +388,7 @@ class Worker:
             else:
                 topics = self._looker.judge.topics_of(row)
                 kind = today.class_of(row.retention_class, topics)
-                is_done = self._shifter.expire(row, kind, self._observed().now_ms)
+                is_done = self._shifter.expire(row, kind, self._trusted.now_ms())
                 if is_done:
                     run.expired.append(row.key)
                     self.history.add("expired", row.key, bytes=row.size, messages=row.messages)
@@ -411,23 +403,11 @@ class Worker:
         for row in decode_rows(self._side.rows()):
             if row.state == "retired":
                 with run.noting(row.key, StoreError, OSError):
-                    if self._shifter.sweep(row, self._clock.now_ms()):
+                    if self._shifter.sweep(row, self._trusted.now_ms()):
                         run.removed.append(row.name)
 
     def _disk_used(self) -> float:
         return self._files.disk_used(self._store.path)
-
-    def _observed(self) -> Trusted:
-        """The trusted time, kept from one look, and one process, to the next."""
-        path = self._store.path / WORK / "clock.json"
-        before = clock_before(path, self._files)
-        now = self._clock.monotonic()
-        elapsed = now - self._looked_at if self._looked_at else None
-        self._looked_at = now
-        found = observe(before, self._clock.now_ms(), elapsed, self.policy.clock_doubt)
-        self._files.make_dir(path.parent)
-        self._files.write_whole(path, msgspec.json.encode(found))
-        return found
 
     def _check(self) -> None:
         if self._stopping.is_set():

@@ -73,9 +73,13 @@ class WatchedFiles(LocalFiles):
 
     # --- what a test asks for ---
 
-    def fail(self, kind: str, *, nth: int = 1, error: int = errno.EIO, times: int = 1) -> None:
-        """Have the `nth` effect of a kind from now on fail, and the `times` - 1 behind it."""
-        self._faults.append(_Fault(kind, nth, times, error))
+    def fail(
+        self, kind: str, *, nth: int = 1, error: int = errno.EIO, times: int = 1, path: str = ""
+    ) -> None:
+        """Have the `nth` effect of a kind from now on fail, and the `times` - 1 behind it; of those
+        on files with `path` in theirs.
+        """
+        self._faults.append(_Fault(kind, nth, times, error, path))
 
     def mend(self) -> None:
         """Have nothing fail any more."""
@@ -127,7 +131,7 @@ class WatchedFiles(LocalFiles):
         self.before(effect)
         with self._lock:
             self.effects.append(effect)
-            error = next((f.error for f in self._faults if f.hits(kind)), None)
+            error = next((f.error for f in self._faults if f.hits(effect)), None)
         if error is not None:
             raise OSError(error, os.strerror(error), str(path))
 
@@ -236,15 +240,16 @@ class WatchedMap(LocalMappedFile):
 
 
 class _Fault:
-    def __init__(self, kind: str, nth: int, times: int, error: int) -> None:
+    def __init__(self, kind: str, nth: int, times: int, error: int, path: str) -> None:
+        self._path = path
         self._kind = kind
         self._left = nth
         self._times = times
         self.error = error
 
-    def hits(self, kind: str) -> bool:
+    def hits(self, effect: Effect) -> bool:
         """Count an effect; whether it is one that fails."""
-        if kind != self._kind:
+        if effect.kind != self._kind or self._path not in str(effect.path):
             return False
         self._left -= 1
         return -self._times < self._left <= 0

@@ -22,7 +22,7 @@ from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.tiering.archive.test_damage import with_trailer
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
-from tiering import Policy, RunReport, TieringBusy, Worker
+from tiering import Policy, PolicyIllegal, RunReport, TieringBusy, Worker
 from tiering.archive.layout import FORMAT_VERSION
 
 DAY = 86_400.0
@@ -297,3 +297,69 @@ def foreign_archive(path: Path, clock: VirtualClock) -> bytes:
         clock.advance(2 * DAY)
         with Worker(other, WARM) as worker:
             return (path / "archive" / worker.run_once().archives[0]).read_bytes()
+
+
+def test_a_leap_that_is_not_believed_does_not_end_the_time_of_grace(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = msgspec.structs.replace(WARM, clock_doubt=DAY, grace=3600.0, hot_for=0.1)
+    with kvstore.open(tmp_path / "graced", config(clock)) as store:
+        for topic, queues in QUEUES.items():
+            store.create_topic(topic, queues=queues)
+        with Worker(store, policy) as worker:
+            worker.run_once()
+            fill(store)
+            clock.advance(10.0)
+            assert worker.run_once().failed == {}
+            merged = worker.merge().merged
+            assert merged
+            clock.step(4_000_000)
+            assert worker.run_once().removed == []
+            clock.advance(3700.0)
+            assert sorted(name.split("/", 1)[1] for name in worker.run_once().removed) == merged
+
+
+# --- places that are not what they should be ---
+
+
+@pytest.mark.parametrize("where", ["commitlog", "index/x", "tiering/made", ".", "a/../tiering"])
+def test_a_place_among_the_stores_own_files_is_refused(store: Store, where: str) -> None:
+    for given in (where, str(store.path / where), f"file://{store.path / where}"):
+        with pytest.raises(PolicyIllegal, match="its own files"):
+            Worker(store, msgspec.structs.replace(WARM, warm=given))
+
+
+def test_two_names_of_one_folder_are_refused_as_two_tiers(store: Store) -> None:
+    (store.path / "there").mkdir()
+    (store.path / "link").symlink_to(store.path / "there")
+    for cold in ("./there", "x/../there", "link", f"file://{store.path / 'link'}"):
+        with pytest.raises(PolicyIllegal, match="two places"):
+            Worker(store, msgspec.structs.replace(BOTH, warm="there", cold=cold))
+
+
+def test_a_place_that_is_full_still_lets_go_of_what_is_over(
+    store: Store, files: WatchedFiles, clock: VirtualClock
+) -> None:
+    with Worker(store, WARM) as worker:
+        assert worker.run_once().failed == {}
+        count = len(worker.archives())
+    clock.advance(20 * DAY)
+    fill(store, 10)
+    files.fail("write_new", path="/archive/", error=errno.ENOSPC, times=1000)
+    with Worker(store, WARM) as worker:
+        report = worker.run_once()
+        assert len(report.expired) == count
+        assert "room" in str(report.failed) or "full" in str(report.failed)
+    assert not list((store.path / "archive").rglob("*.kvarc"))
+
+
+def test_what_can_not_be_noted_for_want_of_room_is_done_all_the_same(
+    store: Store, files: WatchedFiles
+) -> None:
+    before = held(store)
+    with Worker(store, WARM) as worker:
+        files.fail("write_whole", path="history.jsonl", error=errno.ENOSPC, times=99)
+        files.fail("write_whole", path="clock.json", error=errno.ENOSPC, times=99)
+        assert worker.run_once().failed == {}
+        assert worker.archives()
+    assert held(store) == before
