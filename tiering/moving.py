@@ -121,11 +121,13 @@ class Mover:
             )
             if place is None:
                 continue  # of a policy with other places; it is looked at again under that
-            if take_away(place, intent):
-                removed.append(f"{place.name}/{intent.key}")
+            is_gone = take_away(place, intent)
             # Whoever put it is gone: what it left of a put is nobody's.
-            for left in list(place.leftovers(intent.key)):
-                place.remove_leftover(left.key)
+            parts = list(place.leftovers(intent.key))
+            for part in parts:
+                place.remove_leftover(part.key)
+            if is_gone or parts:
+                removed.append(f"{place.name}/{intent.key}")
             self.intents.forget(intent.number)
         made = self._work / "made"
         for name in self._files.list_dir(made) if made.is_dir() else ():
