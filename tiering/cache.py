@@ -42,7 +42,9 @@ class CacheStats(NamedTuple):
 
 
 class BlockCache:
-    """See the module. `read` reads a block; it is called in a reader thread."""
+    """See the module. `read` reads a block; it is called in a reader thread, which costs more than
+    making a small block of what is in memory: `at_once` does that, or says None.
+    """
 
     def __init__(
         self,
@@ -50,8 +52,10 @@ class BlockCache:
         *,
         limit: int = CACHE_BYTES,
         readers: int = READERS,
+        at_once: Callable[[int, int], Block | None] = lambda archive, block: None,
     ) -> None:
         self._read = read
+        self._at_once = at_once
         self._limit = limit
         self._readers = readers
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="kvmq-cold")
@@ -72,6 +76,13 @@ class BlockCache:
             found = self._there(key, is_scan)
             if found is not None:
                 return found
+        made = self._made(key)
+        if made is not None:
+            return made
+        with self._lock:
+            found = self._there(key, is_scan)
+            if found is not None:
+                return found
             future = self._under_way.get(key)
             if future is None:
                 future = self._begin(key)
@@ -82,6 +93,12 @@ class BlockCache:
     def at_hand(self, archive: int, block: int, *, is_scan: bool = False) -> Block | None:
         """A block if it is there; else it is read, if a reader is free, for who asks again."""
         key = (archive, block)
+        with self._lock:
+            found = self._there(key, is_scan)
+        if found is None:
+            found = self._made(key)
+        if found is not None:
+            return found
         with self._lock:
             found = self._there(key, is_scan)
             is_free = key not in self._under_way and len(self._under_way) < self._readers
@@ -101,6 +118,15 @@ class BlockCache:
                 if key not in self._sizes and key not in self._under_way:
                     self._ahead += 1
                     self._begin(key)
+
+    def _made(self, key: Key) -> Block | None:
+        """A block that takes no read."""
+        block = self._at_once(*key)
+        if block is not None:
+            with self._lock:
+                if key not in self._sizes:
+                    self._keep(key, block)
+        return block
 
     def forget(self, archive: int) -> None:
         """Let go of an archive's blocks."""

@@ -96,7 +96,9 @@ class Tiers:
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         self._queues: dict[tuple[int, int, int], _Queue] = {}
         self._queue_blocks = 0
-        self._cache = BlockCache(self._read_block, limit=cache_bytes, readers=readers)
+        self._cache = BlockCache(
+            self._read_block, limit=cache_bytes, readers=readers, at_once=self._of_group
+        )
         self._shared = Shared(self._cache)
         self.note(rows)
 
@@ -204,6 +206,18 @@ class Tiers:
         self._places.update(places)
         if keys is not None:
             self.keys = keys
+
+    def _of_group(self, number: int, block: int) -> Block | None:
+        """A small queue's block, if the group that it is in is in memory."""
+        opened = self._open.get(number)
+        if not self._groups or opened is None or not opened.done():
+            return None
+        archive = opened.result()
+        group = self._groups.get((number, archive.directory.group_of(block)))
+        if group is None:
+            return None
+        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+            return archive.block_of(block, group)
 
     def _read_block(self, number: int, block: int) -> Block:
         archive = self.archive(number)
