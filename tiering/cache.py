@@ -40,7 +40,8 @@ class CacheStats(NamedTuple):
 
 class BlockCache:
     """See the module. `read` reads a block; it is called in a reader thread, of which more would
-    only take the processor from those who read the log.
+    only take the processor from those who read the log. That costs more than making a small block
+    of what is in memory: `at_once` does that, or says None.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class BlockCache:
         *,
         limit: int,
         readers: int,
+        at_once: Callable[[int, int], Block | None] = lambda archive, block: None,
     ) -> None:
         self._read = read
+        self._at_once = at_once
         self._limit = limit
         self._readers = readers
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="kvmq-cold")
@@ -71,6 +74,13 @@ class BlockCache:
             found = self._there(key, is_scan)
             if found is not None:
                 return found
+        made = self._made(key)
+        if made is not None:
+            return made
+        with self._lock:
+            found = self._there(key, is_scan)
+            if found is not None:
+                return found
             future = self._under_way.get(key)
             if future is None:
                 future = self._begin(key)
@@ -81,6 +91,12 @@ class BlockCache:
     def at_hand(self, archive: int, block: int, *, is_scan: bool = False) -> Block | None:
         """A block if it is there; else it is read, if a reader is free, for who asks again."""
         key = (archive, block)
+        with self._lock:
+            found = self._there(key, is_scan)
+        if found is None:
+            found = self._made(key)
+        if found is not None:
+            return found
         with self._lock:
             found = self._there(key, is_scan)
             is_free = key not in self._under_way and len(self._under_way) < self._readers
@@ -100,6 +116,15 @@ class BlockCache:
                 if key not in self._sizes and key not in self._under_way:
                     self._ahead += 1
                     self._begin(key)
+
+    def _made(self, key: Key) -> Block | None:
+        """A block that takes no read."""
+        block = self._at_once(*key)
+        if block is not None:
+            with self._lock:
+                if key not in self._sizes:
+                    self._keep(key, block)
+        return block
 
     def forget(self, archive: int) -> None:
         """Let go of an archive's blocks."""

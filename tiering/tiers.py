@@ -96,7 +96,12 @@ class Tiers:
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         self._queues: dict[tuple[int, int, int], _Queue] = {}
         self._queue_blocks = 0
-        self._cache = BlockCache(self._read_block, limit=access.cache_bytes, readers=access.readers)
+        self._cache = BlockCache(
+            self._read_block,
+            limit=access.cache_bytes,
+            readers=access.readers,
+            at_once=self._of_group,
+        )
         self._shared = Shared(self._cache)
         self.note(rows)
 
@@ -190,6 +195,17 @@ class Tiers:
         self._places.update(places)
         if keys is not None:
             self.keys = keys
+
+    def _of_group(self, number: int, block: int) -> Block | None:
+        """A small queue's block, if the group that it is in is in memory."""
+        archive = self._opened.at_hand(number) if self._groups else None
+        if archive is None:
+            return None
+        group = self._groups.get((number, archive.directory.group_of(block)))
+        if group is None:
+            return None
+        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+            return archive.block_of(block, group)
 
     def _read_block(self, number: int, block: int) -> Block:
         archive = self.archive(number)

@@ -118,3 +118,25 @@ def test_a_pop_and_its_ack_ask_for_a_block_once(store: Store, gate: Gate) -> Non
         store.ack_batch([p.receipt for p in more])
     assert got == store.bounds("orders", 0).next_offset
     assert len(gate.asked) == len(set(gate.asked))
+
+
+def test_small_queues_that_lie_together_are_read_by_one_request(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with kvstore.open(tmp_path / "s", config(clock)) as made:
+        made.create_topic("small", queues=40)
+        for n in range(80):
+            made.put("small", b"%d" % n, queue=n % 40)
+        made.seal()
+        hand_over(made, [0])
+    with kvstore.open(tmp_path / "s", config(clock)) as store:
+        gate = gated(store)
+        (number,) = opened(store, gate)
+        directory = tiers(store).archive(number).directory
+        assert directory.groups * 4 < directory.blocks == 40
+        for _ in range(2):
+            for queue in range(40):
+                found = store.pull("small", queue, 0, 10).messages
+                assert [m.body for m in found] == [b"%d" % queue, b"%d" % (queue + 40)]
+        assert len(gate.asked) == directory.groups
+        # Only these went through a reader thread; the other blocks were made of what was there.
+        assert tiers(store).cache_stats().reads == directory.groups
