@@ -32,9 +32,9 @@ from kvstore.errors import (
 from kvstore.files import Files
 from kvstore.index.keys import read_archive_key
 from kvstore.record.values import StoredMessage
-from tiering.archive.block import Block
+from tiering.archive.block import Block, BlockGroup
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.reader import Archive, BlockGroup, Source
+from tiering.archive.reader import Archive, Source
 from tiering.cache import CACHE_BYTES, READERS, BlockCache, CacheStats
 from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
