@@ -276,18 +276,16 @@ class _Regrouping:
         archive = Archive.open(FileSource(path, self._files), keys=self._job.settings.keys)
         due = np.concatenate(list(rows))
         starts, stops = found.starts[due], found.starts[due] + found.sizes[due]
-        number = done = 0
-        while number < archive.directory.blocks:
-            group = archive.read_group(number)
+        done = 0
+        for group in archive.groups():
             mine = slice(done, done + group.count)
             if group.records() != slices(self._buffer, starts[mine], stops[mine]):
                 raise ArchiveDamaged(
-                    f"what block {number} of {path} and those with it give back is not what the "
-                    "segment has; the segment stays as it is",
+                    f"what block {group.number} of {path} and those with it give back is not what "
+                    "the segment has; the segment stays as it is",
                     str(path),
-                    number,
+                    group.number,
                 )
-            number += group.blocks
             done += group.count
         if done != len(due):
             raise ArchiveDamaged(f"{path} lacks records of the segment, which stays", str(path))

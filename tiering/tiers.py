@@ -295,7 +295,7 @@ class Tiers:
         for candidate in range(number, blocks.stop):
             if directory.first_offset(candidate) >= end:
                 return None
-            if directory.stored(candidate)[1] < time:
+            if directory.stored_within(candidate)[1] < time:
                 continue
             block = self._cache.get(archive, candidate)
             wanted = (block.stored_at >= time) & (block.offsets >= offset) & (block.offsets < end)

@@ -244,12 +244,18 @@ class Directory:
         self._first_offset = Narrow(p.first_offset)
         self._span = Narrow(p.span)
         self._missing = Narrow(p.missing)
-        self._least = Narrow(p.least)
-        self._time_span = Narrow(p.time_span)
         self._ends = Narrow(HEADER_SIZE + np.cumsum(p.group_sizes))
         self._fixed = Narrow(p.group_fixed)
         self._properties = Narrow(p.group_properties)
-        self._first_in_group = Narrow(_starts(p.per_group))
+        first_in_group = _starts(p.per_group)
+        self._first_in_group = Narrow(first_in_group)
+        # Two numbers a block would be half of it all where each queue has a message or two.
+        least, greatest = p.least, p.least + p.time_span
+        if self.groups < self.blocks:
+            least = np.minimum.reduceat(least, first_in_group[:-1])
+            greatest = np.maximum.reduceat(greatest, first_in_group[:-1])
+        self._least = Narrow(least)
+        self._time_span = Narrow(greatest - least)
         self.messages = int((p.span + 1 - p.missing).sum())
         self.stored_from = int(p.least.min()) if self.blocks else 0
         self.stored_to = int((p.least + p.time_span).max()) if self.blocks else -1
@@ -335,10 +341,11 @@ class Directory:
         """The messages of a block."""
         return self._span[block] + 1 - self._missing[block]
 
-    def stored(self, block: int) -> tuple[int, int]:
-        """The least and the greatest store time in a block."""
-        least = self._least[block]
-        return least, least + self._time_span[block]
+    def stored_within(self, block: int) -> tuple[int, int]:
+        """The least and the greatest store time in a block and those that share its group."""
+        group = self.group_of(block)
+        least = self._least[group]
+        return least, least + self._time_span[group]
 
     def group_of(self, block: int) -> int:
         """The group that a block is in."""

@@ -191,6 +191,14 @@ class Archive:
         with self._block_damage(number):
             return group.block(number - group.number)
 
+    def groups(self) -> Iterator[BlockGroup]:
+        """All groups, one after the other. Raises ArchiveDamaged, KeyDestroyed."""
+        number = 0
+        while number < self.directory.blocks:
+            group = self.read_group(number)
+            yield group
+            number += group.blocks
+
     def read_blocks(self, blocks: range) -> Iterator[Block]:
         """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
         does, when it comes to the block in question.
