@@ -24,8 +24,10 @@ from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive import dictionary
-from tiering.archive.block import BlockSource, BlockSpan, EncodedBlock, cut, encode_blocks
+from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.coder import CodecName, Coder
+from tiering.archive.columns import Stretches
+from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 from tiering.archive.records import Fields, RecordBatch
 
@@ -34,6 +36,9 @@ _ENCODE_TARGET = 80.0
 _PULL_TARGET = 200_000.0
 _CHUNK = 8 << 20
 """Bytes of records that are encoded together."""
+
+
+Encoded = tuple[list[EncodedGroup], BlockRows]
 
 
 def run_few(folder: Path, options: Options) -> list[Figure]:
@@ -64,7 +69,7 @@ def _run(options: Options, topics: int, codec: CodecName) -> list[Figure]:
     order = np.concatenate(list(rows.values()))
     batch = RecordBatch(batch.buffer, batch.starts[order], batch.sizes[order])
     encoded, spans, coder, seconds = _encode(batch, rows, codec)
-    stored = sum(len(block.data) for block in encoded)
+    stored = sum(len(group.data) for groups, _ in encoded for group in groups)
     stored += len(coder.encode(coder.dictionary)) if coder.dictionary else 0
     pulled = _timed(lambda: _pull(encoded, spans, coder))
     name = f"{topics:,} topics, {codec}"
@@ -78,7 +83,7 @@ def _run(options: Options, topics: int, codec: CodecName) -> list[Figure]:
 
 def _encode(
     batch: RecordBatch, rows: dict[int, list[int]], codec: CodecName
-) -> tuple[list[EncodedBlock], list[BlockSpan], Coder, float]:
+) -> tuple[list[Encoded], list[BlockSpan], Coder, float]:
     started = time.process_time()
     fields = Fields(batch)
     raw_bytes = int(batch.sizes.sum())
@@ -89,28 +94,36 @@ def _encode(
         found = cut(batch.sizes, at, at + len(numbers))
         spans += [BlockSpan(f"topic-{number}", 0, a, b, number) for a, b in found]
         at += len(numbers)
-    encoded: list[EncodedBlock] = []
+    encoded: list[Encoded] = []
     chunk: list[BlockSpan] = []
     size = 0
     for i, span in enumerate(spans):
         chunk.append(span)
         size += int(batch.sizes[span.start : span.stop].sum())
         if size >= _CHUNK or i == len(spans) - 1:
-            encoded += encode_blocks(fields, chunk, coder, group_bytes=BLOCK_BYTES_DEFAULT)
+            encoded.append(encode_blocks(fields, chunk, coder, group_bytes=BLOCK_BYTES_DEFAULT))
             chunk, size = [], 0
     return encoded, spans, coder, time.process_time() - started
 
 
-def _pull(encoded: list[EncodedBlock], spans: list[BlockSpan], coder: Coder) -> None:
-    heads = [i for i, block in enumerate(encoded) if block.data]
-    for head, end in zip(heads, [*heads[1:], len(encoded)], strict=True):
-        block, last = encoded[head], encoded[end - 1]
-        first, second, third = (a + b for a, b in zip(last.begins, last.decoded_sizes, strict=True))
-        source = BlockSource(block.data, block.part_sizes, (first, second, third), coder)
-        for i in range(head, end):
-            row = encoded[i]
-            stretch = source.stretch(spans[i].topic, 0, row.begins, row.decoded_sizes)
-            assert len(stretch.messages(0, row.messages)) == row.messages
+def _pull(encoded: list[Encoded], spans: list[BlockSpan], coder: Coder) -> None:
+    begin = 0
+    for groups, rows in encoded:
+        at = 0
+        for group in groups:
+            mine = slice(at, at + group.blocks)
+            named = spans[begin + at : begin + at + group.blocks]
+            blocks = GroupBlocks(
+                [span.topic for span in named],
+                [0] * len(named),
+                Stretches(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
+            )
+            found = BlockGroup(group.data, group.part_sizes, group.decoded_sizes, coder, blocks)
+            for i in range(found.blocks):
+                block = found.block(i)
+                assert len(block.messages(0, block.count)) == rows.messages[at + i]
+            at += group.blocks
+        begin += at
 
 
 def _timed(work: Callable[[], object]) -> float:

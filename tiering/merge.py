@@ -372,8 +372,8 @@ class _Merging:
         source = FileSource(path, self._files)
         archive = Archive.open(source, keys=self._job.settings.keys)
         found = xxh3_128()
-        for number in range(archive.directory.blocks):
-            for record in archive.read_block(number).records():
+        for group in archive.groups():
+            for record in group.records():
                 found.update(record)
         if found.digest() != due:
             raise ArchiveDamaged(

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.block import Block
-from tiering.archive.reader import Archive, BlockGroup
+from tiering.archive.block import Block, BlockGroup
+from tiering.archive.reader import Archive
 from tiering.archive.tail import read_exactly
 
 I64 = NDArray[np.int64]

@@ -27,7 +27,7 @@ from kvstore.record.layout import STORED_TIME, stored_time_at
 from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
-from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.records import Fields, RecordBatch, slices
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.match import Match
@@ -282,24 +282,20 @@ class _Regrouping:
     def _prove(self, path: Path, found: SegmentRecords, rows: Iterable[I64]) -> None:
         """Read the archive back from the disk, and hold each record against the segment's."""
         archive = Archive.open(FileSource(path, self._files), keys=self._job.settings.keys)
-        buffer = self._buffer
-        due = (
-            buffer[start : start + length]
-            for some in rows
-            for start, length in zip(
-                found.starts[some].tolist(), found.sizes[some].tolist(), strict=True
-            )
-        )
-        for number in range(archive.directory.blocks):
-            for record in archive.read_block(number).records():
-                if record != next(due, None):
-                    raise ArchiveDamaged(
-                        f"block {number} of {path} does not give back what the segment has; "
-                        "the segment stays as it is",
-                        str(path),
-                        number,
-                    )
-        if next(due, None) is not None:
+        due = np.concatenate(list(rows))
+        starts, stops = found.starts[due], found.starts[due] + found.sizes[due]
+        done = 0
+        for group in archive.groups():
+            mine = slice(done, done + group.count)
+            if group.records() != slices(self._buffer, starts[mine], stops[mine]):
+                raise ArchiveDamaged(
+                    f"what block {group.number} of {path} and those with it give back is not what "
+                    "the segment has; the segment stays as it is",
+                    str(path),
+                    group.number,
+                )
+            done += group.count
+        if done != len(due):
             raise ArchiveDamaged(f"{path} lacks records of the segment, which stays", str(path))
 
     def _held(self, topic: int, queue: int, found: SegmentRecords, rows: I64) -> HeldQueue:

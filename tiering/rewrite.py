@@ -16,10 +16,12 @@ import numpy as np
 
 from kvstore.errors import ArchiveDamaged, KeyMissing
 from kvstore.files import Files
+from tiering.archive.block import Block
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.reading import Window
 from tiering.regroup import Summed
 
 
@@ -65,6 +67,7 @@ def write_wanted(
         generation=said.generation,
     )  # fmt: skip
     writer = ArchiveWriter(sink, settings, origin)
+    window = Window(archive, 0)  # one group at a time: what follows may not be wanted
 
     def chunks() -> Iterator[bytes]:
         for number, queue, blocks in archive.directory.queues():
@@ -72,10 +75,13 @@ def write_wanted(
             if not wanted.has_topic(topic.name):
                 continue
             for block in blocks:
-                if wanted.until is not None and archive.directory.stored(block)[0] > wanted.until:
+                if (
+                    wanted.until is not None
+                    and archive.directory.stored_within(block)[0] > wanted.until
+                ):
                     continue
                 try:
-                    writer.add(topic, queue, _records(archive, block, wanted.until))
+                    writer.add(topic, queue, _records(window.block(block), wanted.until))
                 except (ArchiveDamaged, KeyMissing) as e:
                     lost.append(str(e))
                 yield from sink.taken()
@@ -89,8 +95,7 @@ def write_wanted(
     return sink.crc
 
 
-def _records(archive: Archive, number: int, until: int | None) -> RecordBatch:
-    block = archive.read_block(number)
+def _records(block: Block, until: int | None) -> RecordBatch:
     records = block.records()
     if until is not None:
         rows = np.flatnonzero(block.stored_at <= until)

@@ -33,9 +33,9 @@ from kvstore.errors import (
 from kvstore.files import Files
 from kvstore.index.keys import read_archive_key
 from kvstore.record.values import StoredMessage
-from tiering.archive.block import Block
+from tiering.archive.block import Block, BlockGroup
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.reader import Archive, BlockGroup, Source
+from tiering.archive.reader import Archive, Source
 from tiering.cache import BlockCache, CacheStats
 from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
@@ -317,7 +317,7 @@ class Tiers:
         for candidate in range(number, blocks.stop):
             if directory.first_offset(candidate) >= end:
                 return None
-            if directory.stored(candidate)[1] < time:
+            if directory.stored_within(candidate)[1] < time:
                 continue
             block = self._shared.block(archive, candidate)
             wanted = (block.stored_at >= time) & (block.offsets >= offset) & (block.offsets < end)

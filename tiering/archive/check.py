@@ -36,8 +36,8 @@ from tiering.archive.layout import (
 from tiering.archive.packed import I64
 
 if TYPE_CHECKING:
-    from tiering.archive.block import Block
-    from tiering.archive.reader import Archive, BlockGroup
+    from tiering.archive.block import Block, BlockGroup
+    from tiering.archive.reader import Archive
 
 _SECTIONS = ("manifest", "directory", "dictionary", "filter", "key_fences", "position_fences")
 
@@ -163,7 +163,13 @@ class _Check:
         group = self._archive.directory.group_of(number)
         if self._last is None or self._last[0] != group:
             self._last = None
-            self._last = group, self._archive.read_group(number)
+            found = self._archive.read_group(number)
+            said = tuple(int(column[group]) for column in self._rows.decoded_sizes)
+            if found.decoded_sizes != said:
+                raise ArchiveDamaged(
+                    f"its group takes {found.decoded_sizes} when decoded, the directory says {said}"
+                )
+            self._last = group, found
         return self._last[1]
 
     def _checksums(self, number: int) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""Columns: what is fixed in the heads of a block's records <-> the payload of its first part.
+"""Columns: what is fixed in the heads of a group's records <-> the payload of its first part.
 
 The idea: a column a field, the ones that differ from record to record first, so that behind them
-the same bytes stand in every block. What follows from others (sizes, mostly the body's CRC) is not
-kept. A block may instead hold whole records; it then has only the columns by which they are found.
+the same bytes stand in every group. What follows from others (sizes, mostly the body's CRC) or from
+the directory (how many rows a block has, and its first offset) is not kept. A group may instead
+hold whole records; it then has only the columns by which they are found.
 
 Invariants: a record that is regular (see `tiering.archive.records`) comes back byte for byte; any
 bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveDamaged.
@@ -10,9 +11,10 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -38,8 +40,10 @@ from tiering.archive.integers import (
     Column,
     bounds_of,
     decode_column,
+    decode_stretches,
     encode_column,
     encode_columns,
+    encode_stretches,
     read_varint,
     total,
     write_varint,
@@ -61,8 +65,48 @@ _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
 
 
-def encode_fixed(fields: Fields, bounds: Column) -> list[bytes]:
-    """The payload for each block; block i has the rows `bounds[i]` to `bounds[i + 1]`."""
+class Owners(NamedTuple):
+    """Whose some rows are: the topics' names in UTF-8 and the queues, one each or one a row."""
+
+    topics: bytes | list[bytes]
+    queues: int | Column
+
+    @property
+    def topic_sizes(self) -> int | Column:
+        """How long the names are."""
+        if isinstance(self.topics, bytes):
+            return len(self.topics)
+        return np.fromiter(map(len, self.topics), np.int64, len(self.topics))
+
+    def middles(self, versions: Column) -> list[bytes]:
+        """What stands between bodies and properties."""
+        topics = self.topics
+        each = [topics] * len(versions) if isinstance(topics, bytes) else topics
+        pairs = list(zip(versions.tolist(), each, strict=True))
+        known = {pair: _middle(*pair) for pair in set(pairs)}
+        return [known[pair] for pair in pairs]
+
+
+def _middle(version: int, name: bytes) -> bytes:
+    if version != 1:
+        return TOPIC_SIZE_V2.pack(len(name)) + name
+    if len(name) > TOPIC_MAX:
+        raise ArchiveDamaged("its topic is too long for a record")
+    return TOPIC_SIZE_V1.pack(len(name)) + name
+
+
+class Stretches(NamedTuple):
+    """The messages of a group, block by block: how many, and their first and last offsets."""
+
+    counts: Column
+    first_offsets: Column
+    last_offsets: Column
+
+
+def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
+    """The payload for each group; group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
+    `inner[i]` to `inner[i + 1]`.
+    """
     seldom = (
         fields.flags,
         fields.system_flags,
@@ -72,14 +116,13 @@ def encode_fixed(fields: Fields, bounds: Column) -> list[bytes]:
         fields.born_host,
         fields.store_host,
     )
-    often = (
-        fields.offset,
-        fields.position,
-        fields.stored_at,
-        fields.born_at - fields.stored_at,
-        fields.body_size,
-    )
-    columns = [encode_columns(values, bounds) for values in (*often, *seldom)]
+    often = (fields.born_at - fields.stored_at, fields.body_size)
+    columns = [
+        encode_columns(_missing(fields.offset, inner), bounds),
+        encode_stretches(fields.position, bounds, inner),
+        encode_stretches(fields.stored_at, bounds, inner),
+        *(encode_columns(values, bounds) for values in (*often, *seldom)),
+    ]
     start = bytes((COLUMNS_FORMAT,))
     heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
     wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
@@ -102,30 +145,43 @@ def _encode_more(hosts: list[bytes]) -> bytes:
     return b"".join(encode_column(found[name].astype(np.int64)) for name in ("middle", "last"))
 
 
-def encode_whole(fields: Fields, begin: int, end: int) -> bytes:
-    """The payload for a block that holds the records of these rows as they are."""
-    columns = (fields.offset, fields.position, fields.stored_at, fields.sizes)
+def encode_whole(fields: Fields, inner: Column) -> bytes:
+    """The payload for a group that holds the records of its rows as they are."""
+    begin, end = int(inner[0]), int(inner[-1])
+    columns = (fields.position, fields.stored_at, fields.sizes)
     head = bytes((VERBATIM_FORMAT,)) + write_varint(end - begin)
-    return head + b"".join(encode_column(column[begin:end]) for column in columns)
+    missing = encode_column(_missing(fields.offset[begin:end], inner - begin))
+    return head + missing + b"".join(encode_column(column[begin:end]) for column in columns)
+
+
+def _missing(offsets: Column, inner: Column) -> Column:
+    """How many offsets each block lacks before each of its rows."""
+    begins = inner[:-1]
+    found: Column = offsets - np.arange(len(offsets))
+    return found - np.repeat(found[begins], np.diff(inner))
 
 
 class Columns:
-    """The columns of one block. `is_whole`: it has no more than `offset`, `position`, `stored_at`,
-    and `ends`, between which its records are, not its bodies.
+    """The columns of one group, or of some of its rows. `is_whole`: it has no more than `offset`,
+    `position`, `stored_at`, and `ends`, between which its records are, not its bodies.
     """
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, stretches: Stretches) -> None:
         kind = payload[0] if payload else -1
         if kind not in (COLUMNS_FORMAT, VERBATIM_FORMAT):
             raise ArchiveDamaged(f"its fixed part is of format {kind}, which there is not")
         self.count, self._at = read_varint(payload, 1)
         if not 1 <= self.count <= BLOCK_ROWS_MAX:
             raise ArchiveDamaged(f"it has {self.count} messages, 1 to {BLOCK_ROWS_MAX} may be")
+        counts = stretches.counts
+        stated = int(counts.sum())
+        if stated != self.count or int(counts.min()) < 1:
+            raise ArchiveDamaged(f"it has {self.count} messages instead of {stated}")
         self.is_whole = kind == VERBATIM_FORMAT
         self._payload = payload
-        self.offset = self._next()
-        self.position = self._next()
-        self.stored_at = self._next()
+        self.offset = self._offsets(stretches)
+        self.position, self._at = decode_stretches(payload, self._at, counts)
+        self.stored_at, self._at = decode_stretches(payload, self._at, counts)
         self.body_crc: Column | None = None
         if not self.is_whole:
             self.born_at = self._next() + self.stored_at
@@ -136,6 +192,35 @@ class Columns:
             self._read_seldom()
         if self._at != len(payload):
             raise ArchiveDamaged(f"{len(payload) - self._at} bytes follow behind its fixed columns")
+        self._payload = b""
+
+    def part(self, start: int, stop: int) -> Columns:
+        """The rows from `start` to `stop` alone, as copies."""
+        found = copy.copy(self)
+        columns = vars(found)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                columns[name] = value[start:stop].copy()
+            elif isinstance(value, list):
+                columns[name] = value[start:stop]
+        found.ends = self.ends[start : stop + 1] - self.ends[start]
+        found.count = stop - start
+        columns.pop("hosts", None)
+        return found
+
+    def _offsets(self, stretches: Stretches) -> Column:
+        counts, firsts = stretches.counts, stretches.first_offsets
+        begins = np.cumsum(counts) - counts
+        found: Column = self._next() + np.arange(self.count)
+        found += np.repeat(firsts - begins, counts)
+        held = found[begins], found[begins + counts - 1]
+        wrong = (held[0] != firsts) | (held[1] != stretches.last_offsets)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise ArchiveDamaged(
+                f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
+            )
+        return found
 
     def _next(self, count: int | None = None) -> Column:
         count = self.count if count is None else count
@@ -185,10 +270,11 @@ class Columns:
             store = [a + b for a, b in zip(store, self._store_more, strict=True)]
         return born, store
 
-    def record_sizes(self, topic: str, properties: list[bytes]) -> Column:
+    def record_sizes(self, topic_sizes: Column | int, properties: list[bytes]) -> Column:
         """The sizes of whole records."""
         lengths = np.fromiter(map(len, properties), np.int64, self.count)
-        fixed = np.where(self.version == 1, FIXED_V1, FIXED_V2) + len(topic.encode())
+        fixed: Column = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
+        fixed += topic_sizes
         if self.has_v6:
             for bit in (BORN_HOST_V6, STORE_HOST_V6):
                 fixed += np.where(self.system_flags & bit, V6_EXTRA, 0)
@@ -196,55 +282,39 @@ class Columns:
         return sizes
 
     def records(
-        self,
-        start: int,
-        stop: int,
-        topic: str,
-        queue: int,
-        bodies: list[bytes],
-        properties: list[bytes],
+        self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
     ) -> list[bytes]:
         """The records of these rows, of which these are the bodies and properties."""
-        name = topic.encode()
-        versions = self.version[start:stop].tolist()
-        if max(map(len, properties)) > PROPERTIES_MAX or (1 in versions and len(name) > TOPIC_MAX):
-            raise ArchiveDamaged("its properties or its topic are too long for a record")
-        middles = {
-            1: TOPIC_SIZE_V1.pack(len(name) & 0xFF) + name,
-            2: TOPIC_SIZE_V2.pack(len(name)) + name,
-        }
+        versions = self.version[start:stop]
+        if max(map(len, properties)) > PROPERTIES_MAX:
+            raise ArchiveDamaged("its properties are too long for a record")
+        middles = owners.middles(versions)
         pack = PROPERTIES_SIZE.pack
         return [
-            b"".join((head, body, middles[version], pack(len(found)), found))
-            for head, body, version, found in zip(
-                self._heads(start, stop, topic, queue, bodies, properties),
-                bodies, versions, properties, strict=True,
+            b"".join((head, body, middle, pack(len(found)), found))
+            for head, body, middle, found in zip(
+                self._heads(start, stop, owners, bodies, properties),
+                bodies, middles, properties, strict=True,
             )
         ]  # fmt: skip
 
     def _heads(
-        self,
-        start: int,
-        stop: int,
-        topic: str,
-        queue: int,
-        bodies: list[bytes],
-        properties: list[bytes],
+        self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
     ) -> list[bytes]:
         rows = slice(start, stop)
         heads = np.empty(stop - start, HEAD)
         lengths = np.fromiter(map(len, properties), np.int64, len(properties))
-        topic_size = len(topic.encode())
         body_sizes = np.diff(self.ends[start : stop + 1])
         version = self.version[rows]
-        sizes = np.where(version == 1, FIXED_V1, FIXED_V2) + topic_size + body_sizes + lengths
+        sizes: Column = np.where(version == 1, FIXED_V1, FIXED_V2) + body_sizes + lengths
+        sizes += owners.topic_sizes
         heads["size"] = sizes
         heads["magic"] = np.where(version == 1, MAGIC_V1, MAGIC_V2)
         if self.body_crc is None:
             heads["body_crc"] = [crc32(body) & CRC_MASK for body in bodies]
         else:
             heads["body_crc"] = self.body_crc[rows]
-        heads["queue"] = queue
+        heads["queue"] = owners.queues
         heads["flags"] = self.flags[rows]
         heads["offset"] = self.offset[rows]
         heads["position"] = self.position[rows]

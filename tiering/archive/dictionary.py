@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from tiering.archive.block import BlockSpan, payloads_of
 from tiering.archive.coder import LEVEL_DEFAULT, CodecName
 from tiering.archive.digits import apart
+from tiering.archive.encoding import BlockSpan, payloads_of
 from tiering.archive.records import Fields
 
 SAMPLES_MAX: Final = 4_000
@@ -99,7 +99,7 @@ def _heads(fields: Fields) -> bytes:
         if fields.regular[row]:
             topic = fields.part(row, row + 1).topics()[0].decode("utf-8", "replace")
             span = BlockSpan(topic, int(fields.queue[row]), row, row + 1)
-            payloads = payloads_of(fields, [span])[0]
+            payloads = payloads_of(fields, [span], [0, 1], [False])[0]
             found[payloads.properties] = None
             found[payloads.fixed] = None
     return b"".join(found)

@@ -60,7 +60,7 @@ def apart(payload: bytes) -> Apart | None:
     is_digit |= found == _DASH[0]
     wide = np.packbits(is_digit)
     if np.count_nonzero(wide == 0xFF) != np.count_nonzero(bits == 0xFF):
-        begins, ends, marks = _with_dashes(payload, *_runs(wide))
+        begins, ends, marks = _with_dashes(payload, found, *_runs(wide))
     else:
         first, behind = _runs(bits)
         kinds = _MARK_OF[np.minimum(behind - first, len(_MARK_OF) - 1)]
@@ -78,32 +78,35 @@ def apart(payload: bytes) -> Apart | None:
 
 
 def _with_dashes(
-    payload: bytes, begins: NDArray[np.int64], ends: NDArray[np.int64]
+    payload: bytes, found: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> tuple[list[int], list[int], list[int]]:
     """Where ids begin and end in runs of digits and dashes, and their marks."""
-    found: list[tuple[int, int, int]] = []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        if end - begin < _LENGTHS[0]:
-            continue
-        run = payload[begin:end]
-        if _is_uuid(run):
-            found.append((begin, end, _UUID_MARK))
-            continue
+    some = ends - begins >= _LENGTHS[0]
+    begins, ends = begins[some], ends[some]
+    sizes = ends - begins
+    places = np.flatnonzero(found == _DASH[0])
+    dashes = np.searchsorted(places, ends) - np.searchsorted(places, begins)
+    is_uuid = (sizes == _UUID_SIZE) & (dashes == len(_DASHES))
+    for at in _DASHES:
+        is_uuid[is_uuid] = found[begins[is_uuid] + at] == _DASH[0]
+    marks = np.where(dashes == 0, _MARK_OF[np.minimum(sizes, len(_MARK_OF) - 1)], 0)
+    marks[is_uuid] = _UUID_MARK
+    # What has dashes and is no UUID: each piece by itself.
+    pieces: list[tuple[int, int, int]] = []
+    left = (dashes > 0) & ~is_uuid & (sizes > _LENGTHS[0])
+    for begin, end in zip(begins[left].tolist(), ends[left].tolist(), strict=True):
         at = begin
-        for piece in run.split(_DASH):
+        for piece in payload[begin:end].split(_DASH):
             mark = int(_MARK_OF[min(len(piece), len(_MARK_OF) - 1)])
             if mark:
-                found.append((at, at + len(piece), mark))
+                pieces.append((at, at + len(piece), mark))
             at += len(piece) + 1
-    return [one[0] for one in found], [one[1] for one in found], [one[2] for one in found]
-
-
-def _is_uuid(run: bytes) -> bool:
-    return (
-        len(run) == _UUID_SIZE
-        and run.count(_DASH) == len(_DASHES)
-        and all(run[at] == _DASH[0] for at in _DASHES)
-    )
+    whole = np.flatnonzero(marks)
+    runs = [column[whole].tolist() for column in (begins, ends, marks)]
+    if pieces:
+        every = sorted([*zip(*runs, strict=True), *pieces])
+        runs = [list(column) for column in zip(*every, strict=True)]
+    return runs[0], runs[1], runs[2]
 
 
 def _runs(bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

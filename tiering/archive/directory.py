@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.errors import FormatError
-from tiering.archive.layout import DECODED_MAX, HEADER_SIZE, PART_EXTRA, PARTS
+from tiering.archive.layout import DECODED_MAX, HEADER_SIZE, PART_EXTRA, PARTS, Sizes
 from tiering.archive.packed import I64, Cursor, Narrow, encode_column
 
 _HEAD: Final = Struct(">IIII")
@@ -29,8 +29,6 @@ GROUP_MIN: Final = PARTS * PART_EXTRA
 """Bytes of the smallest group."""
 BLOCKS_MAX: Final = 1 << 16
 """Blocks of one group."""
-Sizes = tuple[int, int, int]
-"""One number a part."""
 
 
 class Row(NamedTuple):
@@ -45,30 +43,37 @@ class Row(NamedTuple):
     last_position: int
     least_stored_at: int
     greatest_stored_at: int
-    decoded_sizes: Sizes
     raw_bytes: int
     group: int
 
 
 class Group(NamedTuple):
-    """Blocks that are coded together: how many, and what the group's parts take in the file."""
+    """Blocks that are coded together: how many, and what the group's parts take in the file and
+    when decoded.
+    """
 
     blocks: int
     part_sizes: Sizes
+    decoded_sizes: Sizes
 
 
-class Within(NamedTuple):
-    """Where in the decoded parts of its group a block is: it begins at `begins`, takes `sizes`; all
-    blocks take `total`.
+class Members(NamedTuple):
+    """The blocks of a group, from `first` on: each one's topic number, queue, messages, first and
+    last offset.
     """
 
-    begins: Sizes
-    sizes: Sizes
-    total: Sizes
+    first: int
+    topics: list[int]
+    queues: list[int]
+    counts: I64
+    first_offsets: I64
+    last_offsets: I64
 
 
 class Rows(NamedTuple):
-    """All of a directory, in columns; `queues` and `topics` have one row a block too."""
+    """All of a directory, in columns of one row a block, but for topics' ids and the decoded sizes
+    of groups.
+    """
 
     topic_ids: I64
     topics: I64
@@ -80,13 +85,12 @@ class Rows(NamedTuple):
     last_position: I64
     least_stored_at: I64
     greatest_stored_at: I64
-    decoded_sizes: tuple[I64, I64, I64]
     raw_bytes: I64
     groups: I64
+    decoded_sizes: tuple[I64, I64, I64]
 
     def row(self, block: int) -> Row:
         """One block."""
-        raw_fixed, raw_properties, raw_bodies = (int(c[block]) for c in self.decoded_sizes)
         return Row(
             int(self.topics[block]),
             int(self.queues[block]),
@@ -97,7 +101,6 @@ class Rows(NamedTuple):
             int(self.last_position[block]),
             int(self.least_stored_at[block]),
             int(self.greatest_stored_at[block]),
-            (raw_fixed, raw_properties, raw_bodies),
             int(self.raw_bytes[block]),
             int(self.groups[block]),
         )
@@ -111,7 +114,7 @@ def encode_directory(
     """
     (
         topics, queues, first_offset, last_offset, count, first_position, last_position, least,
-        greatest, fixed, properties, bodies, raw_bytes,
+        greatest, raw_bytes,
     ) = columns  # fmt: skip
     blocks = len(topics)
     begins = np.flatnonzero(_begins(topics, queues))
@@ -122,7 +125,7 @@ def encode_directory(
         np.array(topic_ids, np.int64), per_topic, queues[begins], per_queue,
         first_offset, span, span + 1 - count,
         first_position, last_position - first_position, least, greatest - least,
-        fixed, properties, bodies, raw_bytes, *groups,
+        raw_bytes, *groups,
     ]  # fmt: skip
     head = _HEAD.pack(len(topic_ids), len(begins), blocks, len(groups[0]))
     return head + b"".join(map(encode_column, out))
@@ -147,14 +150,14 @@ class _Parsed(NamedTuple):
     position_span: I64
     least: I64
     time_span: I64
-    fixed: I64
-    properties: I64
-    bodies: I64
     raw_bytes: I64
     per_group: I64
     group_fixed: I64
     group_properties: I64
     group_bodies: I64
+    fixed: I64
+    properties: I64
+    bodies: I64
 
     @property
     def group_sizes(self) -> I64:
@@ -171,7 +174,7 @@ def _parse(payload: bytes, blocks_size: int) -> _Parsed:
         or groups * GROUP_MIN > blocks_size
     ):
         raise FormatError(f"{topics} topics, {queues} queues, {blocks} blocks: that can't be")
-    lengths = [topics, topics, queues, queues] + [blocks] * 11 + [groups] * 4
+    lengths = [topics, topics, queues, queues] + [blocks] * 8 + [groups] * 7
     p = _Parsed(*map(cursor.column, lengths))
     cursor.end()
     for counts, total in (
@@ -186,7 +189,7 @@ def _parse(payload: bytes, blocks_size: int) -> _Parsed:
             raise FormatError("the counts or sizes of a directory contradict each other")
     for sizes in (p.fixed, p.properties, p.bodies):
         if len(sizes) and not 0 <= int(sizes.min()) <= int(sizes.max()) <= DECODED_MAX:
-            raise FormatError("a block can't take what a directory says")
+            raise FormatError("a group can't take what a directory says")
     if (int(p.per_topic.sum()), int(p.per_queue.sum()), int(p.per_group.sum())) != (
         queues, blocks, blocks,
     ):  # fmt: skip
@@ -211,9 +214,9 @@ def decode_rows(payload: bytes, blocks_size: int) -> Rows:
         p.first_position + p.position_span,
         p.least,
         p.least + p.time_span,
-        (p.fixed, p.properties, p.bodies),
         p.raw_bytes,
         np.repeat(np.arange(len(p.per_group)), p.per_group),
+        (p.fixed, p.properties, p.bodies),
     )
 
 
@@ -221,16 +224,15 @@ class Directory:
     """What finding a block takes. Raises FormatError for a payload that is no directory."""
 
     __slots__ = (
-        "_by_id", "_decoded_bodies", "_decoded_fixed", "_decoded_properties", "_ends",
-        "_first_block", "_first_in_group", "_first_offset", "_first_queue", "_fixed", "_ids",
-        "_least", "_missing", "_properties", "_queues", "_span", "_time_span", "blocks",
-        "decoded_max", "groups", "messages", "stored_from", "stored_to", "topics",
+        "_by_id", "_ends", "_first_block", "_first_in_group", "_first_offset", "_first_queue",
+        "_fixed", "_ids", "_least", "_missing", "_properties", "_queues", "_span", "_time_span",
+        "blocks", "decoded_max", "groups", "messages", "stored_from", "stored_to", "topics",
     )  # fmt: skip
 
     def __init__(self, payload: bytes, blocks_size: int) -> None:
         p = _parse(payload, blocks_size)
         self.topics = len(p.topic_ids)
-        self.blocks = len(p.fixed)
+        self.blocks = len(p.span)
         self.groups = len(p.per_group)
         self._ids = Narrow(p.topic_ids)
         order = np.argsort(p.topic_ids, kind="stable")
@@ -242,18 +244,18 @@ class Directory:
         self._first_offset = Narrow(p.first_offset)
         self._span = Narrow(p.span)
         self._missing = Narrow(p.missing)
-        self._least = Narrow(p.least)
-        self._time_span = Narrow(p.time_span)
         self._ends = Narrow(HEADER_SIZE + np.cumsum(p.group_sizes))
         self._fixed = Narrow(p.group_fixed)
         self._properties = Narrow(p.group_properties)
-        # A block that is a group by itself says in its parts what they take.
-        none = np.zeros(0, np.int64)
-        is_shared = self.groups < self.blocks
-        self._first_in_group = Narrow(_starts(p.per_group) if is_shared else none)
-        self._decoded_fixed = Narrow(p.fixed if is_shared else none)
-        self._decoded_properties = Narrow(p.properties if is_shared else none)
-        self._decoded_bodies = Narrow(p.bodies if is_shared else none)
+        first_in_group = _starts(p.per_group)
+        self._first_in_group = Narrow(first_in_group)
+        # Two numbers a block would be half of it all where each queue has a message or two.
+        least, greatest = p.least, p.least + p.time_span
+        if self.groups < self.blocks:
+            least = np.minimum.reduceat(least, first_in_group[:-1])
+            greatest = np.maximum.reduceat(greatest, first_in_group[:-1])
+        self._least = Narrow(least)
+        self._time_span = Narrow(greatest - least)
         self.messages = int((p.span + 1 - p.missing).sum())
         self.stored_from = int(p.least.min()) if self.blocks else 0
         self.stored_to = int((p.least + p.time_span).max()) if self.blocks else -1
@@ -317,9 +319,15 @@ class Directory:
 
     def queue_of(self, block: int) -> tuple[int, int]:
         """Topic number and queue of a block."""
-        at = bisect_right(range(len(self._queues)), block, key=self._first_block.__getitem__) - 1
-        number = bisect_right(range(self.topics), at, key=self._first_queue.__getitem__) - 1
-        return number, self._queues[at]
+        at = self._queue_at(block)
+        return self._topic_at(at), self._queues[at]
+
+    def _queue_at(self, block: int) -> int:
+        every = range(len(self._queues))
+        return bisect_right(every, block, key=self._first_block.__getitem__) - 1
+
+    def _topic_at(self, queue_at: int) -> int:
+        return bisect_right(range(self.topics), queue_at, key=self._first_queue.__getitem__) - 1
 
     def first_offset(self, block: int) -> int:
         """The first offset that a block holds."""
@@ -333,10 +341,11 @@ class Directory:
         """The messages of a block."""
         return self._span[block] + 1 - self._missing[block]
 
-    def stored(self, block: int) -> tuple[int, int]:
-        """The least and the greatest store time in a block."""
-        least = self._least[block]
-        return least, least + self._time_span[block]
+    def stored_within(self, block: int) -> tuple[int, int]:
+        """The least and the greatest store time in a block and those that share its group."""
+        group = self.group_of(block)
+        least = self._least[group]
+        return least, least + self._time_span[group]
 
     def group_of(self, block: int) -> int:
         """The group that a block is in."""
@@ -351,15 +360,43 @@ class Directory:
         fixed, properties = self._fixed[group], self._properties[group]
         return at, (fixed, properties, self._ends[group] - at - fixed - properties)
 
-    def within(self, block: int) -> Within | None:
-        """Where in its group a block is; None if it is the group."""
+    def within(self, block: int) -> range | None:
+        """The blocks that share a group with a block, this among them; None if it is alone."""
         if self.groups == self.blocks:
             return None
         group = self.group_of(block)
-        first, stop = self._first_in_group[group], self._first_in_group[group + 1]
-        columns = self._decoded_fixed, self._decoded_properties, self._decoded_bodies
-        fixed, properties, bodies = (_span_of(c, first, block, stop) for c in columns)
-        return Within(*zip(fixed, properties, bodies, strict=True))
+        blocks = range(self._first_in_group[group], self._first_in_group[group + 1])
+        return blocks if len(blocks) > 1 else None
+
+    def members(self, block: int) -> Members:
+        """All blocks that share a group with a block, this among them."""
+        blocks = self.within(block)
+        if blocks is None:
+            number, queue = self.queue_of(block)
+            first = self._first_offset[block]
+            counts, firsts, lasts = (
+                np.array([value], np.int64)
+                for value in (self.count(block), first, first + self._span[block])
+            )
+            return Members(block, [number], [queue], counts, firsts, lasts)
+        start, stop = blocks.start, blocks.stop
+        queue_at = self._queue_at(start)
+        last_at = self._queue_at(stop - 1)
+        begins = self._first_block.values(queue_at, last_at + 1)
+        at = np.searchsorted(begins, np.arange(start, stop), side="right") - 1
+        number = self._topic_at(queue_at)
+        first_queues = self._first_queue.values(number, self._topic_at(last_at) + 1)
+        topics = number + np.searchsorted(first_queues, queue_at + at, side="right") - 1
+        first_offsets = self._first_offset.values(start, stop)
+        span = self._span.values(start, stop)
+        return Members(
+            start,
+            topics.tolist(),
+            self._queues.values(queue_at, last_at + 1)[at].tolist(),
+            span + 1 - self._missing.values(start, stop),
+            first_offsets,
+            first_offsets + span,
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -374,9 +411,3 @@ def _starts(counts: I64) -> I64:
 
 def _max(column: I64) -> int:
     return int(column.max()) if len(column) else 0
-
-
-def _span_of(column: Narrow, first: int, block: int, stop: int) -> tuple[int, int, int]:
-    """What lies before a block, what it takes, and all of `first` to `stop`."""
-    sizes = column.values(first, stop).tolist()
-    return sum(sizes[: block - first]), sizes[block - first], sum(sizes)

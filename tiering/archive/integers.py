@@ -26,6 +26,7 @@ CONSTANT: Final = 0
 DELTAS: Final = 1
 RANGE: Final = 2
 DISTINCT: Final = 3
+STRETCHES: Final = 4
 
 _WIDTH_MAX: Final = 64
 _LONG: Final = 0xF8
@@ -122,6 +123,32 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
         head = b"\x01" + write_signed(firsts[i]) if rising[i] else b"\x02"
         out[i] = head + write_signed(bases[i]) + _BYTES[bits[i]] + packed[i]
     _use_distinct(out, values, bounds, (width >= _DISTINCT_FROM) & (counts >= _DISTINCT_ROWS))
+    return out
+
+
+def encode_stretches(values: Column, bounds: Column, inner: Column) -> list[bytes]:
+    """The same for numbers that rise within shorter stretches, `inner[i]` to `inner[i + 1]`, some
+    of which make up one of `bounds` each: where it pays, first values and differences apart.
+    """
+    out = encode_columns(values, bounds)
+    if len(inner) == len(bounds):
+        return out
+    firsts = np.searchsorted(inner, bounds)
+    # Behind each first value stand as many differences as there are rows but it; often none.
+    steps = bounds - firsts
+    is_step = np.ones(len(values), np.bool_)
+    is_step[inner[:-1]] = False
+    some = np.flatnonzero((np.diff(steps) > 0) & (np.diff(firsts) > 1))
+    if not len(some):
+        return out
+    every = np.flatnonzero(np.diff(steps) > 0)
+    rising = np.zeros_like(values)
+    np.subtract(values[1:], values[:-1], out=rising[1:])
+    found = encode_columns(rising[is_step], np.append(steps[every], steps[-1]))
+    differences = dict(zip(every.tolist(), found, strict=True))
+    begins = encode_columns(values[inner[:-1]], firsts)
+    for i in some.tolist():
+        out[i] = min(out[i], b"\x04" + begins[i] + differences[i], key=len)
     return out
 
 
@@ -234,6 +261,23 @@ def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
     if kind == DISTINCT:
         return _decode_distinct(data, at, count)
     raise ArchiveDamaged(f"a block has a column of a kind {kind}, which there is not")
+
+
+def decode_stretches(data: bytes, at: int, counts: Column) -> tuple[Column, int]:
+    """What `encode_stretches` made of stretches of so many values each. Raises ArchiveDamaged."""
+    count = int(counts.sum())
+    if data[at : at + 1] != b"\x04":
+        return decode_column(data, at, count)
+    firsts, at = decode_column(data, at + 1, len(counts))
+    steps, at = decode_column(data, at, count - len(counts))
+    begins = np.cumsum(counts) - counts
+    is_step = np.ones(count, np.bool_)
+    is_step[begins] = False
+    sums = np.zeros(count, np.int64)
+    sums[is_step] = steps
+    np.cumsum(sums, out=sums)
+    sums += np.repeat(firsts - sums[begins], counts)
+    return sums, at
 
 
 def _decode_distinct(data: bytes, at: int, count: int) -> tuple[Column, int]:

@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 # --- the two ends of the file ------------------------------------------------------------------
 
@@ -73,10 +73,12 @@ class PartKind(IntEnum):
 # --- blocks ------------------------------------------------------------------------------------
 
 BLOCK_BYTES_DEFAULT: Final = 256 * 1024
-"""Raw bytes of the records of one block, at most (a larger record has a block to itself)."""
+"""Raw bytes of the records of one group, at most (a larger record has one to itself)."""
 PARTS: Final = 3
+Sizes = tuple[int, int, int]
+"""One number a part."""
 BLOCK_ROWS_MAX: Final = 1 << 16
-"""Records of one block, at most."""
+"""Records of one block, and of one group, at most."""
 NO_QUEUE: Final = 0xFFFF_FFFF
 """The queue, which no topic has, under which records lie that are in none: what a transaction
 prepares or takes back. Their offsets are their positions, since they have none of their own."""

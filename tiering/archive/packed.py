@@ -3,7 +3,7 @@
 The idea: three forms. A *column* is a minimum and what lies above it at a fixed number of bits. A
 *sorted column* is Elias and Fano's: low bits as they are, high bits in unary, so that it takes two
 bits more than the logarithm of the mean step, whatever single steps are like. `Narrow` is what
-stays in memory: any one value is had without decoding the others, at whole bytes each.
+stays in memory: any one value is had without decoding the others.
 
 Invariants: what a column says of itself is compared with the bytes there are before anything is
 allocated by it; values are 64 bits and may wrap, so that differences of any two are kept exactly.
@@ -30,7 +30,12 @@ _WINDOW_MAX: Final = 56
 """The most bits that, beginning anywhere in a byte, lie in the 8 bytes from there on."""
 _WIDEST: Final = 64
 _SLOPE_MAX: Final = 1 << 30
-"""So that slope times count is far from running over."""
+_STRAIGHT_MAX: Final = 1 << 61
+"""So that neither slope times count nor what is left of a value runs over."""
+_PIECE: Final = 1 << 16
+"""Values packed at a time."""
+_TAKEN: Final = 8
+"""Bytes that a value lies in, from the one in which it begins."""
 
 
 def width_of(greatest: int) -> int:
@@ -64,12 +69,7 @@ def unpack(data: bytes | memoryview, width: int, count: int) -> U64:
         return np.zeros(count, np.uint64)
     if width == _WIDEST:
         return np.frombuffer(data, ">u8").astype(np.uint64)
-    padded = bytes(data) + bytes(8)
-    begin = np.arange(count, dtype=np.int64) * width
-    windows = np.ndarray((len(data),), ">u8", padded, 0, (1,))
-    found = windows[begin >> 3].astype(np.uint64) << (begin & 7).astype(np.uint64)
-    values: U64 = found >> np.uint64(64 - width)
-    return values
+    return _windows(bytes(data) + bytes(8), np.arange(count, dtype=np.int64) * width, width)
 
 
 def encode_column(values: I64) -> bytes:
@@ -147,10 +147,10 @@ class Cursor:
 
 
 class Narrow:
-    """A column in memory: `column[i]` is had at once, at as few bytes each as the widest needs.
+    """A column in memory: `column[i]` is had at once, at as few bits each as the widest needs.
 
     What is kept of a value is how far it lies from a straight line through the first and the last,
-    if that takes fewer bytes: of columns that count up, nothing.
+    if that takes fewer bits: of columns that count up, nothing.
     """
 
     __slots__ = ("_base", "_data", "_slope", "_width", "count")
@@ -158,15 +158,18 @@ class Narrow:
     def __init__(self, values: I64) -> None:
         values = np.asarray(values, dtype=np.int64)
         self.count = len(values)
-        self._base, self._width, rows = _narrowed(values)
+        self._base, self._width, above = _above(values)
         self._slope = 0
-        if self._width and self.count > 1:
+        if self._width and self.count > 1 and _is_near(values):
             slope = (int(values[-1]) - int(values[0])) // (self.count - 1)
             if abs(slope) < _SLOPE_MAX:
-                base, width, straight = _narrowed(values - np.arange(self.count) * slope)
+                base, width, straight = _above(values - np.arange(self.count) * slope)
                 if width < self._width:
-                    self._base, self._width, self._slope, rows = base, width, slope, straight
-        self._data = rows[:, : self._width].tobytes()
+                    self._base, self._width, self._slope, above = base, width, slope, straight
+        pieces = range(0, self.count if self._width else 0, _PIECE)
+        packed = [pack(above[at : at + _PIECE], self._width) for at in pieces]
+        # Whatever value is wanted, so many bytes can be taken from where it begins.
+        self._data = b"".join((*packed, bytes(_TAKEN))) if packed else b""
 
     def __len__(self) -> int:
         return self.count
@@ -176,18 +179,18 @@ class Narrow:
         base = self._base + i * self._slope
         if not width:
             return base
-        return base + int.from_bytes(self._data[i * width : i * width + width], "little")
+        at = i * width
+        taken = int.from_bytes(self._data[at >> 3 : (at >> 3) + _TAKEN], "big")
+        return base + (taken >> (8 * _TAKEN - width - (at & 7)) & ((1 << width) - 1))
 
     def values(self, start: int = 0, stop: int | None = None) -> I64:
         """Some of the values, all by default."""
         stop = self.count if stop is None else stop
-        width = self._width
-        rows = np.zeros((stop - start, 8), np.uint8)
-        if width:
-            taken = np.frombuffer(self._data, np.uint8, (stop - start) * width, start * width)
-            rows[:, :width] = taken.reshape(-1, width)
-        found = rows.view("<i8")[:, 0].astype(np.int64) + np.int64(self._base)
-        return found + np.arange(start, stop) * self._slope if self._slope else found
+        rows = np.arange(start, stop)
+        found = np.full(len(rows), self._base, np.int64)
+        if self._width:
+            found += _windows(self._data, rows * self._width, self._width).view(np.int64)
+        return found + rows * self._slope if self._slope else found
 
     @property
     def memory_bytes(self) -> int:
@@ -195,10 +198,24 @@ class Narrow:
         return len(self._data)
 
 
-def _narrowed(values: I64) -> tuple[int, int, NDArray[np.uint8]]:
-    """The least value, the bytes that each takes above it, and these bytes, the lowest first."""
+def _is_near(values: I64) -> bool:
+    """Whether a straight line through the values stays far from running over."""
+    return int(values.min()) > -_STRAIGHT_MAX and int(values.max()) < _STRAIGHT_MAX
+
+
+def _above(values: I64) -> tuple[int, int, U64]:
+    """The least value, the bits that each takes above it, and what each has above it."""
     base = int(values.min()) if len(values) else 0
-    above = values - np.int64(base)
-    greatest = int(above.astype(np.uint64).max()) if len(values) else 0
-    rows = above.astype("<i8").view(np.uint8).reshape(-1, 8)
-    return base, (greatest.bit_length() + 7) // 8, rows
+    above = (values - np.int64(base)).view(np.uint64)
+    return base, width_of(int(above.max())) if len(values) else 0, above
+
+
+def _windows(data: bytes, begin: I64, width: int) -> U64:
+    """The values of `width` bits that begin at these bits; 8 bytes follow behind the last."""
+    if width == _WIDEST:
+        aligned: U64 = np.frombuffer(data, ">u8", (len(data) // 8))[begin >> 6].astype(np.uint64)
+        return aligned
+    windows = np.ndarray((len(data) - 7,), ">u8", data, 0, (1,))
+    found = windows[begin >> 3].astype(np.uint64) << (begin & 7).astype(np.uint64)
+    values: U64 = found >> np.uint64(64 - width)
+    return values

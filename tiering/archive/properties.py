@@ -112,7 +112,7 @@ def take_apart_even(fields: Sequence[bytes]) -> Even | None:
     if not size or shape[-1] != _TERMINATED or len(set(names)) != size:
         return None
     pieces = b"".join(fields).split(VALUE_END_BYTE)
-    if len(pieces) != count * size + 1:
+    if len(pieces) != count * size + 1 or pieces[-1]:
         return None
     columns = {}
     left = np.fromiter(map(len, fields), np.int64, count) - size

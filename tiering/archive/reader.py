@@ -22,14 +22,15 @@ import numpy as np
 from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashes import topic_byte
 from tiering.archive import positions
-from tiering.archive.block import Block, BlockSource, Sizes
+from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.check import Problem, problems
 from tiering.archive.coder import Coder
+from tiering.archive.columns import Stretches
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import Directory, Rows, decode_rows
 from tiering.archive.filter import Filter
 from tiering.archive.keyindex import KeyFences
-from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section
+from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section, Sizes
 from tiering.archive.manifest import Manifest, decode_manifest, with_figures
 from tiering.archive.packed import I64
 from tiering.archive.positions import Placed, PositionFences
@@ -42,7 +43,7 @@ from tiering.archive.tail import (
     read_tail,
 )
 
-__all__ = ["Archive", "BlockGroup", "Found", "Source", "read_tail"]
+__all__ = ["Archive", "Found", "Source", "read_tail"]
 
 T = TypeVar("T")
 
@@ -61,18 +62,6 @@ class Found(NamedTuple):
     position: int
     block: int
     row: int
-
-
-class BlockGroup(NamedTuple):
-    """Blocks that were read together; parts are decoded when first needed, and kept."""
-
-    source: BlockSource
-    decoded_sizes: Sizes
-
-    @property
-    def memory_bytes(self) -> int:
-        """About what it takes once all parts are decoded."""
-        return self.source.memory_bytes
 
 
 class Archive:
@@ -205,20 +194,16 @@ class Archive:
 
     def block_of(self, number: int, group: BlockGroup) -> Block:
         """A block of its group. Raises ArchiveDamaged."""
-        directory = self.directory
-        topic_number, queue = directory.queue_of(number)
-        within, messages = directory.within(number), directory.count(number)
-        topic = self._topics[topic_number][0]
         with self._block_damage(number):
-            begins, sizes = within[:2] if within is not None else ((0, 0, 0), group.decoded_sizes)
-            block = group.source.stretch(topic, queue, begins, sizes, messages)
-            held = (int(block.offsets[0]), int(block.offsets[-1]))
-            if held != (directory.first_offset(number), directory.last_offset(number)):
-                raise ArchiveDamaged(
-                    f"{self.name}: block {number} holds offsets {held[0]} to {held[1]}, which "
-                    f"the directory does not say"
-                )
-        return block
+            return group.block(number - group.number)
+
+    def groups(self) -> Iterator[BlockGroup]:
+        """All groups, one after the other. Raises ArchiveDamaged, KeyDestroyed."""
+        number = 0
+        while number < self.directory.blocks:
+            group = self.read_group(number)
+            yield group
+            number += group.blocks
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
         """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
@@ -239,20 +224,24 @@ class Archive:
 
     def decode_group(self, number: int, data: bytes | memoryview) -> BlockGroup:
         """The same from its bytes, which are at `directory.place`: several can be read at once."""
-        directory = self.directory
-        topic_number, _ = directory.queue_of(number)
-        topic, key_id = self._topics[topic_number]
-        within, sizes = directory.within(number), directory.place(number)[1]
+        members = self.directory.members(number)
+        sizes = self.directory.place(number)[1]
+        topics = self._topics
+        topic, key_id = topics[members.topics[0]]
+        blocks = GroupBlocks(
+            [topics[member][0] for member in members.topics],
+            members.queues,
+            Stretches(members.counts, members.first_offsets, members.last_offsets),
+        )
         with self._block_damage(number):
-            decoded = self._stated_sizes(data, sizes) if within is None else within.total
-            source = BlockSource(
-                data, sizes, decoded, self._coder, topic_number=topic_number,
-                secret=self._secret(topic, key_id), archive=self.name, number=number,
+            return BlockGroup(
+                data, sizes, self._stated_sizes(data, sizes), self._coder, blocks,
+                topic_number=members.topics[0], secret=self._secret(topic, key_id),
+                archive=self.name, number=members.first,
             )  # fmt: skip
-            return BlockGroup(source, decoded)
 
     def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:
-        """What the parts say that they take, which for a group of one block is not in memory."""
+        """What the parts say that they take; the directory's figures are not in memory."""
         ends = (0, sizes[0], sizes[0] + sizes[1])
         fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
         most = self.directory.decoded_max

@@ -109,6 +109,11 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
             f"{source.name}: is an archive of format {version}; this version reads up to "
             f"{FORMAT_VERSION}", version, FORMAT_VERSION,
         )  # fmt: skip
+    if version < FORMAT_VERSION:
+        raise ArchiveDamaged(
+            f"{source.name}: is an archive of format {version}, which no release ever wrote; this "
+            f"version reads {FORMAT_VERSION} only", source.name,
+        )  # fmt: skip
     if not footer <= size <= source.size - HEADER_SIZE - TRAILER_SIZE:
         raise ArchiveDamaged(f"{source.name}: {source.size} bytes are not all of it", source.name)
     return footer, size

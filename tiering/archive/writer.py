@@ -22,10 +22,10 @@ import numpy as np
 from kvstore.errors import CallerError
 from tiering.archive import filter as key_filter
 from tiering.archive import keyindex, positions
-from tiering.archive.block import BlockSpan, EncodedBlock, cut, encode_blocks
 from tiering.archive.coder import LEVEL_DEFAULT, CodecName, Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import encode_directory
+from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.integers import bounds_of
 from tiering.archive.keyed import Levels, digests_in_columns, digests_of, is_taken_back
 from tiering.archive.layout import (
@@ -55,8 +55,8 @@ BATCH_BYTES: Final = 8 << 20
 """Raw bytes that are encoded together, about."""
 MESSAGES_MAX: Final = (1 << 32) - 1
 """A message's rank takes 32 bits in memory."""
-_ROW_COLUMNS: Final = 13
-_GROUP_COLUMNS: Final = 4
+_ROW_COLUMNS: Final = 2 + len(BlockRows._fields)
+_GROUP_COLUMNS: Final = 7
 
 
 class Sink(Protocol):
@@ -194,8 +194,7 @@ class ArchiveWriter:
         self._check_order(fields.offsets)
         share = self._settings.block_bytes
         done = fields.part(0, left)
-        blocks = encode_blocks(done, spans, self._coder, group_bytes=share)
-        self._write_blocks(spans, blocks)
+        self._write_blocks(spans, *encode_blocks(done, spans, self._coder, group_bytes=share))
         self._note(done, spans)
         number, queue, _ = self._waiting[-1]
         is_begun = left > begin
@@ -229,23 +228,18 @@ class ArchiveWriter:
             name = self._topics[number].topic.name
             raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
 
-    def _write_blocks(self, spans: Sequence[BlockSpan], blocks: Sequence[EncodedBlock]) -> None:
-        rows: list[tuple[int, ...]] = []
-        for span, block in zip(spans, blocks, strict=True):
-            if block.data:
-                self._file.write(block.data)
-                for column, value in zip(self._groups, (0, *block.part_sizes), strict=True):
-                    column.append(value)
-            self._groups[0][-1] += 1
-            rows.append((
-                span.topic_number, span.queue, block.first_offset, block.last_offset,
-                block.messages, block.first_position, block.last_position,
-                block.least_stored_at, block.greatest_stored_at, *block.decoded_sizes,
-                block.raw_bytes,
-            ))  # fmt: skip
-            self._topics[span.topic_number].add(block.messages, block)
-        for column, values in zip(self._rows, zip(*rows, strict=True), strict=bool(rows)):
-            column.extend(values)
+    def _write_blocks(
+        self, spans: Sequence[BlockSpan], groups: Sequence[EncodedGroup], rows: BlockRows
+    ) -> None:
+        for group in groups:
+            self._file.write(group.data)
+            values = (group.blocks, *group.part_sizes, *group.decoded_sizes)
+            for column, value in zip(self._groups, values, strict=True):
+                column.append(value)
+        self._rows[0].extend([span.topic_number for span in spans])
+        self._rows[1].extend([span.queue for span in spans])
+        for column, found in zip(self._rows[2:], rows, strict=True):
+            column.frombytes(found.tobytes())
 
     # --- what the indexes are made of ---
 
@@ -279,26 +273,12 @@ class ArchiveWriter:
 
 
 class _Topic:
-    """A topic that is being written, and how much there is of it."""
+    """A topic that is being written."""
 
     def __init__(self, topic: ArchivedTopic, secret: bytes | None) -> None:
         self.topic = topic
         self.secret = secret
         self.levels = Levels(topic)
-        self.messages = self.raw_bytes = 0
-        self.first_stored_at, self.last_stored_at = (1 << 63) - 1, -(1 << 63)
-
-    def add(self, messages: int, block: EncodedBlock) -> None:
-        self.messages += messages
-        self.raw_bytes += block.raw_bytes
-        self.first_stored_at = min(self.first_stored_at, block.least_stored_at)
-        self.last_stored_at = max(self.last_stored_at, block.greatest_stored_at)
-
-    def described(self) -> ArchivedTopic:
-        return msgspec.structs.replace(
-            self.topic, messages=self.messages, raw_bytes=self.raw_bytes,
-            first_stored_at=self.first_stored_at, last_stored_at=self.last_stored_at,
-        )  # fmt: skip
 
 
 class _Counted:
@@ -354,7 +334,7 @@ class _Ending:
         self._section(Section.MANIFEST, encode_manifest(manifest))
         if self._settings.dictionary:
             self._section(Section.DICTIONARY, self._settings.dictionary)
-        ids = [topic.topic.id for topic in self._topics if topic.messages]
+        ids = [topic.topic.id for topic in self._topics]
         self._section(Section.DIRECTORY, encode_directory(ids, self._rows, self._groups))
         if filtered:
             self._section(Section.FILTER, filtered)
@@ -403,10 +383,31 @@ class _Ending:
             block_bytes=settings.block_bytes,
             blocks=len(rows[0]),
             messages=len(self._positions),
-            raw_bytes=int(rows[12].sum()),
+            raw_bytes=int(rows[9].sum()),
             first_position=int(self._positions.min()) if some else 0,
             last_position=int(self._positions.max()) if some else 0,
             first_stored_at=int(rows[7].min()) if some else 0,
             last_stored_at=int(rows[8].max()) if some else 0,
-            topics=tuple(topic.described() for topic in self._topics if topic.messages),
+            topics=self._described(),
+        )
+
+    def _described(self) -> tuple[ArchivedTopic, ...]:
+        """The topics, with how much there is of each."""
+        if not self._topics:
+            return ()
+        rows = self._rows
+        begins = np.searchsorted(rows[0], np.arange(len(self._topics)))
+        figures = zip(
+            self._topics,
+            np.add.reduceat(rows[4], begins).tolist(),
+            np.add.reduceat(rows[9], begins).tolist(),
+            np.minimum.reduceat(rows[7], begins).tolist(),
+            np.maximum.reduceat(rows[8], begins).tolist(),
+            strict=True,
+        )
+        return tuple(
+            msgspec.structs.replace(
+                topic.topic, messages=a, raw_bytes=b, first_stored_at=c, last_stored_at=d
+            )
+            for topic, a, b, c, d in figures
         )

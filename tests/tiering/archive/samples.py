@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,8 +15,10 @@ from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.record.values import StoredMessage
 from kvstore.record.walk import Kind, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
-from tiering.archive.block import Block, BlockSource, BlockSpan, EncodedBlock, encode_blocks
+from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.coder import Coder
+from tiering.archive.columns import Stretches
+from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, encode_blocks
 from tiering.archive.records import Fields, RecordBatch
 
 TOPIC: Final = "orders"
@@ -103,6 +105,13 @@ def messages(draw: st.DrawFn) -> StoredMessage:
     )
 
 
+class Encoded(NamedTuple):
+    """Groups, and what a directory would say of their blocks."""
+
+    groups: list[EncodedGroup]
+    rows: BlockRows
+
+
 def encode(
     stretches: Sequence[Sequence[bytes]],
     coder: Coder,
@@ -110,44 +119,47 @@ def encode(
     group_bytes: int = 0,
     queue: int = 7,
     secret: bytes | None = None,
-) -> list[EncodedBlock]:
-    """Each of `stretches`, which are records of TOPIC's queue `queue`, encoded."""
+) -> Encoded:
+    """Each of `stretches`, which are records of TOPIC's queue `queue`, as a block."""
     fields = Fields(RecordBatch.of_records([found for part in stretches for found in part]))
     ends = np.cumsum([len(part) for part in stretches]).tolist()
     spans = [
         BlockSpan(TOPIC, queue, end - len(part), end, 5, secret)
         for part, end in zip(stretches, ends, strict=True)
     ]
-    return encode_blocks(fields, spans, coder, group_bytes=group_bytes)
+    return Encoded(*encode_blocks(fields, spans, coder, group_bytes=group_bytes))
 
 
 def decode(
-    encoded: Sequence[EncodedBlock],
+    encoded: Encoded,
     coder: Coder,
     *,
     queue: int = 7,
     secret: bytes | None = None,
 ) -> list[Block]:
-    """The stretches of one or more blocks."""
+    """The blocks of one or more groups."""
     out: list[Block] = []
-    source = None
-    for i, block in enumerate(encoded):
-        if block.data:
-            end = next((k for k in range(i + 1, len(encoded)) if encoded[k].data), len(encoded))
-            last = encoded[end - 1]
-            sizes = [a + b for a, b in zip(last.begins, last.decoded_sizes, strict=True)]
-            source = BlockSource(
-                block.data,
-                block.part_sizes,
-                (sizes[0], sizes[1], sizes[2]),
-                coder,
-                topic_number=5,
-                secret=secret,
-                archive="a.kvmq",
-                number=i,
+    for group in read(encoded, coder, queue=queue, secret=secret):
+        out += [group.block(i) for i in range(group.blocks)]
+    return out
+
+
+def read(
+    encoded: Encoded, coder: Coder, *, queue: int = 7, secret: bytes | None = None
+) -> list[BlockGroup]:
+    """The groups."""
+    out, rows, at = [], encoded.rows, 0
+    for group in encoded.groups:
+        mine = slice(at, at + group.blocks)
+        stretches = Stretches(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine])
+        blocks = GroupBlocks([TOPIC] * group.blocks, [queue] * group.blocks, stretches)
+        out.append(
+            BlockGroup(
+                group.data, group.part_sizes, group.decoded_sizes, coder, blocks,
+                topic_number=5, secret=secret, archive="a.kvmq", number=at,
             )
-        assert source is not None
-        out.append(source.stretch(TOPIC, queue, block.begins, block.decoded_sizes, block.messages))
+        )  # fmt: skip
+        at += group.blocks
     return out
 
 

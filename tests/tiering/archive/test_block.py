@@ -4,6 +4,7 @@ import contextlib
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,16 +19,20 @@ from kvstore.record.values import StoredMessage
 from tests.fixtures import NAMES, unpack_fixture
 from tests.tiering.archive.samples import (
     TOPIC,
+    Encoded,
     decode,
     encode,
     messages,
+    read,
     record,
     records_in,
 )
 from tiering.archive import dictionary
-from tiering.archive.block import BlockSpan, cut, encode_blocks
+from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.coder import Coder
-from tiering.archive.layout import VERBATIM_FORMAT, PartKind
+from tiering.archive.columns import Stretches
+from tiering.archive.encoding import BlockSpan, cut, encode_blocks
+from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT, PartKind
 from tiering.archive.records import Fields, RecordBatch
 
 STRETCHES = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=4)
@@ -51,6 +56,10 @@ def test_the_bytes_of_any_records_come_back(
     encoded = encode(records, coder, group_bytes=group_bytes)
     blocks = decode(encoded, coder)
     assert [block.records() for block in blocks] == records
+    groups = read(encoded, coder)
+    assert [raw for group in groups for raw in group.records()] == [
+        raw for part in records for raw in part
+    ]
     for block, part in zip(blocks, stretches, strict=True):
         assert block.offsets.tolist() == [message.offset for message in part]
         assert block.positions.tolist() == [message.position for message in part]
@@ -122,12 +131,14 @@ def test_a_record_that_contradicts_itself_is_kept_as_it_is() -> None:
     raw = bytearray(record(3))
     raw[3] ^= 1  # its size
     coder = Coder()
-    (encoded,) = encode([[bytes(raw), record(4)]], coder, queue=0)
-    (block,) = decode([encoded], coder, queue=0)
-    assert block.records() == [bytes(raw), record(4)]
-    first = encoded.data[: encoded.part_sizes[0]]
-    payload = coder.decode(first, encoded.decoded_sizes[0], kind=PartKind.FIXED)
-    assert payload[0] == VERBATIM_FORMAT
+    encoded = encode([[bytes(raw), record(4)], [record(5)]], coder, queue=0, group_bytes=1 << 20)
+    blocks = decode(encoded, coder, queue=0)
+    assert [block.records() for block in blocks] == [[bytes(raw), record(4)], [record(5)]]
+    formats = []
+    for group in encoded.groups:
+        first = group.data[: group.part_sizes[0]]
+        formats.append(coder.decode(first, group.decoded_sizes[0], kind=PartKind.FIXED)[0])
+    assert formats == [VERBATIM_FORMAT, COLUMNS_FORMAT]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,11 +157,24 @@ def test_what_rocketmq_wrote_comes_back(name: str, tmp_path: Path) -> None:
     for (topic, queue), part in zip(sorted(queues), parts, strict=True):
         spans.append(BlockSpan(topic.decode(), queue, at, at + len(part)))
         at += len(part)
-    for span, encoded, part in zip(spans, encode_blocks(fields, spans, coder), parts, strict=True):
-        (block,) = decode([encoded], coder)
-        block.topic, block.queue = span.topic, span.queue
-        assert block.records() == part
-        assert block.messages(0, block.count) == [expected(raw) for raw in part]
+    for group_bytes in (0, 1 << 20):
+        groups, rows = encode_blocks(fields, spans, coder, group_bytes=group_bytes)
+        at = 0
+        for group in groups:
+            mine = slice(at, at + group.blocks)
+            blocks = GroupBlocks(
+                [span.topic for span in spans[mine]],
+                [span.queue for span in spans[mine]],
+                Stretches(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
+            )
+            opened = BlockGroup(group.data, group.part_sizes, group.decoded_sizes, coder, blocks)
+            assert opened.records() == [raw for part in parts[mine] for raw in part]
+            for index, part in enumerate(parts[mine]):
+                block = opened.block(index)
+                assert block.records() == part
+                assert block.messages(0, block.count) == [expected(raw) for raw in part]
+            at += group.blocks
+        assert at == len(spans)
 
 
 def test_the_same_records_give_the_same_bytes() -> None:
@@ -163,35 +187,35 @@ def test_the_same_records_give_the_same_bytes() -> None:
     assert found[0] == found[1]
 
 
-def test_small_stretches_share_a_block_up_to_its_size() -> None:
+def test_small_blocks_share_a_group_up_to_its_size() -> None:
     parts = [[record(i)] for i in range(10)]
     size = len(record(0))
     coder = Coder()
     encoded = encode(parts, coder, queue=0, group_bytes=4 * size)
-    assert [bool(block.data) for block in encoded] == [i % 4 == 0 for i in range(10)]
-    assert sum(len(block.data) for block in encoded) < sum(
-        len(block.data) for block in encode(parts, coder, queue=0)
+    assert [group.blocks for group in encoded.groups] == [4, 4, 2]
+    assert sum(len(group.data) for group in encoded.groups) < sum(
+        len(group.data) for group in encode(parts, coder, queue=0).groups
     )
     assert [block.records() for block in decode(encoded, coder, queue=0)] == parts
 
 
-def test_stretches_of_topics_with_keys_of_their_own_do_not_share_a_block() -> None:
+def test_blocks_of_topics_with_keys_of_their_own_do_not_share_a_group() -> None:
     fields = Fields(RecordBatch.of_records([record(i) for i in range(4)]))
     keys = [None, b"a" * 32, b"b" * 32, b"b" * 32]
     numbers = [0, 1, 2, 2]
     spans = [BlockSpan(TOPIC, 0, i, i + 1, numbers[i], key) for i, key in enumerate(keys)]
-    encoded = encode_blocks(fields, spans, Coder(), group_bytes=1 << 20)
-    assert [bool(block.data) for block in encoded] == [True, True, True, False]
+    groups, _ = encode_blocks(fields, spans, Coder(), group_bytes=1 << 20)
+    assert [group.blocks for group in groups] == [1, 1, 2]
 
 
 def test_the_row_for_the_directory_says_what_is_in_the_block() -> None:
     records = [record(i) for i in (5, 6, 9)]
-    (block,) = encode([records], Coder(), queue=0)
-    assert block.messages == 3
-    assert block.raw_bytes == sum(map(len, records))
-    assert (block.first_offset, block.last_offset) == (5, 9)
-    assert (block.first_position, block.last_position) == (5000, 9000)
-    assert block.greatest_stored_at - block.least_stored_at == 4
+    rows = encode([records], Coder(), queue=0).rows
+    assert rows.messages.tolist() == [3]
+    assert rows.raw_bytes.tolist() == [sum(map(len, records))]
+    assert (rows.first_offset.tolist(), rows.last_offset.tolist()) == ([5], [9])
+    assert (rows.first_position.tolist(), rows.last_position.tolist()) == ([5000], [9000])
+    assert (rows.greatest_stored_at - rows.least_stored_at).tolist() == [4]
 
 
 def test_a_block_takes_as_many_records_as_fit_and_one_at_least() -> None:
@@ -211,50 +235,76 @@ def test_rows_outside_a_block_are_nobodys_messages() -> None:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_every_flipped_byte_of_a_block_is_found(codec: str) -> None:
+def test_every_flipped_byte_of_a_group_is_found(codec: str) -> None:
     coder = Coder("lz4" if codec == "lz4" else "zstd")
-    (encoded,) = encode([[record(i) for i in range(6)]], coder, queue=0)
-    for at in range(len(encoded.data)):
-        data = bytearray(encoded.data)
+    encoded = encode([[record(i) for i in range(6)]], coder, queue=0)
+    (group,) = encoded.groups
+    for at in range(len(group.data)):
+        data = bytearray(group.data)
         data[at] ^= 1 << at % 8
+        damaged = Encoded([group._replace(data=bytes(data))], encoded.rows)
         with pytest.raises(ArchiveDamaged, match=r"block 0 of archive a\.kvmq") as found:
-            decode([encoded._replace(data=bytes(data))], coder, queue=0)[0].check()
+            decode(damaged, coder, queue=0)[0].check()
         assert (found.value.archive, found.value.block) == ("a.kvmq", 0)
 
 
-def test_a_block_cut_short_is_damage() -> None:
+def test_a_group_cut_short_is_damage() -> None:
     coder = Coder()
-    (encoded,) = encode([[record(i) for i in range(6)]], coder, queue=0)
-    for size in (1, 5, len(encoded.data) - 1):
+    encoded = encode([[record(i) for i in range(6)]], coder, queue=0)
+    (group,) = encoded.groups
+    for size in (1, 5, len(group.data) - 1):
+        cut_short = Encoded([group._replace(data=group.data[:size])], encoded.rows)
         with pytest.raises(ArchiveDamaged):
-            decode([encoded._replace(data=encoded.data[:size])], coder, queue=0)
+            decode(cut_short, coder, queue=0)
 
 
-def test_a_block_with_other_messages_than_the_directory_says_is_damage() -> None:
+@pytest.mark.parametrize("shift", [1, -1])
+def test_a_group_with_other_messages_than_the_directory_says_is_damage(shift: int) -> None:
     coder = Coder()
-    (encoded,) = encode([[record(i) for i in range(6)]], coder, queue=0)
-    with pytest.raises(ArchiveDamaged, match="6 messages instead of 5"):
-        decode([encoded._replace(messages=5)], coder, queue=0)
+    encoded = encode([[record(i) for i in range(6)]] * 2, coder, queue=0, group_bytes=1 << 20)
+    rows = encoded.rows
+    fewer = rows._replace(messages=rows.messages - np.array([1, 0]))
+    with pytest.raises(ArchiveDamaged, match="12 messages instead of 11"):
+        decode(Encoded(encoded.groups, fewer), coder, queue=0)
+    others = rows._replace(messages=rows.messages + np.array([shift, -shift]))
+    with pytest.raises(ArchiveDamaged, match="the directory does not say"):
+        decode(Encoded(encoded.groups, others), coder, queue=0)
+    none = rows._replace(messages=np.array([12, 0]))
+    with pytest.raises(ArchiveDamaged):
+        decode(Encoded(encoded.groups, none), coder, queue=0)
 
 
-@given(st.binary(max_size=120), st.sampled_from([1, 255]), st.sampled_from(list(PartKind)))
-def test_any_payload_is_a_block_or_damage(payload: bytes, form: int, kind: PartKind) -> None:
+@given(
+    st.binary(max_size=120), st.sampled_from([1, 255]), st.sampled_from(list(PartKind)),
+    st.sampled_from([0, 1 << 20]),
+)  # fmt: skip
+def test_any_payload_is_a_group_or_damage(
+    payload: bytes, form: int, kind: PartKind, group_bytes: int
+) -> None:
     coder = Coder()
-    (encoded,) = encode([[record(i) for i in range(3)]], coder, queue=0)
+    encoded = encode([[record(0), record(1)], [record(2)]], coder, queue=0, group_bytes=group_bytes)
+    group = encoded.groups[0]
     parts, at = [], 0
-    for size in encoded.part_sizes:
-        parts.append(encoded.data[at : at + size])
+    for size in group.part_sizes:
+        parts.append(group.data[at : at + size])
         at += size
-    payload = bytes((form, 3)) + payload
+    payload = bytes((form, 3 if group_bytes else 2)) + payload
     parts[kind - 1] = coder.encode(payload, kind=kind)
-    sizes = list(encoded.decoded_sizes)
+    sizes = list(group.decoded_sizes)
     sizes[kind - 1] = len(payload)
-    damaged = encoded._replace(
+    damaged = group._replace(
         data=b"".join(parts),
         part_sizes=(len(parts[0]), len(parts[1]), len(parts[2])),
         decoded_sizes=(sizes[0], sizes[1], sizes[2]),
     )
     with contextlib.suppress(ArchiveDamaged, RecordDamaged):
-        (block,) = decode([damaged], coder, queue=0)
-        block.check()
-        block.messages(0, block.count)
+        for block in decode(Encoded([damaged], encoded.rows), coder, queue=0):
+            block.check()
+            block.messages(0, block.count)
+
+
+def test_a_block_that_shares_its_group_takes_memory_for_itself_alone() -> None:
+    coder = Coder()
+    encoded = encode([[record(i)] for i in range(50)], coder, queue=0, group_bytes=1 << 20)
+    (group,) = read(encoded, coder, queue=0)
+    assert group.block(7).memory_bytes < group.memory_bytes / 25

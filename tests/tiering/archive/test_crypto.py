@@ -55,7 +55,7 @@ def test_an_encrypted_block_comes_back_with_its_key_alone() -> None:
     coder = Coder(dictionary=b'{"order":1,"state":"new"}' * 20)
     encoded = encode([records], coder, queue=0, secret=SECRET)
     assert decode(encoded, coder, queue=0, secret=SECRET)[0].records() == records
-    assert b"orders" not in encoded[0].data
+    assert b"orders" not in encoded.groups[0].data
     for secret in (OTHER, None):
         with pytest.raises(ArchiveDamaged):
             decode(encoded, coder, queue=0, secret=secret)

@@ -150,6 +150,11 @@ def test_an_archive_of_a_newer_version_is_said_to_be_one(made: Made) -> None:
     assert (caught.value.found, caught.value.supported) == (FORMAT_VERSION + 1, FORMAT_VERSION)
 
 
+def test_an_archive_of_the_version_that_was_never_released_is_said_to_be_one(made: Made) -> None:
+    with pytest.raises(ArchiveDamaged, match="of format 1"):
+        Archive.open(MemorySource(with_trailer(made.data, version=1)))
+
+
 @pytest.mark.parametrize("size", [0, 30, 1 << 20, (1 << 64) - 1])
 def test_sizes_that_can_not_be_allocate_nothing(made: Made, size: int) -> None:
     tracemalloc.start()

@@ -17,7 +17,6 @@ from tiering.archive.directory import (
     Directory,
     Group,
     Row,
-    Within,
     decode_rows,
     encode_directory,
 )  # fmt: skip
@@ -40,10 +39,9 @@ class Made(NamedTuple):
     groups: list[Group]
 
     def encoded(self) -> tuple[bytes, int]:
-        flat = [(*row[:9], *row.decoded_sizes, row.raw_bytes) for row in self.rows]
-        columns = np.array(flat, np.int64).reshape(-1, 13).T
-        groups = [(group.blocks, *group.part_sizes) for group in self.groups]
-        group_columns = np.array(groups, np.int64).reshape(-1, 4).T
+        columns = np.array([row[:10] for row in self.rows], np.int64).reshape(-1, 10).T
+        groups = [(group.blocks, *group.part_sizes, *group.decoded_sizes) for group in self.groups]
+        group_columns = np.array(groups, np.int64).reshape(-1, 7).T
         payload = encode_directory(self.ids, list(columns), list(group_columns))
         return payload, sum(sum(group.part_sizes) for group in self.groups)
 
@@ -68,13 +66,13 @@ def directories(draw: st.DrawFn) -> Made:
                 offset = first + messages + draw(COUNTS)
                 times = sorted(draw(st.tuples(*[st.integers(0, 1 << 42)] * 2)))
                 if groups and shared and draw(st.booleans()):
-                    groups[-1] = Group(groups[-1].blocks + 1, groups[-1].part_sizes)
+                    groups[-1] = groups[-1]._replace(blocks=groups[-1].blocks + 1)
                 else:
-                    groups.append(Group(1, draw(sizes)))
+                    groups.append(Group(1, draw(sizes), draw(sizes)))
                 rows.append(
                     Row(
                         number, queue, first, offset - 1, messages, first * 50, offset * 50,
-                        times[0], times[1], draw(sizes), messages * 91, len(groups) - 1,
+                        times[0], times[1], messages * 91, len(groups) - 1,
                     )
                 )  # fmt: skip
     return Made(ids, rows, groups)
@@ -87,6 +85,8 @@ def test_every_row_comes_back(made: Made) -> None:
     found = decode_rows(payload, size)
     assert found.topic_ids.tolist() == ids
     assert [found.row(block) for block in range(len(rows))] == rows
+    sizes = [tuple(column.tolist()) for column in found.decoded_sizes]
+    assert list(zip(*sizes, strict=True)) == [group.decoded_sizes for group in made.groups]
 
 
 @given(directories())
@@ -104,15 +104,20 @@ def test_blocks_are_found_by_topic_queue_and_offset(made: Made) -> None:
         assert directory.count(block) == row.messages
         assert directory.group_of(block) == row.group
         assert directory.place(block) == (ends[row.group], groups[row.group].part_sizes)
-        if len(groups) < len(rows):
-            fellows = [other.decoded_sizes for other in rows if other.group == row.group]
-            before = [other.decoded_sizes for other in rows[:block] if other.group == row.group]
-            assert directory.within(block) == Within(
-                total_of(before), row.decoded_sizes, total_of(fellows)
-            )
-        else:
-            assert directory.within(block) is None
-        assert directory.stored(block) == (row.least_stored_at, row.greatest_stored_at)
+        fellows = [b for b, other in enumerate(rows) if other.group == row.group]
+        shared = range(fellows[0], fellows[-1] + 1)
+        assert directory.within(block) == (shared if len(fellows) > 1 else None)
+        members = directory.members(block)
+        assert members.first == fellows[0]
+        found = zip(*(list(column) for column in members[1:]), strict=True)
+        assert list(found) == [
+            (r.topic_number, r.queue, r.messages, r.first_offset, r.last_offset)
+            for r in (rows[b] for b in fellows)
+        ]
+        assert directory.stored_within(block) == (
+            min(rows[b].least_stored_at for b in fellows),
+            max(rows[b].greatest_stored_at for b in fellows),
+        )
         for offset in (row.first_offset - 1, row.first_offset, row.last_offset):
             wanted = next(b for b in mine if rows[b].last_offset >= offset)
             assert directory.block_at(number, queue, offset) == wanted
@@ -133,8 +138,8 @@ def test_queues_are_listed_in_order(made: Made) -> None:
 
 
 def test_a_queue_that_is_not_there_has_no_blocks() -> None:
-    row = Row(0, 7, 0, 9, 10, 0, 999, 5, 6, (9, 9, 9), 910, 0)
-    directory = Directory(*Made([33], [row], [Group(1, (9, 9, 9))]).encoded())
+    row = Row(0, 7, 0, 9, 10, 0, 999, 5, 6, 910, 0)
+    directory = Directory(*Made([33], [row], [Group(1, (9, 9, 9), (9, 9, 9))]).encoded())
     for queue in (0, 6, 8):
         assert not directory.blocks_of(0, queue)
         assert directory.block_at(0, queue, 0) is None
@@ -145,16 +150,15 @@ def test_a_block_takes_few_bytes_of_memory_even_where_each_queue_has_but_one() -
     rows = []
     for queue in range(40_000):
         first, position, time = (int(n) for n in draw.integers(0, (1 << 20, 1 << 30, 1 << 22)))
-        sizes = tuple(int(n) for n in draw.integers(100, (300, 900, 9000)))
         rows.append(
             Row(
                 queue // 8, queue % 8, first, first + 24, 25, position, position + 1000,
-                time, time + 5000, sizes, 27_000, queue // 8,  # type: ignore[arg-type]
+                time, time + 5000, 27_000, queue // 8,
             )
         )  # fmt: skip
-    groups = [Group(8, (1000, 5000, 50_000))] * 5000
+    groups = [Group(8, (1000, 5000, 50_000), (2000, 9000, 200_000))] * 5000
     directory = Directory(*Made(list(range(1, 5001)), rows, groups).encoded())
-    assert directory.memory_bytes / len(rows) < 22
+    assert directory.memory_bytes / len(rows) < 5
 
 
 @given(st.binary(max_size=120), st.integers(0, 1 << 20))

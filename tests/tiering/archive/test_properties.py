@@ -63,6 +63,11 @@ def test_fields_that_only_together_look_alike_come_back() -> None:
     assert roundtrip(stretches) == stretches
 
 
+def test_a_field_whose_end_is_as_long_as_the_names_that_it_lacks_comes_back() -> None:
+    stretches = [[b"A\x01b\x02KEY\x01c\x02", b"A\x01b\x02\x02...."]]
+    assert roundtrip(stretches) == stretches
+
+
 def test_unique_ids_keys_and_tags_take_a_few_bytes() -> None:
     fields = [ORDINARY % (0x7F00_0001_1234 << 80 | i, i, i % 3) for i in range(500)]
     (payload,) = encode_properties(fields, None, bounds_of([500]), np.zeros(500, np.int64))

@@ -162,7 +162,8 @@ def write(
 
 
 def first_of(archive: Archive, blocks: range) -> tuple[int, int]:
-    return archive.directory.first_offset(blocks[0]), archive.directory.stored(blocks[0])[0]
+    row = archive.rows().row(blocks[0])
+    return row.first_offset, row.least_stored_at
 
 
 def _name(info: TopicInfo | None) -> str:

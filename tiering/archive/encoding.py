@@ -1,0 +1,223 @@
+"""Encoding: rows of Fields -> blocks, and the groups in which they are written.
+
+The idea: a *block* is consecutive messages of one queue, a *group* one block, or several with few
+messages each; a group is coded as if its rows were of one queue, so neither size nor time suffers
+from there being thousands of queues. Many groups are encoded at a time, because numpy's price is
+the call.
+
+Invariant: the exact bytes of every record come back: only records that their columns are known to
+give back are taken apart, and a block with any other is in a group that holds its records whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tiering.archive.coder import Coder
+from tiering.archive.columns import encode_fixed, encode_whole
+from tiering.archive.integers import Column
+from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE, PartKind, Sizes
+from tiering.archive.properties import encode_properties
+from tiering.archive.records import Fields
+
+
+class BlockSpan(NamedTuple):
+    """Which rows of Fields are to be a block: held messages of one queue, in the order of their
+    offsets. `topic_number` is archive-local, `secret` the topic's key if it is encrypted.
+    """
+
+    topic: str
+    queue: int
+    start: int
+    stop: int
+    topic_number: int = 0
+    secret: bytes | None = None
+
+
+class EncodedGroup(NamedTuple):
+    """A group as it is written."""
+
+    data: bytes
+    """The three parts, one behind the other."""
+    part_sizes: Sizes
+    decoded_sizes: Sizes
+    blocks: int
+
+
+class BlockRows(NamedTuple):
+    """What the directory says of blocks, in columns, but for topic and queue."""
+
+    first_offset: Column
+    last_offset: Column
+    messages: Column
+    first_position: Column
+    last_position: Column
+    least_stored_at: Column
+    greatest_stored_at: Column
+    raw_bytes: Column
+
+
+class Payloads(NamedTuple):
+    """The decoded parts of a group."""
+
+    fixed: bytes
+    properties: bytes
+    bodies: bytes
+
+
+def cut(
+    sizes: Column, start: int, stop: int, block_bytes: int = BLOCK_BYTES_DEFAULT
+) -> list[tuple[int, int]]:
+    """The rows from `start` to `stop` as blocks of at most `block_bytes`, or of one row."""
+    ends = np.cumsum(sizes[start:stop])
+    if 0 < len(ends) <= BLOCK_ROWS_MAX and ends[-1] <= block_bytes:
+        return [(start, stop)]
+    found = []
+    at, before = 0, 0
+    while at < len(ends):
+        end = int(np.searchsorted(ends, before + block_bytes, side="right"))
+        end = min(max(end, at + 1), at + BLOCK_ROWS_MAX)
+        found.append((start + at, start + end))
+        at, before = end, int(ends[end - 1])
+    return found
+
+
+def encode_blocks(
+    fields: Fields, spans: Sequence[BlockSpan], coder: Coder, *, group_bytes: int = 0
+) -> tuple[list[EncodedGroup], BlockRows]:
+    """The blocks of many queues at once; each span begins where the one before ends.
+
+    Blocks that follow each other share a group of up to `group_bytes` of records, unless they are
+    encrypted and of different topics, or one must hold its records whole. Give it some megabytes,
+    whatever topics and queues they are of: one call a queue costs several times as much where
+    queues are small.
+    """
+    rows = _rows_of(fields, spans)
+    whole = _to_keep_whole(fields, spans)
+    grouped = _grouped(spans, rows, whole, group_bytes)
+    found = payloads_of(fields, spans, grouped, whole)
+    groups = [
+        _encode_group(spans[begin], end - begin, payloads, coder)
+        for (begin, end), payloads in zip(pairwise(grouped), found, strict=True)
+    ]
+    return groups, rows
+
+
+def _rows_of(fields: Fields, spans: Sequence[BlockSpan]) -> BlockRows:
+    """What the directory says of blocks."""
+    first = np.array([span.start for span in spans], np.int64)
+    last = np.array([span.stop - 1 for span in spans], np.int64)
+    if not spans:
+        return BlockRows(*[first] * len(BlockRows._fields))
+    begin, end = spans[0].start, spans[-1].stop
+    stored_at = fields.stored_at[begin:end]
+    return BlockRows(
+        fields.offset[first],
+        fields.offset[last],
+        last - first + 1,
+        fields.position[first],
+        fields.position[last],
+        np.minimum.reduceat(stored_at, first - begin),
+        np.maximum.reduceat(stored_at, first - begin),
+        np.add.reduceat(fields.sizes[begin:end], first - begin),
+    )
+
+
+def _grouped(
+    spans: Sequence[BlockSpan], rows: BlockRows, whole: Sequence[bool], group_bytes: int
+) -> list[int]:
+    """Which span each group begins with, and how many there are."""
+    counts, sizes = rows.messages.tolist(), rows.raw_bytes.tolist()
+    begins = []
+    size = count = 0
+    for i, span in enumerate(spans):
+        size += sizes[i]
+        count += counts[i]
+        if (
+            not i
+            or size > group_bytes
+            or count > BLOCK_ROWS_MAX
+            or whole[i] != whole[i - 1]
+            or not _may_share(spans[i - 1], span)
+        ):
+            begins.append(i)
+            size, count = sizes[i], counts[i]
+    return [*begins, len(spans)]
+
+
+def _may_share(a: BlockSpan, b: BlockSpan) -> bool:
+    """Whether two blocks may be in one group: what is encrypted is so with its topic's key."""
+    return a.secret == b.secret and (a.secret is None or a.topic_number == b.topic_number)
+
+
+def _encode_group(span: BlockSpan, blocks: int, payloads: Payloads, coder: Coder) -> EncodedGroup:
+    """One group; `span` is its first block."""
+    parts = [
+        coder.encode(
+            payload,
+            dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
+            thorough=blocks > 1,
+            digits=kind is PartKind.BODIES,
+            kind=kind,
+            topic=span.topic_number if span.secret is not None else 0,
+            secret=span.secret,
+        )
+        for kind, payload in zip(PartKind, payloads, strict=True)
+    ]
+    sizes = (len(parts[0]), len(parts[1]), len(parts[2]))
+    decoded = (len(payloads.fixed), len(payloads.properties), len(payloads.bodies))
+    return EncodedGroup(b"".join(parts), sizes, decoded, blocks)
+
+
+def payloads_of(
+    fields: Fields, spans: Sequence[BlockSpan], grouped: Sequence[int], whole: Sequence[bool]
+) -> list[Payloads]:
+    """What the parts of each group, of the spans from `grouped[i]` to `grouped[i + 1]`, are before
+    they are coded; `whole` says which spans must be kept as whole records.
+    """
+    if not spans:
+        return []
+    starts = [span.start for span in spans]
+    stops = [span.stop for span in spans]
+    if starts[1:] != stops[:-1]:
+        raise ValueError("blocks must follow each other")
+    fields = fields.part(starts[0], stops[-1])
+    inner = np.array([*starts, stops[-1]], np.int64) - starts[0]
+    bounds = inner[list(grouped)]
+    if not ((counts := np.diff(bounds)) > 0).all() or (counts > BLOCK_ROWS_MAX).any():
+        raise ValueError("groups must have 1 to 65,536 rows")
+    fixed = encode_fixed(fields, bounds, inner)
+    properties = encode_properties(fields.property_list, fields.even, bounds, fields.born_at)
+    bodies = fields.body_list
+    found = []
+    for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        first, stop = grouped[i], grouped[i + 1]
+        if any(whole[first:stop]):
+            records = b"".join(fields.records(begin, end))
+            kept = encode_whole(fields, inner[first : stop + 1])
+            found.append(Payloads(kept, b"", records))
+        else:
+            found.append(Payloads(fixed[i], properties[i], b"".join(bodies[begin:end])))
+    return found
+
+
+def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan]) -> list[bool]:
+    """Which blocks have a record that topic, queue and columns would not give back."""
+    if not spans:
+        return []
+    bounds = np.array([*(span.start for span in spans), spans[-1].stop], np.int64)
+    bounds -= bounds[0]
+    queues = np.repeat(np.array([span.queue for span in spans], np.int64), np.diff(bounds))
+    # What is in no queue has an offset here that is not the record's.
+    odd = ~fields.regular | (fields.queue != queues) | (queues == NO_QUEUE)
+    whole: list[bool] = np.logical_or.reduceat(odd, bounds[:-1]).tolist()
+    topics = fields.topics()
+    for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        if not whole[i]:
+            expected = spans[i].topic.encode("utf-8", "replace")
+            whole[i] = topics[begin:end].count(expected) != end - begin
+    return whole
