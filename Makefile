@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n logical --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
