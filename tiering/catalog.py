@@ -70,6 +70,14 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
         return archive_key(self.first_position, self.number)
 
 
+def is_own(row: ArchiveRow, store_id: bytes) -> bool:
+    """Whether an archive's object is the store's to remove. What was restored without taking it
+    along is another store's.
+    """
+    is_inside = "://" not in row.place and not Path(row.place).is_absolute()
+    return is_inside or row.key.startswith(f"{store_id.hex()}/")
+
+
 def kept_as(place: str, folder: Path) -> str:
     """How the catalog calls a place: one inside the store's folder relative to that, so that a
     store that is moved takes its archives along.

@@ -118,6 +118,12 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
     # A store that lost its index has a new id; then all archives in its folder have to be its own.
     ids = {manifest.store_id for _, _, manifest in found}
     own = {store_id, STORE_ID_NONE} if store_id in ids or len(ids) > 1 else ids
+    for key, _, manifest in found:
+        if manifest.store_id not in own:
+            _log.warning(
+                "%s/%s is of store %s, and left alone; `kvmq restore` makes a store of it",
+                place.name, key, manifest.store_id,
+            )  # fmt: skip
     found = [one for one in found if one[2].store_id in own]
     found.sort(key=lambda one: (-one[2].generation, one[2].first_position, one[0]))
     covered: dict[str, set[tuple[int, int]]] = {}

@@ -126,13 +126,14 @@ def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive: where it is, with the settings of that place. `unkept` are the ids of topics
-    whose messages in it are over.
+    """An archive: where it is, with the settings of that place, and the id of the store that made
+    it. `unkept` are the ids of topics whose messages in it are over.
     """
 
     place: str
     key: str
     size: int
+    store_id: str
     options: dict[str, object] = {}
     unkept: frozenset[int] = frozenset()
 
@@ -260,7 +261,7 @@ class _Merging:
         found: dict[tuple[str, int], _Held] = {}
         for window, one in zip(self._windows, self._job.inputs, strict=True):
             archive = window.archive
-            if archive.manifest.store_id != self._job.store_id:
+            if archive.manifest.store_id != one.store_id:
                 raise ArchiveDamaged(f"{archive.name} is another store's", archive.name)
             for number, queue, blocks in archive.directory.queues():
                 described = archive.manifest.topics[number]

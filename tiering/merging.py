@@ -15,7 +15,7 @@ from typing import Final
 
 from kvstore.clock import Clock
 from kvstore.errors import ArchiveDamaged, StoreClosed, StoreError
-from tiering.catalog import ArchiveRow
+from tiering.catalog import ArchiveRow, is_own
 from tiering.due import Agenda
 from tiering.errors import TieringStopped
 from tiering.looking import Looker, Sight
@@ -36,9 +36,11 @@ class Merger:
         self,
         replacer: Replacer,
         looker: Looker,
+        store_id: bytes,
         clock: Clock,
         tell: Callable[[str, int, int], None],
     ) -> None:
+        self._store_id = store_id
         self._replacer = replacer
         self._looker = looker
         self._clock = clock
@@ -58,7 +60,9 @@ class Merger:
         rows = [
             row
             for row in self._looker.rows()
-            if row.key not in busy and row.number not in self._failed
+            if row.key not in busy
+            and row.number not in self._failed
+            and is_own(row, self._store_id)
         ]
         return choose(rows, target_bytes, {a.key: a.kind for a in sight.archives})
 

@@ -32,6 +32,7 @@ from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.classes import RetentionClass, read_class
 from tiering.contents import row_of
 from tiering.due import SegmentDue
+from tiering.errors import PolicyIllegal
 from tiering.intents import Intent, Intents
 from tiering.keys import keys_at_hand
 from tiering.match import Match
@@ -262,6 +263,17 @@ class Mover:
         """Where archives are made, before they are put where they belong."""
         self._files.make_dir(self._made)
         return self._made
+
+    def tier_near(self, tier: Tier) -> Tier:
+        """A tier that has a place: this one, if it can be. Raises `PolicyIllegal` if none has."""
+        if tier in self._places:
+            return tier
+        for other in self._places:
+            return other
+        raise PolicyIllegal(
+            "the policy has no place for archives, as which what is left of another store's is "
+            "kept; give it one"
+        )
 
     def keep(self, made: Made, tier: Tier, place: Place | None = None) -> ArchiveRow:
         """Put an archive where it belongs (None: the tier's place) and read it back. Its intent is

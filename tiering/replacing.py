@@ -23,7 +23,7 @@ from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import AuditProblem, find_orphans
-from tiering.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.catalog import ArchiveRow, decode_rows, encode_row, is_own
 from tiering.classes import TopicTraits, life_of, read_class
 from tiering.compact import Compaction
 from tiering.errors import PolicyIllegal
@@ -91,7 +91,10 @@ class Replacer:
         """An archive as another process is told of it."""
         name = self._shifter.place_of(row).name
         options = self._options if is_remote(name) else {}
-        return Input(place=name, key=row.key, size=row.size, options=options, unkept=unkept)
+        return Input(
+            place=name, key=row.key, size=row.size, options=options, unkept=unkept,
+            store_id=row.key.partition("/")[0],
+        )  # fmt: skip
 
     def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
         """The keys that reading archives, and writing what was read of them, takes. Raises
@@ -182,7 +185,11 @@ class Replacer:
         row, arriving = None, []
         if merged.made is not None:
             first = rows[0]
-            row = self._mover.keep(merged.made, first.tier, self._shifter.place_of(first))
+            if is_own(first, self._side.store_id):
+                row = self._mover.keep(merged.made, first.tier, self._shifter.place_of(first))
+            else:
+                # What is another store's stays there; what takes its place is this one's.
+                row = self._mover.keep(merged.made, self._mover.tier_near(first.tier))
             arriving.append(arriving_of(row, merged.made))
         grace = 0 if at_once else round(self._policy.grace * 1000)
         delete_at = self._trusted.now_ms() + grace
@@ -201,10 +208,13 @@ class Replacer:
         return Replaced(old=list(rows), row=row, merged=merged)
 
     def remove_retired(self, row: ArchiveRow) -> None:
-        """Remove a retired archive's object now, and have a file overwritten first."""
-        place = self._shifter.place_of(row)
-        self._overwrite(place, row.key)
-        place.delete(row.key)
+        """Remove a retired archive's object now, and have a file overwritten first; another store's
+        is let go of.
+        """
+        if is_own(row, self._side.store_id):
+            place = self._shifter.place_of(row)
+            self._overwrite(place, row.key)
+            place.delete(row.key)
         self._side.set_rows([(row.catalog_key, None)])
 
     def remove_leftovers(self) -> tuple[list[str], dict[str, str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
-from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, kept_as
+from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, is_own, kept_as
 from tiering.classes import RetentionClass
 from tiering.copying import fetch
 from tiering.intents import Intent, Intents
@@ -134,9 +134,7 @@ class Shifter:
         """Remove a retired archive's object, if its time has come."""
         if row.delete_at is not None and now < row.delete_at:
             return False
-        # What was restored without taking it along is another store's, and stays.
-        is_inside = "://" not in row.place and not Path(row.place).is_absolute()
-        if is_inside or row.key.startswith(f"{self._side.store_id.hex()}/"):
+        if is_own(row, self._side.store_id):
             self.place_of(row).delete(row.key)
         self._side.set_rows([(row.catalog_key, None)])
         return True

@@ -139,7 +139,9 @@ class Worker:
             options, self._check, self._trusted,
         )  # fmt: skip
         self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
-        self._merger = Merger(self._replacer, self._looker, self._clock, self._tell)
+        self._merger = Merger(
+            self._replacer, self._looker, self._side.store_id, self._clock, self._tell
+        )
         with _taken_lock:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")

@@ -60,11 +60,18 @@ def merged(
     topics: dict[int, ArchivedTopic] | None = None,
     settings: ArchiveSettings = SMALL_BLOCKS,
     unkept: Sequence[frozenset[int]] = (),
+    made_by: str = STORE,
     **job: Any,
 ) -> Result:
     """The archives merged into one."""
     inputs = [
-        Input(place="", key=str(n), size=len(data), unkept=unkept[n] if unkept else frozenset())
+        Input(
+            place="",
+            key=str(n),
+            size=len(data),
+            store_id=made_by,
+            unkept=unkept[n] if unkept else frozenset(),
+        )
         for n, data in enumerate(archives)
     ]
     opened = [

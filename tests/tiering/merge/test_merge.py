@@ -133,7 +133,7 @@ def test_a_damaged_block_ends_the_merge() -> None:
 def test_another_stores_archive_is_refused() -> None:
     (data,) = made_of([plain_queues(messages=3)])
     with pytest.raises(ArchiveDamaged, match="another store"):
-        merged([data], store_id="f" * 32)
+        merged([data], made_by="f" * 32)
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
