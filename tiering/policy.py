@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from kvstore.config import Retention
+from tiering.archive.coder import LEVELS
 from tiering.durations import parsed, text_of
 from tiering.errors import PolicyIllegal
 from tiering.places.settings import is_remote
@@ -28,7 +29,6 @@ Tier = Literal["warm", "cold"]
 
 BLOCK_MIN: Final = 4 << 10
 BLOCK_MAX: Final = 64 << 20
-_LEVELS: Final = {"zstd": (1, 22), "lz4": (0, 12)}
 _DURATION_MAX: Final = float(1 << 43)
 """Seconds; in milliseconds it still fits 8 bytes."""
 _DURATIONS: Final = (
@@ -205,9 +205,9 @@ def _check_ranges(p: Policy) -> None:
             "a finite number of seconds, 0 or more" + (", or None" if may_be_none else ""),
             (value is None and may_be_none) or _within(value, 0, _DURATION_MAX),
         )
-    if p.codec not in _LEVELS:
+    if p.codec not in LEVELS:
         raise PolicyIllegal(f"codec is {p.codec!r}; it must be 'zstd' or 'lz4'")
-    low, high = _LEVELS[p.codec]
+    low, high = LEVELS[p.codec]
     _number("level", p.level, f"{low} to {high} with {p.codec}", _whole(p.level, low, high))
     _number(
         "block_bytes",

@@ -38,6 +38,7 @@ from kvstore.index.keys import (
     place_key,
     place_value,
     queue_prefix,
+    read_archive_key,
     read_place,
     read_run_key,
     segment_range,
@@ -253,11 +254,20 @@ def put_gone(
 
 
 def put_next_number(batch: Batch, known: int, arriving: Sequence[Arriving]) -> int:
-    """Put into a batch which number the next archive has; returns it."""
+    """Put into a batch which number the next archive has; returns it. Also where none arrives: a
+    row that was moved or retired has taken one.
+    """
     following = max([known, *(a.number + 1 for a in arriving)])
-    if arriving:
-        batch.put(META, NEXT_ARCHIVE, U32.pack(following))
+    batch.put(META, NEXT_ARCHIVE, U32.pack(following))
     return following
+
+
+def next_number(families: Families) -> int:
+    """Which number the next archive has."""
+    noted = families.get(META, NEXT_ARCHIVE)
+    # Stores of before did not note all that were taken.
+    taken = (read_archive_key(key)[1] + 1 for key, _ in families.rows(ARCHIVES, b""))
+    return max([U32.unpack(noted)[0] if noted else 0, *taken])
 
 
 def place_again(

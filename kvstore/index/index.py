@@ -21,7 +21,15 @@ from kvstore.errors import FormatTooNew, IndexDamaged
 from kvstore.index.checkpoint import key_pairs, run_rows
 from kvstore.index.deadkeys import drop_dead, forget_keys, marked
 from kvstore.index.families import Batch, Families
-from kvstore.index.handover import Gone, hand_over, put_gone, put_next_number, read_gone, swap
+from kvstore.index.handover import (
+    Gone,
+    hand_over,
+    next_number,
+    put_gone,
+    put_next_number,
+    read_gone,
+    swap,
+)
 from kvstore.index.keys import (
     ARCHIVES,
     CHECKPOINT,
@@ -29,7 +37,6 @@ from kvstore.index.keys import (
     FORMAT_VERSION,
     LOG_START,
     META,
-    NEXT_ARCHIVE,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
@@ -132,8 +139,7 @@ class Index:
         self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
         self.tails = Tails(Tail(self.checkpoint.position), None)
         self.tags = TagCodes(self.families.get(META, TAG_CODES))
-        archive = self.families.get(META, NEXT_ARCHIVE)
-        self._next_archive = U32.unpack(archive)[0] if archive else 0
+        self._next_archive = next_number(self.families)
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
             U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size

@@ -12,7 +12,7 @@ from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
 from tiering import KeyFile, Policy, Worker
 
-LOCKED = "KeyDestroyed"
+LOCKED = "KeyMissing"
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ from tiering.archive.layout import (
 
 CodecName = Literal["zstd", "lz4"]
 LEVEL_DEFAULT: Final = 3
-LEVEL_MAX: Final = 22
+LEVELS: Final = {"zstd": (1, 22), "lz4": (0, 12)}
+"""The least and the greatest that each codec has."""
 
 _FORMAT: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
 _PLAIN_FRAME: Final = 0
@@ -93,8 +94,11 @@ class Coder:
     ) -> None:
         if codec not in ("zstd", "lz4"):
             raise ConfigError(f"there is no codec {codec!r} for archives, only zstd and lz4")
-        if type(level) is not int or not 1 <= level <= LEVEL_MAX:
-            raise ConfigError(f"compression level {level!r} is not a number from 1 to {LEVEL_MAX}")
+        low, high = LEVELS[codec]
+        if type(level) is not int or not low <= level <= high:
+            raise ConfigError(
+                f"compression level {level!r} is not a number from {low} to {high}, as {codec} has"
+            )
         self.codec: CodecName = codec
         self.level = level
         self.dictionary = dictionary

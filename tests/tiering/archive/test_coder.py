@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged, ConfigError
-from tiering.archive.coder import CodecName, Coder
+from tiering.archive.coder import LEVELS, CodecName, Coder
 from tiering.archive.layout import CRC, LZ4_DICTIONARY, PART_HEAD, RAW, ZSTD, ZSTD_DICTIONARY
 
 DICTIONARY = b"the quick brown fox jumps over the lazy dog " * 40
@@ -105,3 +105,14 @@ def test_a_level_that_is_none_is_refused(level: int) -> None:
 def test_a_codec_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="only zstd and lz4"):
         Coder("zip")  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_every_level_that_a_codec_has_compresses(codec: CodecName) -> None:
+    low, high = LEVELS[codec]
+    data = b"some text that comes again and again, " * 40
+    for level in (low, high):
+        assert Coder().decode(Coder(codec, level).encode(data), len(data)) == data
+    for level in (low - 1, high + 1):
+        with pytest.raises(ConfigError, match=f"{low} to {high}"):
+            Coder(codec, level)

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import kvstore
-from kvstore import Store
+from kvstore import Message, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
 from tiering import Policy, Worker
+from tiering.catalog import decode_rows
 from tiering.intents import Intent, Intents
 from tiering.objectnames import SUFFIX
 
@@ -76,3 +77,26 @@ def test_a_note_that_is_no_text_is_passed_over(
         assert [done.what for done in worker.history.last(1)] == ["archived"]
     fill(store, 10)
     assert before.keys() == held(store).keys()
+
+
+def test_no_archive_has_the_number_of_another_whatever_became_of_that(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = Policy(
+        hot_for=60.0, warm_for=DAY, cold_for=9 * DAY, warm="archive", cold="cold", clock_doubt=0.0
+    )
+    path = tmp_path / "numbered"
+    for n in range(4):
+        with kvstore.open(path, config(clock)) as store:
+            if not n:
+                store.create_topic("a", queues=1)
+            store.put_batch([Message("a", b"%d" % m, queue=0) for m in range(5)])
+            store.seal()
+            clock.advance(100.0 if n < 2 else 2 * DAY)
+            with Worker(store, policy) as worker:
+                assert worker.run_once().failed == {}
+                if n == 1:
+                    assert worker.merge().failed == {}
+            rows = decode_rows(store.catalog().rows)
+            assert len({row.number for row in rows}) == len(rows)
+            assert [m.offset for m in store.pull("a", 0, 0).messages] == list(range(5 * n + 5))
