@@ -240,7 +240,9 @@ class Block:
         crcs = np.fromiter(map(crc32, bodies), np.int64, len(bodies)) & CRC_MASK
         born_hosts, store_hosts = c.hosts
         properties = self._properties
-        sizes = c.record_sizes(Owners(self.topic.encode(), self.queue), properties)
+        sizes = c.sizes
+        if sizes is None:
+            sizes = c.record_sizes(Owners(self.topic.encode(), self.queue), properties)
         return list(
             map(
                 StoredMessage,
