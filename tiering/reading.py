@@ -55,7 +55,6 @@ class Window:
         self._begin = 0
         self._data = memoryview(b"")
         self._group: BlockGroup | None = None
-        self._group_at = -1
 
     @cached_property
     def raw_bytes(self) -> I64:
@@ -64,12 +63,12 @@ class Window:
 
     def block(self, number: int) -> Block:
         """A block; read with those that follow it, unless it is there already."""
-        at, sizes = self.archive.directory.place(number)
-        if self._group is None or at != self._group_at:
+        if self._group is None or number not in self._group:
+            at, sizes = self.archive.directory.place(number)
             if not self._begin <= at < self._begin + len(self._data):
                 self._read(number)
             data = self._data[at - self._begin : at - self._begin + sum(sizes)]
-            self._group, self._group_at = self.archive.decode_group(number, data), at
+            self._group = self.archive.decode_group(number, data)
         return self.archive.block_of(number, self._group)
 
     def _read(self, number: int) -> None:

@@ -11,7 +11,6 @@ no more than what is its own.
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import chain, pairwise, repeat
 from typing import Final, NamedTuple
 
@@ -20,16 +19,14 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.decode import decode
-from kvstore.record.layout import CRC_MASK, HOSTS_V6
-from kvstore.record.names import COMPRESSED
+from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
 from tiering.archive.columns import Columns, Owners, Stretches
-from tiering.archive.integers import Column, bounds_of
+from tiering.archive.integers import bounds_of
 from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
 from tiering.archive.properties import decode_properties
 
-_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _ROW_BYTES: Final = 250
 """About what a row takes in memory beside its body and properties."""
 
@@ -89,6 +86,10 @@ class BlockGroup:
         """How many blocks share it."""
         return len(self._begins) - 1
 
+    def __contains__(self, number: int) -> bool:
+        """Whether it has the block of that number."""
+        return 0 <= number - self.number < self.blocks
+
     def block(self, index: int) -> Block:
         """One of the blocks, by its place in the group. Decodes the fixed part; where blocks share
         the group all of it, so that the block then takes no more than its own share of memory.
@@ -101,6 +102,10 @@ class BlockGroup:
         begin, end = self._begins[index], self._begins[index + 1]
         ends = columns.ends
         properties = [] if columns.is_whole else self.properties[begin:end]
+        if columns.is_ordinary and columns.sizes is None:
+            # For all at once what each block would have to find out.
+            columns.record_sizes(self._owners, self.properties)
+            columns.hosts  # noqa: B018 -- kept for all as well
         bodies = self.bodies[int(ends[begin]) : int(ends[end])]
         size = len(bodies) + sum(map(len, properties))
         block = Block(self, topic, queue, columns.part(begin, end), size)
@@ -113,14 +118,17 @@ class BlockGroup:
         bodies = [payload[a:b] for a, b in pairwise(columns.ends.tolist())]
         if columns.is_whole:
             return bodies
+        try:
+            return columns.records(0, self.count, self._owners, bodies, self.properties)
+        except ArchiveDamaged as error:
+            raise self.named(error) from None
+
+    @property
+    def _owners(self) -> Owners:
         counts = self._blocks.stretches.counts
         names = [topic.encode() for topic in self._blocks.topics]
         each = list(chain.from_iterable(map(repeat, names, counts.tolist())))
-        owners = Owners(each, np.repeat(np.array(self._blocks.queues, np.int64), counts))
-        try:
-            return columns.records(0, self.count, owners, bodies, self.properties)
-        except ArchiveDamaged as error:
-            raise self.named(error) from None
+        return Owners(each, np.repeat(np.array(self._blocks.queues, np.int64), counts))
 
     @property
     def columns(self) -> Columns:
@@ -222,7 +230,7 @@ class Block:
         start, stop = max(start, 0), min(stop, self.count)
         if stop <= start:
             return []
-        if not self._is_ordinary:
+        if not self._columns.is_ordinary:
             positions = self.positions[start:stop].tolist()
             return [
                 decode(record, 0, len(record), position, check_crc)
@@ -231,6 +239,10 @@ class Block:
         c, bodies, rows = self._columns, self._bodies(start, stop), slice(start, stop)
         crcs = np.fromiter(map(crc32, bodies), np.int64, len(bodies)) & CRC_MASK
         born_hosts, store_hosts = c.hosts
+        properties = self._properties
+        sizes = c.sizes
+        if sizes is None:
+            sizes = c.record_sizes(Owners(self.topic.encode(), self.queue), properties)
         return list(
             map(
                 StoredMessage,
@@ -238,9 +250,9 @@ class Block:
                 repeat(self.queue),
                 c.offset[rows].tolist(),
                 c.position[rows].tolist(),
-                self._sizes[rows].tolist(),
+                sizes[rows].tolist(),
                 bodies,
-                self._properties[rows],
+                properties[rows],
                 c.flags[rows].tolist(),
                 c.system_flags[rows].tolist(),
                 c.born_at[rows].tolist(),
@@ -274,17 +286,6 @@ class Block:
             archive, number = self._where
             raise ArchiveDamaged(f"a block is damaged: {error}", archive, number) from None
 
-    @cached_property
-    def _is_ordinary(self) -> bool:
-        """Whether all messages are ones for which `decode` has its shortcut."""
-        c = self._columns
-        return (
-            not c.is_whole
-            and c.body_crc is None
-            and not (c.system_flags & _NOT_ORDINARY).any()
-            and not (c.version != 1).any()
-        )
-
     def _bodies(self, start: int, stop: int) -> list[bytes]:
         texts, group = self._texts, self._group
         if texts is None:
@@ -302,11 +303,6 @@ class Block:
             assert group is not None, "a block has a group or what it needs of it"
             return group.properties
         return texts[0]
-
-    @cached_property
-    def _sizes(self) -> Column:
-        """Of whole records."""
-        return self._columns.record_sizes(len(self.topic.encode()), self._properties)
 
 
 assert len(PartKind) == PARTS

@@ -11,7 +11,6 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -35,7 +34,7 @@ from kvstore.record.layout import (
     TOPIC_SIZE_V2,
     V6_EXTRA,
 )
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
+from kvstore.record.names import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from tiering.archive.integers import (
     Column,
     bounds_of,
@@ -56,6 +55,7 @@ from tiering.archive.layout import (
 )
 from tiering.archive.records import HEAD, Fields
 
+_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _FOLLOWS: Final = b"\x00"
 """Every body CRC is that of the body."""
 _GIVEN: Final = b"\x01"
@@ -161,6 +161,14 @@ def _missing(offsets: Column, inner: Column) -> Column:
     return found - np.repeat(found[begins], np.diff(inner))
 
 
+_ROWS: Final = (
+    "offset", "position", "stored_at", "born_at", "flags", "system_flags", "version",
+    "reconsume_times", "prepared_position", "_born_host", "_store_host", "body_crc", "sizes",
+    "_born_more", "_store_more",
+)  # fmt: skip
+"""What of Columns has a value a row."""
+
+
 class Columns:
     """The columns of one group, or of some of its rows. `is_whole`: it has no more than `offset`,
     `position`, `stored_at`, and `ends`, between which its records are, not its bodies.
@@ -183,6 +191,8 @@ class Columns:
         self.position, self._at = decode_stretches(payload, self._at, counts)
         self.stored_at, self._at = decode_stretches(payload, self._at, counts)
         self.body_crc: Column | None = None
+        self.sizes: Column | None = None
+        """Of whole records, once they were asked for."""
         if not self.is_whole:
             self.born_at = self._next() + self.stored_at
         lengths = self._next()
@@ -196,16 +206,20 @@ class Columns:
 
     def part(self, start: int, stop: int) -> Columns:
         """The rows from `start` to `stop` alone, as copies."""
-        found = copy.copy(self)
-        columns = vars(found)
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                columns[name] = value[start:stop].copy()
-            elif isinstance(value, list):
-                columns[name] = value[start:stop]
+        found = object.__new__(Columns)
+        mine, columns = vars(self), vars(found)
+        columns.update(mine)
+        for name in _ROWS:
+            values = mine.get(name)
+            if values is not None:
+                columns[name] = values[start:stop].copy()
         found.ends = self.ends[start : stop + 1] - self.ends[start]
         found.count = stop - start
-        columns.pop("hosts", None)
+        hosts = columns.pop("hosts", None)
+        if hosts is not None:
+            columns["hosts"] = hosts[0][start:stop], hosts[1][start:stop]
+        if not columns.get("is_ordinary"):
+            columns.pop("is_ordinary", None)
         return found
 
     def _offsets(self, stretches: Stretches) -> Column:
@@ -262,6 +276,16 @@ class Columns:
         return out
 
     @cached_property
+    def is_ordinary(self) -> bool:
+        """Whether all messages are ones for which `decode` has its shortcut."""
+        return (
+            not self.is_whole
+            and self.body_crc is None
+            and not (self.system_flags & _NOT_ORDINARY).any()
+            and not (self.version != 1).any()
+        )
+
+    @cached_property
     def hosts(self) -> tuple[list[bytes], list[bytes]]:
         """Every row's born host and store host."""
         born, store = _host_list(self._born_host), _host_list(self._store_host)
@@ -270,15 +294,18 @@ class Columns:
             store = [a + b for a, b in zip(store, self._store_more, strict=True)]
         return born, store
 
-    def record_sizes(self, topic_sizes: Column | int, properties: list[bytes]) -> Column:
+    def record_sizes(self, owners: Owners, properties: list[bytes]) -> Column:
         """The sizes of whole records."""
-        lengths = np.fromiter(map(len, properties), np.int64, self.count)
-        fixed: Column = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
-        fixed += topic_sizes
-        if self.has_v6:
-            for bit in (BORN_HOST_V6, STORE_HOST_V6):
-                fixed += np.where(self.system_flags & bit, V6_EXTRA, 0)
-        sizes: Column = fixed + np.diff(self.ends) + lengths
+        sizes = self.sizes
+        if sizes is None:
+            sizes = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
+            sizes += owners.topic_sizes
+            if self.has_v6:
+                for bit in (BORN_HOST_V6, STORE_HOST_V6):
+                    sizes += np.where(self.system_flags & bit, V6_EXTRA, 0)
+            sizes += np.diff(self.ends)
+            sizes += np.fromiter(map(len, properties), np.int64, self.count)
+            self.sizes = sizes
         return sizes
 
     def records(

@@ -74,8 +74,9 @@ def _bodies(fields: Fields) -> list[bytes | bytearray | memoryview]:
     size = 0
     rows = _rows(fields.count, SAMPLES_MAX)
     share = max(_SAMPLE_BYTES // len(rows), 64)
+    bodies = fields.body_list
     for row in rows:
-        body = fields.body(row)[: min(_BODY_BYTES, 4 * share)]
+        body = bodies[row][: min(_BODY_BYTES, 4 * share)]
         size += len(body)
         if body and size <= 2 * _SAMPLE_BYTES:
             out.append(body)

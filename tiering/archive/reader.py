@@ -215,11 +215,11 @@ class Archive:
         begin = place(blocks[0])[0]
         last, sizes = place(blocks[-1])
         data = memoryview(read_exactly(self.source, begin, last + sum(sizes) - begin))
-        group, group_at = None, -1
+        group = None
         for number in blocks:
-            at, sizes = place(number)
-            if group is None or at != group_at:
-                group, group_at = self.decode_group(number, data[at - begin :][: sum(sizes)]), at
+            if group is None or number not in group:
+                at, sizes = place(number)
+                group = self.decode_group(number, data[at - begin :][: sum(sizes)])
             yield self.block_of(number, group)
 
     def decode_group(self, number: int, data: bytes | memoryview) -> BlockGroup:

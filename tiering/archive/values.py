@@ -10,6 +10,7 @@ at most `limit` bytes together, or ArchiveDamaged.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,8 @@ _TIME_MASK: Final = 0xFFFF_FFFF
 _DIGITS: Final = b"0123456789"
 _DIGITS_MAX: Final = 18
 """Decimal digits that always fit 64 bits."""
+_FEW: Final = 256
+"""So many different values of one name in all stretches are few."""
 _DISTINCT_SHARE: Final = 2
 """Values are kept as distinct ones where there are at least so many rows a value."""
 
@@ -63,21 +66,52 @@ def encode_values(found: Values, times: Column) -> list[bytes]:
     if ids is not None:
         return ids
     bounds = found.bounds.tolist()
-    out, left = [], []
-    for i, begin in enumerate(bounds[:-1]):
-        rows = values[begin : bounds[i + 1]]
-        distinct = set(rows)
-        if len(distinct) == 1:
-            out.append(b"\x00" + write_bytes(rows[0]))
-        elif len(distinct) * _DISTINCT_SHARE <= len(rows):
-            out.append(_encode_distinct(rows, distinct))
-        else:
-            out.append(b"")
-            left.append(i)
+    every = set(values)
+    if len(every) <= _FEW:
+        out = _encode_few(found, sorted(every))
+    else:
+        out = []
+        for begin, end in pairwise(bounds):
+            rows = values[begin:end]
+            distinct = set(rows)
+            if len(distinct) == 1:
+                out.append(b"\x00" + write_bytes(rows[0]))
+            elif len(distinct) * _DISTINCT_SHARE <= len(rows):
+                out.append(_encode_distinct(rows, distinct))
+            else:
+                out.append(b"")
+    left = [i for i, column in enumerate(out) if not column]
     numbers = _encode_numbers(found) if left else out
     for i in left:
         out[i] = numbers[i] or _encode_text(values[bounds[i] : bounds[i + 1]])
     return out
+
+
+def _encode_few(found: Values, every: list[bytes]) -> list[bytes]:
+    """The same for values of which there are few different ones in all, `every`, in order: what
+    each stretch has of them is found out with numbers. Empty where its own are too many.
+    """
+    numbers = {value: i for i, value in enumerate(every)}
+    codes = np.fromiter(map(numbers.__getitem__, found.values), np.int64, len(found.values))
+    bounds = found.bounds.tolist()
+    heads = []
+    for begin, end in pairwise(bounds):
+        used = np.flatnonzero(np.bincount(codes[begin:end])).tolist()
+        if len(used) == 1:
+            heads.append(b"\x00" + write_bytes(every[used[0]]))
+        elif len(used) * _DISTINCT_SHARE <= end - begin:
+            places = np.zeros(used[-1] + 1, np.int64)
+            places[used] = np.arange(len(used))
+            codes[begin:end] = places[codes[begin:end]]
+            texts = b"".join([write_bytes(every[i]) for i in used])
+            heads.append(b"\x03" + write_varint(len(used)) + texts)
+        else:
+            heads.append(b"")
+    columns = encode_columns(codes, found.bounds)
+    return [
+        head + column if head[:1] == b"\x03" else head
+        for head, column in zip(heads, columns, strict=True)
+    ]
 
 
 def _encode_distinct(rows: list[bytes], distinct: set[bytes]) -> bytes:
@@ -129,6 +163,9 @@ def _encode_numbers(found: Values) -> list[bytes]:
     if values[0].rstrip(_DIGITS) == values[0]:
         return out
     before = [value.rstrip(_DIGITS) for value in values]
+    bounds = found.bounds.tolist()
+    if all(before[begin] != before[end - 1] for begin, end in pairwise(bounds)):
+        return out  # two keys in one value, mostly
     stems = set(before)
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     digits = lengths - np.fromiter(map(len, before), np.int64, len(values))
@@ -149,7 +186,7 @@ def _encode_numbers(found: Values) -> list[bytes]:
     same_width = least == np.maximum.reduceat(digits, starts)
     width = np.where(all_plain, 0, least).tolist()
     columns = encode_columns(numbers, found.bounds)
-    bounds, counts = found.bounds.tolist(), np.diff(found.bounds).tolist()
+    counts = np.diff(found.bounds).tolist()
     for i in np.flatnonzero(all_fit & (all_plain | same_width)).tolist():
         stem = before[bounds[i]]
         if len(stems) == 1 or before[bounds[i] : bounds[i + 1]].count(stem) == counts[i]:

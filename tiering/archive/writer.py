@@ -323,7 +323,8 @@ class _Ending:
                 pairs = self._pairs(order)
                 section = self._chunks(Section.KEY_INDEX, keyindex.encode_chunks(pairs))
                 fences.append((Section.KEY_FENCES, keyindex.encode_fences(len(pairs), *section)))
-                distinct = np.unique((pairs >> 32).astype(np.uint32))
+                distinct = (pairs >> 32).astype(np.uint32)
+                distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
                 filtered = key_filter.build(distinct, messages)
                 del pairs, distinct
             starts = np.cumsum(self._rows[4]) - self._rows[4]
