@@ -91,7 +91,7 @@ def test_a_topic_is_erased_by_its_key_without_a_policy(
     assert len(ran.json["archives"]) == 1
     assert (ran.json["readable"], ran.json["segments"], ran.json["failed"]) == ([], [], {})
     pulled = kvmq("pull", locked, "orders", "--keys", keys, "--json")
-    assert pulled.error["error"] == LOCKED
+    assert pulled.error["error"] == "KeyDestroyed"
     again = kvmq("erase", "topic", locked, "orders", "--by-key", "--keys", keys)
     assert again.code == 0
     assert "nothing of the topic can be read" in again.out
