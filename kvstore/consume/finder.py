@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.errors import (
     ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
     CallerError,
     MessageNotFound,
     RecordDamaged,
@@ -34,6 +36,9 @@ T = TypeVar("T")
 _LOOKS_MAX: Final = 8
 LOST: Final = (RecordDamaged, ArchiveDamaged)
 """What says that messages can't be read any more, and perhaps where to go on."""
+AWAY: Final = (ArchiveUnavailable, ArchiveMissing)
+"""What says that messages can't be read now, but may be later: a group waits for them. To be caught
+before `LOST`, which has what is missing among it."""
 
 
 class Finder:
