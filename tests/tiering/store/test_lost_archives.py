@@ -64,15 +64,19 @@ def test_a_pull_or_get_of_it_names_the_archive_and_where_to_go_on(lost: Lost) ->
         store.pull("orders", 0, gone[0], filter="a")
 
 
-def test_a_position_or_id_in_it_is_told_or_not_found_and_queries_give_the_rest(
+def test_a_position_or_id_in_it_is_told_and_queries_give_the_rest(
     lost: Lost,
 ) -> None:
-    store, _, whole, left = lost
+    store, row, whole, left = lost
     one = whole["orders", 0, lost_offsets(lost)[0]]
     with pytest.raises(ArchiveDamaged):
         store.read_at(one.position)
-    with pytest.raises(kvstore.MessageNotFound):
-        store.find(one.message_id)
+    for message_id in (one.message_id, one.position_id):
+        with pytest.raises(ArchiveDamaged) as raised:
+            store.find(message_id)
+        assert row.key in raised.value.archive
+    other = next(m for k, m in left.items() if k[0] == "orders")
+    assert store.find(other.message_id) == store.find(other.position_id) == other
     for topic in ("orders", "visits"):
         found = store.query(topic, "all", limit=1000)
         assert {(m.topic, m.queue, m.offset) for m in found} == {k for k in left if k[0] == topic}

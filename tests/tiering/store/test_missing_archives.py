@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import Popped, Store
+from kvstore import MessageNotFound, Popped, Store
 from kvstore.errors import ArchiveMissing
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import SEGMENT, config, filled, hand_over, path_of
@@ -39,6 +39,7 @@ class Case:
         """Have the first three segments in archives."""
         rows = [hand_over(self.store, [n]).rows[0] for n in (0, 1, 2)]
         self._object = path_of(self.store, rows[1])
+        self.name = rows[1].key
 
     def take_away(self) -> Store:
         """The store, opened anew, without the archive."""
@@ -236,3 +237,19 @@ def test_what_was_parked_in_it_by_a_group_that_is_not_ordered_any_more_comes_lat
     assert keys(got) == [k for k in sorted(case.whole) if k[0] == 0 and k[1] > case.last(0)]
     case.bring_back()
     assert keys(popped(store, limit=1)) == [k for k in sorted(case.gone) if k[0] == 0]
+
+
+def test_an_id_that_may_be_in_it_is_not_said_to_be_nobodys(case: Case) -> None:
+    one = case.store.get("orders", 0, case.first(0))
+    other = case.store.get("orders", 0, case.last(0) + 1)
+    case.tier()
+    store = case.take_away()
+    for message_id in (one.message_id, one.position_id, "nobody's"):
+        with pytest.raises(ArchiveMissing, match="bring the object back") as raised:
+            store.find(message_id)
+        assert case.name in raised.value.archive
+    assert store.find(other.message_id) == store.find(other.position_id) == other
+    case.bring_back()
+    assert store.find(one.message_id) == store.find(one.position_id) == one
+    with pytest.raises(MessageNotFound):
+        store.find("nobody's")
