@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.config import StoreConfig
-from kvstore.errors import ArchiveUnavailable, StoreError
+from kvstore.errors import ArchiveMissing, ArchiveUnavailable, StoreError
 from kvstore.record.values import StoredMessage
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class AtHand:
         self.is_patient = False
         """Whether something is to be read after all."""
         self._found: dict[object, object] = {}
-        self._failed: dict[object, ArchiveUnavailable] = {}
+        self._failed: dict[object, ArchiveUnavailable | ArchiveMissing] = {}
         self._doubtful: set[object] = set()
         self._missed: dict[object, Callable[[], object]] = {}
 
@@ -211,7 +211,8 @@ class AtHand:
         for key, read in missed.items():
             try:
                 self._found[key] = read()
-            except ArchiveUnavailable as e:
+            except (ArchiveUnavailable, ArchiveMissing) as e:
+                # If it was replaced, the next look asks for what came in its place.
                 self._failed[key] = e
             except StoreError:
                 # Damage is told by whoever can see if it was only moved.

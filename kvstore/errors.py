@@ -65,12 +65,13 @@ class StoreNotFound(CallerError):
 
 
 class FormatTooNew(StoreError):
-    """The store was written by a newer version of kvmq; `found` and `supported` are format
-    versions.
+    """The store, or an archive, was written by a newer version of kvmq; `found` and `supported` are
+    format versions, `archive` names the archive.
     """
 
-    def __init__(self, message: str, found: int, supported: int) -> None:
+    def __init__(self, message: str, found: int, supported: int, archive: str = "") -> None:
         super().__init__(message)
+        self.archive = archive
         self.found = found
         self.supported = supported
 

@@ -330,11 +330,21 @@ class Tiers:
 
     def at(self, position: int) -> StoredMessage | None:
         """See `Archived.at`."""
+        lost: ArchiveDamaged | None = None
         for number, row in self._rows.items():
-            if row.state == "live" and row.first_position <= position <= row.last_position:
+            if row.state != "live" or not row.first_position <= position <= row.last_position:
+                continue
+            try:
                 found = self.record(number, position)
+            except ArchiveDamaged as e:
+                if number not in self._rows:
+                    return self.at(position)  # it was replaced meanwhile
+                lost = e
+            else:
                 if found is not None:
                     return found
+        if lost is not None:
+            raise lost
         return None
 
     def record(self, archive: int, position: int) -> StoredMessage | None:

@@ -42,7 +42,8 @@ class Popping(Parts):
         that doesn't wait comes back with nothing, and the next one goes on. A pop whose reply may
         have been lost can be repeated with the same `attempt_id`: it gets the same messages under
         the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
-        `CallerError`.
+        `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing but what waits for
+        an archive.
 
         >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
         ...     store.ack(p.receipt)

@@ -67,7 +67,9 @@ class Reading(Parts):
         return self._reader.read_at(position)
 
     def find(self, message_id: str) -> StoredMessage:
-        """The message with a unique id or a position id; `MessageNotFound`."""
+        """The message with a unique id or a position id; `MessageNotFound`, and `ArchiveDamaged`
+        where it may be in an archive that is damaged or missing.
+        """
         return self._reader.find(message_id)
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:

@@ -1,7 +1,9 @@
 """Messages at given offsets, whatever became of them.
 
 The idea: what was locked once is read again long after; meanwhile damage or retention may have
-taken it. Whoever hands messages out goes on then, and says so in the log.
+taken it. Whoever hands messages out goes on then, and says so in the log. What is in an archive
+that is missing is not lost: the object may be brought back, so that is told, and nothing is passed
+over for it.
 """
 
 from __future__ import annotations
@@ -9,26 +11,62 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from kvstore.consume.finder import LOST
+from kvstore.consume.finder import AWAY, LOST
 from kvstore.consume.pull import take
 from kvstore.consume.reader import Reader
-from kvstore.errors import ArchiveDamaged, RecordDamaged
+from kvstore.errors import ArchiveDamaged, ArchiveMissing, RecordDamaged
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
 _log = logging.getLogger("kvmq")
 
 
+class Away:
+    """What of the messages that were asked for is in archives that are missing."""
+
+    def __init__(self) -> None:
+        self.error: ArchiveMissing | None = None
+        """Of the last of them."""
+        self._stretches: list[range] = []
+
+    def __contains__(self, offset: int) -> bool:
+        return any(offset in stretch for stretch in self._stretches)
+
+    @property
+    def first(self) -> int:
+        """The first offset of what is missing; only if something is."""
+        return self._stretches[0].start
+
+    def note(self, error: ArchiveMissing, at: int, end: int) -> None:
+        """Add what is missing from `at` to before `end`."""
+        self.error = error
+        self._stretches.append(range(at, end))
+
+
 def messages_at(
-    reader: Reader, topic: Topic, queue: int, offsets: list[int], group: str
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offsets: list[int],
+    group: str,
+    away: Away | None = None,
 ) -> Iterator[StoredMessage]:
-    """The messages at ascending offsets of a queue; without those that are lost or gone."""
+    """The messages at ascending offsets of a queue; without those that are lost or gone. Where an
+    archive is missing, `away` takes note and the rest is given; without it, that is raised.
+    """
     low, high = reader.bounds(topic.base + queue)
     for first, count in _stretches(offsets):
         at, end = max(first, low), min(first + count, high)
         while at < end:
             try:
                 found = take(reader, topic, queue, at, end - at, None)
+            except ArchiveMissing as e:
+                if away is None:
+                    raise
+                following = _behind(e, at)
+                away.note(e, at, following)
+                at = following
+                continue
             except LOST as e:
                 at = passed_over(e, at, group)
                 continue
@@ -44,6 +82,8 @@ def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) ->
     """
     try:
         return reader.offset_at(topic, queue, time, upper=False)
+    except AWAY:
+        raise
     except LOST as e:
         return passed_over(e, -1, group)
 
@@ -51,6 +91,10 @@ def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) ->
 def passed_over(error: RecordDamaged | ArchiveDamaged, at: int, group: str) -> int:
     """Say that a group goes on behind damage met at an offset; returns where."""
     _log.error("kvmq passed over messages that group %r popped: %s", group, error)
+    return _behind(error, at)
+
+
+def _behind(error: RecordDamaged | ArchiveDamaged, at: int) -> int:
     return max(at + 1, error.next_offset if error.next_offset is not None else 0)
 
 

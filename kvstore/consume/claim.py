@@ -17,15 +17,15 @@ from itertools import islice, repeat
 from typing import Final, NamedTuple
 
 from kvstore.consume.ahead import read_ahead
-from kvstore.consume.at import messages_at, passed_over
-from kvstore.consume.finder import LOST
+from kvstore.consume.at import Away, messages_at, passed_over
+from kvstore.consume.finder import AWAY, LOST
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
 from kvstore.consume.popped import UNLIMITED, Popped, Wanted
 from kvstore.consume.pull import SCAN_MAX
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
-from kvstore.errors import ArchiveUnavailable
+from kvstore.errors import ArchiveMissing, ArchiveUnavailable
 from kvstore.index.keys import LockKey, lock_key
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
@@ -87,8 +87,10 @@ class Claim:
         """How many more messages the group may have under lock; below 0 if its cap was lowered."""
         self.made_way = False
         """Whether another claim may find what this one did not."""
-        self.unavailable: ArchiveUnavailable | None = None
+        self.unavailable: ArchiveUnavailable | ArchiveMissing | None = None
         """Why something could not be looked at, which stays as it is."""
+        self.stuck: dict[LockKey, ArchiveMissing] = {}
+        """Rows that are known to have died and can't be copied to the dead letters now."""
         self.looked = 0
         """How many messages were shown to the filter, if there is one."""
         self._dying = 0
@@ -130,7 +132,9 @@ class Claim:
             return False
         if not self.left:
             return False
-        if lock.attempts >= self._group.max_attempts:
+        if key in self.stuck:
+            self.unavailable = self.stuck[key]
+        elif lock.attempts >= self._group.max_attempts:
             self.dead.append((key, lock))
             self._dying += lock.locked.bit_count()
         elif self.room > 0:
@@ -159,18 +163,11 @@ class Claim:
     def _take_again(self, key: LockKey, lock: Lock) -> None:
         """Hand out a row once more; what doesn't fit, or has to wait, stays in it."""
         may = self._may_go(key, offsets_of(key.first, lock.locked))
-        asked = may
-        if self._wanted.matches is None:
-            asked = may[: min(self._left, self.room)]
-        if not asked:
+        before = self._left
+        read = self._read_again(key.queue, may)
+        if read is None:
             return
-        before, room = self._left, self._bytes
-        found = messages_at(self._reader, self._topic, key.queue, asked, self._group.name)
-        try:
-            messages, unfit = self._fitting(found, self.room)
-        except ArchiveUnavailable as e:
-            self.unavailable, self._left, self._bytes = e, before, room
-            return
+        asked, messages, unfit = read
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
@@ -183,10 +180,37 @@ class Claim:
         # Receipts of what left the row are too late from now on.
         gone = lock.moved | lock.locked & ~rest
         # Some that were asked for are lost: there may be room for the rest.
-        self.made_way = self.made_way or (unfit is None and len(asked) < len(may))
+        self.made_way = self.made_way or (unfit is None and asked[-1] < may[-1])
         self.change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
         if not rest:
             self.ended.append((lock.nonce, gone))
+
+    def _read_again(
+        self, queue: int, may: list[int]
+    ) -> tuple[list[int], list[StoredMessage], int | None] | None:
+        """Of messages that may go, those that were asked for and can be read or are lost, and what
+        `_fitting` says of them; None if there is nothing to be had.
+        """
+        away, left, room = Away(), self._left, self._bytes
+        while True:
+            asked = may
+            if self._wanted.matches is None:
+                asked = may[: min(self._left, self.room)]
+            if not asked:
+                return None
+            found = messages_at(self._reader, self._topic, queue, asked, self._group.name, away)
+            try:
+                messages, unfit = self._fitting(found, self.room)
+            except ArchiveUnavailable as e:
+                self.unavailable, self._left, self._bytes = e, left, room
+                return None
+            self.unavailable = away.error or self.unavailable
+            there = [offset for offset in asked if offset not in away]
+            if len(there) == len(asked):
+                return asked, messages, unfit
+            # In the place of what is missing others may go.
+            may = [offset for offset in may if offset not in away]
+            self._left, self._bytes = left, room
 
     def _has_looked(self, count: int) -> None:
         if self._wanted.matches is not None:
@@ -214,9 +238,13 @@ class Claim:
                 self._bytes -= message.size
         return out, None
 
-    def buried(self) -> None:
-        """Take note that what is dead was copied to the dead letters."""
+    def buried(self, stuck: dict[LockKey, ArchiveMissing]) -> None:
+        """Take note that what is dead was copied to the dead letters, all but what is stuck."""
+        for key, error in stuck.items():
+            self.stuck[key] = self.unavailable = error
         for key, lock in self.dead:
+            if key in stuck:
+                continue
             self.dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
 
     # --- what was parked ---
@@ -231,7 +259,9 @@ class Claim:
                 return
             if queue in (None, key.queue):
                 self._take_again(key, lock)
-        self._parked_left = queue is not None
+        # The last row may have kept what did not fit, or can't be read now.
+        is_all = queue is None and self.unavailable is None
+        self._parked_left = not is_all or not self.left or self.room <= 0
 
     def finish(self) -> None:
         """Complete the change; nothing is taken after that."""
@@ -284,11 +314,11 @@ class Claim:
         """
         try:
             found = read()
-        except LOST as e:
-            return [], passed_over(e, at, self._group.name)
-        except ArchiveUnavailable as e:
+        except AWAY as e:
             self.unavailable = e
             return [], at
+        except LOST as e:
+            return [], passed_over(e, at, self._group.name)
         return found, found[-1].offset + 1 if found else high
 
     def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:

@@ -109,11 +109,28 @@ class Cold:
         begin: int | None,
         end: int | None,
         segments: Iterator[tuple[int, Callable[[], list[int]]]],
+        lost: list[ArchiveDamaged],
     ) -> Iterator[tuple[int, int]]:
-        """Positions of messages that may have a key, newest first, with the archive that has each
-        (-1: the log). `segments` are the log's, newest first: the position behind each, and what
-        finds its candidates, newest first.
+        """Positions of messages that may have a key, newest first, each once, with the archive that
+        has it (-1: the log). `segments` are the log's, newest first: the position behind each, and
+        what finds its candidates, newest first. Why archives could not be asked goes to `lost`.
         """
+        before = -1
+        for position, archive in self._all_candidates(low, high, begin, end, segments, lost):
+            # While messages change places, both may have them.
+            if position != before:
+                yield position, archive
+            before = position
+
+    def _all_candidates(
+        self,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        segments: Iterator[tuple[int, Callable[[], list[int]]]],
+        lost: list[ArchiveDamaged],
+    ) -> Iterator[tuple[int, int]]:
         archives = sorted(self.archived.covering(begin, end), key=lambda c: -c.end_position)
         waiting: list[tuple[int, int]] = []
         """What was found and has to wait, because something newer may come: -position, archive."""
@@ -132,22 +149,27 @@ class Cold:
                 next_segment = next(segments, None)
             else:
                 number = archives[at].archive
-                for position in self._candidates_in(number, low, high):
+                for position in self._candidates_in(number, low, high, lost):
                     heappush(waiting, (-position, number))
                 at += 1
         while waiting:
             position, archive = heappop(waiting)
             yield -position, archive
 
-    def _candidates_in(self, archive: int, low: int, high: int) -> list[int]:
+    def _candidates_in(
+        self, archive: int, low: int, high: int, lost: list[ArchiveDamaged]
+    ) -> list[int]:
         try:
             return self.archived.candidates(archive, low, high)
         except ArchiveDamaged as e:
-            # A key's other messages are still worth having.
-            _log.error("kvmq finds nothing by key there: %s", e)
+            # A key's other messages are still worth having. Of one that was replaced meanwhile,
+            # whoever asks looks again, or has what came in its place before him.
+            if archive in self.archived.numbers():
+                _log.error("kvmq finds nothing by key there: %s", e)
+                lost.append(e)
             return []
 
 
-def with_next(error: ArchiveDamaged, message: str, following: int) -> ArchiveDamaged:
+def with_next(error: ArchiveDamaged, message: str, following: int | None) -> ArchiveDamaged:
     """The same error with another text and the offset at which to go on."""
     return type(error)(message, error.archive, error.block, following)

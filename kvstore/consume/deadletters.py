@@ -15,11 +15,11 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final
 
-from kvstore.consume.at import messages_at
+from kvstore.consume.at import Away, messages_at
 from kvstore.consume.flight import Change
 from kvstore.consume.locks import Lock, offsets_of
 from kvstore.consume.reader import Reader
-from kvstore.errors import MessageTooLarge, TopicExists, TopicNotFound
+from kvstore.errors import ArchiveMissing, MessageTooLarge, TopicExists, TopicNotFound
 from kvstore.index.keys import LockKey
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
@@ -58,14 +58,22 @@ class DeadLetters:
 
     def bury(
         self, change: Change, topic: Topic, group: GroupInfo, rows: list[tuple[LockKey, Lock]]
-    ) -> list[tuple[int, int]]:
+    ) -> tuple[list[tuple[int, int]], dict[LockKey, ArchiveMissing]]:
         """Copy what rows have to the dead letters, and add the rows' removal to the change.
-        Returns the nonces that end, with their bits."""
+        Returns the nonces that end, with their bits; and the rows that stay, since something of
+        them is in an archive that is missing.
+        """
         target = self._topic(group)
         copies = []
+        stuck: dict[LockKey, ArchiveMissing] = {}
         for key, lock in rows:
-            offsets = offsets_of(key.first, lock.locked)
-            for message in messages_at(self._reader, topic, key.queue, offsets, group.name):
+            offsets, away = offsets_of(key.first, lock.locked), Away()
+            found = messages_at(self._reader, topic, key.queue, offsets, group.name, away)
+            messages = list(found)
+            if away.error is not None:
+                stuck[key] = away.error
+                continue
+            for message in messages:
                 name = _ID.pack(group.id, topic.id, key.queue, message.offset, lock.nonce)
                 copy = _copy(message, group.name, target.name, name.hex().upper(), lock.attempts)
                 # A copy is no older than what it is of.
@@ -73,9 +81,10 @@ class DeadLetters:
                 if not self._reader.query(target, str(copy.message_id), begin, None, 1):
                     copies.append(copy)
         self._put_what_fits(copies)
-        for key, lock in rows:
+        gone = [(key, lock) for key, lock in rows if key not in stuck]
+        for key, lock in gone:
             change.remove(key, lock)
-        return [(lock.nonce, lock.locked | lock.moved) for _, lock in rows]
+        return [(lock.nonce, lock.locked | lock.moved) for _, lock in gone], stuck
 
     def _put_what_fits(self, copies: list[Message]) -> None:
         """Put copies; of one that is too large, as large as the original and what is added to it,

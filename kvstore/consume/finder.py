@@ -4,7 +4,8 @@ The idea: the index of each segment, and of each archive, gives candidates by ha
 the key itself is compared with the record's own. What is older than asked for is not looked at.
 
 Invariants: a message is returned once, whichever tier had it when; one that can't be read keeps
-none of the others from being found, but a place that doesn't answer is told."""
+none of the others from being found, but a place that doesn't answer is told; an id is said not to
+exist only if every archive that may have it could be asked."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from kvstore.consume.cold import with_next
 from kvstore.errors import (
     ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
     CallerError,
     MessageNotFound,
     RecordDamaged,
@@ -34,6 +38,9 @@ T = TypeVar("T")
 _LOOKS_MAX: Final = 8
 LOST: Final = (RecordDamaged, ArchiveDamaged)
 """What says that messages can't be read any more, and perhaps where to go on."""
+AWAY: Final = (ArchiveUnavailable, ArchiveMissing)
+"""What says that messages can't be read now, but may be later: a group waits for them. To be caught
+before `LOST`, which has what is missing among it."""
 
 
 class Finder:
@@ -57,34 +64,45 @@ class Finder:
         """See `Store.find`; only messages of topics that `is_own` says yes to."""
         if not isinstance(message_id, str) or not message_id:
             raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
-        found = self._by_position_id(message_id)
+        at: list[ArchiveDamaged] = []
+        found, lost = self._by_position_id(message_id, at), at
         if found is None or not is_own(found.topic):
-            found = self._settled(lambda: self._by_unique_id(message_id, is_own))
-        if found is None:
-            raise MessageNotFound(f"no message has the id {shown(message_id)}")
-        return found
+            found, lost = self._settled(lambda: self._by_unique_id(message_id, is_own))
+        if found is not None:
+            return found
+        for e in at + lost:
+            told = f"whether a message has the id {shown(message_id)} can't be told: {e}"
+            raise with_next(e, told, e.next_offset) from e
+        raise MessageNotFound(f"no message has the id {shown(message_id)}")
 
-    def _by_unique_id(self, message_id: str, is_own: Callable[[str], bool]) -> StoredMessage | None:
+    def _by_unique_id(
+        self, message_id: str, is_own: Callable[[str], bool]
+    ) -> tuple[StoredMessage | None, list[ArchiveDamaged]]:
+        """The message, or why archives could not be asked."""
         raw = message_id.encode("utf-8", "surrogatepass")
-        for position, archive in self._candidates(*key_hash_range(raw), None, None):
-            message = self._candidate(position, archive)
+        lost: list[ArchiveDamaged] = []
+        for position, archive in self._candidates(*key_hash_range(raw), None, None, lost):
+            message = self._candidate(position, archive, lost)
             if (
                 message is not None
                 and message.message_id == message_id
                 and is_own(message.topic)
                 and self._is_live(message.topic, position)
             ):
-                return message
-        return None
+                return message, []
+        return None, lost
 
-    def _by_position_id(self, message_id: str) -> StoredMessage | None:
+    def _by_position_id(self, message_id: str, lost: list[ArchiveDamaged]) -> StoredMessage | None:
         try:
             _, position = parse_position_id(message_id)
         except CallerError:
             return None
         try:
             message = self._reader.read_at(position)
-        except (MessageNotFound, SegmentDamaged, *LOST):
+        except ArchiveDamaged as e:
+            lost.append(e)
+            return None
+        except (MessageNotFound, SegmentDamaged, RecordDamaged):
             return None
         same = message.position_id == message_id.upper()
         return message if same and self._is_live(message.topic, position) else None
@@ -124,8 +142,9 @@ class Finder:
     ) -> list[StoredMessage]:
         low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
         found: list[StoredMessage] = []
-        for position, archive in self._candidates(low, low, begin, end):
-            message = self._candidate(position, archive)
+        lost: list[ArchiveDamaged] = []
+        for position, archive in self._candidates(low, low, begin, end, lost):
+            message = self._candidate(position, archive, lost)
             if message is None or message.topic != topic.name or position < topic.since:
                 continue
             if (begin is not None and message.stored_at < begin) or (
@@ -138,7 +157,9 @@ class Finder:
                     break
         return found
 
-    def _candidate(self, position: int, archive: int) -> StoredMessage | None:
+    def _candidate(
+        self, position: int, archive: int, lost: list[ArchiveDamaged]
+    ) -> StoredMessage | None:
         reader = self._reader
         mark = reader.mark()
         try:
@@ -153,15 +174,23 @@ class Finder:
         # Perhaps it was handed over, or merged, since it was found.
         try:
             return reader.read_at(position)
-        except (MessageNotFound, SegmentDamaged, *LOST):
+        except ArchiveDamaged as e:
             # A key's other messages are still worth having; get and verify report this one.
+            lost.append(e)
+            return None
+        except (MessageNotFound, SegmentDamaged, RecordDamaged):
             return None
 
     def _candidates(
-        self, low: int, high: int, begin: int | None, end: int | None
+        self,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        lost: list[ArchiveDamaged],
     ) -> Iterator[tuple[int, int]]:
         """Positions of records that may have a key, newest first, with the archive that has each
-        (-1: the log).
+        (-1: the log). Why archives could not be asked goes to `lost`.
         """
         visible = self._reader.visible_end()
         in_tails = self._index.find_in_tails(low, visible)
@@ -181,7 +210,7 @@ class Finder:
             ((number + 1) * size, partial(find, number, low, high, visible))
             for number in self._segments(begin, end)
         )
-        for position, archive in cold.candidates(low, high, begin, end, segments):
+        for position, archive in cold.candidates(low, high, begin, end, segments, lost):
             if position not in seen:
                 yield position, archive
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from kvstore.consume.at import messages_at
+from kvstore.consume.at import Away, messages_at
 from kvstore.consume.claim import Claim
 from kvstore.consume.flight import Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of
@@ -79,29 +79,34 @@ class OrderedClaim(Claim):
     def take_parked(self, queue: int | None) -> None:
         """Take parked messages whose turn has come."""
         order = order_of(self._flight, self._reader, self._topic, self._group.name)
-        found: dict[int, list[int]] = {}
         most = min(self.left, self.room)
         if self._wanted.matches is not None:
             most = min(most, SCAN_MAX - self.looked)
-        heads = islice(order.heads(queue), max(0, most))
-        for number, offset, _ in heads:
-            found.setdefault(number, []).append(offset)
-        for number, offsets in found.items():
-            offsets.sort()
-            self._has_looked(len(offsets))
-            before = self._left
-            room = self._bytes
-            try:
-                messages, unfit = self._fitting(
-                    messages_at(self._reader, self._topic, number, offsets, self._group.name)
-                )
-            except ArchiveUnavailable as e:
-                self.unavailable, self._left, self._bytes = e, before, room
-                continue
-            # What was refused or is lost is done; what did not fit stays.
-            self.unparked += [(number, o) for o in offsets if unfit is None or o < unfit]
-            self.room -= before - self._left
-            self._lock_in_order(number, messages)
+        heads = order.heads(queue)
+        while most > 0:
+            found: dict[int, list[int]] = {}
+            for number, offset, _ in islice(heads, most):
+                found.setdefault(number, []).append(offset)
+            # In the place of what is in an archive that is missing others have their turn.
+            most = sum(self._take_heads(number, sorted(found[number])) for number in found)
+
+    def _take_heads(self, queue: int, offsets: list[int]) -> int:
+        """Take parked messages of a queue; returns how many are in archives that are missing."""
+        before, room, away = self._left, self._bytes, Away()
+        found = messages_at(self._reader, self._topic, queue, offsets, self._group.name, away)
+        try:
+            messages, unfit = self._fitting(found)
+        except ArchiveUnavailable as e:
+            self.unavailable, self._left, self._bytes = e, before, room
+            return 0
+        self.unavailable = away.error or self.unavailable
+        there = [offset for offset in offsets if offset not in away]
+        self._has_looked(len(there))
+        # What was refused or is lost is done; what did not fit stays.
+        self.unparked += [(queue, o) for o in there if unfit is None or o < unfit]
+        self.room -= before - self._left
+        self._lock_in_order(queue, messages)
+        return len(offsets) - len(there)
 
     def take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue whose turn it is; park the others."""

@@ -20,9 +20,10 @@ from typing import Any, Final
 
 from kvstore.archived import AtHand, NotAtHand
 from kvstore.clock import Clock
-from kvstore.consume.at import first_at, messages_at
+from kvstore.consume.at import Away, first_at, messages_at
 from kvstore.consume.claim import Claim
 from kvstore.consume.deadletters import DeadLetters
+from kvstore.consume.finder import AWAY
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import offsets_of
@@ -36,8 +37,9 @@ from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
 from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import ArchiveUnavailable, PutRefused
+from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
 from kvstore.index.families import Families
+from kvstore.index.keys import LockKey
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.offsets import Offsets
@@ -154,22 +156,21 @@ class Pop:
         """
         out: list[Popped] = []
         looked, kept = 0, AtHand()
+        stuck: dict[LockKey, ArchiveMissing] = {}
         while True:
             try:
                 with self.counted(group), self._reader.at_hand(kept):
-                    claim = self._claim(group, topic, wanted, out, kept)
+                    claim = self._claim(group, topic, wanted, out, kept, stuck)
             except NotAtHand:
                 kept.fetch()
                 continue
             kept = AtHand()
             if claim is None or not claim.left:
                 return Found(out)
-            if claim.unavailable is not None:
-                if not out:
-                    raise claim.unavailable
-                return Found(out)
             whole = wanted.max_bytes != UNLIMITED or wanted.attempt_id
             if not claim.made_way or (out and whole):
+                if claim.unavailable is not None and not out:
+                    raise claim.unavailable
                 return Found(out)
             looked += claim.looked
             if looked >= _LOOKED_MAX:
@@ -184,7 +185,13 @@ class Pop:
         return _free if group.max_in_flight is None else self._counting
 
     def _claim(
-        self, group: GroupInfo, topic: Topic, wanted: Wanted, out: list[Popped], kept: AtHand
+        self,
+        group: GroupInfo,
+        topic: Topic,
+        wanted: Wanted,
+        out: list[Popped],
+        kept: AtHand,
+        stuck: dict[LockKey, ArchiveMissing],
     ) -> Claim | None:
         """Claim once, and add what was taken to `out`; None if there is nothing more to be had.
         `NotAtHand`, with nothing changed, if that takes a read.
@@ -198,7 +205,7 @@ class Pop:
                 if again:
                     out += again
                     return None
-            claim = self._take(flight, group, topic, wanted, kept)
+            claim = self._take(flight, group, topic, wanted, kept, stuck)
             out += claim.popped(self._receipts)
             if claim.taken and flight.waiters:
                 # Who waits may have to look again earlier than he thought.
@@ -206,7 +213,13 @@ class Pop:
             return claim
 
     def _take(
-        self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted, kept: AtHand
+        self,
+        flight: Flight,
+        group: GroupInfo,
+        topic: Topic,
+        wanted: Wanted,
+        kept: AtHand,
+        stuck: dict[LockKey, ArchiveMissing],
     ) -> Claim:
         change = Change(self._families.batch())
         claim = (OrderedClaim if group.ordered else Claim)(
@@ -220,6 +233,7 @@ class Pop:
             self._offsets.recoveries,
             self._nonces,
         )
+        claim.stuck = stuck
         flight.capped = group.max_in_flight is not None
         if group.max_in_flight is not None:
             # Before it is counted: what is acked from now on wakes who found no room.
@@ -249,7 +263,7 @@ class Pop:
 
     def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
         try:
-            claim.ended += self._dead_letters.bury(claim.change, topic, group, claim.dead)
+            ended, stuck = self._dead_letters.bury(claim.change, topic, group, claim.dead)
         except PutRefused as e:
             # They stay due; nobody else's messages have to wait for a disk with room.
             claim.made_way = False
@@ -257,7 +271,8 @@ class Pop:
         except ArchiveUnavailable as e:
             claim.made_way, claim.unavailable = False, e
         else:
-            claim.buried()
+            claim.ended += ended
+            claim.buried(stuck)
 
     def _write(self, flight: Flight, change: Change) -> None:
         now = self._clock.now_ms()
@@ -289,7 +304,14 @@ class Pop:
     ) -> None:
         end = self._reader.next_offset(topic.base + queue)
         # In a queue that never had a message there is nothing to begin with.
-        if end and (at := self.goes_on(flight, group, topic, queue)) < end:
+        if not end:
+            return
+        try:
+            at = self.goes_on(flight, group, topic, queue)
+        except AWAY as e:
+            claim.unavailable = e
+            return
+        if at < end:
             if claim.is_tired:
                 claim.made_way = True
             else:
@@ -341,7 +363,7 @@ class Pop:
 
     def _again(self, flight: Flight, topic: Topic, group: str, attempt_id: bytes) -> list[Popped]:
         """What an earlier pop with this attempt id took, and is still locked by it."""
-        now, out = self._clock.now_ms(), list[Popped]()
+        now, out, away = self._clock.now_ms(), list[Popped](), Away()
         for key in flight.rows_of(attempt_id):
             lock = flight.get(key)
             if lock is None or lock.attempt_id != attempt_id or key.due <= now:
@@ -349,9 +371,11 @@ class Pop:
             offsets = offsets_of(key.first, lock.locked)
             made = self._receipts.make(Delivery(key, lock.nonce), lock.locked)
             receipts = dict(zip(offsets, made, strict=True))
-            for message in messages_at(self._reader, topic, key.queue, offsets, group):
+            for message in messages_at(self._reader, topic, key.queue, offsets, group, away):
                 receipt = receipts[message.offset]
                 out.append(Popped(message, receipt, lock.attempts, key.due))
+        if away.error is not None and not out:
+            raise away.error
         return out
 
 

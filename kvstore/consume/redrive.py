@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 
 from kvstore.archived import AtHand, NotAtHand
 from kvstore.clock import Clock
-from kvstore.consume.at import messages_at
+from kvstore.consume.at import Away, messages_at
 from kvstore.consume.deadletters import Put
+from kvstore.consume.finder import AWAY
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
@@ -32,6 +33,7 @@ from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import (
     ArchiveDamaged,
+    ArchiveMissing,
     CallerError,
     OffsetNotFound,
     RecordDamaged,
@@ -139,8 +141,14 @@ class Redrive:
         mine, behind = self._look(group, letters, queue, range(at, min(end, at + _AT_ONCE)), most)
         kept = AtHand()
         if self._reader.cold is not None:
-            for letter in mine:
-                self._original(letter)  # so that it is at hand
+            for n, letter in enumerate(mine):
+                try:
+                    self._original(letter)  # so that it is at hand
+                except AWAY:
+                    if not n:
+                        raise
+                    mine, behind = mine[:n], letter.message.offset
+                    break
         while True:
             try:
                 return self._lock_all(group, letters, queue, at, mine, behind, kept)
@@ -206,7 +214,11 @@ class Redrive:
     ) -> tuple[list[_Letter], int]:
         """The group's letters among some, and the offset behind the last one that was looked at."""
         mine: list[_Letter] = []
-        for message in messages_at(self._reader, letters, queue, list(offsets), group.name):
+        away = Away()
+        found = messages_at(self._reader, letters, queue, list(offsets), group.name, away)
+        for message in found:
+            if away.error is not None:
+                break
             if not _is_of(message, group):
                 continue
             try:
@@ -221,7 +233,11 @@ class Redrive:
                 ) from e
             if len(mine) == most:
                 return mine, message.offset + 1
-        return mine, offsets.stop
+        if away.error is None:
+            return mine, offsets.stop
+        if away.first == offsets.start:
+            raise away.error
+        return mine, away.first
 
     def _letter(self, message: StoredMessage) -> _Letter:
         """What a letter says about its original, as far as that can be one."""
@@ -292,6 +308,8 @@ class Redrive:
             return None
         try:
             found = self._reader.get(letter.topic, letter.queue, letter.offset)
+        except ArchiveMissing:
+            raise
         except (OffsetNotFound, RecordDamaged, ArchiveDamaged):
             return None
         said = letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)

@@ -423,9 +423,7 @@ class Index:
         queues: Iterable[Queue] | None,
         rows: Iterable[Row],
     ) -> None:
-        """Have archives take the place of others, or nothing take it, and change rows of the
-        catalog, in one batch.
-        """
+        """Have archives, or nothing, take the place of others, and change catalog rows, at once."""
         with self._write_lock:
             batch = self.families.batch()
             if old:
@@ -440,6 +438,8 @@ class Index:
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
         """Write a batch that changes where messages are."""
         following = put_next_number(batch, self._next_archive, arriving)
+        # Before and after: who looks between the two must notice as well.
+        self.moves += 1
         self._changing()
         self.families.write(batch, sync=True)
         self._next_archive = following

@@ -107,7 +107,7 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
     if version > FORMAT_VERSION:
         raise FormatTooNew(
             f"{source.name}: is an archive of format {version}; this version reads up to "
-            f"{FORMAT_VERSION}", version, FORMAT_VERSION,
+            f"{FORMAT_VERSION}", version, FORMAT_VERSION, source.name,
         )  # fmt: skip
     if version < FORMAT_VERSION:
         raise ArchiveDamaged(

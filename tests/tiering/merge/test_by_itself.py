@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import google_crc32c
 import msgspec
 import pytest
 
@@ -14,6 +16,7 @@ from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.tiering.worker.conftest import config, fill, held
 from tiering import Policy, RunReport, Worker
+from tiering.archive.layout import TRAILER, TRAILER_COVERED, TRAILER_SIZE
 from tiering.merging import FAILED_FOR, MERGING
 
 DAY = 86_400.0
@@ -101,15 +104,27 @@ def test_what_becomes_due_while_others_merge_goes_first(store: Store, clock: Vir
         assert [a.generation for a in worker.archives()] == [1, 0]
 
 
+def damaged(data: bytearray) -> None:
+    data[100] ^= 1
+
+
+def of_a_newer_version(data: bytearray) -> None:
+    footer, size, version, zero, _, magic = TRAILER.unpack(data[-TRAILER_SIZE:])
+    end = TRAILER.pack(footer, size, version + 1, zero, 0, magic)
+    crc = google_crc32c.value(end[:TRAILER_COVERED])
+    data[-TRAILER_SIZE:] = TRAILER.pack(footer, size, version + 1, zero, crc, magic)
+
+
+@pytest.mark.parametrize("harm", [damaged, of_a_newer_version])
 def test_an_archive_that_cannot_be_read_is_noted_once_an_hour_and_the_others_merge(
-    store: Store, clock: VirtualClock
+    store: Store, clock: VirtualClock, harm: Callable[[bytearray], None]
 ) -> None:
     with Worker(store, WARM) as worker:
         worker.run_once()
         first = worker.archives()[0]
         path = store.path / "archive" / first.key
         data = bytearray(path.read_bytes())
-        data[100] ^= 1
+        harm(data)
         path.write_bytes(data)
         report = worker.run_and_merge()
         assert set(report.failed) == {first.key}

@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import Store, StoredMessage
-from kvstore.errors import ArchiveDamaged, ArchiveMissing
+from kvstore.errors import ArchiveDamaged
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import config, filled, hand_over, path_of, tiers
 from tests.tiering.store.test_damage_and_crashes import flip, readable
@@ -32,7 +32,7 @@ def lost(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lost]:
         at, _ = tiers(store).archive(rows[1].number).directory.place(blocks[-1])
         path = path_of(store, rows[1])
     if request.param == "archive":
-        path.unlink()
+        path.write_bytes(b"x" * path.stat().st_size)
     else:
         flip(path, at + 40)
     with kvstore.open(tmp_path / "a", config(clock)) as store:
@@ -64,15 +64,19 @@ def test_a_pull_or_get_of_it_names_the_archive_and_where_to_go_on(lost: Lost) ->
         store.pull("orders", 0, gone[0], filter="a")
 
 
-def test_a_position_or_id_in_it_is_told_or_not_found_and_queries_give_the_rest(
+def test_a_position_or_id_in_it_is_told_and_queries_give_the_rest(
     lost: Lost,
 ) -> None:
-    store, _, whole, left = lost
+    store, row, whole, left = lost
     one = whole["orders", 0, lost_offsets(lost)[0]]
     with pytest.raises(ArchiveDamaged):
         store.read_at(one.position)
-    with pytest.raises(kvstore.MessageNotFound):
-        store.find(one.message_id)
+    for message_id in (one.message_id, one.position_id):
+        with pytest.raises(ArchiveDamaged) as raised:
+            store.find(message_id)
+        assert row.key in raised.value.archive
+    other = next(m for k, m in left.items() if k[0] == "orders")
+    assert store.find(other.message_id) == store.find(other.position_id) == other
     for topic in ("orders", "visits"):
         found = store.query(topic, "all", limit=1000)
         assert {(m.topic, m.queue, m.offset) for m in found} == {k for k in left if k[0] == topic}
@@ -126,12 +130,12 @@ def test_what_was_popped_before_it_was_lost_is_passed_over_when_it_is_due_again(
         store.create_group("g")
         first = store.pop("g", "orders", queue=0, limit=4, invisible_for=5.0)
         made = hand_over(store, [0]).rows[0]
-        path_of(store, made).unlink()
+        path_of(store, made).write_bytes(b"x" * made.size)
         archived = sum(p.message.position <= made.last_position for p in first)
         assert archived == 4
     clock.advance(60)
     with kvstore.open(tmp_path / "a", config(clock)) as store:
-        with pytest.raises(ArchiveMissing):
+        with pytest.raises(ArchiveDamaged):
             store.get("orders", 0, 0)
         for _ in range(4):
             found = store.pop("g", "orders", queue=0)
