@@ -9,6 +9,9 @@ Invariant: a call that raised one of these changed nothing.
 
 from __future__ import annotations
 
+import copy
+from typing import Self
+
 _SHOWN_MAX = 200
 """Characters of a value in a message."""
 
@@ -265,9 +268,36 @@ class ArchiveDamaged(Damaged):
         self.block = block
         self.next_offset = next_offset
 
+    def placed(self, message: str, archive: str, block: int, next_offset: int | None) -> Self:
+        """The same error, saying more of where it was met."""
+        found = copy.copy(self)
+        found.args = (message,)
+        found.archive, found.block, found.next_offset = archive, block, next_offset
+        return found
+
 
 class ArchiveMissing(ArchiveDamaged):
-    """An archive that the catalog lists is not where it should be."""
+    """An archive that the catalog lists is not where it should be. It may be brought back."""
+
+
+class KeyMissing(ArchiveMissing):
+    """What a topic's messages in archives are encrypted with is not at hand; `topic` names it. It
+    may be elsewhere: nothing is concluded from it.
+    """
+
+    def __init__(self, message: str, topic: str = "") -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class KeyDestroyed(ArchiveDamaged):
+    """What a topic's messages in archives are encrypted with was destroyed: they are gone for good;
+    `topic` names it.
+    """
+
+    def __init__(self, message: str, topic: str = "") -> None:
+        super().__init__(message)
+        self.topic = topic
 
 
 class ArchiveUnavailable(StoreError):
@@ -278,17 +308,3 @@ class ArchiveUnavailable(StoreError):
     def __init__(self, message: str, archive: str = "") -> None:
         super().__init__(message)
         self.archive = archive
-
-
-class KeyMissing(StoreError):
-    """What a topic's messages in archives are encrypted with is not at hand; `topic` names it. It
-    may be elsewhere: nothing is concluded from it.
-    """
-
-    def __init__(self, message: str, topic: str = "") -> None:
-        super().__init__(message)
-        self.topic = topic
-
-
-class KeyDestroyed(KeyMissing):
-    """The same, and the key is known to have been destroyed: it won't come back."""

@@ -26,6 +26,7 @@ from kvstore.errors import (
     ArchiveDamaged,
     ConfigError,
     FormatTooNew,
+    KeyDestroyed,
     KeyMissing,
     TopicNotFound,
 )
@@ -50,7 +51,7 @@ from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 from tiering.untangling import untangled
 
-_DAMAGE: Final = (ArchiveDamaged, FormatTooNew, KeyMissing, ObjectNotFound, ObjectTooShort)
+_DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
 """What costs an archive; that a place doesn't answer costs the restore."""
 
 
@@ -338,7 +339,7 @@ class _Restoring:
                 continue
             try:
                 self._keys.key_for_reading(topic.name, topic.key_id)
-            except KeyMissing as e:
+            except (KeyMissing, KeyDestroyed) as e:
                 self._unreadable[topic.name] = str(e)
 
     def _topics(self, found: Sequence[_Found]) -> tuple[list[ArchivedTopic], list[Held]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.errors import ArchiveDamaged, KeyMissing
+from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
 from tiering.archive.block import Block
 from tiering.archive.crypto import KeyProvider
@@ -82,7 +82,7 @@ def write_wanted(
                     continue
                 try:
                     writer.add(topic, queue, _records(window.block(block), wanted.until))
-                except (ArchiveDamaged, KeyMissing) as e:
+                except ArchiveDamaged as e:
                     lost.append(str(e))
                 yield from sink.taken()
         writer.finish()

@@ -480,7 +480,7 @@ def _told(name: str, block: int = -1, following: Callable[[], int] | None = None
 
 
 def _placed(error: ArchiveDamaged, name: str, block: int, following: int | None) -> ArchiveDamaged:
-    return type(error)(
+    return error.placed(
         str(error),
         error.archive or name,
         error.block if error.block >= 0 else block,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from kvstore.archived import Held
-from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, KeyMissing
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
 from tiering.archive.reader import Archive
 
 
@@ -53,7 +53,7 @@ def _split(cluster: list[Held], archive: Callable[[int], Archive]) -> list[Held]
     for one in cluster:
         try:
             rows += _rows(one, archive(one.archive))
-        except (ArchiveDamaged, ArchiveUnavailable, KeyMissing):
+        except (ArchiveDamaged, ArchiveUnavailable):
             whole.append(one)
     rows.sort(key=lambda row: row[0])
     out: list[Held] = []

@@ -172,4 +172,4 @@ class Cold:
 
 def with_next(error: ArchiveDamaged, message: str, following: int | None) -> ArchiveDamaged:
     """The same error with another text and the offset at which to go on."""
-    return type(error)(message, error.archive, error.block, following)
+    return error.placed(message, error.archive, error.block, following)

@@ -19,6 +19,7 @@ from kvstore.errors import (
     ArchiveMissing,
     ArchiveUnavailable,
     CallerError,
+    KeyMissing,
     MessageNotFound,
     RecordDamaged,
     SegmentDamaged,
@@ -174,6 +175,8 @@ class Finder:
         # Perhaps it was handed over, or merged, since it was found.
         try:
             return reader.read_at(position)
+        except KeyMissing:
+            raise  # whoever asks can mend it: by giving the key
         except ArchiveDamaged as e:
             # A key's other messages are still worth having; get and verify report this one.
             lost.append(e)

@@ -18,7 +18,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.errors import ArchiveDamaged, KeyMissing, RecordDamaged
+from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
 from kvstore.record.check import check_record
 from kvstore.record.facts import facts
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
@@ -125,7 +125,7 @@ class _Check:
             block = archive.block_of(number, self._group_of(number))
             block.check()
             records = block.records()
-        except KeyMissing:
+        except (KeyMissing, KeyDestroyed):
             yield from self._checksums(number)
             return
         except ArchiveDamaged as error:

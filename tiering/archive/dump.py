@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvstore.errors import ArchiveDamaged, KeyMissing, RecordDamaged
+from kvstore.errors import ArchiveDamaged, RecordDamaged
 from kvstore.record.decode import decode
 from kvstore.record.values import StoredMessage
 from tiering.archive.check import Problem
@@ -65,7 +65,7 @@ def messages(archive: Archive, number: int, start: int = 0) -> Iterator[StoredMe
     try:
         block = archive.read_block(number)
         records = block.records()
-    except (ArchiveDamaged, KeyMissing) as error:
+    except ArchiveDamaged as error:
         yield Problem(archive.name, number, str(error))
         return
     first = int(np.searchsorted(block.offsets, start))

@@ -181,6 +181,50 @@ def test_with_another_key_file_encrypted_archives_are_neither_read_nor_let_go(
         assert len(worker.archives()) >= count - 2
 
 
+def test_readers_get_past_what_no_key_opens_any_more(tmp_path: Path, clock: VirtualClock) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("e")
+    with kvstore.open(tmp_path / "locked", config(clock)) as store:
+        store.create_topic("e", queues=1)
+        store.create_group("g")
+        with Worker(store, WARM, keys=keys) as worker:
+            store.put_batch([Message("e", b"old", queue=0, keys=("k",)) for _ in range(5)])
+            store.seal()
+            clock.advance(2 * DAY)
+            assert worker.run_once().failed == {}
+            worker.destroy_key("e")
+        new = store.put("e", b"new", queue=0, keys=["k"])
+        with pytest.raises(kvstore.KeyDestroyed) as caught:
+            store.pull("e", 0, 0)
+        assert (caught.value.next_offset, caught.value.topic) == (5, "e")
+        assert caught.value.archive
+        assert [m.offset for m in store.pull("e", 0, 5).messages] == [5]
+        assert [m.offset for m in store.query("e", "k")] == [new.offset]
+        (popped,) = store.pop("g", "e", limit=10)
+        assert popped.message.body == b"new"
+
+
+def test_a_group_waits_for_what_is_encrypted_with_a_key_that_is_elsewhere(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("e")
+    path = tmp_path / "locked"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("e", queues=1)
+        store.create_group("g")
+        with Worker(store, WARM, keys=keys) as worker:
+            store.put_batch([Message("e", b"old", queue=0) for _ in range(5)])
+            store.seal()
+            clock.advance(2 * DAY)
+            assert worker.run_once().failed == {}
+    with kvstore.open(path, config(clock)) as store, pytest.raises(kvstore.KeyMissing):
+        store.pop("g", "e", limit=10)
+    access = kvstore.ArchiveAccess(keys=keys)
+    with kvstore.open(path, config(clock, archives=access)) as store:
+        assert len(store.pop("g", "e", limit=10)) == 5
+
+
 def test_keys_that_cannot_be_destroyed_are_refused(store: Store) -> None:
     with Worker(store, WARM) as worker, pytest.raises(ConfigError, match="no keys"):
         worker.destroy_key("orders")
