@@ -12,6 +12,7 @@ import pytest
 import kvstore
 from kvstore import CallerError, Message, Popped, Store, StoreConfig
 from tests.support.clock import VirtualClock
+from tests.support.naming import named
 from tests.support.stores import killed, overwrite, settings
 
 
@@ -530,7 +531,7 @@ BAD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("warm", [False, True])
-@pytest.mark.parametrize("asked", BAD, ids=repr)
+@pytest.mark.parametrize("asked", BAD, ids=named)
 def test_what_can_not_be_asked_is_refused_and_changes_nothing(
     store: Store, asked: dict[str, Any], warm: bool
 ) -> None:

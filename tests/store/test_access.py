@@ -10,6 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import ArchiveAccess, ConfigError, StoreConfig
+from tests.support.naming import named
 
 RIGHT: dict[str, list[Any]] = {
     "keys": [None, "keys.json", Path("keys.json")],
@@ -41,7 +42,7 @@ def test_everything_within_bounds_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(n, v) for n, values in WRONG.items() for v in values], ids=repr
+    ("name", "value"), [(n, v) for n, values in WRONG.items() for v in values], ids=named
 )
 def test_what_is_beyond_is_refused_and_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"archives\.{name}"):

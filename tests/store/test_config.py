@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvstore import ArchiveAccess, ConfigError, Retention, StoreConfig
+from tests.support.naming import named
 
 NAN, INFINITY = float("nan"), float("inf")
 CHOICES: dict[str, list[str]] = {
@@ -153,7 +154,7 @@ def test_a_setting_takes_everything_within_its_bounds(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(n, v) for n, values in WRONG.items() for v in values], ids=repr
+    ("name", "value"), [(n, v) for n, values in WRONG.items() for v in values], ids=named
 )
 def test_a_setting_beyond_its_bounds_is_refused_and_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name) as caught:

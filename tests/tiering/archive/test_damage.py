@@ -223,7 +223,7 @@ def test_a_topic_whose_key_is_gone_is_gone_and_all_else_stays_readable() -> None
             if queue.topic.name == "topic1":
                 with pytest.raises((KeyMissing, KeyDestroyed)) as caught:
                     opened.read_block(number)
-                assert caught.value.topic == "topic1"
+                assert getattr(caught.value, "topic", "") == "topic1"
             else:
                 assert opened.read_block(number).record(0) == queue.records[0]
         assert len(opened.find(*key_hash_range(b"all"))) == 27
