@@ -122,8 +122,7 @@ class BlockCache:
         block = self._at_once(*key)
         if block is not None:
             with self._lock:
-                if key not in self._sizes:
-                    self._keep(key, block)
+                self._keep(key, block)
         return block
 
     def forget(self, archive: int) -> None:
@@ -180,6 +179,8 @@ class BlockCache:
             self._protected_bytes -= size
 
     def _keep(self, key: Key, block: Block) -> None:
+        if key in self._sizes:
+            return  # somebody else came by it meanwhile
         size = block.memory_bytes
         self._probation[key] = block
         self._sizes[key] = size

@@ -59,6 +59,10 @@ class Looker:
         archives = self.judge.archives(self.rows(), today, now_ms)
         return Sight(self._sealed(numbers, today), archives, today)
 
+    def hot(self) -> list[int]:
+        """The first positions of the sealed segments in the log, rising."""
+        return [segment.first_position for segment in self._side.sealed()]
+
     def rows(self) -> list[ArchiveRow]:
         """The live archives of the catalog."""
         return [row for row in decode_rows(self._side.rows()) if row.state == "live"]

@@ -13,6 +13,7 @@ memory is a window of each archive, and what the writer takes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -62,11 +63,14 @@ def choose(
     rows: Iterable[ArchiveRow],
     target_bytes: int,
     judged_as: Mapping[str, RetentionClass] | None = None,
+    hot: Sequence[int] = (),
 ) -> list[list[ArchiveRow]]:
     """Which archives to merge: lists of neighbours, each for one archive. Pure. `judged_as` has the
-    classes of today by the archives' keys; others are judged by their names.
+    classes of today by the archives' keys; others are judged by their names. `hot` are the first
+    positions of the segments in the log, rising.
 
-    Neighbours are archives of one class in one place with none of the class between them, which end
+    Neighbours are archives of one class in one place with none of the class between them, and no
+    segment that is still in the log (it was passed over by an erasure), which end
     at the same age and go cold at the same age today, too. Together
     they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than two thirds of
     it in the largest, so that no message is rewritten again and again for the sake of few others;
@@ -89,12 +93,14 @@ def choose(
             leaves = kind.leaves_warm if tier == "warm" else None
             stays = leaves if leaves is not None else kind.ends
             span = stays // _SPAN_SHARE if stays is not None else None
-            for run in _runs([row for _, row in alike], most, span):
+            for run in _runs([row for _, row in alike], most, span, hot):
                 found += _worth_it(run)
     return found
 
 
-def _runs(rows: list[ArchiveRow], most: int, span: int | None) -> Iterator[list[ArchiveRow]]:
+def _runs(
+    rows: list[ArchiveRow], most: int, span: int | None, hot: Sequence[int]
+) -> Iterator[list[ArchiveRow]]:
     """Neighbours, as many together as have at most so many bytes, and milliseconds between them."""
     run: list[ArchiveRow] = []
     size = 0
@@ -103,6 +109,8 @@ def _runs(rows: list[ArchiveRow], most: int, span: int | None) -> Iterator[list[
         end = max((r.last_stored_at for r in run), default=row.last_stored_at)
         lasts = max(end, row.last_stored_at) - min(begin, row.first_stored_at)
         is_full = size + row.size > most or len(run) == INPUTS_MAX
+        reached = max((r.last_position for r in run), default=0)
+        is_full |= bisect_left(hot, reached) < bisect_left(hot, row.first_position)
         if run and (is_full or (span is not None and lasts > span)):
             yield run
             run, size = [], 0

@@ -64,7 +64,8 @@ class Merger:
             and row.number not in self._failed
             and is_own(row, self._store_id)
         ]
-        return choose(rows, target_bytes, {a.key: a.kind for a in sight.archives})
+        hot = self._looker.hot()
+        return choose(rows, target_bytes, {a.key: a.kind for a in sight.archives}, hot)
 
     def merge(self, groups: list[list[ArchiveRow]], sight: Sight, now_ms: int, run: Run) -> None:
         """Merge the first of the groups. What goes wrong is noted."""

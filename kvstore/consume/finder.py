@@ -152,7 +152,9 @@ class Finder:
                 end is not None and message.stored_at > end
             ):
                 continue
-            if key in message.keys or message.message_id == key:
+            # Another key may have brought it up, which says nothing of those that are not indexed.
+            level = topic.keyed_at(position)
+            if (level > 1 and key in message.keys) or (level and message.message_id == key):
                 found.append(message)
                 if len(found) == limit:
                     break

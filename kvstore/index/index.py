@@ -18,18 +18,11 @@ from typing import Final
 
 from kvstore.archived import Arriving, Queue, Row
 from kvstore.errors import FormatTooNew, IndexDamaged
+from kvstore.index import handover
 from kvstore.index.checkpoint import key_pairs, run_rows
 from kvstore.index.deadkeys import drop_dead, forget_keys, marked
 from kvstore.index.families import Batch, Families
-from kvstore.index.handover import (
-    Gone,
-    hand_over,
-    next_number,
-    put_gone,
-    put_next_number,
-    read_gone,
-    swap,
-)
+from kvstore.index.handover import Gone
 from kvstore.index.keys import (
     ARCHIVES,
     CHECKPOINT,
@@ -139,7 +132,7 @@ class Index:
         self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
         self.tails = Tails(Tail(self.checkpoint.position), None)
         self.tags = TagCodes(self.families.get(META, TAG_CODES))
-        self._next_archive = next_number(self.families)
+        self._next_archive = handover.next_number(self.families)
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
             U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size
@@ -409,8 +402,8 @@ class Index:
         """
         with self._write_lock:
             batch = self.families.batch()
-            queues = hand_over(self.families, batch, sorted(segments), arriving, unkept)
-            put_gone(batch, self.gone(), segments, there, self.segment_size)
+            queues = handover.hand_over(self.families, batch, sorted(segments), arriving, unkept)
+            handover.put_gone(batch, self.gone(), segments, there, self.segment_size)
             self._move(batch, arriving)
             for segment in segments:
                 self.keys.drop(segment)
@@ -427,7 +420,7 @@ class Index:
         with self._write_lock:
             batch = self.families.batch()
             if old:
-                swap(self.families, batch, old, arriving, queues)
+                handover.swap(self.families, batch, old, arriving, queues)
             for key, value in rows:
                 if value is None:
                     batch.delete(ARCHIVES, key)
@@ -437,7 +430,7 @@ class Index:
 
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
         """Write a batch that changes where messages are."""
-        following = put_next_number(batch, self._next_archive, arriving)
+        following = handover.put_next_number(batch, self._next_archive, arriving)
         # Before and after: who looks between the two must notice as well.
         self.moves += 1
         self._changing()
@@ -495,7 +488,7 @@ class Index:
 
     def gone(self) -> Gone:
         """What left the log: to archives, or for good."""
-        return read_gone(self.families)
+        return handover.read_gone(self.families)
 
     def log_start(self) -> int:
         """The position below which nothing is in the log any more."""

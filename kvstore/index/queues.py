@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import dropwhile
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from kvstore.index import runs
 from kvstore.index.families import Families
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
+    NO_ARCHIVE,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
@@ -114,7 +116,9 @@ class Queues:
                     self._places[queue] = found
         # Archives' places come first, and their numbers are above all segments'.
         if found and (found[0].segment < first_segment or found[0].segment >= ARCHIVE_FIRST):
-            return [p for p in found if p.segment >= first_segment]
+            there = [p for p in found if p.segment >= first_segment]
+            # What nobody has is worth telling between others alone.
+            return list(dropwhile(lambda p: p.is_archived and p.archive == NO_ARCHIVE, there))
         return found
 
     def follow(self, newer: Families) -> None:

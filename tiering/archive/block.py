@@ -112,6 +112,14 @@ class BlockGroup:
         block.take(properties, bodies)
         return block
 
+    def check(self) -> None:
+        """Decode all parts, whether or not something needs them. Raises ArchiveDamaged."""
+        try:
+            for kind in PartKind:
+                self._decode(kind)
+        except ArchiveDamaged as error:
+            raise self.named(error) from None
+
     def records(self) -> list[bytes]:
         """The records of all blocks, as they were in the log. Raises ArchiveDamaged."""
         columns, payload = self.columns, self.bodies

@@ -169,6 +169,8 @@ class _Check:
                 raise ArchiveDamaged(
                     f"its group takes {found.decoded_sizes} when decoded, the directory says {said}"
                 )
+            if found.columns.is_whole:
+                found.check()  # a part of it nobody needs
             self._last = group, found
         return self._last[1]
 

@@ -341,3 +341,51 @@ def test_what_was_erased_between_segments_that_stay_is_passed_over(
             assert worker.merge().failed == {}
         assert [m.offset for m in store.pull("a", 0, 0).messages] == [0, 3]
         assert store.verify(archives=True).problems == []
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert [m.offset for m in store.pull("a", 0, 0).messages] == [0]
+        assert [m.offset for m in store.pull("a", 0, 1).messages] == [3]
+
+
+def test_a_store_is_rebuilt_whole_of_which_segments_left_before_older_ones(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "spanned"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("a", queues=1)
+        for kind in ("goes", "stays", "goes", "goes"):
+            store.put_batch(
+                [
+                    Message("a", b"%d" % n, queue=0, keys=(kind if n == 3 else "k",))
+                    for n in range(6)
+                ]
+            )
+            store.seal()
+        with Worker(store, Policy(hot_for=10 * DAY, warm="archive", clock_doubt=0.0)) as worker:
+            assert worker.erase(key="goes").is_proven
+            assert worker.merge().failed == {}
+            assert len(worker.archives()) == 2
+        before = store.pull("a", 0, 0, limit=100).messages
+        assert len(before) == 21
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert store.pull("a", 0, 0, limit=100).messages == before
+        assert store.verify(archives=True).problems == []
+
+
+def test_what_nobody_has_is_not_the_beginning_of_a_queue(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "front"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("a", queues=1)
+        for n in range(3):
+            store.put_batch([Message("a", b"%d" % m, queue=0, keys=(f"k{n}",)) for m in range(4)])
+            store.seal()
+        with Worker(store, Policy(hot_for=10 * DAY, warm="archive", clock_doubt=0.0)) as worker:
+            assert worker.erase(key="k1").is_proven
+            assert worker.erase(key="k0").is_proven
+    with kvstore.open(path, config(clock)) as store:
+        assert store.bounds("a", 0) == (8, 12)
+        assert [m.offset for m in store.pull("a", 0, 8).messages] == [8, 9, 10, 11]
+        assert store.verify(archives=True).problems == []

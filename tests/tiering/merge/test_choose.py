@@ -117,3 +117,9 @@ def test_a_merge_keeps_nothing_much_longer_than_the_policy_of_today() -> None:
     assert len(choose(rows, 100, longer)) == 1
     shorter = {r.key: read_class("warm8d-cold39d") for r in rows}
     assert choose(rows, 100, shorter) == []
+
+
+def test_archives_are_not_merged_over_a_segment_that_is_in_the_log() -> None:
+    rows = [row(n) for n in (0, 1, 3, 4)]
+    assert [[r.number for r in g] for g in choose(rows, 100, hot=[200, 500])] == [[0, 1], [3, 4]]
+    assert [[r.number for r in g] for g in choose(rows, 100, hot=[500])] == [[0, 1, 3, 4]]

@@ -122,3 +122,26 @@ def test_what_is_forgotten_is_read_again(cache: BlockCache, reads: Reads) -> Non
     assert cache.stats().bytes == 10
     cache.get(1, 1)
     assert reads.noted == [(1, 1), (2, 1), (1, 1)]
+
+
+def test_a_block_that_is_made_while_it_is_read_is_kept_once(reads: Reads) -> None:
+    there: dict[tuple[int, int], Sized] = {}
+    cache = BlockCache(
+        reads,
+        limit=100,
+        readers=2,
+        at_once=lambda archive, block: there.get((archive, block)),  # type: ignore[arg-type,return-value]  # as above
+    )
+    reads.go.clear()
+    cache.ahead(1, 0, 1)
+    there[1, 0] = Sized(10)
+    cache.get(1, 0)
+    cache.get(1, 0)
+    reads.go.set()
+    while not cache.stats().reads:
+        pass
+    assert (cache.stats().blocks, cache.stats().bytes) == (1, 10)
+    for block in range(40):
+        cache.get(2, block % 13)
+        cache.get(2, block % 13)
+    cache.close()
