@@ -283,6 +283,9 @@ def place_again(
     it = families.iter(PLACES)
     for (topic, queue), stretches in queues.items():
         stretches.sort(key=lambda h: (h.first, -h.last))
+        for first in _nobodys(families, topic, queue):
+            if any(h.first <= first <= h.last for h in stretches):
+                batch.delete(PLACES, place_key(topic, queue, first))
         for first, archive, stored_at in _borders(stretches):
             key = place_key(topic, queue, first)
             batch.put(PLACES, key, place_value(ARCHIVE_FIRST + archive, stored_at))
@@ -290,6 +293,14 @@ def place_again(
         it.seek(end)
         if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
             batch.put(PLACES, end, place_value(NOWHERE, 0))
+
+
+def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
+    """Where places of a queue begin that say that nobody has it."""
+    prefix = queue_prefix(topic, queue)
+    rows = families.rows(PLACES, prefix, behind(prefix))
+    places = (read_place(key, value)[2] for key, value in rows)
+    return [place.first for place in places if place.segment == ARCHIVE_FIRST + NO_ARCHIVE]
 
 
 def _borders(stretches: Sequence[Held]) -> Iterator[tuple[int, int, int]]:

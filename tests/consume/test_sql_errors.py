@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any, Final
 
@@ -202,17 +203,29 @@ def nested(kind: str, levels: int) -> str:
 
 
 def within_frames(count: int, expression: str) -> None:
-    """Make a filter and ask it with only so many frames left on the stack."""
-    used = 0
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        used, frame = used + 1, frame.f_back
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(used + count)
-    try:
-        asks(expression, {"a": "1", "b": "5"})
-    finally:
-        sys.setrecursionlimit(limit)
+    """Make a filter and ask it with only so many frames left on the stack: a thread's own, since
+    nobody knows how deep the one is from which the tests are run.
+    """
+    failed: list[BaseException] = []
+
+    def asking() -> None:
+        limit, used = sys.getrecursionlimit(), 0
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            used, frame = used + 1, frame.f_back
+        sys.setrecursionlimit(used + count)
+        try:
+            asks(expression, {"a": "1", "b": "5"})
+        except BaseException as e:  # it is raised below
+            failed.append(e)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    thread = threading.Thread(target=asking)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 @pytest.mark.parametrize("kind", NESTS)

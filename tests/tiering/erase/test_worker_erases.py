@@ -343,8 +343,7 @@ def test_what_was_erased_between_segments_that_stay_is_passed_over(
         assert store.verify(archives=True).problems == []
     kvstore.rebuild(path, config(clock))
     with kvstore.open(path, config(clock)) as store:
-        assert [m.offset for m in store.pull("a", 0, 0).messages] == [0]
-        assert [m.offset for m in store.pull("a", 0, 1).messages] == [3]
+        assert [m.offset for m in store.pull("a", 0, 0).messages] == [0, 3]
 
 
 def test_a_store_is_rebuilt_whole_of_which_segments_left_before_older_ones(

@@ -127,7 +127,7 @@ def test_what_is_forgotten_is_read_again(cache: BlockCache, reads: Reads) -> Non
 def test_a_block_that_is_made_while_it_is_read_is_kept_once(reads: Reads) -> None:
     there: dict[tuple[int, int], Sized] = {}
     cache = BlockCache(
-        reads,
+        reads,  # type: ignore[arg-type]  # as above
         limit=100,
         readers=2,
         at_once=lambda archive, block: there.get((archive, block)),  # type: ignore[arg-type,return-value]  # as above
