@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
 # Those of the source folders that are there; mypy refuses a folder that is missing.
-SOURCES = $(wildcard kvstore tiering tests bench)
+SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench)
 
 .PHONY: setup test check demo bench clean
 .DELETE_ON_ERROR:

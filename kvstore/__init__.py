@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvstore.access import ArchiveAccess
+from kvstore.archived import set_viewer
 from kvstore.calls.exchanging import ConfigImport
 from kvstore.config import Retention, StoreConfig
 from kvstore.consume.popped import Popped
@@ -87,6 +88,9 @@ from kvstore.segmentstats import SegmentStats, TopicShare
 from kvstore.stats import StoreStats
 from kvstore.store import Store
 from kvstore.verify import Problem, VerifyReport
+from kvstore.viewing import view as _view
+
+set_viewer(_view)
 
 __version__ = "0.1.0"
 

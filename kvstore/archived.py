@@ -146,6 +146,40 @@ def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
     return _founders[0](path, restored, config)
 
 
+class LogFile(NamedTuple):
+    """A segment's file: its records stand from `first_position` to before `end_position`, and are
+    on the disk.
+    """
+
+    path: Path
+    first_position: int
+    end_position: int
+
+
+class View(NamedTuple):
+    """What a store has at one moment, for whoever reads its files without it: the catalog, the
+    topics, and the log as far as it is on the disk.
+    """
+
+    catalog: Catalog
+    topics: Sequence[ArchivedTopic]
+    log: Sequence[LogFile]
+
+
+Viewer = Callable[[Path, StoreConfig], View]
+_viewers: list[Viewer] = []
+
+
+def set_viewer(viewer: Viewer) -> None:
+    """The same for looking at a store."""
+    _viewers[:] = [viewer]
+
+
+def view_store(path: Path, config: StoreConfig) -> View:
+    """Look at a store, which others may be writing to. Raises what opening it for reading does."""
+    return _viewers[0](path, config)
+
+
 class Contents(NamedTuple):
     """What an archive says of itself that the index has to know: stretches of the log (first
     position, end), topics, and what it holds of their queues.

@@ -36,7 +36,7 @@ LAYERS: Final = (
     ("calls",),
     ("namespace",),
     ("store",),
-    ("importing", "rebuild", "aio"),
+    ("importing", "rebuild", "aio", "viewing"),
     ("cli", "__main__"),
 )
 LEVELS: Final = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -33,6 +33,7 @@ from kvstore.errors import (
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
+from tiering.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog import ArchiveRow, Tier, encode_row
 from tiering.contents import FOLDER, contents, row_of
 from tiering.copying import fetch
@@ -40,11 +41,10 @@ from tiering.errors import (
     NothingToRestore,
     ObjectNotFound,
     ObjectTooShort,
-    StoresAmbiguous,
     TargetNotEmpty,
 )
 from tiering.keys import provider_of
-from tiering.objectnames import NAME, object_key
+from tiering.objectnames import object_key
 from tiering.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.rewrite import Wanted, write_wanted
@@ -89,17 +89,8 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[RestoreProblem] = []
 
 
-class _Object(NamedTuple):
-    """An archive in the source: its number, and the position its name says."""
-
-    key: str
-    number: int
-    position: int
-    size: int
-
-
 class _Found(NamedTuple):
-    object: _Object
+    object: ArchiveObject
     archive: Archive
 
     @property
@@ -146,7 +137,7 @@ def restore(
     was_there = folder.exists()
     if was_there and (not folder.is_dir() or any(folder.iterdir())):
         raise TargetNotEmpty(f"{folder} is not an empty folder; a store is restored to a new one")
-    own_id, objects = _objects(place, None if store_id is None else str(store_id))
+    own_id, objects = objects_of(place, None if store_id is None else str(store_id))
     wanted = Wanted(None if topics is None else frozenset(topics), until)
     one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
     try:
@@ -157,28 +148,6 @@ def restore(
         if folder.exists() and not was_there:
             folder.rmdir()
         raise
-
-
-def _objects(place: Place, store_id: str | None) -> tuple[str, list[_Object]]:
-    """The archives of one store in a place."""
-    stores: dict[str, list[_Object]] = {}
-    for info in place.list("" if store_id is None else f"{store_id}/"):
-        name = NAME.fullmatch(info.key)
-        if name is not None:
-            found = _Object(info.key, int(name[3]), int(name[2]), info.size)
-            stores.setdefault(name[1], []).append(found)
-    if not stores:
-        which = "archives" if store_id is None else f"archives of store {store_id}"
-        raise NothingToRestore(
-            f"{place.name} has no {which}; name the place itself, such as DIR/{FOLDER}"
-        )
-    if len(stores) > 1:
-        raise StoresAmbiguous(
-            f"{place.name} has archives of {len(stores)} stores; say which by store_id: "
-            f"{', '.join(sorted(stores))}",
-            sorted(stores),
-        )
-    return next(iter(stores.items()))
 
 
 class _Restoring:
@@ -213,10 +182,12 @@ class _Restoring:
         self._taken: dict[int, Archive] = {}
         self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
 
-    def run(self, objects: Sequence[_Object], *, is_given: bool, take_over: bool) -> RestoreReport:
+    def run(
+        self, objects: Sequence[ArchiveObject], *, is_given: bool, take_over: bool
+    ) -> RestoreReport:
         """See `restore`; `is_given`: the segment size is the caller's."""
         every = list(self._opened(objects))
-        found, superseded = _newest(every)
+        found, superseded = newest(every)
         if not is_given:
             self._config = _sized(self._config, [f.manifest for f in every])
         self._check_topics(found)
@@ -255,7 +226,7 @@ class _Restoring:
             **self._counts,
         )
 
-    def _opened(self, objects: Sequence[_Object]) -> Iterator[_Found]:
+    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[_Found]:
         for number, one in enumerate(objects):
             if self._progress is not None:
                 self._progress("opening archives", number, len(objects))
@@ -268,7 +239,7 @@ class _Restoring:
             else:
                 yield _Found(one, archive)
 
-    def _damaged(self, one: _Object, error: Exception) -> None:
+    def _damaged(self, one: ArchiveObject, error: Exception) -> None:
         self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
 
     def _check_topics(self, found: Sequence[_Found]) -> None:
@@ -357,20 +328,6 @@ class _Restoring:
         ids = {topic.id for topic in known.values()}
         mine = [held for held in self._held if held.topic in ids]
         return list(known.values()), untangled(mine, self._taken.__getitem__)
-
-
-def _newest(every: Sequence[_Found]) -> tuple[list[_Found], int]:
-    """Those that no other supersedes, in the order of the log, and how many are superseded."""
-    covered: dict[str, set[tuple[int, int]]] = {}
-    kept = []
-    for one in sorted(every, key=lambda f: (-f.manifest.generation, -f.object.number)):
-        mine = covered.setdefault(one.manifest.retention_class, set())
-        if one.manifest.segments and mine.issuperset(one.manifest.segments):
-            continue
-        mine.update(one.manifest.segments)
-        kept.append(one)
-    kept.sort(key=lambda f: (f.manifest.first_position, f.object.number))
-    return kept, len(every) - len(kept)
 
 
 def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:

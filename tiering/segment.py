@@ -23,6 +23,7 @@ from kvstore.record.layout import (
     MAGIC_V2,
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
+    SIZE,
     SYSTEM_FLAGS_AT,
     V6_EXTRA,
 )
@@ -67,11 +68,11 @@ class SegmentRecords(NamedTuple):
     damage: list[Damage]
 
 
-def read_segment(buffer: Buffer, base: int, end: int) -> SegmentRecords:
+def read_segment(buffer: Buffer, base: int, end: int, begin: int = 0) -> SegmentRecords:
     """All records of the segment in `buffer`, which begins at `base` of the log and is used up to
-    index `end`.
+    index `end`; or those from index `begin` on, where one begins.
     """
-    starts, sizes, damage = _find(buffer, base, end)
+    starts, sizes, damage = _find(buffer, base, begin, end)
     data = np.frombuffer(buffer, np.uint8)
     flags = _u32(data, starts + SYSTEM_FLAGS_AT)
     v6 = ((flags & BORN_HOST_V6) > 0).astype(np.int64) + ((flags & STORE_HOST_V6) > 0)
@@ -93,9 +94,22 @@ def read_segment(buffer: Buffer, base: int, end: int) -> SegmentRecords:
     return SegmentRecords(starts, sizes, topics, queues, offsets, names, damage)
 
 
-def _find(buffer: Buffer, base: int, end: int) -> tuple[I64, I64, list[Damage]]:
+def boundary(buffer: Buffer, at: int, target: int, end: int) -> int | None:
+    """Where the first record at or behind index `target` begins, going from the one at `at` by what
+    each says of its size; `end` if none does. None where sizes lead nowhere.
+    """
+    unpack = SIZE.unpack_from
+    while at < target and at + SIZE.size <= end:
+        (size,) = unpack(buffer, at)
+        if size <= 0 or at + size > end:
+            return None
+        at += size
+    return min(at, end)
+
+
+def _find(buffer: Buffer, base: int, at: int, end: int) -> tuple[I64, I64, list[Damage]]:
     positions, sizes = array("Q"), array("I")
-    at, stop = 0, ScanStop.LIMIT
+    stop = ScanStop.LIMIT
     while stop is ScanStop.LIMIT:
         at, stop = scan(buffer, at, end, base, positions, sizes, limit=_SCANNED)
     damage = []

@@ -11,6 +11,7 @@ no more than what is its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, pairwise, repeat
 from typing import Final, NamedTuple
 
@@ -25,7 +26,7 @@ from tiering.archive.coder import Coder
 from tiering.archive.columns import Columns, Owners, Stretches
 from tiering.archive.integers import bounds_of
 from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
-from tiering.archive.properties import decode_properties
+from tiering.archive.properties import PropertyColumns, decode_property_columns, fields_of
 
 _ROW_BYTES: Final = 250
 """About what a row takes in memory beside its body and properties."""
@@ -43,8 +44,8 @@ class BlockGroup:
     """A group as it was read: its blocks are had from it at next to no cost each.
 
     `decoded_sizes` are those of its parts, `archive` and `number` (of the first block) are for its
-    errors. Each part is checked and decoded when it is first needed, and then kept. Any number of
-    threads may use it.
+    errors. Each part is checked and decoded when it is first needed, and then kept. Where `bodies`
+    reads the last part, `data` is without it. Any number of threads may use it.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class BlockGroup:
         secret: bytes | None = None,
         archive: str = "",
         number: int = -1,
+        bodies: Callable[[], bytes] | None = None,
     ) -> None:
         self._data = bytes(data)
+        self._read_bodies = bodies
         self._part_sizes = part_sizes
         self.decoded_sizes = decoded_sizes
         self._coder = coder
-        self._blocks = blocks
+        self.members = blocks
         self._topic_number = topic_number if secret is not None else 0
         self._secret = secret
         self.archive = archive
@@ -95,7 +98,7 @@ class BlockGroup:
         the group all of it, so that the block then takes no more than its own share of memory.
         Raises ArchiveDamaged.
         """
-        topic, queue = self._blocks.topics[index], self._blocks.queues[index]
+        topic, queue = self.members.topics[index], self.members.queues[index]
         columns = self.columns
         if self.blocks == 1:
             return Block(self, topic, queue, columns, self._text_bytes)
@@ -133,10 +136,10 @@ class BlockGroup:
 
     @property
     def _owners(self) -> Owners:
-        counts = self._blocks.stretches.counts
-        names = [topic.encode() for topic in self._blocks.topics]
+        counts = self.members.stretches.counts
+        names = [topic.encode() for topic in self.members.topics]
         each = list(chain.from_iterable(map(repeat, names, counts.tolist())))
-        return Owners(each, np.repeat(np.array(self._blocks.queues, np.int64), counts))
+        return Owners(each, np.repeat(np.array(self.members.queues, np.int64), counts))
 
     @property
     def columns(self) -> Columns:
@@ -145,7 +148,7 @@ class BlockGroup:
         if found is None:
             try:
                 payload = self._decode(PartKind.FIXED)
-                found = self._columns = Columns(payload, self._blocks.stretches)
+                found = self._columns = Columns(payload, self.members.stretches)
             except ArchiveDamaged as error:
                 raise self.named(error) from None
         return found
@@ -169,24 +172,29 @@ class BlockGroup:
         """The properties of all its messages. Raises ArchiveDamaged."""
         found = self._properties
         if found is None:
-            try:
-                payload = self._decode(PartKind.PROPERTIES)
-                found = decode_properties(payload, self.count, self.columns.born_at, DECODED_MAX)
-            except ArchiveDamaged as error:
-                raise self.named(error) from None
-            self._properties = found
+            found = self._properties = fields_of(self.property_columns())
         return found
 
+    def property_columns(self) -> PropertyColumns:
+        """The properties of all its messages, not put together; of a group that holds no whole
+        records. Raises ArchiveDamaged.
+        """
+        try:
+            payload = self._decode(PartKind.PROPERTIES)
+            return decode_property_columns(payload, self.count, self.columns.born_at, DECODED_MAX)
+        except ArchiveDamaged as error:
+            raise self.named(error) from None
+
     def _decode(self, kind: PartKind) -> bytes:
-        index = kind - 1
-        if sum(self._part_sizes) != len(self._data) or min(self._part_sizes) < 0:
-            raise ArchiveDamaged(
-                f"it has {len(self._data)} bytes instead of {sum(self._part_sizes)}"
-            )
+        index, later = kind - 1, self._read_bodies
+        whole = sum(self._part_sizes if later is None else self._part_sizes[:-1])
+        if whole != len(self._data) or min(self._part_sizes) < 0:
+            raise ArchiveDamaged(f"it has {len(self._data)} bytes instead of {whole}")
         start = sum(self._part_sizes[:index])
         size = self.decoded_sizes[index]
+        part = self._data[start : start + self._part_sizes[index]]
         payload = self._coder.decode(
-            self._data[start : start + self._part_sizes[index]],
+            later() if later is not None and kind is PartKind.BODIES else part,
             size,
             kind=kind,
             topic=self._topic_number,

@@ -215,10 +215,43 @@ def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]
 # --- decoding --------------------------------------------------------------------------------
 
 
+class PropertyColumns(NamedTuple):
+    """The properties of rows as a block has them: by name the values, in the order of rows, of
+    those rows whose shape has the name. `shape_of` says which of `shapes` a row has.
+    """
+
+    shapes: list[Shape]
+    shape_of: Column
+    columns: dict[bytes, list[bytes]]
+
+    @property
+    def plain_names(self) -> Shape | None:
+        """The names, if all rows have the same, each once, and nothing else: then a field is these
+        names with their values, each ended. None if not.
+        """
+        names, end = self.shapes[0][:-1], self.shapes[0][-1:]
+        is_ended = end == (_TERMINATED,) if names else end == (_OPEN,)
+        plain = len(self.shapes) == 1 and is_ended and len(set(names)) == len(names)
+        return names if plain and all(names) else None
+
+
 def decode_properties(data: bytes, count: int, times: Column, limit: int) -> list[bytes]:
     """The fields of `count` rows, of records born at `times`. Raises ArchiveDamaged, also if they
     would take more than `limit` bytes.
     """
+    return fields_of(decode_property_columns(data, count, times, limit))
+
+
+def fields_of(found: PropertyColumns) -> list[bytes]:
+    """The fields, as the records have them."""
+    shapes, shape_of, columns = found
+    if len(shapes) == 1:
+        return _build(shapes[0], [columns[name] for name in _value_names(shapes[0])], len(shape_of))
+    return _build_mixed(shapes, shape_of, columns)
+
+
+def decode_property_columns(data: bytes, count: int, times: Column, limit: int) -> PropertyColumns:
+    """The same as `decode_properties`, not put together. Raises as that does."""
     if not data or data[0] != COLUMNS_FORMAT:
         raise ArchiveDamaged("the properties of a block are of an unknown format")
     shapes, at = _read_shapes(data, count)
@@ -235,9 +268,7 @@ def decode_properties(data: bytes, count: int, times: Column, limit: int) -> lis
     columns, at = _read_columns(data, at, shapes, shape_of, times, limit)
     if at != len(data):
         raise ArchiveDamaged(f"{len(data) - at} bytes follow behind the properties of a block")
-    if len(shapes) == 1:
-        return _build(shapes[0], [columns[name] for name in _value_names(shapes[0])], count)
-    return _build_mixed(shapes, shape_of, columns)
+    return PropertyColumns(shapes, shape_of, columns)
 
 
 def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:

@@ -222,7 +222,25 @@ class Archive:
                 group = self.decode_group(number, data[at - begin :][: sum(sizes)])
             yield self.block_of(number, group)
 
-    def decode_group(self, number: int, data: bytes | memoryview) -> BlockGroup:
+    def lazy_group(self, number: int) -> BlockGroup:
+        """The same without the bodies, which are read when somebody needs them: for whoever looks
+        at the other columns, or at those first. Raises as `read_group` does.
+        """
+        at, sizes = self.directory.place(number)
+        heads = sizes[0] + sizes[1]
+        # With the first bytes of the bodies, which say how much they take.
+        data = read_exactly(self.source, at, heads + PART_HEAD.size)
+        return self.decode_group(
+            number, data, bodies=lambda: read_exactly(self.source, at + heads, sizes[2])
+        )
+
+    def decode_group(
+        self,
+        number: int,
+        data: bytes | memoryview,
+        *,
+        bodies: Callable[[], bytes] | None = None,
+    ) -> BlockGroup:
         """The same from its bytes, which are at `directory.place`: several can be read at once."""
         members = self.directory.members(number)
         sizes = self.directory.place(number)[1]
@@ -235,9 +253,10 @@ class Archive:
         )
         with self._block_damage(number):
             return BlockGroup(
-                data, sizes, self._stated_sizes(data, sizes), self._coder, blocks,
+                data if bodies is None else data[: sizes[0] + sizes[1]], sizes,
+                self._stated_sizes(data, sizes), self._coder, blocks,
                 topic_number=members.topics[0], secret=self._secret(topic, key_id),
-                archive=self.name, number=members.first,
+                archive=self.name, number=members.first, bodies=bodies,
             )  # fmt: skip
 
     def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:

@@ -1,0 +1,86 @@
+"""A store with archives and a hot log, and one Spark for all tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import kvstore
+from kvstore import Message, StoreConfig, StoredMessage
+from tests.support.clock import VirtualClock
+from tiering import Policy, Worker
+
+SEGMENT = 64 << 10
+DAY = 86_400.0
+POLICY = Policy(hot_for=DAY, warm="archive", clock_doubt=0.0, block_bytes=8192)
+TOPICS = {"orders": 3, "events": 2, "gone": 1}
+
+
+def message(n: int) -> Message:
+    topic = ("orders", "events", "orders", "gone")[n % 4]
+    return Message(
+        topic,
+        b"message %d " % n * (1 + n % 40),
+        queue=n // 4 % TOPICS[topic],
+        tag=("paid", "sent", None)[n % 3],
+        keys=[f"k{n % 9}", f"n{n}"] if n % 5 else [],
+        properties={"number": str(n), "näme": "wert"} if n % 7 else {},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that is closed; two thirds of it are in archives."""
+    path = tmp_path_factory.mktemp("spark") / "store"
+    clock = VirtualClock()
+    config = StoreConfig(segment_size=SEGMENT, clock=clock, compress_above=800)
+    with kvstore.open(path, config) as store:
+        for topic, queues in TOPICS.items():
+            store.create_topic(topic, queues=queues)
+        for n in range(900):
+            store.put_batch([message(n)])
+            clock.advance(1.0)
+        store.seal()
+        clock.advance(2 * DAY)
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+        for n in range(900, 1200):
+            store.put_batch([message(n)])
+            clock.advance(1.0)
+        store.delete_topic("gone")
+    return path
+
+
+@pytest.fixture(scope="module")
+def held(folder: Path) -> dict[int, StoredMessage]:
+    """All messages of the store, by position, as a consumer reads them."""
+    found: dict[int, StoredMessage] = {}
+    with kvstore.open(folder, read_only=True) as store:
+        for info in store.topics():
+            for queue in range(info.read_queues):
+                low, high = store.bounds(info.name, queue)
+                while low < high:
+                    page = store.pull(info.name, queue, low, limit=200)
+                    found |= {m.position: m for m in page.messages}
+                    low = page.next_offset
+    return found
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.python.filterPushdown.enabled", "true")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

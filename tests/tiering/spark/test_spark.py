@@ -1,0 +1,50 @@
+"""The same by way of Spark itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import kvstore
+from kvstore import StoredMessage
+from tiering.spark.schema import SCHEMA
+
+
+def test_a_store_is_a_table_without_registering_anything(
+    spark: SparkSession, folder: Path, held: dict[int, StoredMessage]
+) -> None:
+    table = spark.read.format("kvmq").load(str(folder))
+    assert table.columns == SCHEMA.names
+    counted = {row["topic"]: row["count"] for row in table.groupBy("topic").count().collect()}
+    topics = [m.topic for m in held.values()]
+    assert counted == {name: topics.count(name) for name in set(topics)}
+    bodies = {row.position: bytes(row.body) for row in table.select("position", "body").collect()}
+    assert bodies == {position: m.body for position, m in held.items()}
+
+
+def test_a_query_is_answered_beside_the_stores_writer(
+    spark: SparkSession, folder: Path, held: dict[int, StoredMessage]
+) -> None:
+    with kvstore.open(folder):
+        table = spark.read.format("kvmq").option("columns", "topic,tag,keys,stored_at")
+        found = table.load(str(folder)).where(
+            "topic = 'orders' AND tag = 'paid' AND array_contains(keys, 'k3')"
+        )
+        due = [
+            m for m in held.values() if m.topic == "orders" and m.tag == "paid" and "k3" in m.keys
+        ]
+        assert found.count() == len(due)
+
+
+def test_a_schema_of_fewer_columns_is_read_and_a_wrong_one_refused(
+    spark: SparkSession, folder: Path
+) -> None:
+    reader = spark.read.format("kvmq")
+    assert reader.schema("offset BIGINT").load(str(folder)).columns == ["offset"]
+    with pytest.raises(PySparkException, match="bigint"):
+        spark.read.format("kvmq").schema("offset STRING").load(str(folder)).count()
+    with pytest.raises(PySparkException, match="no option"):
+        spark.read.format("kvmq").option("topic", "orders").load(str(folder)).count()

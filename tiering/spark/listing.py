@@ -1,0 +1,146 @@
+"""Listing: which archives, and which stretches of the log, there are to read.
+
+The idea: a store's folder is asked for its catalog, its topics and its log; a place that has
+archives alone for what it lists, as a restore does. Either way the answer is a value that travels
+to tasks on other machines, where it is enough to read by.
+
+Invariants: of what a store has each message is listed once; what is superseded, or of a topic that
+was deleted, is not; nothing of the store is changed or held open.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.archived import View, view_store
+from kvstore.config import StoreConfig
+from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
+from kvstore.files import LocalFiles
+from tiering.archive.keyfile import KeyFile
+from tiering.archive.reader import Archive, Source
+from tiering.bucket import objects_of
+from tiering.catalog import decode_rows
+from tiering.errors import ObjectNotFound, ObjectTooShort
+from tiering.place import Place, open_place
+from tiering.places.settings import is_remote
+from tiering.spark.options import ReadOptions
+
+AT_ONCE: Final = 16
+"""Archives that are opened at once: a bucket takes its time for each."""
+DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
+"""What costs an archive, if `damaged` is "skip"."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """An archive: the place as it is opened, its name there, its size in bytes."""
+
+    place: str
+    key: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"{self.place.rstrip('/')}/{self.key}"
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A part of the hot log: a segment's file, the position that it begins at, the part's first
+    position and end, and how far the file has records. What begins in the part belongs to it.
+    """
+
+    path: str
+    base: int
+    begin: int
+    end: int
+    used: int
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """See the module. `topics` are the ids and first positions of those that are there, by name;
+    None: of each name the highest id that an archive has.
+    """
+
+    archives: list[Held]
+    log: list[Stretch] = []
+    topics: dict[str, tuple[int, int]] | None = None
+
+
+class Opener:
+    """Opens archives by what a listing says of them; a place once."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._places: dict[str, Place] = {}
+        self._last: tuple[Held, Archive] | None = None
+        self._keys = KeyFile(Path(options.key_file)) if options.key_file is not None else None
+        self.files = LocalFiles()
+        self.read = 0
+        """Bytes read from archives and the log, for whoever wants to know what a filter saved."""
+
+    def place(self, where: str) -> Place:
+        """The place of that name."""
+        found = self._places.get(where)
+        if found is None:
+            given = self._options.place if is_remote(where) else None
+            found = self._places[where] = open_place(where, options=given)
+        return found
+
+    def archive(self, held: Held) -> Archive:
+        """An archive; the last one stays open. Raises ArchiveDamaged, FormatTooNew, PlaceError."""
+        last = self._last
+        if last is not None and last[0] == held:
+            return last[1]
+        source = self.place(held.place).source(held.key, held.size)
+        archive = Archive.open(_Counting(source, self), keys=self._keys)
+        self._last = held, archive
+        return archive
+
+
+class _Counting:
+    """A source that tells its opener what is read."""
+
+    def __init__(self, source: Source, opener: Opener) -> None:
+        self._source, self._opener = source, opener
+        self.name, self.size = source.name, source.size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`."""
+        self._opener.read += size
+        return self._source.read(offset, size)
+
+
+def listing(options: ReadOptions) -> Listing:
+    """What there is at the path. Raises StoreNotFound, NothingToRestore, StoresAmbiguous,
+    PlaceError.
+    """
+    folder = Path(options.path)
+    if "://" not in options.path and (folder / "index").is_dir():
+        return _of_store(folder, view_store(folder, StoreConfig()), options)
+    if "://" not in options.path and not folder.is_dir():
+        raise StoreNotFound(
+            f"there is no folder {options.path}; give a store's, one of archives, or a bucket's URL"
+        )
+    place = open_place(options.path, options=options.place if is_remote(options.path) else None)
+    _, objects = objects_of(place, options.store_id)
+    return Listing([Held(options.path, one.key, one.size) for one in objects])
+
+
+def _of_store(folder: Path, view: View, options: ReadOptions) -> Listing:
+    held = []
+    for row in decode_rows(view.catalog.rows):
+        if row.state == "live":
+            where = row.place if "://" in row.place else str((folder / row.place).absolute())
+            held.append(Held(where, row.key, row.size))
+    topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
+    log = [
+        Stretch(
+            str(part.path.absolute()), part.first_position, part.first_position,
+            part.end_position, part.end_position,
+        )
+        for part in view.log
+    ]  # fmt: skip
+    return Listing(held, log if options.hot else [], topics)

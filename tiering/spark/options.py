@@ -1,0 +1,97 @@
+"""Options: what a reader of archives and stores is told.
+
+The idea: Spark gives texts under names whose case does not count; here they become one checked
+value, which travels to the tasks.
+
+Invariant: an option that nobody knows is an error, not ignored: a filter that was spelled wrong
+would read everything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from kvstore.errors import ConfigError, shown
+
+PLACE: Final = "place."
+"""What the settings of a place (docs/places.md) begin with."""
+SPLIT_BYTES: Final = 64 << 20
+_FLAGS: Final = {"true": True, "false": False}
+
+Damaged = Literal["fail", "skip"]
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """See docs/spark.md. `topics` and `keys` None: all; `split_bytes` are bytes of records."""
+
+    path: str
+    topics: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None
+    key_file: str | None = None
+    store_id: str | None = None
+    hot: bool = True
+    damaged: Damaged = "fail"
+    split_bytes: int = SPLIT_BYTES
+    place: dict[str, str] = {}
+
+
+_LISTS: Final = ("topics", "columns", "keys")
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options as Spark gives them. Raises ConfigError."""
+    found: dict[str, object] = {}
+    place: dict[str, str] = {}
+    known = [name for name in ReadOptions.__struct_fields__ if name != "place"]
+    for name, value in given.items():
+        lower = name.lower().replace("_", "")
+        if name.lower().startswith(PLACE):
+            place[name.lower()[len(PLACE) :]] = value
+            continue
+        field = next((one for one in known if one.replace("_", "") == lower), None)
+        if field is None:
+            raise ConfigError(
+                f"there is no option {name!r}; there are {', '.join(sorted(known))}, and "
+                f"{PLACE}NAME for settings of a place"
+            )
+        found[field] = _parsed(field, value)
+    if "path" not in found:
+        raise ConfigError(
+            "nothing says what to read: give a store's folder, or a folder or bucket of archives, "
+            "as load(path)"
+        )
+    return msgspec.convert({**found, "place": place}, ReadOptions)
+
+
+def _parsed(name: str, value: str) -> object:
+    if name in _LISTS:
+        return _listed(name, value)
+    if name == "hot":
+        if value.lower() not in _FLAGS:
+            raise ConfigError(f"option hot is {shown(value)}; it must be true or false")
+        return _FLAGS[value.lower()]
+    if name == "split_bytes":
+        if not value.isascii() or not value.isdigit() or int(value) < 1:
+            raise ConfigError(f"option split_bytes is {shown(value)}; it must be 1 or more")
+        return int(value)
+    if name == "damaged" and value not in ("fail", "skip"):
+        raise ConfigError(f"option damaged is {shown(value)}; it must be fail or skip")
+    return value
+
+
+def _listed(name: str, value: str) -> tuple[str, ...]:
+    """Names between commas; or a list in JSON, for names that have commas in them."""
+    if value.startswith("["):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise ConfigError(f"option {name} is {shown(value)}; it must be a list of texts")
+        return tuple(found)
+    return tuple(one.strip() for one in value.split(",") if one.strip())

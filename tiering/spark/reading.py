@@ -1,0 +1,244 @@
+"""Reading: a part of archives and of the log -> record batches.
+
+The idea: groups come by ranged reads of about a megabyte, each becomes columns, and columns
+of several are laid together until a batch is worth sending. Where bodies are not asked for,
+or tags are, heads are read first and bodies only of blocks that need them.
+
+Invariants: memory is a batch and a ranged read, whatever the archive; a block that is damaged ends
+the part, or is left out and told, as the options say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged, ArchiveMissing, RecordDamaged, SegmentDamaged
+from tiering.archive.block import BlockGroup
+from tiering.archive.layout import NO_QUEUE, Sizes
+from tiering.archive.reader import Archive
+from tiering.archive.records import RecordBatch
+from tiering.archive.tail import read_exactly
+from tiering.errors import ObjectNotFound, ObjectTooShort
+from tiering.segment import SegmentRecords, boundary, read_segment
+from tiering.spark.arrow import batch_of
+from tiering.spark.listing import DAMAGE, Opener, Stretch
+from tiering.spark.options import ReadOptions
+from tiering.spark.rows import of_group, of_records
+from tiering.spark.splits import Piece, Split
+from tiering.spark.wanted import Wanted
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+I64 = NDArray[np.int64]
+_READ: Final = 1 << 20
+"""Bytes of blocks that are read together, about."""
+_BATCH_ROWS: Final = 8192
+_BATCH_BYTES: Final = 4 << 20
+_LOG_BYTES: Final = 8 << 20
+"""Of the log, taken apart together."""
+_BODIES: Final = frozenset({"body", "headers"})
+_NEVER: Final = 1 << 62
+_log = logging.getLogger("kvmq")
+
+
+class PartReader:
+    """Reads parts; `names` are the columns that are asked for."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        wanted: Wanted,
+        names: Sequence[str],
+        opener: Opener | None = None,
+    ) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._names = list(names)
+        self._opener = opener or Opener(options)
+        extra = ["keys"] if wanted.keys is not None and "keys" not in self._names else []
+        self._made = [*self._names, *extra]
+
+    def batches(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """The part's messages. Raises ArchiveDamaged, ArchiveMissing, PlaceError,
+        SegmentDamaged.
+        """
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in self._small(split):
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield _joined(waiting)
+                waiting, rows, size = [], 0, 0
+        if waiting:
+            yield _joined(waiting)
+
+    def _small(self, split: Split) -> Iterator[pa.RecordBatch]:
+        for piece in split.pieces:
+            yield from self._of_archive(piece)
+        for stretch in split.log:
+            yield from self._of_log(stretch, split.topics)
+
+    # --- archives ---
+
+    def _of_archive(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        name = piece.held.name
+        try:
+            archive = self._opener.archive(piece.held)
+            for members, group in self._groups(archive, _numbers(piece.blocks)):
+                try:
+                    batch = self._of_group(members, group())
+                except (ArchiveDamaged, RecordDamaged) as e:
+                    self._failed(f"{name}, block {members[0]}", e)
+                    continue
+                if batch.num_rows:
+                    yield batch
+        except (ObjectNotFound, ObjectTooShort) as e:
+            gone = ArchiveMissing(
+                f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
+                "again",
+                name,
+            )
+            self._failed(name, gone)
+        except DAMAGE as e:
+            self._failed(name, e)
+
+    def _groups(
+        self, archive: Archive, blocks: I64
+    ) -> Iterator[tuple[I64, Callable[[], BlockGroup]]]:
+        """The groups that blocks are in, each with those of it that are asked for."""
+        place = archive.directory.place
+        lazily = self._wanted.tags is not None or not _BODIES & set(self._made)
+        of = np.array([archive.directory.group_of(block) for block in blocks.tolist()], np.int64)
+        each = np.split(blocks, np.flatnonzero(np.diff(of)) + 1) if len(blocks) else []
+        if lazily:
+            for members in each:
+                yield members, partial(archive.lazy_group, int(members[0]))
+            return
+        for run in _runs(each, [place(int(members[0])) for members in each]):
+            begin = run[0][1]
+            data = memoryview(read_exactly(archive.source, begin, run[-1][2] - begin))
+            for members, at, end in run:
+                part = data[at - begin : end - begin]
+                yield members, partial(archive.decode_group, int(members[0]), part)
+
+    def _of_group(self, members: I64, group: BlockGroup) -> pa.RecordBatch:
+        """The blocks that are asked for, of their group."""
+        rows = of_group(group)
+        tags = self._wanted.tags
+        if tags is not None:
+            found = batch_of(rows, ["tag"])
+            hit = pc.any(pc.is_in(found.column(0), value_set=pa.array(sorted(tags), pa.string())))
+            if not hit.as_py():
+                return found.slice(0, 0)
+        batch = batch_of(rows, self._made)
+        if len(members) < group.blocks:
+            asked = np.zeros(group.blocks, np.bool_)
+            asked[members - group.number] = True
+            batch = batch.filter(pa.array(np.repeat(asked, group.members.stretches.counts)))
+        return self._exactly(batch)
+
+    # --- the log ---
+
+    def _of_log(self, stretch: Stretch, topics: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+        path = Path(stretch.path)
+        files = self._opener.files
+        if files.size(path) is None:
+            raise ArchiveMissing(
+                f"segment {path} left the log after the query was planned; run it again", str(path)
+            )
+        mapped = files.map(path, writable=False)
+        try:
+            for rows, found in self._records(mapped.buffer, stretch, topics):
+                batch = RecordBatch(
+                    mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
+                )
+                for one in of_records(batch, stretch.base):
+                    out = self._exactly(batch_of(one, self._made))
+                    if out.num_rows:
+                        yield out
+        finally:
+            mapped.close()
+
+    def _records(
+        self, buffer: Buffer, stretch: Stretch, topics: Mapping[str, int]
+    ) -> Iterator[tuple[I64, SegmentRecords]]:
+        """The messages that begin in a stretch, some megabytes at a time."""
+        base, used = stretch.base, stretch.used - stretch.base
+        first, last = stretch.begin - base, stretch.end - base
+        begin = boundary(buffer, 0, first, used)
+        end = boundary(buffer, begin or 0, last, used)
+        found = read_segment(buffer, base, used if end is None else end, begin or 0)
+        self._opener.read += stretch.end - stretch.begin
+        for damage in found.damage:
+            if stretch.begin <= damage.position < stretch.end:
+                told = f"{stretch.path} is damaged at {damage.position}: {damage.reason}"
+                self._failed(stretch.path, SegmentDamaged(told, stretch.path))
+        names = [name.decode("utf-8", "surrogateescape") for name in found.names]
+        since = np.array([topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
+        live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
+        live &= (found.starts >= first) & (found.starts < last)
+        for rows in _chunks(np.flatnonzero(live), found.sizes):
+            yield rows, found
+
+    # --- both ---
+
+    def _exactly(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Only what the options ask for, which Spark does not know of."""
+        keys = self._wanted.keys
+        if keys is not None:
+            lists = batch.column(self._made.index("keys")).to_pylist()
+            batch = batch.filter(pa.array([not keys.isdisjoint(one) for one in lists]))
+        if len(self._made) != len(self._names):
+            batch = batch.select(self._names)
+        return batch
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if self._options.damaged == "fail":
+            raise error
+        _log.warning("left out: %s: %s", what, error)
+
+
+def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:
+    """All numbers of some ranges, each from its first to before its stop."""
+    return np.concatenate([np.arange(first, stop) for first, stop in blocks] or [np.empty(0, int)])
+
+
+def _runs(
+    each: Sequence[I64], places: Sequence[tuple[int, Sizes]]
+) -> Iterator[list[tuple[I64, int, int]]]:
+    """Groups that lie one behind the other, as many as are read together: blocks, begin, end."""
+    run: list[tuple[I64, int, int]] = []
+    for members, (at, sizes) in zip(each, places, strict=True):
+        if run and (run[-1][2] != at or at - run[0][1] >= _READ):
+            yield run
+            run = []
+        run.append((members, at, at + sum(sizes)))
+    if run:
+        yield run
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _chunks(rows: I64, sizes: I64) -> Iterator[I64]:
+    """Rows in stretches of some megabytes."""
+    ends = np.cumsum(sizes[rows])
+    at = 0
+    while at < len(rows):
+        before = int(ends[at - 1]) if at else 0
+        stop = max(int(np.searchsorted(ends, before + _LOG_BYTES, side="right")), at + 1)
+        yield rows[at:stop]
+        at = stop

@@ -1,0 +1,98 @@
+"""Source: `spark.read.format("kvmq")`.
+
+The idea: Spark's Python Data Source API asks for a schema, for parts and for each part's batches;
+the parts are planned on the driver, and read wherever Spark runs tasks. Filters that Spark hands
+down make the plan smaller; a schema of fewer columns is one the batches have no more of.
+
+Invariants: what a plan names is all a task needs; nothing is read of a store that is not on the
+disk, and nothing of it is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+
+from kvstore.errors import ConfigError
+from tiering.spark.listing import Opener, listing
+from tiering.spark.options import ReadOptions, read_options
+from tiering.spark.schema import SCHEMA, spark_schema
+from tiering.spark.splits import Split, splits_of
+from tiering.spark.wanted import Wanted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+NAME = "kvmq"
+_log = logging.getLogger("kvmq")
+
+
+class KvmqDataSource(DataSource):
+    """Messages of a store, or of the archives in a folder or bucket; docs/spark.md has the options.
+
+    >>> spark.read.format("kvmq").load("data").where("topic = 'orders'")  # doctest: +SKIP
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return NAME
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given = dict(options)
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for; all, if they don't say."""
+        return spark_schema(read_options(self._given).columns or SCHEMA.names)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """What reads the columns of a schema. Raises ConfigError for one that messages lack."""
+        options = read_options(self._given)
+        _check(schema)
+        return KvmqReader(options, schema.names)
+
+
+def _check(schema: StructType) -> None:
+    """A schema that was given must have columns of messages, as they are."""
+    for given, known in zip(schema.fields, spark_schema(schema.names).fields, strict=True):
+        asked, held = given.dataType.simpleString(), known.dataType.simpleString()
+        if asked != held:
+            raise ConfigError(
+                f"column {given.name} is asked for as {asked}; messages have it as {held}: read it "
+                "so, and cast it"
+            )
+
+
+class KvmqReader(DataSourceReader):
+    """See the module."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = list(names)
+        self._wanted = Wanted.of(options)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 # Spark's name
+        """Take note of the filters; Spark is to apply all of them again."""
+        self._wanted = self._wanted.narrowed(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
+        opener = Opener(self._options)
+        found = listing(self._options)
+        splits, skipped = splits_of(found, self._wanted, self._options, opener)
+        for one in skipped:
+            _log.warning("left out: %s: %s", one.archive, one.reason)
+        return splits
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A part's messages, as record batches."""
+        from tiering.spark.reading import PartReader  # noqa: PLC0415
+
+        assert isinstance(partition, Split), "they are what `partitions` gave"
+        return PartReader(self._options, self._wanted, self._names).batches(partition)

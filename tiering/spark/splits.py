@@ -1,0 +1,229 @@
+"""Splits: what there is to read, in parts of about the same size.
+
+The idea: archives are looked at (directory, and key index where keys are asked for), blocks that
+can't have what is wanted fall away, and what is left is packed, in the order of the log, into parts
+of so many bytes of records. A large archive becomes several parts, small ones share one. Parts of
+the hot log are cut by bytes: a task finds the first record of its part by itself.
+
+Invariants: each block and each byte of the log is in one part; nothing is read of a block here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from pyspark.sql.datasource import InputPartition
+
+from kvstore.record.hashes import key_hash_range
+from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.reader import Archive
+from tiering.bucket import ArchiveObject, newest
+from tiering.errors import NothingToRestore
+from tiering.objectnames import NAME
+from tiering.spark.listing import AT_ONCE, DAMAGE, Held, Listing, Opener, Stretch
+from tiering.spark.options import ReadOptions
+from tiering.spark.wanted import Wanted
+
+Bools = NDArray[np.bool_]
+_POSITION_ID: Final = 32
+"""Hex digits of an id made of an IPv4 host and a position."""
+
+
+class Piece(NamedTuple):
+    """Blocks of an archive, from each first to before each stop."""
+
+    held: Held
+    blocks: list[tuple[int, int]]
+
+
+class Split(InputPartition):
+    """What one task reads, about `bytes` of records; of the log the messages of `topics`, each from
+    a position on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.pieces: list[Piece] = []
+        self.log: list[Stretch] = []
+        self.topics: dict[str, int] = {}
+        self.bytes = 0
+
+
+class Skipped(NamedTuple):
+    """An archive that can't be read, and why."""
+
+    archive: str
+    reason: str
+
+
+class _Opened(NamedTuple):
+    held: Held
+    archive: Archive
+
+    @property
+    def object(self) -> ArchiveObject:
+        """As its name says."""
+        name = NAME.fullmatch(self.held.key)
+        number, position = (int(name[3]), int(name[2])) if name is not None else (0, 0)
+        return ArchiveObject(self.held.key, number, position, self.held.size)
+
+    @property
+    def manifest(self) -> Manifest:
+        """As it says itself."""
+        return self.archive.manifest
+
+
+def splits_of(
+    found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
+) -> tuple[list[Split], list[Skipped]]:
+    """The parts. Raises what damages an archive, unless the options say to skip such."""
+    skipped: list[Skipped] = []
+    opened = _open_all(found.archives, opener, options, skipped)
+    if found.topics is None:
+        opened, _ = newest(opened)
+        if not opened and skipped:
+            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
+    ids = _ids(found, opened)
+    packing = _Packing(options.split_bytes)
+    for held, archive in opened:
+        try:
+            chosen, sizes = _chosen(archive, wanted, ids)
+        except DAMAGE as e:
+            if options.damaged == "fail":
+                raise
+            skipped.append(Skipped(held.name, str(e)))
+            continue
+        packing.add(held, chosen, sizes)
+    live = {
+        name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
+    }
+    for stretch in found.log if live else ():
+        packing.add_log(stretch, live)
+    return packing.splits, skipped
+
+
+def _open_all(
+    archives: Sequence[Held], opener: Opener, options: ReadOptions, skipped: list[Skipped]
+) -> list[_Opened]:
+    def opened(held: Held) -> _Opened | Exception:
+        try:
+            archive = opener.archive(held)
+            _ = archive.manifest, archive.directory
+        except DAMAGE as e:
+            return e
+        return _Opened(held, archive)
+
+    out = []
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing") as pool:
+        for held, one in zip(archives, pool.map(opened, archives), strict=True):
+            if isinstance(one, _Opened):
+                out.append(one)
+            elif options.damaged == "fail":
+                raise one
+            else:
+                skipped.append(Skipped(held.name, str(one)))
+    return out
+
+
+def _ids(found: Listing, opened: Sequence[_Opened]) -> Mapping[str, int]:
+    """The ids of the topics whose messages count, by name."""
+    if found.topics is not None:
+        return {name: number for name, (number, _) in found.topics.items()}
+    ids: dict[str, int] = {}
+    for one in opened:
+        for topic in one.manifest.topics:
+            ids[topic.name] = max(ids.get(topic.name, topic.id), topic.id)
+    return ids
+
+
+def _chosen(
+    archive: Archive, wanted: Wanted, ids: Mapping[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The blocks that may have what is wanted, and the bytes of records of every block."""
+    rows = archive.rows()
+    topics = archive.manifest.topics
+    mine = np.array(
+        [t.name in ids and ids[t.name] == t.id and wanted.has_topic(t.name) for t in topics], bool
+    )
+    chosen = wanted.blocks(rows, mine)
+    needles = wanted.needles
+    if needles is not None and chosen.any():
+        is_id = wanted.keys is None
+        indexed = np.array([_is_indexed(t, is_id=is_id) for t in topics], bool)
+        chosen &= _hit(archive, needles, len(chosen), is_id=is_id) | ~indexed[rows.topics]
+    return np.flatnonzero(chosen), rows.raw_bytes
+
+
+def _is_indexed(topic: ArchivedTopic, *, is_id: bool) -> bool:
+    """Whether the key index has all of a topic's keys, or ids."""
+    levels = {topic.key_index, *(level for _, level in topic.key_history)}
+    return levels <= ({"all", "unique"} if is_id else {"all"})
+
+
+def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool) -> Bools:
+    """The blocks where the key index has any of the keys, or ids."""
+    hit = np.zeros(blocks, np.bool_)
+    for needle in needles:
+        for found in archive.find_places(*key_hash_range(needle.encode())):
+            hit[found.block] = True
+        if is_id and len(needle) == _POSITION_ID:
+            # A message without an id of its own goes by where it is.
+            try:
+                placed = archive.place(int(needle[_POSITION_ID // 2 :], 16))
+            except ValueError:
+                placed = None
+            if placed is not None:
+                hit[placed[0]] = True
+    return hit
+
+
+class _Packing:
+    """Parts, as they fill."""
+
+    def __init__(self, split_bytes: int) -> None:
+        self._most = split_bytes
+        self.splits: list[Split] = []
+
+    def add(self, held: Held, chosen: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Blocks of an archive."""
+        for first, stop in _runs(chosen):
+            at = first
+            while at < stop:
+                split = self._current()
+                ends = np.cumsum(sizes[at:stop])
+                room = self._most - split.bytes
+                taken = max(int(np.searchsorted(ends, room, side="right")), 1)
+                if not split.pieces or split.pieces[-1].held != held:
+                    split.pieces.append(Piece(held, []))
+                split.pieces[-1].blocks.append((at, at + taken))
+                split.bytes += int(ends[taken - 1])
+                at += taken
+
+    def add_log(self, stretch: Stretch, topics: dict[str, int]) -> None:
+        """A stretch of the log, and whose messages of it count."""
+        at = stretch.begin
+        while at < stretch.end:
+            split = self._current()
+            end = min(at + max(self._most - split.bytes, 1), stretch.end)
+            split.topics = topics
+            split.log.append(replace(stretch, begin=at, end=end))
+            split.bytes += end - at
+            at = end
+
+    def _current(self) -> Split:
+        if not self.splits or self.splits[-1].bytes >= self._most:
+            self.splits.append(Split())
+        return self.splits[-1]
+
+
+def _runs(blocks: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Stretches of numbers that follow each other."""
+    if len(blocks):
+        breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
+        for run in np.split(blocks, breaks):
+            yield int(run[0]), int(run[-1]) + 1

@@ -1,0 +1,159 @@
+"""Wanted: which messages a query is about, as far as archives can tell without being decoded.
+
+The idea: the filters that Spark hands down are brought to ranges and sets of what a directory knows
+(topic, queue, offset, store time) and of what a key index finds (keys, message ids). What lies
+outside is not read. Tags are in the blocks' properties: of a block without the tag the bodies are
+not read.
+
+Invariant: never narrower than the query. Spark applies its filters again, so that being wider costs
+only time; what options ask for Spark does not know, and is applied here, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from tiering.archive.directory import Rows
+from tiering.archive.layout import NO_QUEUE
+from tiering.spark.options import ReadOptions
+
+_MIN, _MAX = -(1 << 63), (1 << 63) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+Texts = frozenset[str] | None
+"""None: any."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Numbers from `low` to `high`, both included."""
+
+    low: int = _MIN
+    high: int = _MAX
+
+    def meet(self, low: int, high: int) -> Range:
+        """What is in both."""
+        return Range(max(self.low, low), min(self.high, high))
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """See the module. Times are ms since the epoch. `keys` come from the options alone."""
+
+    topics: Texts = None
+    only_topics: Texts = None
+    tags: Texts = None
+    ids: Texts = None
+    keys: Texts = None
+    queue: Range = Range()
+    offset: Range = Range()
+    stored_at: Range = Range()
+    position: Range = Range()
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> Wanted:
+        """What the options ask for."""
+        topics, keys = options.topics, options.keys
+        named = None if topics is None else frozenset(topics)
+        return cls(topics=named, only_topics=named, keys=None if keys is None else frozenset(keys))
+
+    def narrowed(self, filters: Iterable[Filter]) -> Wanted:
+        """The same, and all of the filters."""
+        found = self
+        for one in filters:
+            found = found._and(one)
+        return found
+
+    def _and(self, one: Filter) -> Wanted:
+        if isinstance(one, (EqualTo, EqualNullSafe)):
+            return self._is_in(one.attribute, (one.value,))
+        if isinstance(one, In):
+            return self._is_in(one.attribute, one.value)
+        if isinstance(one, (GreaterThan, GreaterThanOrEqual)):
+            return self._between(one.attribute, one.value, None, one)
+        if isinstance(one, (LessThan, LessThanOrEqual)):
+            return self._between(one.attribute, None, one.value, one)
+        return self
+
+    def _is_in(self, attribute: tuple[str, ...], values: Iterable[object]) -> Wanted:
+        name, given = ".".join(attribute), list(values)
+        if name in _TEXTS and all(isinstance(value, str) for value in given):
+            field, texts = _TEXTS[name], frozenset(map(str, given))
+            before: Texts = getattr(self, field)
+            return self._with(field, texts if before is None else before & texts)
+        numbers = [number for value in given if (number := _number(name, value)) is not None]
+        if name in _RANGES and numbers and len(numbers) == len(given):
+            of: Range = getattr(self, name)
+            return self._with(name, of.meet(min(numbers), max(numbers) + _fraction(name)))
+        return self
+
+    def _between(self, attribute: tuple[str, ...], low: object, high: object, _: Filter) -> Wanted:
+        name = ".".join(attribute)
+        if name not in _RANGES:
+            return self
+        # Wider by the border itself: a time has parts of a millisecond, and Spark asks again.
+        first, last = _number(name, low), _number(name, high)
+        of: Range = getattr(self, name)
+        return self._with(
+            name,
+            of.meet(
+                _MIN if first is None else first,
+                _MAX if last is None else last + _fraction(name),
+            ),
+        )
+
+    def _with(self, field: str, value: object) -> Wanted:
+        return msgspec.structs.replace(self, **{field: value})
+
+    def blocks(self, rows: Rows, topics: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which blocks of a directory may have what is wanted; `topics` are those that are."""
+        # What is in no queue no reader of queues sees.
+        found: NDArray[np.bool_] = topics[rows.topics] & (rows.queues != NO_QUEUE)
+        for low, high, of in (
+            (rows.queues, rows.queues, self.queue),
+            (rows.first_offset, rows.last_offset, self.offset),
+            (rows.least_stored_at, rows.greatest_stored_at, self.stored_at),
+            (rows.first_position, rows.last_position, self.position),
+        ):
+            found &= (high >= of.low) & (low <= of.high)
+        return found
+
+    def has_topic(self, name: str) -> bool:
+        """Whether messages of a topic may be wanted."""
+        return self.topics is None or name in self.topics
+
+    @property
+    def needles(self) -> Texts:
+        """What to look for in key indexes; None: everything."""
+        return self.keys if self.keys is not None else self.ids
+
+
+_TEXTS: Final = {"topic": "topics", "tag": "tags", "message_id": "ids"}
+_RANGES: Final = frozenset({"queue", "offset", "stored_at", "position"})
+
+
+def _number(name: str, value: object) -> int | None:
+    if name == "stored_at":
+        if not isinstance(value, datetime):
+            return None
+        aware = value if value.tzinfo is not None else value.astimezone()
+        return int((aware - _EPOCH).total_seconds() * 1000 // 1)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _fraction(name: str) -> int:
+    """How much more an upper border takes in: the millisecond that a time was cut to."""
+    return 1 if name == "stored_at" else 0
