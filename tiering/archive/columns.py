@@ -54,6 +54,7 @@ from tiering.archive.layout import (
     VERBATIM_FORMAT,
 )
 from tiering.archive.records import HEAD, Fields
+from tiering.archive.times import decode_times, encode_times
 
 _NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _FOLLOWS: Final = b"\x00"
@@ -120,7 +121,7 @@ def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
     columns = [
         encode_columns(_missing(fields.offset, inner), bounds),
         encode_stretches(fields.position, bounds, inner),
-        encode_stretches(fields.stored_at, bounds, inner),
+        encode_times(fields.stored_at, fields.position, bounds, inner),
         *(encode_columns(values, bounds) for values in (*often, *seldom)),
     ]
     start = bytes((COLUMNS_FORMAT,))
@@ -189,7 +190,7 @@ class Columns:
         self._payload = payload
         self.offset = self._offsets(stretches)
         self.position, self._at = decode_stretches(payload, self._at, counts)
-        self.stored_at, self._at = decode_stretches(payload, self._at, counts)
+        self.stored_at, self._at = decode_times(payload, self._at, counts, self.position)
         self.body_crc: Column | None = None
         self.sizes: Column | None = None
         """Of whole records, once they were asked for."""

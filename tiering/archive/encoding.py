@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,12 @@ class BlockSpan(NamedTuple):
     stop: int
     topic_number: int = 0
     secret: bytes | None = None
+
+
+SHARED: Final = 2
+"""How many times as many bytes as a block small ones have together that share a group."""
+_SMALL: Final = 8
+"""A block is small if so many of them are one."""
 
 
 class EncodedGroup(NamedTuple):
@@ -87,23 +93,34 @@ def cut(
 
 
 def encode_blocks(
-    fields: Fields, spans: Sequence[BlockSpan], coder: Coder, *, group_bytes: int = 0
+    fields: Fields,
+    spans: Sequence[BlockSpan],
+    coder: Coder,
+    *,
+    group_bytes: int = 0,
+    shared: int = SHARED,
 ) -> tuple[list[EncodedGroup], BlockRows]:
     """The blocks of many queues at once; each span begins where the one before ends.
 
     Blocks that follow each other share a group of up to `group_bytes` of records, unless they are
-    encrypted and of different topics, or one must hold its records whole. Give it some megabytes,
-    whatever topics and queues they are of: one call a queue costs several times as much where
-    queues are small.
+    encrypted and of different topics, or one must hold its records whole; of up to `SHARED` times
+    as many, if all are small and it still takes no more than `group_bytes` when encoded. Give it
+    some megabytes, whatever topics and queues they are of: one call a queue costs several times as
+    much where queues are small.
     """
     rows = _rows_of(fields, spans)
     whole = _to_keep_whole(fields, spans)
-    grouped = _grouped(spans, rows, whole, group_bytes)
+    grouped = _grouped(spans, rows, whole, group_bytes, shared)
     found = payloads_of(fields, spans, grouped, whole)
-    groups = [
-        _encode_group(spans[begin], end - begin, payloads, coder)
-        for (begin, end), payloads in zip(pairwise(grouped), found, strict=True)
-    ]
+    groups = []
+    for (begin, end), payloads in zip(pairwise(grouped), found, strict=True):
+        group = _encode_group(spans[begin], end - begin, payloads, coder)
+        if shared > 1 and end - begin > 1 and len(group.data) > group_bytes:
+            # What hardly compresses: seldom, so that it is encoded twice does not count.
+            mine = spans[begin:end]
+            groups += encode_blocks(fields, mine, coder, group_bytes=group_bytes, shared=1)[0]
+        else:
+            groups.append(group)
     return groups, rows
 
 
@@ -128,24 +145,30 @@ def _rows_of(fields: Fields, spans: Sequence[BlockSpan]) -> BlockRows:
 
 
 def _grouped(
-    spans: Sequence[BlockSpan], rows: BlockRows, whole: Sequence[bool], group_bytes: int
+    spans: Sequence[BlockSpan],
+    rows: BlockRows,
+    whole: Sequence[bool],
+    group_bytes: int,
+    shared: int,
 ) -> list[int]:
     """Which span each group begins with, and how many there are."""
     counts, sizes = rows.messages.tolist(), rows.raw_bytes.tolist()
     begins = []
-    size = count = 0
+    size = count = largest = 0
     for i, span in enumerate(spans):
         size += sizes[i]
         count += counts[i]
+        largest = max(largest, sizes[i])
+        most = group_bytes * (shared if largest * _SMALL <= group_bytes else 1)
         if (
             not i
-            or size > group_bytes
+            or size > most
             or count > BLOCK_ROWS_MAX
             or whole[i] != whole[i - 1]
             or not _may_share(spans[i - 1], span)
         ):
             begins.append(i)
-            size, count = sizes[i], counts[i]
+            size, count, largest = sizes[i], counts[i], sizes[i]
     return [*begins, len(spans)]
 
 

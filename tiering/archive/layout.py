@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 
 # --- the two ends of the file ------------------------------------------------------------------
 

@@ -192,9 +192,9 @@ class ArchiveWriter:
                 for start, stop in pieces
             ]
         self._check_order(fields.offsets)
-        share = self._settings.block_bytes
+        most = self._settings.block_bytes
         done = fields.part(0, left)
-        self._write_blocks(spans, *encode_blocks(done, spans, self._coder, group_bytes=share))
+        self._write_blocks(spans, *encode_blocks(done, spans, self._coder, group_bytes=most))
         self._note(done, spans)
         number, queue, _ = self._waiting[-1]
         is_begun = left > begin
