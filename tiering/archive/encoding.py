@@ -232,6 +232,7 @@ def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan]) -> list[bool]:
     """Which blocks have a record that topic, queue and columns would not give back."""
     if not spans:
         return []
+    fields = fields.part(spans[0].start, spans[-1].stop)
     bounds = np.array([*(span.start for span in spans), spans[-1].stop], np.int64)
     bounds -= bounds[0]
     queues = np.repeat(np.array([span.queue for span in spans], np.int64), np.diff(bounds))

@@ -341,3 +341,26 @@ def test_two_records_of_one_position_are_refused() -> None:
     made.add(ArchivedTopic(name="T", id=1), 1, one(0, 5))
     with pytest.raises(CallerError, match="same position"):
         made.finish()
+
+
+@pytest.mark.parametrize("compresses", [True, False])
+def test_small_blocks_share_what_is_still_read_as_one_block(compresses: bool) -> None:
+    rng = np.random.default_rng(3)
+    queues = plain_queues(60, 2, 2)
+    position = 0
+    for offset in range(2):
+        for queue in queues:
+            body = b"." * 200 if compresses else rng.bytes(200)
+            raw = record(position, body, topic=queue.topic.name, queue=queue.queue, offset=offset)
+            queue.records[offset] = raw
+            position += len(raw)
+    made = make(queues, ArchiveSettings(block_bytes=8192))
+    archive, _ = made.open()
+    raw_bytes = [sum(map(len, group.records())) for group in archive.groups()]
+    assert (max(raw_bytes) > 8192) == compresses
+    for number in range(archive.directory.blocks):
+        assert sum(archive.directory.place(number)[1]) <= 8192 + 200
+    for queue in queues:
+        blocks = archive.read_blocks(archive.blocks(queue.topic.id, queue.queue))
+        assert [raw for block in blocks for raw in block.records()] == list(queue.records.values())
+    assert list(archive.verify()) == []
