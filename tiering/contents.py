@@ -9,6 +9,7 @@ Invariant: an archive of another store is left alone, and so is what can't be re
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from kvstore.archived import ArchivedTopic, Contents, Held
@@ -102,6 +103,21 @@ def row_of(
     )
 
 
+def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
+    """Under which ids a store has made archives, as those in its folder show it."""
+    ids = {manifest.store_id for manifest in found}
+    if store_id in ids:
+        return {store_id, STORE_ID_NONE}
+    # It lost its index, and has a new id. If it was once restored, there are archives of the store
+    # before it as well; its log went on behind them, so no stretch is of both.
+    makers: dict[int, set[str]] = {}
+    for manifest in found:
+        for first, _ in manifest.segments:
+            makers.setdefault(first, set()).add(manifest.store_id)
+    is_one = len(ids) == 1 or all(len(mine) == 1 for mine in makers.values())
+    return ids if is_one else {store_id, STORE_ID_NONE}
+
+
 def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, bytes]]:
     """Rows of the archives in a store's own folder, numbered from `number` on."""
     found: list[tuple[str, int, Manifest]] = []
@@ -115,9 +131,7 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
             found.append((info.key, info.size, manifest))
     except PlaceError as e:
         _log.warning("no archives are found again in %s: %s", place.name, e)
-    # A store that lost its index has a new id; then all archives in its folder have to be its own.
-    ids = {manifest.store_id for _, _, manifest in found}
-    own = {store_id, STORE_ID_NONE} if store_id in ids or len(ids) > 1 else ids
+    own = _own_ids([manifest for _, _, manifest in found], store_id)
     for key, _, manifest in found:
         if manifest.store_id not in own:
             _log.warning(

@@ -4,6 +4,7 @@ from the store that it was restored from.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,29 @@ def test_a_restored_store_merges_and_erases(
             assert again.query("a", "k1") == []
         assert sorted((store.path / "archive").rglob("*.kvarc")) == objects
         assert store.pull("a", 0, 0, limit=100).messages == before
+
+
+def test_a_restored_store_that_loses_its_index_finds_all_archives_again(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("a", queues=1)
+        store.put_batch([Message("a", b"old", queue=0)])
+        store.seal()
+        clock.advance(100.0)
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+    path = tmp_path / "again"
+    tiering.restore(tmp_path / "store" / "archive", path, copy=True, config=config(clock))
+    with kvstore.open(path, config(clock)) as again:
+        again.put_batch([Message("a", b"new", queue=0)])
+        again.seal()
+        clock.advance(100.0)
+        with Worker(again, POLICY) as worker:
+            assert worker.run_once().failed == {}
+        before = again.pull("a", 0, 0).messages
+        assert [m.body for m in before] == [b"old", b"new"]
+    shutil.rmtree(path / "index")
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as again:
+        assert again.pull("a", 0, 0).messages == before
