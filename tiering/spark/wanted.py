@@ -54,7 +54,6 @@ class Wanted(msgspec.Struct, frozen=True):
     """See the module. Times are ms since the epoch. `keys` come from the options alone."""
 
     topics: Texts = None
-    only_topics: Texts = None
     tags: Texts = None
     ids: Texts = None
     keys: Texts = None
@@ -68,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True):
         """What the options ask for."""
         topics, keys = options.topics, options.keys
         named = None if topics is None else frozenset(topics)
-        return cls(topics=named, only_topics=named, keys=None if keys is None else frozenset(keys))
+        return cls(topics=named, keys=None if keys is None else frozenset(keys))
 
     def narrowed(self, filters: Iterable[Filter]) -> Wanted:
         """The same, and all of the filters."""
