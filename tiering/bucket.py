@@ -27,6 +27,12 @@ class ArchiveObject(NamedTuple):
     position: int
     size: int
 
+    @classmethod
+    def named(cls, key: str, size: int) -> ArchiveObject | None:
+        """What an object's name says of it; None if it is no archive's."""
+        name = NAME.fullmatch(key)
+        return cls(key, int(name[3]), int(name[2]), size) if name is not None else None
+
 
 class Opened(Protocol):
     """An archive's object and manifest."""
@@ -51,10 +57,9 @@ def objects_of(place: Place, store_id: str | None) -> tuple[str, list[ArchiveObj
     """
     stores: dict[str, list[ArchiveObject]] = {}
     for info in place.list("" if store_id is None else f"{store_id}/"):
-        name = NAME.fullmatch(info.key)
-        if name is not None:
-            found = ArchiveObject(info.key, int(name[3]), int(name[2]), info.size)
-            stores.setdefault(name[1], []).append(found)
+        found = ArchiveObject.named(info.key, info.size)
+        if found is not None:
+            stores.setdefault(info.key.partition("/")[0], []).append(found)
     if not stores:
         which = "archives" if store_id is None else f"archives of store {store_id}"
         raise NothingToRestore(

@@ -99,7 +99,7 @@ class Shifter:
         finally:
             self._files.remove(copy)
         moved = msgspec.structs.replace(row, place=where, key=key, tier="cold", crc=crc)
-        old = self._retired(row, number)
+        old = self._retired(row, number, self._trusted.now_ms())
         self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
         self._intents.forget(number)
 
@@ -120,14 +120,14 @@ class Shifter:
         if not kind.is_over(now - row.last_stored_at):
             return False
         number = self._side.take_number()
-        gone = self._retired(row, number)
+        gone = self._retired(row, number, now)
         rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
         self._side.swap([row.number], rows=rows)
         return True
 
-    def _retired(self, row: ArchiveRow, number: int) -> ArchiveRow:
+    def _retired(self, row: ArchiveRow, number: int, now: int) -> ArchiveRow:
         """A row that only keeps an object until its time has come."""
-        delete_at = self._trusted.now_ms() + round(self._policy.grace * 1000)
+        delete_at = now + round(self._policy.grace * 1000)
         return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
 
     def sweep(self, row: ArchiveRow, now: int) -> bool:

@@ -402,11 +402,12 @@ class Worker:
         return is_done
 
     def _sweep(self, run: Run) -> None:
-        for row in decode_rows(self._side.rows()):
-            if row.state == "retired":
-                with run.noting(row.key, StoreError, OSError):
-                    if self._shifter.sweep(row, self._trusted.now_ms()):
-                        run.removed.append(row.name)
+        retired = [row for row in decode_rows(self._side.rows()) if row.state == "retired"]
+        now = self._trusted.now_ms() if retired else 0
+        for row in retired:
+            with run.noting(row.key, StoreError, OSError):
+                if self._shifter.sweep(row, now):
+                    run.removed.append(row.name)
 
     def _disk_used(self) -> float:
         return self._files.disk_used(self._store.path)

@@ -115,34 +115,27 @@ class Cold:
         has it (-1: the log). `segments` are the log's, newest first: the position behind each, and
         what finds its candidates, newest first. Why archives could not be asked goes to `lost`.
         """
-        before = -1
-        for position, archive in self._all_candidates(low, high, begin, end, segments, lost):
-            # While messages change places, both may have them.
-            if position != before:
-                yield position, archive
-            before = position
-
-    def _all_candidates(
-        self,
-        low: int,
-        high: int,
-        begin: int | None,
-        end: int | None,
-        segments: Iterator[tuple[int, Callable[[], list[int]]]],
-        lost: list[ArchiveDamaged],
-    ) -> Iterator[tuple[int, int]]:
         archives = sorted(self.archived.covering(begin, end), key=lambda c: -c.end_position)
         waiting: list[tuple[int, int]] = []
         """What was found and has to wait, because something newer may come: -position, archive."""
+        before = -1
+
+        def down_to(top: int) -> Iterator[tuple[int, int]]:
+            nonlocal before
+            while waiting and -waiting[0][0] >= top:
+                below, archive = heappop(waiting)
+                # While messages change places, both may have them.
+                if -below != before:
+                    yield -below, archive
+                before = -below
+
         next_segment = next(segments, None)
         at = 0
         while next_segment is not None or at < len(archives):
             of_segment = next_segment[0] if next_segment is not None else -1
             of_archive = archives[at].end_position if at < len(archives) else -1
             top = max(of_segment, of_archive)
-            while waiting and -waiting[0][0] >= top:
-                position, archive = heappop(waiting)
-                yield -position, archive
+            yield from down_to(top)
             if next_segment is not None and of_segment >= of_archive:
                 for position in next_segment[1]():
                     heappush(waiting, (-position, -1))
@@ -152,9 +145,7 @@ class Cold:
                 for position in self._candidates_in(number, low, high, lost):
                     heappush(waiting, (-position, number))
                 at += 1
-        while waiting:
-            position, archive = heappop(waiting)
-            yield -position, archive
+        yield from down_to(0)
 
     def _candidates_in(
         self, archive: int, low: int, high: int, lost: list[ArchiveDamaged]

@@ -15,7 +15,7 @@ buffer.
 from __future__ import annotations
 
 from struct import error as struct_error
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
 
@@ -30,6 +30,7 @@ from kvstore.record.layout import (
     HEADS,
     HOSTS_V6,
     MAGIC_V1,
+    NOT_ORDINARY,
     PROPERTIES_SIZE,
     PROPERTIES_SIZE_SIGNED,
     SYSTEM_FLAGS_LOW_AT,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ScanStop", "check_record", "decode", "scan"]
 
-_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _unpack_v4 = HEAD_V4_V4.unpack_from
 _unpack_length = PROPERTIES_SIZE_SIGNED.unpack_from
 
@@ -78,7 +78,7 @@ def decode(
             magic == MAGIC_V1
             and stated == position
             and body_end < stop <= end <= len(buffer)
-            and not system_flags & _NOT_ORDINARY
+            and not system_flags & NOT_ORDINARY
             and at >= 0
         ):
             topic_at = body_end + 1

@@ -11,7 +11,7 @@ Invariant: what is returned is exactly what `decode` would have returned for the
 from __future__ import annotations
 
 from struct import error as struct_error
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from zlib_ng.zlib_ng import crc32
 
@@ -19,13 +19,12 @@ from kvstore.record.layout import (
     BODY_AT,
     CRC_MASK,
     HEAD_V4_V4,
-    HOSTS_V6,
     MAGIC_V1,
+    NOT_ORDINARY,
     PROPERTIES_MAX,
     PROPERTIES_SIZE,
     TOPIC_MAX,
 )
-from kvstore.record.names import COMPRESSED
 from kvstore.record.values import StoredMessage
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from kvstore.record.check import Buffer
 
-_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _unpack = HEAD_V4_V4.unpack_from
 
 
@@ -95,7 +93,7 @@ def decode_run(
                 or stop > end
                 or magic != MAGIC_V1
                 or its_queue != queue
-                or system_flags & _NOT_ORDINARY
+                or system_flags & NOT_ORDINARY
                 or buffer[body_end:properties_at] != middles[stop - properties_at]
             ):
                 break

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
+from kvstore.record.names import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 
 # --- magic numbers ---------------------------------------------------------------------------
 
@@ -77,6 +77,8 @@ BODY_AT: Final = 88
 V6_EXTRA: Final = 12
 """How many bytes an IPv6 host takes more than an IPv4 one."""
 HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
+NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
+"""System flags of the records that are read by a way of their own."""
 
 # --- the head, whole ---------------------------------------------------------------------------
 # size I, magic I, body CRC I, queue id I, flags I, queue offset q, position q, system flags I, born

@@ -10,6 +10,7 @@ import pytest
 import kvstore
 from kvstore import Store, StoreConfig
 from tests.support.clock import VirtualClock
+from tests.support.stores import openings
 
 Opens = Callable[[], Store]
 
@@ -22,18 +23,9 @@ def clock() -> VirtualClock:
 @pytest.fixture
 def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
     """Opens the test's store, again if need be."""
-    opened: list[Store] = []
-
-    def open_store() -> Store:
-        for store in opened:
-            store.close()
-        config = StoreConfig(segment_size=64 << 10, clock=clock)
-        opened.append(kvstore.open(tmp_path / "s", config))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
+    config = StoreConfig(segment_size=64 << 10, clock=clock)
+    with openings(lambda: kvstore.open(tmp_path / "s", config), one_at_a_time=True) as opening:
+        yield opening
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import kvstore
 from kvstore import Message, Store, StoreConfig
 from kvstore.index.keys import OFFSET_HISTORY
 from tests.support.clock import VirtualClock
+from tests.support.stores import openings
 
 START_MS = 1_700_000_000_000
 Opens = Callable[..., Store]
@@ -25,17 +26,13 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
-    opened: list[Store] = []
-
     def open_store(**settings: Any) -> Store:
         read_only = settings.pop("read_only", False)
         config = StoreConfig(segment_size=1 << 20, clock=clock, **settings)
-        opened.append(kvstore.open(tmp_path / "store", config, read_only=read_only))
-        return opened[-1]
+        return kvstore.open(tmp_path / "store", config, read_only=read_only)
 
-    yield open_store
-    for store in opened:
-        store.close()
+    with openings(open_store) as opening:
+        yield opening
 
 
 @pytest.fixture

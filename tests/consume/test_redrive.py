@@ -21,6 +21,7 @@ from kvstore import (
 )
 from kvstore.consume.waiting import Waiter
 from tests.support.clock import VirtualClock
+from tests.support.stores import openings
 
 Opens = Callable[[], Store]
 HOT_FOR: Final = 3600.0
@@ -34,19 +35,10 @@ def clock() -> VirtualClock:
 @pytest.fixture
 def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
     """Opens the test's store, again if need be."""
-    opened: list[Store] = []
-
-    def open_store() -> Store:
-        for store in opened:
-            store.close()
-        retention = Retention(hot_for=HOT_FOR)
-        config = StoreConfig(segment_size=64 << 10, clock=clock, retention=retention)
-        opened.append(kvstore.open(tmp_path / "s", config))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
+    retention = Retention(hot_for=HOT_FOR)
+    config = StoreConfig(segment_size=64 << 10, clock=clock, retention=retention)
+    with openings(lambda: kvstore.open(tmp_path / "s", config), one_at_a_time=True) as opening:
+        yield opening
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from kvstore.meta.topics import Kind
 from kvstore.rocketmq.configs import backoff_of
 from kvstore.rocketmq.configuration import Configuration, read_configuration
 from tests.fixtures import NAMES, Fixture, unpack_fixture
+from tests.support.stores import openings
 
 SMALL = StoreConfig(segment_size=64 << 10)
 FILES = LocalFiles()
@@ -43,15 +44,8 @@ Opens = Callable[[str], Store]
 
 @pytest.fixture
 def opens(tmp_path: Path) -> Iterator[Opens]:
-    opened: list[Store] = []
-
-    def open_store(name: str) -> Store:
-        opened.append(kvstore.open(tmp_path / name, SMALL))
-        return opened[-1]
-
-    yield open_store
-    for store in opened:
-        store.close()
+    with openings(lambda name: kvstore.open(tmp_path / name, SMALL)) as opening:
+        yield opening
 
 
 def read(folder: Path) -> Configuration:

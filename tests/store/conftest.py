@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 import kvstore
 from kvstore import Store, StoreConfig
 from tests.store.stores import SMALL
+from tests.support.stores import openings
 
 # How long an example takes says more about a shared machine than about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,17 +23,14 @@ Opens = Callable[..., Store]
 @pytest.fixture
 def opens(tmp_path: Path) -> Iterator[Opens]:
     """Opens the store in `name` under the test's folder; all are closed at the end."""
-    opened: list[Store] = []
 
     def open_store(
         config: StoreConfig = SMALL, name: str = "store", *, read_only: bool = False
     ) -> Store:
-        opened.append(kvstore.open(tmp_path / name, config, read_only=read_only))
-        return opened[-1]
+        return kvstore.open(tmp_path / name, config, read_only=read_only)
 
-    yield open_store
-    for store in opened:
-        store.close()
+    with openings(open_store) as opening:
+        yield opening
 
 
 @pytest.fixture

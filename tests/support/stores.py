@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 import msgspec
 
@@ -13,6 +13,7 @@ import kvstore
 from kvstore import Message, PutResult, Store, StoreConfig
 from tests.support.files import copy_folder
 
+P = ParamSpec("P")
 SEGMENT: Final = 64 << 10
 SMALL: Final = StoreConfig(segment_size=SEGMENT)
 """Nothing happens by itself within a test: no checkpoint, no retention."""
@@ -58,6 +59,26 @@ def opened(path: Path, config: StoreConfig = SMALL) -> Iterator[Store]:
         if not any(t.name == "t" for t in store.topics()):
             store.create_topic("t", queues=2)
         yield store
+
+
+@contextlib.contextmanager
+def openings(
+    make: Callable[P, Store], *, one_at_a_time: bool = False
+) -> Iterator[Callable[P, Store]]:
+    """What opens stores by `make`, and has all closed in the end; `one_at_a_time`: those opened
+    before are closed by then.
+    """
+    opened: list[Store] = []
+
+    def open_store(*args: P.args, **kwargs: P.kwargs) -> Store:
+        for store in opened if one_at_a_time else ():
+            store.close()
+        opened.append(make(*args, **kwargs))
+        return opened[-1]
+
+    yield open_store
+    for store in opened:
+        store.close()
 
 
 def killed(store: Store, target: Path) -> Path:

@@ -27,6 +27,7 @@ from kvstore.record.layout import (
     HOSTS_V6,
     MAGIC_V1,
     MAGIC_V2,
+    NOT_ORDINARY,
     PROPERTIES_MAX,
     PROPERTIES_SIZE,
     TOPIC_MAX,
@@ -34,7 +35,7 @@ from kvstore.record.layout import (
     TOPIC_SIZE_V2,
     V6_EXTRA,
 )
-from kvstore.record.names import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
+from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.integers import (
     Column,
     bounds_of,
@@ -56,7 +57,6 @@ from tiering.archive.layout import (
 from tiering.archive.records import HEAD, Fields
 from tiering.archive.times import decode_times, encode_times
 
-_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _FOLLOWS: Final = b"\x00"
 """Every body CRC is that of the body."""
 _GIVEN: Final = b"\x01"
@@ -282,7 +282,7 @@ class Columns:
         return (
             not self.is_whole
             and self.body_crc is None
-            and not (self.system_flags & _NOT_ORDINARY).any()
+            and not (self.system_flags & NOT_ORDINARY).any()
             and not (self.version != 1).any()
         )
 

@@ -25,7 +25,7 @@ from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
 from tiering.archive.integers import Column
 from tiering.archive.properties import PropertyColumns
-from tiering.spark.schema import HEADERS, SCHEMA
+from tiering.spark.schema import HEADERS, SCHEMA, columns_of
 
 I32 = NDArray[np.int32]
 _TAGS: Final = TAGS.encode()
@@ -82,13 +82,12 @@ class Rows(Protocol):
 
 def batch_of(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
     """The columns of those names, in that order."""
-    asked = _Asked(rows)
-    columns = [_MAKERS[name](asked) for name in names]
-    schema = pa.schema([SCHEMA.field(name) for name in names])
     if not names:
         # A count alone: Spark takes rows without columns.
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.count, pa.struct([])))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    asked = _Asked(rows)
+    columns = [_MAKERS[name](asked) for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=columns_of(names))
 
 
 class _Asked:
@@ -219,7 +218,7 @@ def _headers(asked: _Asked) -> pa.Array:
 
 
 def _joined(properties: Mapping[str, str]) -> bytes:
-    """The field that a map of properties gives: the sink writes the same."""
+    """The field that a map of properties gives."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
 
 

@@ -19,11 +19,11 @@ from kvstore.archived import View, view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
 from kvstore.files import LocalFiles
-from tiering.archive.keyfile import KeyFile
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
 from tiering.catalog import decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
+from tiering.keys import provider_of
 from tiering.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
@@ -76,8 +76,8 @@ class Opener:
         self._options = options
         self._places: dict[str, Place] = {}
         self._last: tuple[Held, Archive] | None = None
-        self._keys = KeyFile(Path(options.key_file)) if options.key_file is not None else None
         self.files = LocalFiles()
+        self._keys = provider_of(options.key_file, self.files)
         self.read = 0
         """Bytes read from archives and the log, for whoever wants to know what a filter saved."""
 

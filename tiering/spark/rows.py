@@ -17,16 +17,14 @@ import numpy as np
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.record.decode import decode
-from kvstore.record.layout import CRC_MASK, HOSTS_V6
+from kvstore.record.layout import CRC_MASK, NOT_ORDINARY
 from kvstore.record.names import COMPRESSED
-from kvstore.record.values import StoredMessage
 from tiering.archive.block import BlockGroup
 from tiering.archive.integers import Column, bounds_of
 from tiering.archive.properties import PropertyColumns, fields_of
 from tiering.archive.records import Fields, RecordBatch
 from tiering.spark.arrow import Rows
 
-_NOT_ORDINARY: Final = HOSTS_V6 | COMPRESSED
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
 
@@ -43,7 +41,7 @@ def of_records(batch: RecordBatch, base: int) -> Iterator[Rows]:
     """Records of the log, of the segment that begins at `base`. Raises RecordDamaged."""
     fields = Fields(batch)
     ordinary = fields.regular & (fields.version == 1) & ~fields.wrong_crcs()
-    ordinary &= (fields.system_flags & _NOT_ORDINARY) == 0
+    ordinary &= (fields.system_flags & NOT_ORDINARY) == 0
     ordinary &= fields.position == batch.starts + base
     odd = np.flatnonzero(~ordinary)
     if len(odd):
@@ -184,11 +182,6 @@ class MessageRows:
 
     def _column(self, name: str) -> Column:
         return np.array([getattr(one, name) for one in self._messages], np.int64)
-
-    @property
-    def messages(self) -> Sequence[StoredMessage]:
-        """The messages themselves."""
-        return self._messages
 
     @property
     def hosts(self) -> tuple[list[bytes], list[bytes]]:

@@ -1,7 +1,7 @@
 """Schema: what a message is to Spark.
 
-The idea: one schema, in Arrow's words, that source and sink share; Spark's is made of it. Whoever
-wants fewer columns gives a schema of fewer.
+The idea: one schema, in Arrow's words, of which Spark's is made. Whoever wants fewer columns gives
+a schema of fewer.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
-from tiering.objectnames import NAME
 from tiering.spark.listing import AT_ONCE, DAMAGE, Held, Listing, Opener, Stretch
 from tiering.spark.options import ReadOptions
 from tiering.spark.wanted import Wanted
@@ -68,9 +67,8 @@ class _Opened(NamedTuple):
     @property
     def object(self) -> ArchiveObject:
         """As its name says."""
-        name = NAME.fullmatch(self.held.key)
-        number, position = (int(name[3]), int(name[2])) if name is not None else (0, 0)
-        return ArchiveObject(self.held.key, number, position, self.held.size)
+        key, size = self.held.key, self.held.size
+        return ArchiveObject.named(key, size) or ArchiveObject(key, 0, 0, size)
 
     @property
     def manifest(self) -> Manifest:

@@ -82,9 +82,9 @@ class Wanted(msgspec.Struct, frozen=True):
         if isinstance(one, In):
             return self._is_in(one.attribute, one.value)
         if isinstance(one, (GreaterThan, GreaterThanOrEqual)):
-            return self._between(one.attribute, one.value, None, one)
+            return self._between(one.attribute, one.value, None)
         if isinstance(one, (LessThan, LessThanOrEqual)):
-            return self._between(one.attribute, None, one.value, one)
+            return self._between(one.attribute, None, one.value)
         return self
 
     def _is_in(self, attribute: tuple[str, ...], values: Iterable[object]) -> Wanted:
@@ -99,7 +99,7 @@ class Wanted(msgspec.Struct, frozen=True):
             return self._with(name, of.meet(min(numbers), max(numbers) + _fraction(name)))
         return self
 
-    def _between(self, attribute: tuple[str, ...], low: object, high: object, _: Filter) -> Wanted:
+    def _between(self, attribute: tuple[str, ...], low: object, high: object) -> Wanted:
         name = ".".join(attribute)
         if name not in _RANGES:
             return self
