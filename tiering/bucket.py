@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from tiering.archive.manifest import Manifest
-from tiering.contents import FOLDER
+from tiering.contents import FOLDER, not_superseded
 from tiering.errors import NothingToRestore, StoresAmbiguous
 from tiering.objectnames import NAME
 from tiering.place import Place
@@ -76,13 +76,7 @@ def objects_of(place: Place, store_id: str | None) -> tuple[str, list[ArchiveObj
 
 def newest(every: Sequence[One]) -> tuple[list[One], int]:
     """Those that no other supersedes, in the order of the log, and how many are superseded."""
-    covered: dict[str, set[tuple[int, int]]] = {}
-    kept = []
-    for one in sorted(every, key=lambda f: (-f.manifest.generation, -f.object.number)):
-        mine = covered.setdefault(one.manifest.retention_class, set())
-        if one.manifest.segments and mine.issuperset(one.manifest.segments):
-            continue
-        mine.update(one.manifest.segments)
-        kept.append(one)
+    found = sorted(every, key=lambda f: (-f.manifest.generation, -f.object.number))
+    kept = list(not_superseded(found, lambda f: f.manifest))
     kept.sort(key=lambda f: (f.manifest.first_position, f.object.number))
     return kept, len(every) - len(kept)

@@ -9,8 +9,8 @@ Invariant: an archive of another store is left alone, and so is what can't be re
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from kvstore.archived import ArchivedTopic, Contents, Held
 from kvstore.errors import ArchiveDamaged, FormatTooNew
@@ -22,6 +22,7 @@ from tiering.catalog import TOPICS_MAX, ArchiveRow, Tier, encode_row, pack_topic
 from tiering.errors import PlaceError
 from tiering.place import Place
 
+T = TypeVar("T")
 FOLDER: Final = "archive"
 """Where a store keeps archives of its own, in its folder."""
 
@@ -103,6 +104,20 @@ def row_of(
     )
 
 
+def not_superseded(found: Iterable[T], manifest_of: Callable[[T], Manifest]) -> Iterator[T]:
+    """Archives, of which higher generations come first, without those that a merge has superseded:
+    others before them are of all their stretches of the log, and of their class.
+    """
+    covered: dict[str, set[tuple[int, int]]] = {}
+    for one in found:
+        manifest = manifest_of(one)
+        mine = covered.setdefault(manifest.retention_class, set())
+        if manifest.segments and mine.issuperset(manifest.segments):
+            continue
+        mine.update(manifest.segments)
+        yield one
+
+
 def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
     """Under which ids a store has made archives, as those in its folder show it."""
     ids = {manifest.store_id for manifest in found}
@@ -140,13 +155,8 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
             )  # fmt: skip
     found = [one for one in found if one[2].store_id in own]
     found.sort(key=lambda one: (-one[2].generation, one[2].first_position, one[0]))
-    covered: dict[str, set[tuple[int, int]]] = {}
     rows = []
-    for key, size, manifest in found:
-        mine = covered.setdefault(manifest.retention_class, set())
-        if mine.issuperset(manifest.segments):
-            continue
-        mine.update(manifest.segments)
+    for key, size, manifest in not_superseded(found, lambda one: one[2]):
         row = row_of(manifest, number=number, place=FOLDER, key=key, tier="warm", size=size, crc=0)
         rows.append((row.catalog_key, encode_row(row)))
         number += 1

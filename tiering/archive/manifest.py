@@ -10,6 +10,7 @@ version are passed over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from kvstore.errors import FormatError
 from tiering.archive.directory import Rows
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, FORMAT_VERSION
+from tiering.archive.packed import I64
 
 STORE_ID_NONE = "0" * 32
 
@@ -112,19 +114,36 @@ def with_figures(manifest: Manifest, rows: Rows) -> Manifest:
     """
     if len(manifest.topics) != len(rows.topic_ids):
         raise FormatError("manifest and directory do not have the same topics")
-    if not manifest.topics:
-        return manifest
-    begins = np.searchsorted(rows.topics, np.arange(len(rows.topic_ids)))
+    topics = figured(
+        manifest.topics, rows.topics, rows.messages, rows.raw_bytes,
+        rows.least_stored_at, rows.greatest_stored_at,
+    )  # fmt: skip
+    return replace(manifest, topics=topics)
+
+
+def figured(
+    topics: Sequence[ArchivedTopic],
+    topic_of: I64,
+    messages: I64,
+    raw_bytes: I64,
+    least_stored_at: I64,
+    greatest_stored_at: I64,
+) -> tuple[ArchivedTopic, ...]:
+    """The topics, each with the figures of its blocks: columns of one row a block, of which
+    `topic_of` says the topic's number; these rise, and each topic has a block.
+    """
+    if not topics:
+        return ()
+    begins = np.searchsorted(topic_of, np.arange(len(topics)))
     figures = zip(
-        manifest.topics,
-        np.add.reduceat(rows.messages, begins).tolist(),
-        np.add.reduceat(rows.raw_bytes, begins).tolist(),
-        np.minimum.reduceat(rows.least_stored_at, begins).tolist(),
-        np.maximum.reduceat(rows.greatest_stored_at, begins).tolist(),
+        topics,
+        np.add.reduceat(messages, begins).tolist(),
+        np.add.reduceat(raw_bytes, begins).tolist(),
+        np.minimum.reduceat(least_stored_at, begins).tolist(),
+        np.maximum.reduceat(greatest_stored_at, begins).tolist(),
         strict=True,
     )
-    topics = [
+    return tuple(
         replace(topic, messages=a, raw_bytes=b, first_stored_at=c, last_stored_at=d)
         for topic, a, b, c, d in figures
-    ]
-    return replace(manifest, topics=tuple(topics))
+    )

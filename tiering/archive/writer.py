@@ -47,6 +47,7 @@ from tiering.archive.manifest import (
     ArchivedTopic,
     Manifest,
     encode_manifest,
+    figured,
 )
 from tiering.archive.packed import I64
 from tiering.archive.records import Fields, RecordBatch
@@ -389,26 +390,7 @@ class _Ending:
             last_position=int(self._positions.max()) if some else 0,
             first_stored_at=int(rows[7].min()) if some else 0,
             last_stored_at=int(rows[8].max()) if some else 0,
-            topics=self._described(),
-        )
-
-    def _described(self) -> tuple[ArchivedTopic, ...]:
-        """The topics, with how much there is of each."""
-        if not self._topics:
-            return ()
-        rows = self._rows
-        begins = np.searchsorted(rows[0], np.arange(len(self._topics)))
-        figures = zip(
-            self._topics,
-            np.add.reduceat(rows[4], begins).tolist(),
-            np.add.reduceat(rows[9], begins).tolist(),
-            np.minimum.reduceat(rows[7], begins).tolist(),
-            np.maximum.reduceat(rows[8], begins).tolist(),
-            strict=True,
-        )
-        return tuple(
-            msgspec.structs.replace(
-                topic.topic, messages=a, raw_bytes=b, first_stored_at=c, last_stored_at=d
-            )
-            for topic, a, b, c, d in figures
+            topics=figured(
+                [one.topic for one in self._topics], rows[0], rows[4], rows[9], rows[7], rows[8]
+            ),
         )
