@@ -98,3 +98,11 @@ class ExtraMissing(StoreError):
     def __init__(self, message: str, extra: str = "") -> None:
         super().__init__(message)
         self.extra = extra
+
+
+class SparkUnsuitable(StoreError):
+    """Spark can't be used as it is: Java, PySpark or PyArrow is missing or too old."""
+
+
+class SparkFailed(StoreError):
+    """A job of Spark failed, or a question that it was asked has no answer."""

@@ -19,13 +19,14 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, Protocol, TypeVar
 
 from kvstore.errors import StoreError
 
 T = TypeVar("T")
+J = TypeVar("J")
 _LOOK: Final = 0.1
 _NICE: Final = 10
 _LENGTH: Final = Struct(">Q")
@@ -39,8 +40,34 @@ class WorkerDied(StoreError):
     """The process that made archives ended in the middle; nothing was changed."""
 
 
+class Executor(Protocol):
+    """Who does the work of a worker: a process of its own (`Pool`), or Spark's tasks. `work` is a
+    function of a module, which has all that it needs in its arguments; `check` is asked meanwhile,
+    and may raise to give up.
+    """
+
+    width: int
+    """How many jobs are done at a time."""
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        """Have `work` done. Raises what it raises, and `WorkerDied`."""
+        ...
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        """Have `work` done with each job; what came of them, in their order."""
+        ...
+
+    def close(self) -> None:
+        """End what is under way; the next job begins anew."""
+        ...
+
+
 class Pool:
     """See the module; `close` it. One job at a time."""
+
+    width = 1
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,6 +95,13 @@ class Pool:
             raise found
         result: T = found
         return result
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        """See Executor: one after the other, each when it is asked for."""
+        for job in jobs:
+            yield self.run(check, work, job)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""

@@ -12,7 +12,6 @@ traceback is a bug.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from kvstore.cli.lazy import LazyGroup
 from kvstore.errors import StoreError
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
@@ -51,6 +51,7 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
     ),
     "erase": ("kvstore.cli.erase", "Have messages gone wherever they lie, and show that they are."),
     "restore": ("kvstore.cli.restore", "Make a store from archives alone."),
+    "spark": ("kvstore.cli.spark", "Work on archives at any size, as jobs of Apache Spark."),
     "verify": (
         "kvstore.cli.maintenance",
         "Check every record, and that the index agrees with the log.",
@@ -60,33 +61,16 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
     "import": ("kvstore.cli.maintenance", "Adopt a store that RocketMQ wrote."),
     "bench": ("kvstore.cli.bench", "Measure put, pull, get and query on this machine."),
 }
-"""Verb, the module that has it (by its name, `_` for `-`; `import_` for `import`), its help."""
 
 _USAGE: Final = 2
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
 
-class _Verbs(click.Group):
-    """Imports a verb when it is asked for; turns what goes wrong into a line and an exit code."""
+class _Verbs(LazyGroup):
+    """Turns what goes wrong in a verb into a line and an exit code."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """See `click.Group`: in the order of the table, not of the alphabet."""
-        return list(_VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """See `click.Group`."""
-        entry = _VERBS.get(cmd_name)
-        if entry is None:
-            return None
-        attribute = {"import": "import_"}.get(cmd_name, cmd_name.replace("-", "_"))
-        command: click.Command = getattr(importlib.import_module(entry[0]), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """See `click.Group`: without importing the verbs."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, entry[1]) for name, entry in _VERBS.items()])
+    verbs = _VERBS
 
     def invoke(self, ctx: click.Context) -> Any:
         """See `click.Group`; a pipe that broke is told apart before click makes it exit code 1."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import kvstore
 from kvstore import Message, StoreConfig, StoredMessage
 from tests.support.clock import VirtualClock
 from tiering import Policy, Worker
+from tiering.spark.session import session
 
 SEGMENT = 64 << 10
 DAY = 86_400.0
@@ -73,14 +72,5 @@ def held(folder: Path) -> dict[int, StoredMessage]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+    with session(master="local[2]", settings={"spark.sql.shuffle.partitions": "2"}) as one:
+        yield one

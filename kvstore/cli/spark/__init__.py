@@ -1,0 +1,33 @@
+"""The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
+
+- `sql`: a question, asked of the table of messages.
+- `options`: what these verbs share: which Spark, and how it is told.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from kvstore.cli.lazy import LazyGroup
+
+__all__ = ["spark"]
+
+_VERBS: Final[dict[str, tuple[str, str]]] = {
+    "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
+}
+
+
+class _Verbs(LazyGroup):
+    """The verbs of `spark`."""
+
+    verbs = _VERBS
+
+
+@click.group(cls=_Verbs)
+def spark() -> None:
+    """Work on archives at any size, as jobs of Apache Spark, here or on a cluster.
+
+    Needs Java 17 and the extra `spark`; a Spark on this machine is started by itself.
+    """

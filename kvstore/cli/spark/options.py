@@ -1,0 +1,47 @@
+"""What the verbs `spark ...` share: which Spark runs them, and how it is set."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from kvstore.cli.access import Setting
+from kvstore.cli.output import Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Engine(NamedTuple):
+    """Which Spark the command line asks for."""
+
+    master: str | None
+    settings: dict[str, str]
+
+    @contextmanager
+    def session(self, report: Report | None = None) -> Iterator[SparkSession]:
+        """That Spark, for the time of the block; `report` is told what its stages do."""
+        from tiering.spark.session import session
+
+        with session(master=self.master, settings=self.settings, progress=report) as spark:
+            yield spark
+
+
+def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a verb the options `--master` and `--conf`, as the argument `engine`."""
+
+    @click.option("--conf", "conf", type=Setting(), multiple=True,
+                  help="A setting of Spark, such as spark.driver.memory=4g.")  # fmt: skip
+    @click.option("--master", metavar="URL",
+                  help="Which Spark; default: that of spark-submit, or local[*].")  # fmt: skip
+    @functools.wraps(verb)
+    def with_engine(
+        *args: Any, master: str | None, conf: tuple[tuple[str, str], ...], **options: Any
+    ) -> Any:
+        return verb(*args, engine=Engine(master, dict(conf)), **options)
+
+    return with_engine

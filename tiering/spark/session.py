@@ -1,0 +1,160 @@
+"""Session: a Spark on this machine that needs nothing set up; or the one that is there.
+
+The idea: a verb or a script asks for a session. On a cluster (`spark-submit`) there is one, and
+that is it. Else one is started here: Java is found, workers run this Python with this kvmq, and
+what Spark and its JVM print goes to a file, which is shown only if it does not start.
+
+Invariants: what somebody else started is not ended here, and its settings stay; nothing of Spark is
+on the terminal but our own progress.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import StoreError
+from tiering.errors import SparkUnsuitable
+from tiering.spark.failures import spoken
+from tiering.spark.needs import check_packages, java_home
+from tiering.storeside import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOK: Final = 0.2
+_SHOWN: Final = 2000
+"""Characters of Spark's own log that an error shows."""
+_STDERR: Final = 2
+_ROOT: Final = Path(__file__).resolve().parents[2]
+SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.maxResultSize": "0",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.task.maxFailures": "4",
+}
+"""What a Spark that is started here is told, if nobody says otherwise. The second last but one:
+what tasks make comes back through the driver."""
+
+
+@contextmanager
+def session(
+    name: str = "kvmq",
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[SparkSession]:
+    """A session for the time of the block: the active one, that of `spark-submit`, or one on this
+    machine (`master`, `local[*]` if nothing says another). `settings` are Spark's; `progress` is
+    told of the stages that run, in tasks.
+
+    >>> with session() as spark:
+    ...     spark.read.format("kvmq").load("data").count()  # doctest: +SKIP
+
+    Raises SparkUnsuitable, ExtraMissing; and SparkFailed for what Spark raises within the block.
+    """
+    check_packages()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 # loads Spark, which the check is before
+
+    found = SparkSession.getActiveSession()
+    if found is not None:
+        with spoken(), watched(found, progress):
+            yield found
+        return
+    made = _started(name, master, dict(settings or {}))
+    try:
+        with spoken(), watched(made, progress):
+            yield made
+    finally:
+        made.stop()
+
+
+def _started(name: str, master: str | None, settings: dict[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    builder = SparkSession.builder.appName(name)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # spark-submit has a JVM already, and says where; what it was told goes before ours.
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        made: SparkSession = builder.getOrCreate()
+        return made
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    path = os.environ.get("PYTHONPATH", "")
+    if str(_ROOT) not in path.split(os.pathsep):
+        # Workers must import kvmq also where it was not installed.
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (str(_ROOT), path) if part)
+    builder = builder.master(master or "local[*]")
+    for key, value in {**SETTINGS, **settings}.items():
+        builder = builder.config(key, value)
+    with _quiet() as log:
+        try:
+            made = builder.getOrCreate()
+        except Exception as e:
+            said = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:].strip()
+            raise SparkUnsuitable(f"Spark does not start: {e}; it said: {said or 'nothing'}") from e
+    made.sparkContext.setLogLevel("ERROR")
+    return made
+
+
+@contextmanager
+def _quiet() -> Iterator[Path]:
+    """What is started within has a file as its standard error, for good."""
+    fd, name = tempfile.mkstemp(prefix="kvmq-spark-", suffix=".log")
+    before = os.dup(_STDERR)
+    os.dup2(fd, _STDERR)
+    try:
+        yield Path(name)
+    finally:
+        os.dup2(before, _STDERR)
+        os.close(before)
+        os.close(fd)
+        # The JVM has it open still; nobody else needs its name.
+        with suppress(OSError):
+            Path(name).unlink()
+
+
+@contextmanager
+def watched(
+    spark: SparkSession, progress: Progress | None, clock: Clock | None = None
+) -> Iterator[None]:
+    """While the block runs, tell which stages do, and how many of their tasks are done."""
+    if progress is None:
+        yield
+        return
+    stop = threading.Event()
+    clock = clock or SystemClock()
+    context = spark.sparkContext
+    tell = progress
+
+    def look() -> None:
+        tracker = context.statusTracker()
+        while not clock.wait(stop, _LOOK):
+            with suppress(StoreError, OSError, AttributeError):
+                stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
+                known = [one for one in stages if one is not None]
+                if known:
+                    done = sum(one.numCompletedTasks for one in known)
+                    tell("tasks of Spark", done, sum(one.numTasks for one in known))
+
+    thread = threading.Thread(target=look, name="kvmq spark's progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
