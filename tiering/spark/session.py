@@ -10,6 +10,7 @@ on the terminal but our own progress.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -108,6 +109,8 @@ def _started(name: str, master: str | None, settings: dict[str, str]) -> SparkSe
             said = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:].strip()
             raise SparkUnsuitable(f"Spark does not start: {e}; it said: {said or 'nothing'}") from e
     made.sparkContext.setLogLevel("ERROR")
+    # It prints what is raised anyway, with all of the JVM's stack.
+    logging.getLogger("SQLQueryContextLogger").disabled = True
     return made
 
 
