@@ -1,8 +1,9 @@
 """Reading: a part of archives and of the log -> record batches.
 
-The idea: groups come by ranged reads of about a megabyte, each becomes columns, and columns
-of several are laid together until a batch is worth sending. Where bodies are not asked for,
-or tags are, heads are read first and bodies only of blocks that need them.
+The idea: groups come by ranged reads of about a megabyte, and those that are alike become columns
+together, when they are enough for a batch: what a call of numpy or Arrow costs is then shared by
+thousands of rows. Where bodies are not asked for, or tags are, heads are read first and bodies only
+of blocks that need them.
 
 Invariants: memory is a batch and a ranged read, whatever the archive; a block that is damaged ends
 the part, or is left out and told, as the options say.
@@ -11,7 +12,7 @@ the part, or is left out and told, as the options say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,7 +33,7 @@ from tiering.segment import SegmentRecords, boundary, read_segment
 from tiering.spark.arrow import batch_of
 from tiering.spark.listing import DAMAGE, Opener, Stretch
 from tiering.spark.options import ReadOptions
-from tiering.spark.rows import of_group, of_records
+from tiering.spark.rows import Taken, of_groups, of_records, taken
 from tiering.spark.splits import Piece, Split
 from tiering.spark.wanted import Wanted
 
@@ -47,6 +48,7 @@ _BATCH_BYTES: Final = 4 << 20
 _LOG_BYTES: Final = 8 << 20
 """Of the log, taken apart together."""
 _BODIES: Final = frozenset({"body", "headers"})
+_OF_PROPERTIES: Final = frozenset({"message_id", "keys", "tag", "properties", "headers"})
 _NEVER: Final = 1 << 62
 _log = logging.getLogger("kvmq")
 
@@ -67,6 +69,8 @@ class PartReader:
         self._opener = opener or Opener(options)
         extra = ["keys"] if wanted.keys is not None and "keys" not in self._names else []
         self._made = [*self._names, *extra]
+        self._properties = not _OF_PROPERTIES.isdisjoint(self._made)
+        self._bodies = "body" in self._made
 
     def batches(self, split: Split) -> Iterator[pa.RecordBatch]:
         """The part's messages. Raises ArchiveDamaged, ArchiveMissing, PlaceError,
@@ -86,7 +90,9 @@ class PartReader:
 
     def _small(self, split: Split) -> Iterator[pa.RecordBatch]:
         for piece in split.pieces:
-            yield from self._of_archive(piece)
+            for batch in self._of_archive(piece):
+                if batch.num_rows:
+                    yield batch
         for stretch in split.log:
             yield from self._of_log(stretch, split.topics)
 
@@ -96,14 +102,7 @@ class PartReader:
         name = piece.held.name
         try:
             archive = self._opener.archive(piece.held)
-            for members, group in self._groups(archive, _numbers(piece.blocks)):
-                try:
-                    batch = self._of_group(members, group())
-                except (ArchiveDamaged, RecordDamaged) as e:
-                    self._failed(f"{name}, block {members[0]}", e)
-                    continue
-                if batch.num_rows:
-                    yield batch
+            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)))
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -113,6 +112,38 @@ class PartReader:
             self._failed(name, gone)
         except DAMAGE as e:
             self._failed(name, e)
+
+    def _taken(self, archive: Archive, name: str, blocks: I64) -> Iterator[tuple[I64, Taken]]:
+        """What blocks have of what is asked for, group by group."""
+        for members, group in self._groups(archive, blocks):
+            try:
+                found = group()
+                if self._has_tag(found):
+                    one = taken(found, properties=self._properties, bodies=self._bodies)
+                    if not found.columns.is_ordinary:
+                        # Here, where a failure is its own.
+                        _ = found.records()
+                    yield members, one
+            except (ArchiveDamaged, RecordDamaged) as e:
+                self._failed(f"{name}, block {members[0]}", e)
+
+    def _joined(self, found: Iterable[tuple[I64, Taken]]) -> Iterator[pa.RecordBatch]:
+        """Batches of groups, several of which go together if they are alike."""
+        waiting: list[tuple[I64, Taken]] = []
+        rows = size = 0
+        for members, one in found:
+            alike = one.alike
+            if waiting and (alike is None or alike != waiting[0][1].alike):
+                yield self._of_groups(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append((members, one))
+            rows += one.group.count
+            size += sum(one.group.decoded_sizes)
+            if alike is None or rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield self._of_groups(waiting)
+                waiting, rows, size = [], 0, 0
+        if waiting:
+            yield self._of_groups(waiting)
 
     def _groups(
         self, archive: Archive, blocks: I64
@@ -133,20 +164,27 @@ class PartReader:
                 part = data[at - begin : end - begin]
                 yield members, partial(archive.decode_group, int(members[0]), part)
 
-    def _of_group(self, members: I64, group: BlockGroup) -> pa.RecordBatch:
-        """The blocks that are asked for, of their group."""
-        rows = of_group(group)
+    def _has_tag(self, group: BlockGroup) -> bool:
+        """Whether a group may have messages with a tag that is asked for; bodies are not read for
+        it.
+        """
         tags = self._wanted.tags
-        if tags is not None:
-            found = batch_of(rows, ["tag"])
-            hit = pc.any(pc.is_in(found.column(0), value_set=pa.array(sorted(tags), pa.string())))
-            if not hit.as_py():
-                return found.slice(0, 0)
-        batch = batch_of(rows, self._made)
-        if len(members) < group.blocks:
-            asked = np.zeros(group.blocks, np.bool_)
-            asked[members - group.number] = True
-            batch = batch.filter(pa.array(np.repeat(asked, group.members.stretches.counts)))
+        if tags is None or not group.columns.is_ordinary:
+            return True
+        found = batch_of(of_groups([taken(group, properties=True, bodies=False)]), ["tag"])
+        wanted = pa.array(sorted(tags), pa.string())
+        return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
+
+    def _of_groups(self, groups: Sequence[tuple[I64, Taken]]) -> pa.RecordBatch:
+        """The blocks that are asked for, of their groups."""
+        batch = batch_of(of_groups([one for _, one in groups]), self._made)
+        if any(len(members) < one.group.blocks for members, one in groups):
+            keep = []
+            for members, one in groups:
+                asked = np.zeros(one.group.blocks, np.bool_)
+                asked[members - one.group.number] = True
+                keep.append(np.repeat(asked, one.group.members.stretches.counts))
+            batch = batch.filter(pa.array(np.concatenate(keep)))
         return self._exactly(batch)
 
     # --- the log ---
