@@ -15,6 +15,7 @@ from kvstore.cli.lazy import LazyGroup
 __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
+    "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
 }
 
