@@ -93,7 +93,8 @@ def _reasons(schema: StructType) -> Any:
 def _function(judge: Any) -> Any:
     # Spark looks at the types to see what kind of function it is; here they are texts.
     judge.__annotations__ = {"bodies": pa.Array, "return": pa.Array}
-    return arrow_udf(judge, StringType())
+    made: Any = arrow_udf
+    return made(judge, StringType())
 
 
 def broken(body: bytes | None) -> str | None:

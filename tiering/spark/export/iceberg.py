@@ -61,7 +61,7 @@ class IcebergTables:
         self._schemas = schemas
         self._property = f"kvmq.{export}.batch"
         with _told(f"the catalog of {table}"):
-            self._catalog = _loaded(folders, catalog)
+            self.catalog = _loaded(folders, catalog)
 
     def place(self, name: str) -> Callable[[str, str], str]:
         """Where the files of a batch go."""
@@ -119,18 +119,18 @@ class IcebergTables:
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
         from pyiceberg.transforms import DayTransform, IdentityTransform  # noqa: PLC0415
 
-        if self._catalog.table_exists(append.table):
-            return self._catalog.load_table(append.table)
-        self._catalog.create_namespace_if_not_exists(append.table.rpartition(".")[0])
-        columns = to_arrow_schema(self._columns(append.topic))
+        if self.catalog.table_exists(append.table):
+            return self.catalog.load_table(append.table)
+        self.catalog.create_namespace_if_not_exists(append.table.rpartition(".")[0])
+        columns = to_arrow_schema(self._columns(append.topic), timezone="UTC")
         try:
-            made = self._catalog.create_table_transaction(append.table, columns)
+            made = self.catalog.create_table_transaction(append.table, columns)
             with made as change, change.update_spec() as parts:
                 parts.add_field("topic", IdentityTransform(), "topic")
                 parts.add_field("stored_at", DayTransform(), "stored_at_day")
         except TableAlreadyExistsError:
             pass
-        return self._catalog.load_table(append.table)
+        return self.catalog.load_table(append.table)
 
     def _columns(self, topic: str) -> StructType:
         columns = spark_schema(SCHEMA.names)

@@ -101,17 +101,17 @@ class Exporter:
         self.folders = folders or Folders(spark, target)
         export = self._settle(format, (table or TABLE) if format == "iceberg" else None)
         self._schemas = Schemas(self.folders, schemas, infer)
-        self._tables: IcebergTables | None = None
+        self.tables: IcebergTables | None = None
         if format == "iceberg":
             from tiering.spark.export.iceberg import IcebergTables  # noqa: PLC0415 # an extra's
 
-            self._tables = IcebergTables(
+            self.tables = IcebergTables(
                 self.folders, table or TABLE, dict(catalog or {}), self._schemas, export
             )
         self._stager = Stager(
             self.folders, self._schemas, keep_body=keep_body, twice=format == "iceberg"
         )
-        self._commits = Commits(self.folders, self._tables)
+        self._commits = Commits(self.folders, self.tables)
         self.report = ExportReport(target=self.folders.root, format=format)
         self.failed: Exception | None = None
         self._commits.begin()
@@ -184,9 +184,9 @@ class Exporter:
         return found.id
 
     def _staged(self, rows: DataFrame, name: str) -> Manifest:
-        place = in_place if self._tables is None else self._tables.place(name)
+        place = in_place if self.tables is None else self.tables.place(name)
         moves = self._stager.stage(rows, name, place)
-        appends = () if self._tables is None else self._tables.appends(moves)
+        appends = () if self.tables is None else self.tables.appends(moves)
         return Manifest(name=name, moves=tuple(moves), appends=appends, topics=counted(moves))
 
 

@@ -93,6 +93,7 @@ def test_a_crash_before_any_change_leaves_the_old_or_the_new_after_the_next_star
 ) -> None:
     """And meanwhile nothing is missing; what is staged without a manifest is gone."""
     outcomes = []
+    ended = False
     tables = Told()
     for after in range(60):
         folder = tmp_path / "out"
