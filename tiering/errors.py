@@ -106,3 +106,18 @@ class SparkUnsuitable(StoreError):
 
 class SparkFailed(StoreError):
     """A job of Spark failed, or a question that it was asked has no answer."""
+
+
+class MessagesLost(StoreError):
+    """A stream was to go on where its queue holds nothing any more: `topic`, `queue`, and the
+    offsets from `first` to before `end` that went.
+    """
+
+    def __init__(
+        self, message: str, topic: str = "", queue: int = -1, first: int = -1, end: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.queue = queue
+        self.first = first
+        self.end = end
