@@ -105,9 +105,7 @@ class PartReader:
         name = piece.held.name
         try:
             archive = self._opener.archive(piece.held)
-            yield from self._joined(
-                self._taken(archive, name, _numbers(piece.blocks)), piece.cuts
-            )
+            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)), piece.cuts)
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -132,9 +130,7 @@ class PartReader:
             except (ArchiveDamaged, RecordDamaged) as e:
                 self._failed(f"{name}, block {members[0]}", e)
 
-    def _joined(
-        self, found: Iterable[tuple[I64, Taken]], cuts: Cuts
-    ) -> Iterator[pa.RecordBatch]:
+    def _joined(self, found: Iterable[tuple[I64, Taken]], cuts: Cuts) -> Iterator[pa.RecordBatch]:
         """Batches of groups, several of which go together if they are alike."""
         waiting: list[tuple[I64, Taken]] = []
         rows = size = 0

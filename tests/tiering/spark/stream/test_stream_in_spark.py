@@ -9,6 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kvstore import StoredMessage
 
+
 def started(spark: SparkSession, folder: Path, out: Path, **options: str) -> StreamingQuery:
     """A stream to Parquet, until there is no more."""
     return (
