@@ -126,3 +126,18 @@ class SchemaContradicts(SchemaIllegal):
 
 class TableFailed(StoreError):
     """A table that is exported to, or its catalog, can't be used."""
+
+
+class MessagesLost(StoreError):
+    """A stream was to go on where its queue holds nothing any more: `topic`, `queue`, and the
+    offsets from `first` to before `end` that went.
+    """
+
+    def __init__(
+        self, message: str, topic: str = "", queue: int = -1, first: int = -1, end: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.queue = queue
+        self.first = first
+        self.end = end

@@ -1,6 +1,7 @@
 """The verb `spark export`: messages as Parquet or as tables of Iceberg, those that are new.
 
-Invariant: a signal ends the batch under way as if it had not begun; the next run goes on with it.
+Invariant: a signal lets the look under way end, a second one ends it; whatever ends a run, the next
+one goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -35,9 +36,9 @@ _TARGET: int = 128
               show_default=True)  # fmt: skip
 @click.option("--schema", "schema_file", metavar="FILE",
               type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Schemas of JSON bodies: an object of JSON, by topic, in Spark's DDL.")  # fmt: skip
+              help="Schemas of JSON bodies, by topic: an object of JSON.")  # fmt: skip
 @click.option("--infer", metavar="TOPIC", multiple=True,
-              help="Find the schema of a topic's JSON bodies in a sample, and keep it.")  # fmt: skip
+              help="Find the schema of a topic's JSON bodies, and keep it.")  # fmt: skip
 @click.option("--keep-body", is_flag=True, help="Keep the bodies of typed messages as well.")
 @click.option("--compact", is_flag=True, help="Put small files together afterwards.")
 @click.option("--file-size", metavar="MIB", type=click.IntRange(min=1), default=_TARGET,
@@ -53,7 +54,8 @@ _TARGET: int = 128
 @access_options
 @output_option
 def export(
-    out: Output, source: str, target: str, topics: str | None, form: str,
+    out: Output, source: str, target: str, topics: str | None,
+    form: Literal["parquet", "iceberg"],
     schema_file: Path | None, infer: tuple[str, ...], keep_body: bool, compact: bool,
     file_size: int, catalog: tuple[tuple[str, str], ...], table: str | None, watch: bool,
     interval: float, engine: Engine, access: Access,
@@ -138,10 +140,8 @@ def _told(out: Output, done: ExportReport, *, line: bool = False) -> None:
     out.table(columns, rows, right=columns[1:])
     out.text(f"{done.batches:,} batches, to {done.target}")
     if done.total.rejected:
-        out.text(
-            f"bodies that don't fit are in {done.target}/_kvmq_rejected, with the reason",
-            fg="yellow",
-        )
+        where = f"{done.target}/_kvmq_rejected"
+        out.text(f"messages whose body doesn't fit are in {where}, with the reason", fg="yellow")
     made = done.compacted
     if made is not None and made.files_before:
         out.text(

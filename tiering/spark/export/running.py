@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "iceberg"]
 FORMATS: Final = ("parquet", "iceberg")
 TABLE: Final = "kvmq.messages"
+BATCH_BYTES: Final = 1 << 30
+"""Bytes of records in a batch, unless the options say otherwise: what a crash makes to be done
+again.
+"""
 _DONE: Final = "messages exported"
 
 
@@ -225,7 +229,7 @@ def export(
         catalog=catalog, table=table, progress=progress,
     )  # fmt: skip
     exporter.check_checkpoint()
-    given = dict(options or {})
+    given = {"max_bytes_per_trigger": str(BATCH_BYTES), **(options or {})}
     if topics is not None:
         given["topics"] = json.dumps(sorted(topics))
     try:
