@@ -11,8 +11,10 @@ target is (format, tables, the checkpoint it belongs to) is settled by its first
 from __future__ import annotations
 
 import json
+import logging
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -124,14 +126,16 @@ class Exporter:
         """Export some messages as a batch of the stream; nothing if that one was exported before.
         Raises ExportBusy, ExportBroken, SchemaIllegal, SparkFailed.
         """
-        name = layout.batch_name(batch)
         try:
             with spoken():
-                made = self._commits.once(name, lambda: self._staged(rows, name))
+                self._export(rows, layout.batch_name(batch))
         except Exception as e:
             # Spark makes a text of it; whoever runs the stream wants the error.
             self.failed = e
             raise
+
+    def _export(self, rows: DataFrame, name: str) -> None:
+        made = self._commits.once(name, lambda: self._staged(rows, name))
         if made is None:
             return
         self.report.batches += 1
@@ -233,22 +237,38 @@ def export(
     if topics is not None:
         given["topics"] = json.dumps(sorted(topics))
     try:
-        with spoken():
-            stream = spark.readStream.format("kvmq").options(**given).load(source)
-            query = (
-                stream.writeStream.foreachBatch(exporter.export_batch)
-                .trigger(availableNow=True)
-                .option("checkpointLocation", exporter.folders.at(layout.CHECKPOINT))
-                .start()
-            )
-            try:
-                query.awaitTermination()
-            finally:
-                query.stop()
+        with spoken(), _hushed():
+            _run(spark.readStream.format("kvmq").options(**given).load(source), exporter)
     except StoreError as e:
-        if isinstance(exporter.failed, StoreError):
+        if exporter.failed is not None:
             raise exporter.failed from e
         raise
     if compact_to is not None:
         exporter.compact(target_bytes=compact_to)
     return exporter.report
+
+
+def _run(stream: DataFrame, exporter: Exporter) -> None:
+    """Have all that there is now exported."""
+    query = (
+        stream.writeStream.foreachBatch(exporter.export_batch)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", exporter.folders.at(layout.CHECKPOINT))
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Within this an error of a batch is not printed by the bridge to the JVM, as it is raised."""
+    bridge = logging.getLogger("py4j.clientserver")
+    before = bridge.disabled
+    bridge.disabled = True
+    try:
+        yield
+    finally:
+        bridge.disabled = before

@@ -13,6 +13,7 @@ from tests.tiering.spark.export.batches import frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import TableFailed
 from tiering.spark.export import Exporter
+from tiering.spark.export.hadoop import Folders
 from tiering.spark.export.layout import PENDING
 
 LONG = "a-topic-with-a-long-name"
@@ -30,9 +31,8 @@ def table_ids(exporter: Exporter, only: str | None = None) -> list[str]:
     return sorted(found.to_arrow()["message_id"].to_pylist())
 
 
-def exporter_of(spark: SparkSession, folder: Path, after: int = -1) -> Exporter:
+def exporter_of(spark: SparkSession, folder: Path, folders: Folders | None = None) -> Exporter:
     pytest.importorskip("pyiceberg")
-    folders = Crashing(spark, str(folder), after)
     return Exporter(spark, str(folder), format="iceberg", schemas={LONG: "n INT"}, folders=folders)
 
 
@@ -62,11 +62,12 @@ def test_batches_are_commits_of_tables_and_one_that_comes_again_changes_nothing(
 def test_a_crash_before_any_change_leaves_every_message_in_the_table_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """From the manifest on: what was moved, what the table was told, what was filed as done."""
-    start = 4
-    for after in range(start, start + 7):
+    """Before the manifest has its name, before a file has, and twice when the table was told."""
+    for after in (3, 5, 6, 7):
         folder = tmp_path / f"out{after}"
-        crashing = exporter_of(spark, folder, after)
+        folders = Crashing(spark, str(folder), -1)
+        crashing = exporter_of(spark, folder, folders)
+        folders.left = after
         with pytest.raises(CrashError):
             crashing.export_batch(frame(spark, [row(0)]), 0)
         again = exporter_of(spark, folder)
