@@ -47,6 +47,8 @@ _TARGET: int = 128
               help="A property of Iceberg's catalog, such as type=rest, uri=URL; default: one in "
               "TARGET.")  # fmt: skip
 @click.option("--table", metavar="NAME", help="Iceberg's table; default: kvmq.messages.")
+@click.option("--option", "options", type=Setting(), multiple=True,
+              help="An option of reading, such as damaged=skip.")  # fmt: skip
 @click.option("--watch", is_flag=True, help="Go on, and look again at intervals.")
 @click.option("--interval", type=click.FloatRange(min=0.05), default=60.0, show_default=True,
               metavar="SECONDS", help="Between two looks of --watch.")  # fmt: skip
@@ -57,7 +59,8 @@ def export(
     out: Output, source: str, target: str, topics: str | None,
     form: Literal["parquet", "iceberg"],
     schema_file: Path | None, infer: tuple[str, ...], keep_body: bool, compact: bool,
-    file_size: int, catalog: tuple[tuple[str, str], ...], table: str | None, watch: bool,
+    file_size: int, catalog: tuple[tuple[str, str], ...], table: str | None,
+    options: tuple[tuple[str, str], ...], watch: bool,
     interval: float, engine: Engine, access: Access,
 ) -> None:  # fmt: skip
     """Export what SOURCE has to the folder TARGET, as far as it is not there.
@@ -74,7 +77,8 @@ def export(
         schemas = read_schemas(text, str(schema_file))
     with out.progress() as report, engine.session(report) as spark:
         once = partial(
-            run, spark, source, target, topics=_listed(topics), options=options_of(access),
+            run, spark, source, target, topics=_listed(topics),
+            options={**options_of(access), **dict(options)},
             format=form, schemas=schemas, infer=infer, keep_body=keep_body, table=table,
             catalog=dict(catalog), compact_to=file_size * _MEBIBYTE if compact else None,
         )  # fmt: skip

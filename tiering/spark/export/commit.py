@@ -23,7 +23,7 @@ from tiering.spark.export import layout
 from tiering.spark.export.hadoop import Folders
 from tiering.spark.export.manifest import Append, Manifest, decoded
 
-KEPT: Final = 100
+KEPT: Final = 20
 """How many manifests of each kind are kept when they are done. The newest is needed."""
 
 

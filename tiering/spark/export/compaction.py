@@ -24,7 +24,6 @@ from tiering.spark.export.commit import Commits
 from tiering.spark.export.hadoop import Folders, Found
 from tiering.spark.export.layout import (
     COMPACTION,
-    NOTES,
     OUT,
     PARQUET,
     REJECTED,
@@ -32,7 +31,7 @@ from tiering.spark.export.layout import (
     staged,
 )
 from tiering.spark.export.manifest import Manifest, Move
-from tiering.spark.export.parquet import settings
+from tiering.spark.export.parquet import TOPIC, settings
 
 TARGET_BYTES: Final = 128 << 20
 LEAST: Final = 8
@@ -77,9 +76,9 @@ def compact(
 def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[Found]]:
     """Files that are to become one, from one folder each."""
     small: dict[str, list[Found]] = {}
-    tops = [one for one in folders.names("") if one not in (NOTES, REJECTED)]
-    tops += [f"{REJECTED}/{one}" for one in folders.names(REJECTED)]
-    for top in tops:
+    tops = folders.names("") + [f"{REJECTED}/{one}" for one in folders.names(REJECTED)]
+    # Nothing else that may lie there is touched.
+    for top in (one for one in tops if one.rpartition("/")[2].startswith(f"{TOPIC}=")):
         for file in folders.files(top, PARQUET):
             if file.size < target_bytes / 2:
                 small.setdefault(file.name.rpartition("/")[0], []).append(file)

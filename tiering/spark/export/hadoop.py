@@ -93,7 +93,8 @@ class Folders:
             while listed.hasNext():
                 one = listed.next()
                 whole = str(one.getPath().toString())
-                if whole.endswith(ending) and not one.getPath().getName().startswith("."):
+                # What a task left that was given up is below a folder of Spark's own.
+                if whole.endswith(ending) and "/_temporary/" not in whole:
                     yield Found(whole[above:], int(one.getLen()))
 
     def read(self, name: str) -> bytes | None:

@@ -118,7 +118,7 @@ class Exporter:
             self.folders, self._schemas, keep_body=keep_body, twice=format == "iceberg"
         )
         self._commits = Commits(self.folders, self.tables)
-        self.report = ExportReport(target=self.folders.root, format=format)
+        self.report = ExportReport(target=target, format=format)
         self.failed: Exception | None = None
         self._commits.begin()
 
@@ -146,15 +146,7 @@ class Exporter:
 
     def compact(self, *, target_bytes: int = TARGET_BYTES, least: int = LEAST) -> Compacted:
         """Put small files together. Raises ConfigError for what is not Parquet of our own."""
-        if self.report.format != "parquet":
-            raise ConfigError(
-                "a table of Iceberg is compacted by what maintains it (rewrite_data_files)"
-            )
-        if target_bytes < 1 or least < 2:
-            raise ConfigError(
-                f"files of {target_bytes} bytes are to be made of {least} or more; it must be 1 "
-                "byte or more, and 2 files or more"
-            )
+        _check_compaction(self.report.format, target_bytes, least)
         with spoken():
             done = compact(
                 self._spark, self.folders, self._commits, target_bytes=target_bytes, least=least
@@ -198,6 +190,19 @@ class Exporter:
         return Manifest(name=name, moves=tuple(moves), appends=appends, topics=counted(moves))
 
 
+def _check_compaction(format: str, target_bytes: int, least: int) -> None:
+    if format != "parquet":
+        raise ConfigError(
+            "a table of Iceberg is compacted by what maintains it (rewrite_data_files), not by its "
+            "export"
+        )
+    if target_bytes < 1 or least < 2:
+        raise ConfigError(
+            f"files of {target_bytes} bytes are to be made of {least} or more; it must be 1 byte "
+            "or more, and 2 files or more"
+        )
+
+
 def _said(format: str, table: str | None) -> str:
     return f"{format} in table {table}" if table else format
 
@@ -228,6 +233,8 @@ def export(
 
     Raises SparkFailed for what the source raises, and what Exporter does.
     """
+    if compact_to is not None:
+        _check_compaction(format, compact_to, LEAST)
     exporter = Exporter(
         spark, target, format=format, schemas=schemas, infer=infer, keep_body=keep_body,
         catalog=catalog, table=table, progress=progress,
