@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -85,10 +85,10 @@ def export(
         if not watch:
             _told(out, once())
             return
-        _watched(out, once, interval)
+        watched(out, once, interval)
 
 
-def _watched(out: Output, once: Any, interval: float) -> None:
+def watched(out: Output, once: Callable[[], ExportReport], interval: float) -> None:
     """Export again and again, until a signal comes."""
     from kvstore.clock import SystemClock
 

@@ -21,6 +21,7 @@ import msgspec
 from tiering.errors import ExportBroken, ExportBusy
 from tiering.spark.export import layout
 from tiering.spark.export.hadoop import Folders
+from tiering.spark.export.layout import staged
 from tiering.spark.export.manifest import Append, Manifest, decoded
 
 KEPT: Final = 20
@@ -54,7 +55,9 @@ class Commits:
         self._folders.write(layout.RUN, msgspec.json.encode(_Run(self._run)))
         for file in self._folders.names(layout.PENDING):
             self._finish(self._read(f"{layout.PENDING}/{file}"))
-        self._folders.delete(layout.STAGING)
+        for name in self._folders.names(layout.STAGING):
+            if not self._folders.exists(f"{layout.PENDING}/{name}{layout.MANIFEST}"):
+                self._folders.delete(f"{layout.STAGING}/{name}")
 
     def last(self, kind: str) -> int:
         """The newest number that is committed of `layout.BATCH` or `COMPACTION`; -1 for none."""
@@ -75,7 +78,10 @@ class Commits:
         self._folders.delete(f"{layout.STAGING}/{name}")
         made = stage()
         self._mine()
-        self._folders.write(pending, made.encoded())
+        manifest = staged(name, "manifest")
+        self._folders.write(manifest, made.encoded())
+        # From where whoever takes over removes it: then this fails.
+        self._folders.rename(manifest, pending)
         self._finish(made)
         self._trim(kind)
         return made
@@ -95,11 +101,13 @@ class Commits:
         """Do what a manifest says, and file it."""
         folders = self._folders
         for move in made.moves:
+            # Names are of one file each: where there is one it is this, moved before. (On an object
+            # store a crash may leave both.)
+            if folders.exists(move.to):
+                continue
             if folders.exists(move.staged):
-                # What is there by that name is what a crash left of this very move.
-                folders.delete(move.to)
                 folders.rename(move.staged, move.to)
-            elif not folders.exists(move.to):
+            else:
                 raise ExportBroken(
                     f"{made.name} is committed, and its file {folders.at(move.to)} is gone; "
                     f"put it back, or export to a new folder"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from kvstore import Message, StoreConfig, StoredMessage
+from kvstore.cli.output import Output
 from kvstore.cli.spark.export import export as verb
+from kvstore.cli.spark.export import watched
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import SEGMENT
 from tests.tiering.spark.export.batches import contents, read
 from tests.tiering.spark.export.test_commit import CrashError
 from tiering.errors import ExportBroken, SchemaIllegal
-from tiering.spark.export import export
+from tiering.spark.export import Counted, ExportReport, export
 from tiering.spark.export.layout import CHECKPOINT
 
 
@@ -88,3 +91,23 @@ def test_an_error_of_a_batch_comes_out_as_it_is(
     with pytest.raises(SchemaIllegal, match="topic events"):
         export(spark, str(folder), str(tmp_path), topics=["events"], infer=["events"])
     assert read(tmp_path) == []
+
+
+def test_watching_tells_what_is_new_and_ends_after_the_look_that_a_signal_comes_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    looks: list[int] = []
+
+    def once() -> ExportReport:
+        looks.append(len(looks))
+        if len(looks) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        new = {"orders": Counted(len(looks), 1, 10)} if len(looks) != 2 else {}
+        return ExportReport(target="out", format="parquet", batches=len(new), topics=new)
+
+    before = signal.getsignal(signal.SIGTERM)
+    watched(Output(as_json=True), once, interval=0.01)
+    assert looks == [0, 1, 2]
+    assert signal.getsignal(signal.SIGTERM) == before
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["topics"]["orders"]["messages"] for one in told] == [1, 3]
