@@ -34,13 +34,16 @@ from tiering.spark.arrow import batch_of
 from tiering.spark.listing import DAMAGE, Opener, Stretch
 from tiering.spark.options import ReadOptions
 from tiering.spark.rows import Taken, of_groups, of_records, taken
-from tiering.spark.splits import Piece, Split
+from tiering.spark.splits import Piece, Ranges, Split
 from tiering.spark.wanted import Wanted
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Cuts = Mapping[int, tuple[int, int]]
+"""Of a block the first offset that is asked for, and the one behind the last."""
 _READ: Final = 1 << 20
 """Bytes of blocks that are read together, about."""
 _BATCH_ROWS: Final = 8192
@@ -94,7 +97,7 @@ class PartReader:
                 if batch.num_rows:
                     yield batch
         for stretch in split.log:
-            yield from self._of_log(stretch, split.topics)
+            yield from self._of_log(stretch, split)
 
     # --- archives ---
 
@@ -102,7 +105,7 @@ class PartReader:
         name = piece.held.name
         try:
             archive = self._opener.archive(piece.held)
-            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)))
+            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)), piece.cuts)
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -127,23 +130,23 @@ class PartReader:
             except (ArchiveDamaged, RecordDamaged) as e:
                 self._failed(f"{name}, block {members[0]}", e)
 
-    def _joined(self, found: Iterable[tuple[I64, Taken]]) -> Iterator[pa.RecordBatch]:
+    def _joined(self, found: Iterable[tuple[I64, Taken]], cuts: Cuts) -> Iterator[pa.RecordBatch]:
         """Batches of groups, several of which go together if they are alike."""
         waiting: list[tuple[I64, Taken]] = []
         rows = size = 0
         for members, one in found:
             alike = one.alike
             if waiting and (alike is None or alike != waiting[0][1].alike):
-                yield self._of_groups(waiting)
+                yield self._of_groups(waiting, cuts)
                 waiting, rows, size = [], 0, 0
             waiting.append((members, one))
             rows += one.group.count
             size += sum(one.group.decoded_sizes)
             if alike is None or rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
-                yield self._of_groups(waiting)
+                yield self._of_groups(waiting, cuts)
                 waiting, rows, size = [], 0, 0
         if waiting:
-            yield self._of_groups(waiting)
+            yield self._of_groups(waiting, cuts)
 
     def _groups(
         self, archive: Archive, blocks: I64
@@ -175,21 +178,18 @@ class PartReader:
         wanted = pa.array(sorted(tags), pa.string())
         return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
 
-    def _of_groups(self, groups: Sequence[tuple[I64, Taken]]) -> pa.RecordBatch:
+    def _of_groups(self, groups: Sequence[tuple[I64, Taken]], cuts: Cuts) -> pa.RecordBatch:
         """The blocks that are asked for, of their groups."""
         batch = batch_of(of_groups([one for _, one in groups]), self._made)
-        if any(len(members) < one.group.blocks for members, one in groups):
-            keep = []
-            for members, one in groups:
-                asked = np.zeros(one.group.blocks, np.bool_)
-                asked[members - one.group.number] = True
-                keep.append(np.repeat(asked, one.group.members.stretches.counts))
+        is_whole = not cuts and all(len(members) == one.group.blocks for members, one in groups)
+        if not is_whole:
+            keep = [_asked(members, one.group, cuts) for members, one in groups]
             batch = batch.filter(pa.array(np.concatenate(keep)))
         return self._exactly(batch)
 
     # --- the log ---
 
-    def _of_log(self, stretch: Stretch, topics: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+    def _of_log(self, stretch: Stretch, split: Split) -> Iterator[pa.RecordBatch]:
         path = Path(stretch.path)
         files = self._opener.files
         if files.size(path) is None:
@@ -198,7 +198,7 @@ class PartReader:
             )
         mapped = files.map(path, writable=False)
         try:
-            for rows, found in self._records(mapped.buffer, stretch, topics):
+            for rows, found in self._records(mapped.buffer, stretch, split):
                 batch = RecordBatch(
                     mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
                 )
@@ -210,12 +210,12 @@ class PartReader:
             mapped.close()
 
     def _records(
-        self, buffer: Buffer, stretch: Stretch, topics: Mapping[str, int]
+        self, buffer: Buffer, stretch: Stretch, split: Split
     ) -> Iterator[tuple[I64, SegmentRecords]]:
         """The messages that begin in a stretch, some megabytes at a time."""
         base, used = stretch.base, stretch.used - stretch.base
         first, last = stretch.begin - base, stretch.end - base
-        begin = boundary(buffer, 0, first, used)
+        begin = boundary(buffer, stretch.known - base, first, used)
         end = boundary(buffer, begin or 0, last, used)
         found = read_segment(buffer, base, used if end is None else end, begin or 0)
         self._opener.read += stretch.end - stretch.begin
@@ -224,9 +224,11 @@ class PartReader:
                 told = f"{stretch.path} is damaged at {damage.position}: {damage.reason}"
                 self._failed(stretch.path, SegmentDamaged(told, stretch.path))
         names = [name.decode("utf-8", "surrogateescape") for name in found.names]
-        since = np.array([topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
+        since = np.array([split.topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
         live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
         live &= (found.starts >= first) & (found.starts < last)
+        if split.ranges is not None:
+            live &= _within(split.ranges, names, found)
         for rows in _chunks(np.flatnonzero(live), found.sizes):
             yield rows, found
 
@@ -246,6 +248,36 @@ class PartReader:
         if self._options.damaged == "fail":
             raise error
         _log.warning("left out: %s: %s", what, error)
+
+
+def _asked(members: I64, group: BlockGroup, cuts: Cuts) -> Bools:
+    """Which messages of a group are asked for: of some blocks, and of those in `cuts` in part."""
+    asked = np.zeros(group.blocks, np.bool_)
+    asked[members - group.number] = True
+    counts = group.members.stretches.counts
+    found: Bools = np.repeat(asked, counts)
+    mine = cuts.keys() & set(members.tolist())
+    if mine:
+        low, end = np.zeros(group.blocks, np.int64), np.full(group.blocks, _NEVER)
+        for block in mine:
+            low[block - group.number], end[block - group.number] = cuts[block]
+        offset = group.columns.offset
+        found &= (offset >= np.repeat(low, counts)) & (offset < np.repeat(end, counts))
+    return found
+
+
+def _within(ranges: Ranges, names: Sequence[str], found: SegmentRecords) -> Bools:
+    """Which records are of offsets that are asked for."""
+    if not len(ranges.queues):
+        return np.zeros(len(found.starts), np.bool_)
+    numbers = {name: i for i, name in enumerate(ranges.names)}
+    topics = np.array([numbers.get(name, -1) for name in names] or [-1], np.int64)
+    codes = topics[found.topics] << 32 | found.queues
+    due = ranges.topics << 32 | ranges.queues
+    at = np.minimum(np.searchsorted(due, codes), len(due) - 1)
+    is_in: Bools = (found.offsets >= ranges.low[at]) & (found.offsets < ranges.end[at])
+    is_in &= due[at] == codes
+    return is_in
 
 
 def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:

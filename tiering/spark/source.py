@@ -14,7 +14,13 @@ import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 
 from kvstore.errors import ConfigError
 from tiering.spark.listing import Opener, listing
@@ -55,6 +61,14 @@ class KvmqDataSource(DataSource):
         options = read_options(self._given)
         _check(schema)
         return KvmqReader(options, schema.names)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
+        """The same for `readStream`; docs/spark.md has what streams do."""
+        from tiering.spark.stream.reader import KvmqStreamReader  # noqa: PLC0415
+
+        options = read_options(self._given)
+        _check(schema)
+        return KvmqStreamReader(options, schema.names)
 
 
 def _check(schema: StructType) -> None:
