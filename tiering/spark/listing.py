@@ -21,7 +21,7 @@ from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
 from kvstore.files import LocalFiles
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
-from tiering.catalog import decode_rows
+from tiering.catalog import Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys import provider_of
 from tiering.place import Place, open_place
@@ -35,11 +35,12 @@ DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
 
 
 class Held(msgspec.Struct, frozen=True):
-    """An archive: the place as it is opened, its name there, its size in bytes."""
+    """An archive: the place as it is opened, its name there, its size in bytes, its tier."""
 
     place: str
     key: str
     size: int
+    tier: Tier = "warm"
 
     @property
     def name(self) -> str:
@@ -113,12 +114,17 @@ class _Counting:
         return self._source.read(offset, size)
 
 
+def is_store(options: ReadOptions) -> bool:
+    """Whether the path is a store's folder, and not a place of archives alone."""
+    return "://" not in options.path and (Path(options.path) / "index").is_dir()
+
+
 def listing(options: ReadOptions) -> Listing:
     """What there is at the path. Raises StoreNotFound, NothingToRestore, StoresAmbiguous,
     PlaceError.
     """
     folder = Path(options.path)
-    if "://" not in options.path and (folder / "index").is_dir():
+    if is_store(options):
         return _of_store(folder, view_store(folder, StoreConfig()), options)
     if "://" not in options.path and not folder.is_dir():
         raise StoreNotFound(
@@ -126,7 +132,8 @@ def listing(options: ReadOptions) -> Listing:
         )
     place = open_place(options.path, options=options.place if is_remote(options.path) else None)
     _, objects = objects_of(place, options.store_id)
-    return Listing([Held(options.path, one.key, one.size) for one in objects])
+    tier: Tier = "cold" if is_remote(options.path) else "warm"
+    return Listing([Held(options.path, one.key, one.size, tier) for one in objects])
 
 
 def _of_store(folder: Path, view: View, options: ReadOptions) -> Listing:
@@ -134,7 +141,7 @@ def _of_store(folder: Path, view: View, options: ReadOptions) -> Listing:
     for row in decode_rows(view.catalog.rows):
         if row.state == "live":
             where = row.place if "://" in row.place else str((folder / row.place).absolute())
-            held.append(Held(where, row.key, row.size))
+            held.append(Held(where, row.key, row.size, row.tier))
     topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
     log = [
         Stretch(
