@@ -9,7 +9,7 @@ Invariant: what a view gives is summed up by Spark; no message passes through th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -80,7 +80,7 @@ def create_views(
         "archives": of.table("archives"),
         "volume": volume,
         "dead_letters": _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
-        "delays": delays_by(of.messages(*_COLUMNS["delays"]), "topic", "day"),
+        "delays": delays_of(spark, path, given),
         "keys": _keys(of.messages(*_COLUMNS["keys"])),
         "retention": _retention(volume, now),
     }
@@ -146,18 +146,31 @@ def _dead_letters(messages: DataFrame) -> DataFrame:
     )
 
 
-def delays_by(messages: DataFrame, *columns: str) -> DataFrame:
-    """Delays of messages (`topic`, `born_at`, `stored_at`), by some of topic and day."""
+def delays_of(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str],
+    *,
+    of: Sequence[str] | None = None,
+    with_sums: bool = False,
+) -> DataFrame:
+    """Delays by topic and day, of some topics or of all; `with_sums`: those of each topic on any
+    day (day null), and of all topics (topic null), as well.
+    """
+    messages = _Of(spark, path, options).messages(*_COLUMNS["delays"])
+    if of is not None:
+        messages = messages.where(F.col("topic").isin(list(of)))
     delay = F.unix_millis("stored_at") - F.unix_millis("born_at")
     found = messages.select("topic", _day().alias("day"), delay.alias("_delay"))
+    by = found.rollup("topic", "day") if with_sums else found.groupBy("topic", "day")
     asked = F.percentile_approx("_delay", list(SHARES.values()), ACCURACY)
-    summed = found.groupBy(*columns).agg(
+    summed = by.agg(
         F.count(F.lit(1)).alias("messages"),
         asked.alias("_shares"),
         F.max("_delay").alias("max"),
     )
     shares = [F.col("_shares")[i].alias(name) for i, name in enumerate(SHARES)]
-    return summed.select(*columns, "messages", *shares, "max")
+    return summed.select("topic", "day", "messages", *shares, "max")
 
 
 def _keys(messages: DataFrame) -> DataFrame:
