@@ -24,9 +24,7 @@ _MARKS: Final = 4
 def retention(figures: Figures) -> Html:
     """The section."""
     title = "What keeping less would save"
-    lead = (
-        "What a month costs if messages are kept for so many days, and what would no more be paid."
-    )
+    lead = "What a month costs if messages are kept for so many days, and what that saves."
     if not figures.days:
         return section(title, lead, empty("There are no messages, so nothing could be saved."))
     note = (
