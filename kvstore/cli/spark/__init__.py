@@ -1,6 +1,8 @@
 """The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
 
-- `sql`: a question, asked of the table of messages.
+- `sql`: a question, asked of the table of messages, and of views of what operators ask.
+- `report`: the same views as a page.
+- `views`: what these two share: places, prices, the time.
 - `options`: what these verbs share: which Spark, and how it is told.
 """
 
@@ -15,6 +17,7 @@ from kvstore.cli.lazy import LazyGroup
 __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
+    "report": ("kvstore.cli.spark.report", "Make a page of what is stored, and what it costs."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
 }
 

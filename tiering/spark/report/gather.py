@@ -51,7 +51,8 @@ def gather(
     """
     prices = prices or Prices()
     now = now_ms if now_ms is not None else (clock or SystemClock()).now_ms()
-    create_views(spark, path, options=options, prices=prices, now_ms=now)
+    asked = ("archives", "volume", "dead_letters", "keys")
+    create_views(spark, path, options=options, prices=prices, now_ms=now, only=asked)
     with _kept(spark.table("volume")) as volume:
         names = _largest(volume, top)
         days = _days(volume, names)

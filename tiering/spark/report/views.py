@@ -9,7 +9,7 @@ Invariant: what a view gives is summed up by Spark; no message passes through th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -57,8 +57,10 @@ def create_views(
     prices: Prices | None = None,
     now_ms: int | None = None,
     clock: Clock | None = None,
+    only: Collection[str] | None = None,
 ) -> None:
-    """Make the views (`VIEWS`) of a store's folder, or of a folder or bucket of archives.
+    """Make the views (`VIEWS`, or `only` some) of a store's folder, or of a folder or bucket of
+    archives.
 
     `options` are those of `spark.read.format("kvmq")`; `prices` (default: the examples of
     `tiering.Prices`) make costs of bytes; `retention` counts ages back from `now_ms`, or the
@@ -74,19 +76,19 @@ def create_views(
     spark.dataSource.register(tables.ReportSource)
     given = dict(options or {})
     of = _Of(spark, path, given)
-    volume = _volume(of.table("volume"), prices)
-    found = {
-        "messages": of.messages(),
-        "archives": of.table("archives"),
-        "volume": volume,
-        "dead_letters": _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
-        "delays": delays_of(spark, path, given),
-        "keys": _keys(of.messages(*_COLUMNS["keys"])),
-        "retention": _retention(volume, now),
+    makers: dict[str, Callable[[], DataFrame]] = {
+        "messages": of.messages,
+        "archives": lambda: of.table("archives"),
+        "volume": lambda: _volume(of.table("volume"), prices),
+        "dead_letters": lambda: _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
+        "delays": lambda: delays_of(spark, path, given),
+        "keys": lambda: _keys(of.messages(*_COLUMNS["keys"])),
+        "retention": lambda: _retention(_volume(of.table("volume"), prices), now),
     }
-    assert found.keys() == VIEWS.keys(), "VIEWS names them all"
-    for name, view in found.items():
-        view.createOrReplaceTempView(name)
+    assert makers.keys() == VIEWS.keys(), "VIEWS names them all"
+    for name, make in makers.items():
+        if only is None or name in only:
+            make().createOrReplaceTempView(name)
 
 
 class _Of:
