@@ -79,9 +79,9 @@ def binary(most: float, text: Text, steps: int = 4) -> Scale:
 
 def _even(step: float, most: float, text: Text) -> Scale:
     ticks = [0.0]
-    while ticks[-1] < most * 0.999:
+    while ticks[-1] < most * 0.999 or len(ticks) == 1:
         ticks.append(step * len(ticks))
-    top = ticks[-1] if len(ticks) > 1 else step
+    top = ticks[-1]
     return Scale(ticks, text, lambda value: value / top)
 
 
