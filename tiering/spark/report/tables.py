@@ -96,7 +96,8 @@ class VolumeReader(DataSourceReader):
         if found.log:
             log = Listing([], found.log, found.topics)
             splits += splits_of(log, self._wanted, options, Opener(options))[0]
-        return splits
+        # Of no parts Spark makes one that is none.
+        return splits or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         """A part's sums."""
