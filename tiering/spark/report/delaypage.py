@@ -68,7 +68,7 @@ def _panel(topic: str, days: Sequence[Delays], scale: Scale) -> Html:
     ]
     name = texts.name(topic)
     plot = panel(f"{name}: delay by day", lines, scale, marks)
-    return tag("figure", tag("h4", name), Html(plot))
+    return tag("figure", tag("h4", tag("b", name)), Html(plot))
 
 
 def _table(totals: Sequence[Delays]) -> Html:

@@ -21,7 +21,7 @@ from tiering.spark.report.volumepage import volume
 
 def page(figures: Figures) -> str:
     """The page."""
-    title = f"Archives and messages of {texts.name(figures.path)}"
+    title = f"Report on {texts.name(figures.path)}"
     body = tag(
         "main",
         tag("h1", title),
@@ -78,10 +78,22 @@ def _headlines(figures: Figures) -> Html:
             f"in {texts.plural(figures.topics_count, 'topic')}",
         ),
         ("Records", texts.size(total.raw_bytes), "as they were put"),
-        ("Stored", texts.size(total.stored_bytes), f"{share} of the records"),
+        (
+            "Stored",
+            texts.size(total.stored_bytes),
+            f"{share} of the records" if total.raw_bytes else "",
+        ),
         ("Cost", texts.money(total.cost_per_month, places), f"{figures.currency} a month"),
-        ("Archives", texts.count(archives), tiers or "everything is in the log"),
-        ("Dead letters", texts.short(figures.dead_letters_count), f"{dead} of the messages"),
+        (
+            "Archives",
+            texts.count(archives),
+            tiers or ("everything is in the log" if total.messages else ""),
+        ),
+        (
+            "Dead letters",
+            texts.short(figures.dead_letters_count),
+            f"{dead} of the messages" if total.messages else "",
+        ),
     )
     return tag(
         "dl",

@@ -56,8 +56,8 @@ def _curve(name: str, figures: Figures, days: Sequence[DayVolume]) -> Html:
     scale = linear(points[-1][1], texts.amount, 3)
     marks = [(x, f"{x:.0f} d") for x in spaced(0, max(points[-1][0], 1), _MARKS)]
     plot = panel(f"{name}: cost by days kept", [Line(name, "cold", points, True)], scale, marks)
-    now = tag("span", f" {texts.money(points[-1][1], places)} now")
-    return tag("figure", tag("h4", name, now), Html(plot))
+    now = tag("span", f"{texts.money(points[-1][1], places)} now")
+    return tag("figure", tag("h4", tag("b", name), now), Html(plot))
 
 
 def _freed_table(figures: Figures) -> Html:

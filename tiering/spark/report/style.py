@@ -52,14 +52,16 @@ figure{margin:16px 0 6px}
 svg{display:block;overflow:visible;font:11.5px system-ui,-apple-system,"Segoe UI",Roboto,Arial,
  sans-serif;font-variant-numeric:tabular-nums}
 svg.plot{width:100%;height:auto}
-figure.wide svg.plot{min-width:620px}
+figure.wide svg.plot{min-width:780px}
 svg .grid{stroke:var(--line)}svg .axis{stroke:var(--rule)}
 svg .tick{fill:var(--soft)}svg .mid{text-anchor:middle}svg .end{text-anchor:end}
 svg path{fill:none}svg path.line{stroke-width:1.7;stroke-linejoin:round}
 svg path.area{opacity:.16;stroke:none}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(250px,1fr));gap:20px 26px;
  margin:14px 0}
-.panels figure{margin:0}.panels h4{margin:0 0 2px;font-size:13px;overflow-wrap:anywhere}
+.panels figure{margin:0;min-width:0}.panels svg.plot{max-width:380px}
+.panels h4{display:flex;gap:8px;margin:0 0 2px;font-size:13px;white-space:nowrap}
+.panels h4 b{overflow:hidden;text-overflow:ellipsis}
 .panels h4 span{font-weight:400;color:var(--soft)}
 ul.legend{display:flex;flex-wrap:wrap;gap:4px 18px;list-style:none;margin:0 0 10px;padding:0;
  font-size:13px}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -22,11 +23,21 @@ from tiering.spark.report import VIEWS, create_views
 from tiering.spark.report.figures import Sums
 from tiering.spark.report.gather import gather
 
+DOCS = Path(__file__).parents[4] / "docs" / "spark.md"
 PRICES = Prices(hot=TierPrice(8e6), warm=TierPrice(4e6), cold=TierPrice(2e6), currency="EUR")
 
 
 def rows(spark: SparkSession, query: str) -> list[Row]:
     return spark.sql(query).collect()
+
+
+def documented() -> dict[str, list[str]]:
+    """The views' columns, as docs/spark.md lists them."""
+    text = DOCS.read_text().partition("| view | columns |")[2].partition("\n\n")[0]
+    cells = [line.split("|") for line in text.splitlines()[2:]]
+    found = {cell[1].strip(" `"): re.findall(r"`(\w+)`", cell[2]) for cell in cells}
+    del found["messages"]
+    return found
 
 
 def day_of(message: StoredMessage) -> date:
@@ -35,7 +46,7 @@ def day_of(message: StoredMessage) -> date:
 
 def test_every_view_comes_to_what_a_consumer_counts(spark: SparkSession, past: Past) -> None:
     create_views(spark, str(past.folder), prices=PRICES, now_ms=past.now_ms)
-    assert set(VIEWS) <= {table.name for table in spark.catalog.listTables()}
+    assert {name: spark.table(name).columns for name in VIEWS if name != "messages"} == documented()
     volume = rows(spark, "SELECT * FROM volume")
     days = Counter((m.topic, day_of(m)) for m in past.messages)
     counted: Counter[tuple[str, date]] = Counter()
