@@ -20,6 +20,8 @@ from tiering.spark.report.svg import Line, Scale, panel, spaced, times
 
 _PANELS: Final = 6
 _MARKS: Final = 4
+_YEAR: Final = 300
+"""Days from which on a mark without its year says little."""
 _SHARES: Final = (("p99", "99 % are below"), ("p90", "90 %"), ("p50", "half"))
 
 
@@ -62,9 +64,9 @@ def _panel(topic: str, days: Sequence[Delays], scale: Scale) -> Html:
         for share, said in _SHARES
     ]
     first, last = found[0][0], found[-1][0]
+    said = texts.month if last - first > _YEAR else texts.day
     marks = [
-        (first + x, texts.day(date.fromordinal(int(first + x))))
-        for x in spaced(0, last - first, _MARKS)
+        (first + x, said(date.fromordinal(int(first + x)))) for x in spaced(0, last - first, _MARKS)
     ]
     name = texts.name(topic)
     plot = panel(f"{name}: delay by day", lines, scale, marks)

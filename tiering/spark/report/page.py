@@ -9,6 +9,8 @@ Invariants: every section is there, whatever there is; texts go through `markup`
 
 from __future__ import annotations
 
+from typing import Final
+
 from tiering.spark.report import texts
 from tiering.spark.report.delaypage import delays
 from tiering.spark.report.figures import TIERS, Figures
@@ -17,6 +19,9 @@ from tiering.spark.report.retentionpage import retention
 from tiering.spark.report.style import sheet
 from tiering.spark.report.svg import bar, strip
 from tiering.spark.report.volumepage import volume
+
+_STRIP_MAX: Final = 170
+"""Columns of a strip; of more days several share one."""
 
 
 def page(figures: Figures) -> str:
@@ -116,11 +121,12 @@ def _dead_letters(figures: Figures) -> Html:
         return section(title, lead, empty("There are none: no group gave up on a message."))
     days = [day for one in figures.dead_letters for day, _ in one.days]
     first, span = min(days), (max(days) - min(days)).days + 1
+    wide = -(-span // _STRIP_MAX)
     rows = []
     for one in figures.dead_letters:
-        values = [0] * span
+        values = [0] * -(-span // wide)
         for day, count in one.days:
-            values[(day - first).days] = count
+            values[(day - first).days // wide] += count
         last = max(day for day, _ in one.days)
         rows.append([
             texts.name(one.topic) if one.topic is not None else "not said",
@@ -128,9 +134,11 @@ def _dead_letters(figures: Figures) -> Html:
             texts.count(one.messages),
             "–" if one.attempts is None else texts.count(one.attempts),
             texts.day(last, with_year=True),
-            Html(strip(values, "dead", f"by day, at most {max(values)} a day")),
+            Html(strip(values, "dead", f"at most {max(values)} in {texts.plural(wide, 'day')}")),
         ])  # fmt: skip
-    by_day = f"by day, {texts.day(first)} to {texts.day(max(days))}"
+    is_long = first.year != max(days).year
+    ends = (texts.day(day, with_year=is_long) for day in (first, max(days)))
+    by_day = f"when, {' to '.join(ends)}"
     heads = [
         Head("Topic", "text"), Head("Group", "text"), Head("Dead letters"),
         Head("most attempts"), Head("last"), Head(by_day, "plot"),

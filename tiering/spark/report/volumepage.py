@@ -39,7 +39,7 @@ def volume(figures: Figures) -> Html:
     if not figures.days:
         return section(title, lead, empty("There are no messages, so nothing is stored."))
     starts, unit = binned([one.day for one in figures.days])
-    labels = [_label(start, unit) for start in starts]
+    labels = [_label(start, unit, starts[0]) for start in starts]
 
     def drawn(
         name: str, by: str, cut: Iterable[_Cut], of: Amount, scale: Callable[..., Scale]
@@ -150,5 +150,7 @@ def _summed(starts: Sequence[date], days: Iterable[DayVolume], of: Amount) -> li
     return values
 
 
-def _label(start: date, unit: str) -> str:
-    return texts.month(start) if unit == "month" else texts.day(start)
+def _label(start: date, unit: str, first: date) -> str:
+    if unit == "month":
+        return texts.month(start)
+    return texts.day(start, with_year=unit == "week" and start.year != first.year)

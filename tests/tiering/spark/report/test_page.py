@@ -6,11 +6,12 @@ import re
 from datetime import date
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 
-from tests.tiering.spark.report.figuring import NOW_MS, nothing, something, volume
+from tests.tiering.spark.report.figuring import NOW_MS, ago, nothing, something, volume
 from tiering.spark.report import texts
-from tiering.spark.report.figures import Figures, topics_of, total_of
+from tiering.spark.report.figures import DeadLetters, Delays, Figures, topics_of, total_of
 from tiering.spark.report.page import page
 from tiering.spark.report.svg import binary, linear, spaced, times
 from tiering.spark.report.volumepage import binned
@@ -188,3 +189,17 @@ def test_amounts_in_a_column_have_the_decimals_of_the_largest() -> None:
     assert texts.decimals([12.0, 0.001]) == 2
     assert texts.decimals([]) == 2
     assert texts.decimals([1e-30]) == 9
+
+
+def test_years_of_everything_stay_a_page_of_reasonable_size() -> None:
+    long = something(days=3000)
+    days = [(ago(n), 1) for n in range(3000, 0, -1)]
+    dead = [DeadLetters("orders", "billing", 3000, 2, days)]
+    delays = [
+        Delays("orders", None, 9, 1, 2, 3, 4),
+        *(Delays("orders", ago(n), 9, 1, 2, 3, 4) for n in range(3000)),
+    ]
+    text = page(msgspec.structs.replace(long, dead_letters=dead, delays=delays))
+    Read(text)
+    assert text.count("<rect") < 1000
+    assert "Bytes stored now, by month and tier" in text
