@@ -190,6 +190,16 @@ class PartReader:
     # --- the log ---
 
     def _of_log(self, stretch: Stretch, split: Split) -> Iterator[pa.RecordBatch]:
+        for records in self.log_records(stretch, split):
+            for one in of_records(records, stretch.base):
+                out = self._exactly(batch_of(one, self._made))
+                if out.num_rows:
+                    yield out
+
+    def log_records(self, stretch: Stretch, split: Split) -> Iterator[RecordBatch]:
+        """The messages of a part that begin in a stretch of the log; each batch is good until the
+        next is asked for. Raises ArchiveMissing, SegmentDamaged.
+        """
         path = Path(stretch.path)
         files = self._opener.files
         if files.size(path) is None:
@@ -199,13 +209,9 @@ class PartReader:
         mapped = files.map(path, writable=False)
         try:
             for rows, found in self._records(mapped.buffer, stretch, split):
-                batch = RecordBatch(
+                yield RecordBatch(
                     mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
                 )
-                for one in of_records(batch, stretch.base):
-                    out = self._exactly(batch_of(one, self._made))
-                    if out.num_rows:
-                        yield out
         finally:
             mapped.close()
 

@@ -103,7 +103,8 @@ class KvmqReader(DataSourceReader):
         splits, skipped = splits_of(found, self._wanted, self._options, opener)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
-        return splits
+        # Of no parts Spark makes one that is none.
+        return splits or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A part's messages, as record batches."""

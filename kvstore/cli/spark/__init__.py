@@ -2,7 +2,9 @@
 
 - `export`: messages as files that other tools read.
 - `package`: kvmq itself, for a cluster.
-- `sql`: a question, asked of the table of messages.
+- `sql`: a question, asked of the table of messages, and of views of what operators ask.
+- `report`: the same views as a page.
+- `views`: what these two share: places, prices, the time.
 - `options`: what these verbs share: which Spark, and how it is told.
 """
 
@@ -19,6 +21,7 @@ __all__ = ["spark"]
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "export": ("kvstore.cli.spark.export", "Export messages to Parquet or Iceberg."),
     "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
+    "report": ("kvstore.cli.spark.report", "Make a page of what is stored, and what it costs."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
 }
 
