@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -69,7 +69,7 @@ class GrowingColumns:
         return len(self._positions)
 
     def add(self, more: Columns) -> None:
-        """Take the columns of what comes next. Raises CallerError for more than an archive holds."""
+        """Take the columns of what comes next. Raises CallerError if an archive can't hold it."""
         base = len(self._positions)
         if base + len(more.positions) > MESSAGES_MAX:
             raise CallerError(f"an archive holds at most {MESSAGES_MAX:,} messages")
@@ -116,7 +116,7 @@ class _Queue(NamedTuple):
 
 class BlockWriter:
     """Encodes what it is given and hands on the bytes: `add` in the order of topic number and
-    queue, then `flush`. `topics` may grow meanwhile.
+    queue, then `flush`. `topics` has them by their numbers, and may grow meanwhile.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class BlockWriter:
         write: Callable[[bytes], object],
         coder: Coder,
         block_bytes: int,
-        topics: Sequence[TopicToWrite],
+        topics: Sequence[TopicToWrite] | Mapping[int, TopicToWrite],
     ) -> None:
         self._write = write
         self._coder = coder
