@@ -9,6 +9,7 @@ Invariant: nothing in them prints a secret.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -20,6 +21,9 @@ from tiering.regroup import Made
 
 Queue = tuple[int, int]
 """Topic id and queue."""
+STRETCH_BYTES: Final = 32 << 20
+"""Of records, in a stretch, about. (A quarter of it, as coded, is what a task holds and gives back;
+each costs it an opening of the archives, and queues that are cut a block that is not full.)"""
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +44,8 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to do. `topics` are those that there are, by id: others were deleted. `path` is
-    the file to write. The keys of `settings` have to be at hand.
+    the file to write. The keys of `settings` have to be at hand. `stretch_bytes` of records, about,
+    are done at a time; another number may make other bytes.
     """
 
     inputs: Sequence[Input]
@@ -51,6 +56,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     compaction: Compaction | None = None
     without: Match | None = None
+    stretch_bytes: int = STRETCH_BYTES
 
 
 class Dropped(msgspec.Struct, kw_only=True):

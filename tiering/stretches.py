@@ -2,7 +2,7 @@
 
 The idea: an archive's blocks lie in the order of topic, queue and offset, so a stretch of the new
 archive, from one place in that order to another, is a run of neighbouring blocks in each of the old
-ones. Where the places are follows from the directories alone: about every `STRETCH_BYTES` of
+ones. Where the places are follows from the directories alone: about every `stretch_bytes` of
 records. A queue that is small is not cut; a large one is, at the first offset of a block, so one
 topic that outweighs all others becomes many stretches.
 
@@ -38,9 +38,6 @@ from tiering.mergejob import Dropped, Input, MergeJob, Queue
 I64 = NDArray[np.int64]
 Where = tuple[int, int, int]
 """A place in the order of an archive: topic number, queue, offset."""
-STRETCH_BYTES: Final = 32 << 20
-"""Of records, in a stretch, about. (A quarter of it, as coded, is what a task holds and gives back;
-each costs it an opening of the archives, and queues that are cut a block that is not full.)"""
 OFFSETS: Final = (1 << 63) - 1
 """Above every offset."""
 _WHOLE: Final = 8
@@ -221,7 +218,7 @@ class _Found:
         ]
         some = blocks.take(np.isin(blocks.topic, plain))
         return MergePlan(
-            stretches=_stretches(_cuts(blocks), (len(topics), 0, 0), each),
+            stretches=_stretches(_cuts(blocks, job.stretch_bytes), (len(topics), 0, 0), each),
             topics=topics,
             left_out=self._left_out,
             origin=ArchiveOrigin(
@@ -258,7 +255,7 @@ def _sampled(blocks: _Blocks) -> list[Sampled]:
     return [Sampled(*pair) for pair in pairs]
 
 
-def _cuts(blocks: _Blocks) -> list[Where]:
+def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
     """Where stretches begin, of blocks in order."""
     if not len(blocks.block):
         return []
@@ -270,14 +267,14 @@ def _cuts(blocks: _Blocks) -> list[Where]:
     cuts = [_at(blocks, 0)]
     at = 0
     while True:
-        next_ = int(np.searchsorted(ends, begins[at] + STRETCH_BYTES, side="right"))
+        next_ = int(np.searchsorted(ends, begins[at] + stretch_bytes, side="right"))
         next_ = max(next_, at + 1)
         if next_ >= len(ends):
             return cuts
         queue = int(np.searchsorted(firsts, next_, side="right")) - 1
         first = int(firsts[queue])
         stop = int(firsts[queue + 1]) if queue + 1 < len(firsts) else len(ends)
-        if first > at and (ends[stop - 1] - begins[first]) * _WHOLE <= STRETCH_BYTES:
+        if first > at and (ends[stop - 1] - begins[first]) * _WHOLE <= stretch_bytes:
             next_ = first
         where = _at(blocks, next_)
         if where > cuts[-1]:  # two archives that hold the same offset are told of when it is read
