@@ -29,7 +29,7 @@ from tiering.compact import Compaction
 from tiering.errors import PolicyIllegal
 from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
-from tiering.merge import Input, Merged, MergeJob, merge_remotely
+from tiering.merge import Input, Merged, MergeJob, merge_with
 from tiering.moving import Mover, archived_topic, arriving_of
 from tiering.place import Place
 from tiering.places.settings import is_remote
@@ -173,7 +173,7 @@ class Replacer:
             without=without,
         )
         try:
-            merged = self._pool.run(self._check, merge_remotely, job)
+            merged = merge_with(self._pool, self._check, job, self._files)
             self._check()
             return self._swap(rows, merged, at_once=without is not None)
         finally:
