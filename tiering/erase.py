@@ -32,7 +32,7 @@ from tiering.match import Match
 from tiering.merge import Input
 from tiering.moving import Mover
 from tiering.place import open_place
-from tiering.pool import Pool
+from tiering.pool import Executor
 from tiering.reading import Rows, Window
 from tiering.replacing import Replacer
 from tiering.segment import read_segment
@@ -154,7 +154,7 @@ class Eraser:
         store: Store,
         mover: Mover,
         replacer: Replacer,
-        pool: Pool,
+        pool: Executor,
         check: Callable[[], None],
         tell: Callable[[str, int, int], None],
         plan: Callable[[int], SegmentDue | None],

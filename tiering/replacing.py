@@ -34,7 +34,7 @@ from tiering.moving import Mover, archived_topic, arriving_of
 from tiering.place import Place
 from tiering.places.settings import is_remote
 from tiering.policy import Policy
-from tiering.pool import Pool
+from tiering.pool import Executor
 from tiering.ratelimit import RateLimit
 from tiering.shifting import Shifter
 from tiering.storeside import Store
@@ -59,7 +59,7 @@ class Replacer:
         settings: ArchiveSettings,
         mover: Mover,
         shifter: Shifter,
-        pool: Pool,
+        pool: Executor,
         reading: RateLimit,
         options: Mapping[str, object],
         check: Callable[[], None],
