@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -108,8 +107,6 @@ class Mover:
         self._tell = tell
         self._class_of = class_of
         self._work = store.path / WORK
-        # Who makes jobs asks the store and the keys; of those that are made ahead, one at a time.
-        self._asking = threading.Lock()
         # A process that a kill of this one left behind must not write where the next one does.
         self._made = self._work / "made" / secrets.token_hex(8)
         self.intents = Intents(self._work / "intents", self._files)
@@ -163,11 +160,9 @@ class Mover:
         # Of an attempt before, in which something went wrong.
         self.clear(folder)
         self._files.make_dir(folder)
-        with self._asking:
-            job = self._job(due, sealed.path, sealed.first_position, without)
+        job = self._job(due, sealed.path, sealed.first_position, without)
         regrouped = self._regroup(job, check)
-        with self._asking:
-            missed = self._missed(regrouped)
+        missed = self._missed(regrouped)
         if missed:
             # The index, by which the segment was looked at, knows nothing of what is in no queue.
             self._clear(regrouped)

@@ -140,7 +140,7 @@ class Worker:
         )  # fmt: skip
         self._replacer = Replacer(
             store, policy, settings, self._mover, self._shifter, self._executor, self._reading,
-            options, self._check, self._trusted,
+            self._check, self._trusted,
         )  # fmt: skip
         self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
         self._merger = Merger(
