@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self, cast
@@ -25,7 +25,7 @@ from kvstore.archived import Catalog
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
-from tiering.audit import AuditReport, audit
+from tiering.audit import Asked, AuditReport, audit
 from tiering.catalog import Tier, decode_rows, kept_as
 from tiering.classes import RetentionClass, life_of
 from tiering.doing import MOVING, Doer
@@ -45,6 +45,7 @@ from tiering.policyplaces import open_places
 from tiering.pool import Executor, Pool
 from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
+from tiering.rewriting import Rewriter
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store, TopicFacts
@@ -116,6 +117,7 @@ class Worker:
         keys = provider_of(access.keys, self._files) if keys is None else keys
         self._keys = keys
         options = access.options if options is None else options
+        self._options = options
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._busy = threading.Lock()
@@ -146,6 +148,10 @@ class Worker:
         self._merger = Merger(
             self._replacer, self._looker, self._side.store_id, self._clock, self._tell
         )
+        self._rewriter = Rewriter(
+            self._store, self._replacer, self._looker, self._merger, self._executor, self._clock,
+            self._trusted, self._check, self._tell,
+        )  # fmt: skip
         self._doer = Doer(
             self._side, self._mover, self._shifter, self._looker, self._executor, self.history,
             self._trusted, self._clock, self._check, self._tell,
@@ -195,7 +201,14 @@ class Worker:
                 lambda: Catalog(self._side.store_id, list(self._side.rows())),
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
+                asked=self._asked(),
             )  # fmt: skip
+
+    def _asked(self) -> Asked | None:
+        """Who checks archives: whoever works here, if that is many; else this process."""
+        if self._executor.width == 1:
+            return None
+        return Asked(executor=self._executor, options=self._options, check=self._check)
 
     def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
         """What becomes of a topic's messages once they left hot; None: nothing."""
@@ -266,6 +279,28 @@ class Worker:
         if groups:
             self._merger.merge(groups, sight, self._trusted.now_ms(), run)
         return bool(groups)
+
+    def compact(self, topic: str | None = None) -> RunReport:
+        """Have compacted topics (or archives with one of them) keep the newest message of each key
+        only, as far as neighbouring archives may be merged, however large or small they are.
+        Raises as `run_once` does, and `CallerError` for a topic that is not compacted.
+        """
+        return self._rewritten(lambda run: self._rewriter.compact(topic, self._agenda, run))
+
+    def reencrypt(self, topic: str | None = None) -> RunReport:
+        """Write archives anew that have messages (of a topic) under another key than the one that
+        the provider gives for writing now: also such as are not encrypted and should be, or are and
+        should not. The old objects go after the policy's grace time, with a run. Raises as
+        `run_once` does, `ConfigError` without keys, `CallerError` for a topic that is not there.
+        """
+        return self._rewritten(lambda run: self._rewriter.reencrypt(topic, run))
+
+    def _rewritten(self, work: Callable[[Run], None]) -> RunReport:
+        with self._alone():
+            run = self._begin()
+            self._merger.begin(anew=True)
+            work(run)
+            return run.report()
 
     def erase(
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None

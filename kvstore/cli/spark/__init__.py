@@ -1,6 +1,8 @@
 """The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
 
 - `sql`: a question, asked of the table of messages.
+- `tier`, `merge`, `compact`, `verify`, `erase`, `reencrypt`: what the verbs of the same name
+  under `tier`, and `erase`, do, as jobs of Spark.
 - `options`: what these verbs share: which Spark, and how it is told.
 """
 
@@ -16,6 +18,12 @@ __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
+    "tier": ("kvstore.cli.spark.tier", "Move what a policy says is due, as `tier run`."),
+    "merge": ("kvstore.cli.spark.merge", "Merge archives into larger ones."),
+    "compact": ("kvstore.cli.spark.compact", "Have compacted topics keep the newest messages."),
+    "verify": ("kvstore.cli.spark.verify", "Check every archive, and list orphans."),
+    "erase": ("kvstore.cli.spark.erase", "Have messages gone, and show that they are."),
+    "reencrypt": ("kvstore.cli.spark.reencrypt", "Write archives anew under the keys of today."),
 }
 
 
