@@ -60,7 +60,7 @@ class Keys:
 
 
 def key(name: str) -> TopicKey:
-    return TopicKey(name, name.encode() * (32 // len(name)))
+    return TopicKey(name, (name.encode() * 32)[:32])
 
 
 def encrypted(side: Side) -> set[tuple[str, bool]]:
@@ -134,23 +134,28 @@ def damage(folder: Path) -> None:
     path.write_bytes(data)
 
 
+def last(worker: Worker) -> str:
+    """The newest archive that is there."""
+    return worker.archives()[-1].key
+
+
 def test_what_is_damaged_is_told_alike_and_the_others_go_on(
     tmp_path: Path, made: tuple[Path, int], executor: SparkExecutor
 ) -> None:
     def work(worker: Worker, clock: VirtualClock) -> Any:
         damage(worker._store.path)
         moved = worker.run_once()
-        path = worker._store.path / "archive" / worker.archives()[0].key
+        path = worker._store.path / "archive" / last(worker)
         data = bytearray(path.read_bytes())
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
-        return moved, worker.verify(), worker.merge(), worker.erase(key="k3")
+        return moved, last(worker), worker.verify(), worker.merge(), worker.erase(key="k3")
 
     one, _ = both(tmp_path, *made, executor, work)
-    moved, verified, merged, erased = one.told
+    moved, damaged, verified, merged, erased = one.told
     assert list(moved.failed) == ["segment 1"]
     assert len(moved.segments) >= 4
-    assert {p.archive for p in verified.problems} == {f"archive/{moved.archives[0]}"}
+    assert {p.archive for p in verified.problems} == {f"archive/{damaged}"}
     assert len(merged.failed) == 1
     assert merged.merged
     assert not erased.is_proven

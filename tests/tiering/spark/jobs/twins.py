@@ -9,6 +9,7 @@ from typing import Any
 
 import kvstore
 from kvstore import Message, Retention, Store, StoreConfig, StoredMessage, TopicConfig
+from kvstore.errors import ArchiveDamaged, RecordDamaged
 from tests.support.clock import VirtualClock
 from tiering import KeyProvider, Policy, Worker
 from tiering.catalog import ArchiveRow, decode_rows
@@ -79,7 +80,11 @@ class Side:
             for queue in range(info.read_queues):
                 low, high = store.bounds(info.name, queue)
                 while low < high:
-                    page = store.pull(info.name, queue, low, limit=200)
+                    try:
+                        page = store.pull(info.name, queue, low, limit=200)
+                    except (ArchiveDamaged, RecordDamaged) as e:
+                        low = e.next_offset or high
+                        continue
                     self.held |= {m.position: m for m in page.messages}
                     low = page.next_offset
 
