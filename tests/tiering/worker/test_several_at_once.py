@@ -202,5 +202,5 @@ def test_a_name_that_somebody_else_has_taken_stays_his(tmp_path: Path, job: Copy
     assert (tmp_path / "b" / job.intent.key).read_bytes() == b"another's"
     (tmp_path / "a" / job.key).chmod(0o644)
     (tmp_path / "a" / job.key).write_bytes(b"damaged" * 200)
-    with pytest.raises(ArchiveDamaged, match="a/x/one.kvarc is not what was put there"):
+    with pytest.raises(ArchiveDamaged, match=r"one\.kvarc is not what was put there"):
         copy_remotely(job)

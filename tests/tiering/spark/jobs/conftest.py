@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,10 +12,24 @@ from pyspark.sql import SparkSession
 from tests.tiering.spark.jobs.twins import make_store
 from tiering.spark.jobs.executor import SparkExecutor
 
+T = TypeVar("T")
+
+
+class Noting(SparkExecutor):
+    """Keeps what its tasks were given."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self.given: list[tuple[Any, ...]] = []
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        self.given.append(args)
+        return super().run(check, work, *args)
+
 
 @pytest.fixture
-def executor(spark: SparkSession) -> Iterator[SparkExecutor]:
-    one = SparkExecutor(spark)
+def executor(spark: SparkSession) -> Iterator[Noting]:
+    one = Noting(spark)
     yield one
     one.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,6 @@ from tests.tiering.spark.jobs import works
 from tiering.errors import SparkFailed, TieringStopped
 from tiering.pool import WorkerDied
 from tiering.spark.jobs.executor import SparkExecutor
-
-
-@pytest.fixture
-def executor(spark: SparkSession) -> Iterator[SparkExecutor]:
-    one = SparkExecutor(spark)
-    yield one
-    one.close()
 
 
 def never() -> None:

@@ -11,14 +11,17 @@ import pytest
 import kvstore
 from kvstore.errors import KeyMissing
 from tests.support.clock import VirtualClock
+from tests.tiering.spark.jobs import works
+from tests.tiering.spark.jobs.conftest import Noting
 from tests.tiering.spark.jobs.twins import DAY, POLICY, SEGMENT, Side, both, config, worked
-from tiering import TieringStopped, TopicKey, Worker
+from tiering import TieringStopped, TopicKey, Worker, moving
 from tiering.catalog import decode_rows
+from tiering.regroup import SegmentJob
 from tiering.spark.jobs.executor import SparkExecutor
 
 
 def test_moving_segments_and_archives_through_all_tiers_gives_the_same(
-    tmp_path: Path, made: tuple[Path, int], executor: SparkExecutor
+    tmp_path: Path, made: tuple[Path, int], executor: Noting
 ) -> None:
     def work(worker: Worker, clock: VirtualClock) -> Any:
         first = worker.run_once()
@@ -34,6 +37,26 @@ def test_moving_segments_and_archives_through_all_tiers_gives_the_same(
     assert len(brief.shifted) == len(rest.expired) >= 3
     assert len(rest.shifted) >= 5
     assert first.failed == brief.failed == rest.failed == {}
+    # The topic that has half of the messages is in many tasks, and not in one.
+    jobs = [job for job, *_ in executor.given if isinstance(job, SegmentJob)]
+    assert len([job for job in jobs if "skewed" in job.topics]) == len(first.segments)
+
+
+def test_tasks_that_die_in_the_middle_cost_nothing_and_leave_nothing(
+    tmp_path: Path, made: tuple[Path, int], executor: SparkExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(worker: Worker, clock: VirtualClock) -> Any:
+        return worker.run_once()
+
+    folder, now = made
+    one = worked(folder, tmp_path / "embedded", now, work, None)
+    killing = works.regrouped_at_the_second_try
+    monkeypatch.setattr(moving, "regroup_locally", killing)
+    other = worked(folder, tmp_path / "spark", now, work, executor)
+    assert one.told == other.told
+    assert other.told.failed == {}
+    assert one.objects == other.objects
+    assert one.rows == other.rows
 
 
 class Keys:
@@ -134,9 +157,9 @@ def damage(folder: Path) -> None:
     path.write_bytes(data)
 
 
-def last(worker: Worker) -> str:
-    """The newest archive that is there."""
-    return worker.archives()[-1].key
+def third(worker: Worker) -> str:
+    """The third archive of the largest class; it is behind the segment that stays."""
+    return [a.key for a in worker.archives() if a.retention_class == "warm11d-coldever"][2]
 
 
 def test_what_is_damaged_is_told_alike_and_the_others_go_on(
@@ -145,11 +168,11 @@ def test_what_is_damaged_is_told_alike_and_the_others_go_on(
     def work(worker: Worker, clock: VirtualClock) -> Any:
         damage(worker._store.path)
         moved = worker.run_once()
-        path = worker._store.path / "archive" / last(worker)
+        path = worker._store.path / "archive" / (name := third(worker))
         data = bytearray(path.read_bytes())
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
-        return moved, last(worker), worker.verify(), worker.merge(), worker.erase(key="k3")
+        return moved, name, worker.verify(), worker.merge(), worker.erase(key="k3")
 
     one, _ = both(tmp_path, *made, executor, work)
     moved, damaged, verified, merged, erased = one.told

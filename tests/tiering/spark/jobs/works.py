@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from kvstore.errors import ArchiveDamaged
+from tiering.regroup import Regrouped, SegmentJob, regroup_locally
 
 
 def doubled(number: int) -> int:
@@ -43,6 +44,15 @@ def killed_once(noted: str) -> int:
 def killed(number: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+def regrouped_at_the_second_try(job: SegmentJob) -> Regrouped:
+    """Leaves half a file, and dies, if nobody has tried before."""
+    folder = Path(job.folder)
+    if len(list(folder.parent.iterdir())) == 1:
+        (folder / "half.kvarc").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return regroup_locally(job)
 
 
 def waited(path: str) -> None:
