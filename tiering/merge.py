@@ -75,6 +75,8 @@ def choose(
     target_bytes: int,
     judged_as: Mapping[str, RetentionClass] | None = None,
     hot: Sequence[int] = (),
+    *,
+    at_any_size: bool = False,
 ) -> list[list[ArchiveRow]]:
     """Which archives to merge: lists of neighbours, each for one archive. Pure. `judged_as` has the
     classes of today by the archives' keys; others are judged by their names. `hot` are the first
@@ -86,7 +88,8 @@ def choose(
     they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than two thirds of
     it in the largest, so that no message is rewritten again and again for the sake of few others;
     and they are of a time that is short against what the class has in that tier, since all of a
-    merged archive waits for its last message.
+    merged archive waits for its last message. `at_any_size`: all neighbours that may be together
+    are given, also such as stand alone, whatever it saves.
     """
     if target_bytes < 1:
         raise CallerError(f"target_bytes is {target_bytes!r}; it must be 1 at least")
@@ -105,7 +108,7 @@ def choose(
             stays = leaves if leaves is not None else kind.ends
             span = stays // _SPAN_SHARE if stays is not None else None
             for run in _runs([row for _, row in alike], most, span, hot):
-                found += _worth_it(run)
+                found += [run] if at_any_size else _worth_it(run)
     return found
 
 

@@ -15,6 +15,8 @@ from kvstore.cli.output import Report
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tiering.pool import Executor
+
 
 class Engine(NamedTuple):
     """Which Spark the command line asks for."""
@@ -29,6 +31,18 @@ class Engine(NamedTuple):
 
         with session(master=self.master, settings=self.settings, progress=report) as spark:
             yield spark
+
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        """That Spark as who does a worker's work, for the time of the block."""
+        from tiering.spark.jobs.executor import SparkExecutor
+
+        with self.session() as spark:
+            found = SparkExecutor(spark)
+            try:
+                yield found
+            finally:
+                found.close()
 
 
 def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
