@@ -189,6 +189,14 @@ class Viewer(Protocol):
         """Which offsets some queues have; None: all. Costs a few seeks each."""
         ...
 
+    def homes(
+        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
+    ) -> set[int]:
+        """The numbers of the archives that have offsets of queues: each with its first, and the one
+        behind its last.
+        """
+        ...
+
     def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
         """What is another as soon as a view may be; takes no more than a look at some files."""
         ...

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -32,11 +32,12 @@ from tiering.spark.listing import (
     stretches,
 )
 from tiering.spark.options import ReadOptions
-from tiering.spark.stream.offsets import code_of
+from tiering.spark.stream.offsets import code_of, queue_of
 from tiering.spark.stream.tables import Looked, Tables
 
 _log = logging.getLogger("kvmq")
-_COMPACTED = "compacted"
+_COMPACTED: Final = "compacted"
+_LOOKS: Final = 5
 
 
 class LiveTopic(NamedTuple):
@@ -50,13 +51,17 @@ class LiveTopic(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """An archive in sight: its number (0 where numbers say nothing), and the position of its first
-    record.
+    """An archive in sight: its number (None where numbers say nothing), and the position of its
+    first record.
     """
 
     held: Held
-    number: int
+    number: int | None
     first_position: int
+
+    def is_from(self, number: int) -> bool:
+        """Whether it may have what archives of numbers from this one on have."""
+        return self.number is None or self.number >= number
 
 
 class Sight(NamedTuple):
@@ -107,7 +112,7 @@ class StoreLooker:
             Kept(held, row.number, row.first_position)
             for row, held in live_rows(self._folder, view)
         ]
-        archives.sort(key=lambda one: (one.first_position, one.number))
+        archives.sort(key=lambda one: one.first_position)
         hot = self._options.hot
         return Sight(
             view.catalog.store_id.hex(),
@@ -117,6 +122,20 @@ class StoreLooker:
             view.position if hot else 0,
             view.next_archive,
         )
+
+    def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[Sight, set[int] | None]:
+        """What there is, and the numbers of the archives that have offsets of queues: the code,
+        the first and the one behind the last.
+        """
+        every = [(queue_of(code), low, end) for code, low, end in spans]
+        sight = self.look()
+        for _ in range(_LOOKS):
+            homes = viewer().homes(self._folder, self._config, every)
+            before, sight = sight, self.look()
+            # Nothing was moved between the two looks.
+            if sight.archives == before.archives and len(sight.log) >= len(before.log):
+                return sight, homes
+        return sight, None
 
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
         """Which offsets there are of queues."""
@@ -148,7 +167,7 @@ class PlaceLooker:
         for one, looked in zip(new, self._tables.look_all(new), strict=True):
             self._known[one] = self._opened(one, looked)
         kept, _ = newest([one for one in self._known.values() if one.is_readable])
-        archives = [Kept(one.held, 0, one.manifest.first_position) for one in kept]
+        archives = [Kept(one.held, None, one.manifest.first_position) for one in kept]
         self._seen = Sight(store, dict(self._topics), archives, [], 0, 0)
         return self._seen
 
@@ -168,6 +187,10 @@ class PlaceLooker:
                 self._topics[topic.name] = LiveTopic(topic.id, topic.since, is_compacted)
         return _Known(held, object_, _short(manifest), is_readable=True)
 
+    def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[Sight, set[int] | None]:
+        """What there is; which archives have something is in their tables alone."""
+        return self.look(), None
+
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
         """Which offsets there are of queues, by all archives; each is opened that is not kept."""
         wanted = None if queues is None else {code_of(*queue) for queue in queues}
@@ -178,7 +201,7 @@ class PlaceLooker:
             columns = (table.codes, table.first, table.last)
             for code, first, last in zip(*(c.tolist() for c in columns), strict=True):
                 if wanted is None or code in wanted:
-                    queue = code >> 32, code & 0xFFFFFFFF
+                    queue = queue_of(code)
                     low, end = found.get(queue, (first, 0))
                     found[queue] = min(low, first), max(end, last + 1)
         return Reach(0, found)
