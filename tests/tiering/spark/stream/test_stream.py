@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 import kvstore
 from kvstore import ConfigError, Message, Retention, Store, StoreConfig, StoredMessage
@@ -16,6 +17,8 @@ from kvstore.errors import ArchiveMissing
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
 from tests.tiering.spark.stream.streaming import (
+    COLUMNS,
+    Row,
     drain,
     everything,
     positions,
@@ -26,6 +29,8 @@ from tests.tiering.spark.stream.streaming import (
 )
 from tiering import Worker
 from tiering.errors import MessagesLost
+from tiering.spark.options import read_options
+from tiering.spark.source import KvmqReader
 from tiering.spark.stream.reader import KvmqStreamReader
 
 
@@ -425,6 +430,29 @@ def test_an_archive_that_went_after_the_plan_is_missing_and_the_batch_comes_agai
     with pytest.raises(ArchiveMissing, match="run"):
         [batch for part in parts for batch in stream.read(part)]
     assert len(positions(read(stream, start, end))) == 300
+
+
+def test_what_was_archived_after_the_plan_is_read_from_there(store: Store, tier: Tiering) -> None:
+    put(store, "orders", 200, queues=2)
+    put(store, "events", 20)
+    stream = reader(store.path, max_messages_per_trigger="130", split_bytes="30000")
+    first = through_json(stream.initialOffset())
+    half = through_json(stream.latestOffset(first, stream.getDefaultReadLimit()))
+    end = through_json(stream.latestOffset(half, stream.getDefaultReadLimit()))
+    plans = [stream.partitions(first, half), stream.partitions(half, end)]
+    before = [positions(read(stream, first, half)), positions(read(stream, half, end))]
+    options = read_options({"path": str(store.path), "split_bytes": "30000"})
+    table = KvmqReader(options, COLUMNS)
+    parts = table.partitions()
+    tier(merge=True)
+    tier()
+
+    def rows(of: KvmqReader | KvmqStreamReader, plan: Sequence[InputPartition]) -> list[Row]:
+        return [row for part in plan for batch in of.read(part) for row in batch.to_pylist()]
+
+    assert not list((store.path / "commitlog").glob("0000000000000000000?"))
+    assert [positions(rows(stream, plan)) for plan in plans] == before
+    assert len(positions(rows(table, parts))) == 220
 
 
 def test_a_part_is_sent_with_what_it_needs(folder: Path) -> None:
