@@ -215,6 +215,11 @@ def viewer() -> Viewer:
     return _viewers[0]
 
 
+def view_store(path: Path, config: StoreConfig) -> View:
+    """Look at a store, which others may be writing to. Raises what opening it for reading does."""
+    return viewer().view(path, config)
+
+
 class Contents(NamedTuple):
     """What an archive says of itself that the index has to know: stretches of the log (first
     position, end), topics, and what it holds of their queues.

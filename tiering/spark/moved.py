@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.archived import viewer
+from kvstore.archived import view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing
 from tiering.archive.directory import Rows
@@ -33,7 +33,7 @@ def moved(options: ReadOptions, opener: Opener, stretch: Stretch, split: Split) 
     by retention.
     """
     folder = Path(options.path)
-    view = viewer().view(folder, StoreConfig())
+    view = view_store(folder, StoreConfig())
     ids = {topic.name: topic.id for topic in view.topics}
     held = [
         one

@@ -249,6 +249,17 @@ def test_keys_of_the_options_are_applied_exactly(store: Store, tier: Tiering) ->
     assert [row["offset"] for rows in batches for row in rows] == [7, 57]
 
 
+def test_a_stream_of_archives_alone_can_take_the_log_in_later(store: Store, tier: Tiering) -> None:
+    put(store, "orders", 40)
+    tier()
+    put(store, "orders", 40)
+    offset, batches = drain(reader(store.path, hot="false"))
+    assert [len(rows) for rows in batches] == [40]
+    put(store, "orders", 1)
+    offset, batches = drain(reader(store.path), offset)
+    assert [row["offset"] for rows in batches for row in rows] == list(range(40, 81))
+
+
 def test_a_stream_with_nothing_to_do_reads_nothing(store: Store, tier: Tiering) -> None:
     put(store, "orders", 100)
     tier()
