@@ -18,10 +18,12 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from kvstore.archived import Reach, viewer
+from kvstore.clock import Clock, SystemClock
 from kvstore.config import StoreConfig
 from tiering.archive.manifest import Manifest
 from tiering.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
+from tiering.places.settings import is_remote
 from tiering.spark.listing import (
     DAMAGE,
     Held,
@@ -38,6 +40,8 @@ from tiering.spark.stream.tables import Looked, Tables
 _log = logging.getLogger("kvmq")
 _COMPACTED: Final = "compacted"
 _LOOKS: Final = 5
+_REST: Final = 5.0
+"""Seconds between two listings of a bucket, each of which is paid for."""
 
 
 class LiveTopic(NamedTuple):
@@ -145,15 +149,25 @@ class StoreLooker:
 class PlaceLooker:
     """Looks at a folder or bucket of archives."""
 
-    def __init__(self, options: ReadOptions, tables: Tables) -> None:
+    def __init__(
+        self, options: ReadOptions, tables: Tables, clock: Clock, rest: float = 0.0
+    ) -> None:
         self._options = options
         self._tables = tables
+        self._clock = clock
+        self._rest = rest
+        """Seconds between two listings, at least: Spark asks a hundred times a second."""
+        self._listed_at = -rest
         self._known: dict[Held, _Known] = {}
         self._topics: dict[str, LiveTopic] = {}
         self._seen = Sight(None, {}, [], [], 0, 0)
 
     def look(self) -> Sight:
         """What there is; the same object as before, if nothing came and nothing went."""
+        now = self._clock.monotonic()
+        if now - self._listed_at < self._rest:
+            return self._seen
+        self._listed_at = now
         try:
             store, held = archives_of(self._options)
         except NothingToRestore:
@@ -223,4 +237,7 @@ def _short(manifest: Manifest) -> Manifest:
 
 def looker(options: ReadOptions, tables: Tables) -> StoreLooker | PlaceLooker:
     """Who looks at the path of the options."""
-    return StoreLooker(options) if is_store(options) else PlaceLooker(options, tables)
+    if is_store(options):
+        return StoreLooker(options)
+    rest = _REST if is_remote(options.path) else 0.0
+    return PlaceLooker(options, tables, SystemClock(), rest)

@@ -29,9 +29,12 @@ from tests.tiering.spark.stream.streaming import (
 )
 from tiering import Worker
 from tiering.errors import MessagesLost
+from tiering.spark.listing import Opener
 from tiering.spark.options import read_options
 from tiering.spark.source import KvmqReader
 from tiering.spark.stream.reader import KvmqStreamReader
+from tiering.spark.stream.sight import PlaceLooker
+from tiering.spark.stream.tables import Tables
 
 
 @pytest.fixture
@@ -333,6 +336,21 @@ def test_archives_alone_are_followed_as_they_come(store: Store, tier: Tiering) -
         found |= new
     assert len(found) == 400
     assert drain(reader(folder), offset)[1] == []
+
+
+def test_a_bucket_is_not_listed_more_often_than_it_is_worth(store: Store, tier: Tiering) -> None:
+    options = read_options({"path": str(store.path / "archive")})
+    clock = VirtualClock()
+    looker = PlaceLooker(options, Tables(Opener(options)), clock, rest=5.0)
+    put(store, "orders", 10)
+    tier()
+    assert len(looker.look().archives) == 1
+    put(store, "orders", 10)
+    tier()
+    clock.advance(4.0)
+    assert len(looker.look().archives) == 1
+    clock.advance(1.0)
+    assert len(looker.look().archives) == 2
 
 
 def test_an_archive_that_comes_behind_later_ones_is_not_passed_over(
