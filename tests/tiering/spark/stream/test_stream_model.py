@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 import kvstore
@@ -26,8 +24,7 @@ from tiering import NothingToRestore, Policy, Worker
 from tiering.spark.options import read_options
 from tiering.spark.stream.reader import KvmqStreamReader
 
-RUNS: Final = int(os.environ.get("KVMQ_STREAM_RUNS", "25"))
-STEPS: Final = 24
+RUNS: Final = int(os.environ.get("KVMQ_STREAM_RUNS", "10"))
 DAY: Final = 86_400.0
 COLUMNS: Final = ["topic", "queue", "offset", "position"]
 POLICY: Final = Policy(hot_for=DAY, warm="archive", clock_doubt=0.0, block_bytes=4096, grace=0.0)
@@ -40,12 +37,19 @@ Row = tuple[str, int, int, int]
 """Topic, queue, offset, position."""
 
 
-class Streams(RuleBasedStateMachine):
+LIMITS: Final[list[dict[str, str]]] = [
+    {},
+    {"max_messages_per_trigger": "7"},
+    {"max_messages_per_trigger": "90"},
+    {"max_bytes_per_trigger": "900"},
+    {"max_bytes_per_trigger": "30000", "max_messages_per_trigger": "50"},
+]
+
+
+class Streams:
     """A store, a stream, and what the stream gave so far."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="kvmq-stream-"))
+    def __init__(self, folder: Path, *, archives: bool, limits: dict[str, str], split: str) -> None:
         self.clock = VirtualClock()
         self.made: dict[int, tuple[str, int]] = {}
         """By position the topic and which one of that name a message is of."""
@@ -54,21 +58,6 @@ class Streams(RuleBasedStateMachine):
         self.given: set[int] = set()
         self.batch: list[Row] | None = None
         """The batch that is under way, once it was read."""
-
-    @initialize(
-        archives=st.booleans(),
-        limits=st.sampled_from(
-            [
-                {},
-                {"max_messages_per_trigger": "7"},
-                {"max_messages_per_trigger": "90"},
-                {"max_bytes_per_trigger": "900"},
-                {"max_bytes_per_trigger": "30000", "max_messages_per_trigger": "50"},
-            ]
-        ),
-        split=st.sampled_from(["5000", "1000000"]),
-    )
-    def begin(self, archives: bool, limits: dict[str, str], split: str) -> None:
         # Nothing happens by itself, so that the same steps give the same.
         config = StoreConfig(
             segment_size=64 << 10,
@@ -76,12 +65,12 @@ class Streams(RuleBasedStateMachine):
             checkpoint_interval=1e9,
             retention_interval=1e9,
         )
-        self.store = kvstore.open(self.folder / "store", config)
+        self.store = kvstore.open(folder / "store", config)
         self.worker = Worker(self.store, POLICY)
         for name in TOPICS:
             self._create(name)
-        (self.folder / "store/archive").mkdir(exist_ok=True)
-        self.path = self.folder / ("store/archive" if archives else "store")
+        (folder / "store/archive").mkdir(exist_ok=True)
+        self.path = folder / ("store/archive" if archives else "store")
         given = {"path": str(self.path), "split_bytes": split, "fail_on_data_loss": "false"}
         self.options = read_options({**given, **limits})
         self.reader = KvmqStreamReader(self.options, COLUMNS)
@@ -91,11 +80,6 @@ class Streams(RuleBasedStateMachine):
     def _create(self, name: str) -> None:
         self.store.create_topic(name, **TOPICS[name])
 
-    @rule(
-        topic=st.sampled_from(sorted(TOPICS)),
-        count=st.integers(1, 60),
-        size=st.sampled_from([10, 300, 3000]),
-    )
     def put(self, topic: str, count: int, size: int) -> None:
         queues = TOPICS[topic]["queues"]
         messages = [
@@ -106,19 +90,16 @@ class Streams(RuleBasedStateMachine):
             self.made[result.position] = topic, self.count[topic]
         self.clock.advance(60.0)
 
-    @rule()
     def checkpoint(self) -> None:
         self.store.checkpoint()
 
-    @rule(days=st.sampled_from([0.1, 2.0, 3.0]), merges=st.booleans())
-    def tier(self, days: float, merges: bool) -> None:
+    def tier(self, days: float, *, merges: bool) -> None:
         self.store.seal()
         self.clock.advance(days * DAY)
         self.worker.run_once()
         if merges:
             self.worker.merge()
 
-    @rule(topic=st.sampled_from(sorted(TOPICS)))
     def delete_topic(self, topic: str) -> None:
         self.store.delete_topic(topic)
         self.count[topic] += 1
@@ -126,8 +107,7 @@ class Streams(RuleBasedStateMachine):
 
     # --- the stream ---
 
-    @rule(everything=st.booleans())
-    def trigger(self, everything: bool) -> None:
+    def trigger(self, *, everything: bool) -> None:
         if self.start != self.end:
             return
         limit: ReadLimit = ReadAllAvailable() if everything else self.reader.getDefaultReadLimit()
@@ -136,7 +116,6 @@ class Streams(RuleBasedStateMachine):
         self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
         self.batch = None
 
-    @rule()
     def read(self) -> None:
         if self.start == self.end:
             return
@@ -149,14 +128,12 @@ class Streams(RuleBasedStateMachine):
             self.batch = rows
             self._note(rows)
 
-    @rule()
     def commit(self) -> None:
         if self.start == self.end or self.batch is None:
             return
         self.reader.commit(self.end)
         self.start = self.end
 
-    @rule()
     def restart(self) -> None:
         self.reader.stop()
         self.reader = KvmqStreamReader(self.options, COLUMNS)
@@ -190,33 +167,75 @@ class Streams(RuleBasedStateMachine):
             return set()
         return {row["position"] for row in rows}
 
-    def teardown(self) -> None:
-        try:
-            if not hasattr(self, "store"):
-                return
-            self.store.checkpoint()
-            if self.start != self.end and self.batch is None:
-                self._note(self._read())
+    def finish(self) -> None:
+        """Whatever is there was given, or will be."""
+        self.store.checkpoint()
+        if self.start != self.end and self.batch is None:
+            self._note(self._read())
+        self.start = self.end
+        while True:
+            self.trigger(everything=False)
+            if self.start == self.end:
+                break
+            self._note(self._read())
             self.start = self.end
-            while True:
-                self.trigger(everything=False)
-                if self.start == self.end:
-                    break
-                self._note(self._read())
-                self.start = self.end
-            assert self._held() <= self.given
-        finally:
-            if hasattr(self, "store"):
-                self.worker.stop()
-                self.store.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+        assert self._held() <= self.given
+
+    def close(self) -> None:
+        self.worker.stop()
+        self.store.close()
 
 
-Streams.TestCase.settings = settings(
+STEP: Final[st.SearchStrategy[tuple[str, dict[str, Any]]]] = st.one_of(
+    st.tuples(
+        st.just("put"),
+        st.fixed_dictionaries(
+            {
+                "topic": st.sampled_from(sorted(TOPICS)),
+                "count": st.integers(1, 20),
+                "size": st.sampled_from([10, 300, 3000]),
+            }
+        ),
+    ),
+    st.tuples(
+        st.just("tier"),
+        st.fixed_dictionaries({"days": st.sampled_from([0.1, 2.0, 3.0]), "merges": st.booleans()}),
+    ),
+    st.tuples(st.just("trigger"), st.fixed_dictionaries({"everything": st.booleans()})),
+    st.sampled_from(
+        [(name, {}) for name in ("read", "read", "commit", "commit", "checkpoint", "restart")]
+    ),
+    st.tuples(
+        st.just("delete_topic"), st.fixed_dictionaries({"topic": st.sampled_from(sorted(TOPICS))})
+    ),
+)
+
+
+@settings(
     max_examples=RUNS,
-    stateful_step_count=STEPS,
     deadline=None,
     derandomize="KVMQ_STREAM_RUNS" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
-test_every_message_comes_once_and_those_of_a_queue_in_order = Streams.TestCase
+@given(
+    archives=st.booleans(),
+    limits=st.sampled_from(LIMITS),
+    split=st.sampled_from(["5000", "1000000"]),
+    steps=st.lists(STEP, min_size=8, max_size=20),
+)
+def test_every_message_comes_once_and_those_of_a_queue_in_order(
+    archives: bool, limits: dict[str, str], split: str, steps: list[tuple[str, dict[str, Any]]]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvmq-stream-") as folder:
+        streams = Streams(Path(folder), archives=archives, limits=limits, split=split)
+        try:
+            # There is always something in archives and in the log.
+            for topic in TOPICS:
+                streams.put(topic, 12, 300)
+            streams.tier(2.0, merges=False)
+            streams.put("kept", 12, 300)
+            for name, given_ in steps:
+                getattr(streams, name)(**given_)
+            streams.finish()
+        finally:
+            streams.close()
