@@ -89,11 +89,12 @@ class KvmqReader(DataSourceReader):
         self._options = options
         self._names = list(names)
         self._wanted = Wanted.of(options)
+        # Per instance, and of a kind of its own: see _Filters.
+        self.pushFilters = _Filters(self)  # type: ignore[method-assign]
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 # Spark's name
-        """Take note of the filters; Spark is to apply all of them again."""
+    def narrow(self, filters: Iterable[Filter]) -> None:
+        """Take note of filters."""
         self._wanted = self._wanted.narrowed(filters)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
@@ -110,3 +111,20 @@ class KvmqReader(DataSourceReader):
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         return PartReader(self._options, self._wanted, self._names).batches(partition)
+
+
+class _Filters:
+    """What Spark hands filters to; it is to apply all of them again.
+
+    Spark refuses a reader that takes filters where `spark.sql.python.filterPushdown.enabled` is not
+    set. Without it reading is only slower, so what Spark looks at says that there are none taken.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: KvmqReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._reader.narrow(filters)
+        return filters

@@ -1,5 +1,7 @@
 """The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
 
+- `export`: messages as files that other tools read.
+- `package`: kvmq itself, for a cluster.
 - `sql`: a question, asked of the table of messages.
 - `options`: what these verbs share: which Spark, and how it is told.
 """
@@ -15,6 +17,8 @@ from kvstore.cli.lazy import LazyGroup
 __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
+    "export": ("kvstore.cli.spark.export", "Export messages to Parquet or Iceberg."),
+    "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
 }
 
