@@ -178,7 +178,7 @@ class _Driver:
         """
         reach = self._looker.reach(None)
         # Behind it: of a topic that comes between the two, nothing is below the position.
-        sight = self._looker.look()
+        sight = self._looker.look(anew=True)
         names = sight.names()
         ends = {
             code_of(*queue): end
@@ -270,7 +270,7 @@ class _Driver:
                 return self._cut(sight, start, limits)
             except ArchiveMissing:
                 # What left the log is in an archive by now, or went.
-                sight = self._looker.look()
+                sight = self._looker.look(anew=True)
         return self._cut(sight, start, limits)
 
     def _cut(self, sight: Sight, start: Start, limits: Limits | None) -> tuple[Sight, Cut]:

@@ -40,6 +40,8 @@ from tiering.spark.stream.tables import Looked, Tables
 _log = logging.getLogger("kvmq")
 _COMPACTED: Final = "compacted"
 _LOOKS: Final = 5
+_REST_STORE: Final = 0.5
+"""Seconds after a look that found nothing new, though something was written."""
 _REST: Final = 5.0
 """Seconds between two listings of a bucket, each of which is paid for."""
 
@@ -88,21 +90,34 @@ class Sight(NamedTuple):
 class StoreLooker:
     """Looks at a store's folder."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, clock: Clock) -> None:
         self._options = options
         self._folder = Path(options.path)
         self._config = StoreConfig()
+        self._clock = clock
         self._written: tuple[object, ...] = ()
         self._seen: Sight | None = None
+        self._rests_until = 0.0
 
-    def look(self) -> Sight:
-        """What there is; the same object as before, if nothing was written."""
+    def look(self, *, anew: bool = False) -> Sight:
+        """What there is; the same object as before, if nothing is new. `anew`: as it is now; else
+        it may be what was seen a moment ago.
+        """
         # Before the look: what is written during it is seen by the next.
         written = viewer().written(self._folder, self._config)
-        if self._seen is None or written != self._written:
-            self._seen = self._look()
-            self._written = written
-        return self._seen
+        seen = self._seen
+        if seen is not None:
+            rests = not anew and self._clock.monotonic() < self._rests_until
+            if written == self._written or rests:
+                return seen
+        found = self._look()
+        self._rests_until = 0.0
+        if seen is not None and found == seen:
+            # Consumers write to the index all the time, and Spark asks a hundred times a second.
+            self._rests_until = self._clock.monotonic() + _REST_STORE
+            found = seen
+        self._seen, self._written = found, written
+        return found
 
     def _look(self) -> Sight:
         view = viewer().view(self._folder, self._config)
@@ -135,7 +150,7 @@ class StoreLooker:
         sight = self.look()
         for _ in range(_LOOKS):
             homes = viewer().homes(self._folder, self._config, every)
-            before, sight = sight, self.look()
+            before, sight = sight, self.look(anew=True)
             # Nothing was moved between the two looks.
             if sight.archives == before.archives and len(sight.log) >= len(before.log):
                 return sight, homes
@@ -162,10 +177,12 @@ class PlaceLooker:
         self._topics: dict[str, LiveTopic] = {}
         self._seen = Sight(None, {}, [], [], 0, 0)
 
-    def look(self) -> Sight:
-        """What there is; the same object as before, if nothing came and nothing went."""
+    def look(self, *, anew: bool = False) -> Sight:
+        """What there is; the same object as before, if nothing came and nothing went. `anew`: as it
+        is now.
+        """
         now = self._clock.monotonic()
-        if now - self._listed_at < self._rest:
+        if not anew and now - self._listed_at < self._rest:
             return self._seen
         self._listed_at = now
         try:
@@ -238,6 +255,6 @@ def _short(manifest: Manifest) -> Manifest:
 def looker(options: ReadOptions, tables: Tables) -> StoreLooker | PlaceLooker:
     """Who looks at the path of the options."""
     if is_store(options):
-        return StoreLooker(options)
+        return StoreLooker(options, SystemClock())
     rest = _REST if is_remote(options.path) else 0.0
     return PlaceLooker(options, tables, SystemClock(), rest)

@@ -33,7 +33,7 @@ from tiering.spark.listing import Opener
 from tiering.spark.options import read_options
 from tiering.spark.source import KvmqReader
 from tiering.spark.stream.reader import KvmqStreamReader
-from tiering.spark.stream.sight import PlaceLooker
+from tiering.spark.stream.sight import PlaceLooker, StoreLooker
 from tiering.spark.stream.tables import Tables
 
 
@@ -336,6 +336,28 @@ def test_archives_alone_are_followed_as_they_come(store: Store, tier: Tiering) -
         found |= new
     assert len(found) == 400
     assert drain(reader(folder), offset)[1] == []
+
+
+def test_a_store_is_not_looked_at_all_the_time_because_consumers_note_their_offsets(
+    store: Store,
+) -> None:
+    options = read_options({"path": str(store.path)})
+    clock = VirtualClock()
+    looker = StoreLooker(options, clock)
+    put(store, "orders", 10)
+    store.create_group("g")
+    first = looker.look()
+    store.pop("g", "orders")
+    assert looker.look() is first
+    put(store, "orders", 1)
+    assert looker.look() is first
+    assert looker.look(anew=True) is not first
+    second = looker.look()
+    store.pop("g", "orders")
+    assert looker.look() is second
+    put(store, "orders", 1)
+    clock.advance(1.0)
+    assert looker.look() is not second
 
 
 def test_a_bucket_is_not_listed_more_often_than_it_is_worth(store: Store, tier: Tiering) -> None:
