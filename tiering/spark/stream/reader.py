@@ -249,8 +249,8 @@ class _Driver:
             raise ConfigError(
                 f"the stream is to go on at offset {ends[code]} of queue {queue} of topic "
                 f"{names[topic]}, and position {offset.position} of the log; the store has not "
-                "come that far: it may be an older copy. Begin anew with another checkpoint, or "
-                "other starting_offsets"
+                "come that far: it may be an older copy, or was not opened for writing since a "
+                "power cut. Open it, or begin anew with another checkpoint, or starting_offsets"
             )
 
     def _start(self, offset: StreamOffset, given: Json) -> Start:
