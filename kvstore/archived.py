@@ -189,6 +189,14 @@ class Viewer(Protocol):
         """Which offsets some queues have; None: all. Costs a few seeks each."""
         ...
 
+    def homes(
+        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
+    ) -> set[int]:
+        """The numbers of the archives that have offsets of queues: each with its first, and the one
+        behind its last.
+        """
+        ...
+
     def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
         """What is another as soon as a view may be; takes no more than a look at some files."""
         ...
@@ -205,6 +213,11 @@ def set_viewer(viewer: Viewer) -> None:
 def viewer() -> Viewer:
     """Who looks at stores."""
     return _viewers[0]
+
+
+def view_store(path: Path, config: StoreConfig) -> View:
+    """Look at a store, which others may be writing to. Raises what opening it for reading does."""
+    return viewer().view(path, config)
 
 
 class Contents(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kvstore.archived import View, viewer
+from kvstore.archived import View, view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
 from kvstore.files import LocalFiles
@@ -176,7 +176,7 @@ def stretches(view: View) -> list[Stretch]:
 
 def _of_store(options: ReadOptions) -> Listing:
     folder = Path(options.path)
-    view = viewer().view(folder, StoreConfig())
+    view = view_store(folder, StoreConfig())
     topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
     held = [one for _, one in live_rows(folder, view)]
     return Listing(held, stretches(view) if options.hot else [], topics)

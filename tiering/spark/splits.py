@@ -37,12 +37,13 @@ _POSITION_ID: Final = 32
 
 class Piece(NamedTuple):
     """Blocks of an archive, from each first to before each stop. Of those in `cuts` only the
-    offsets from one to before the other are wanted.
+    offsets from one to before the other are wanted; of all only positions `between` two.
     """
 
     held: Held
     blocks: list[tuple[int, int]]
     cuts: dict[int, tuple[int, int]]
+    between: tuple[int, int] | None = None
 
 
 class Ranges(NamedTuple):
@@ -55,6 +56,12 @@ class Ranges(NamedTuple):
     queues: I64
     low: I64
     end: I64
+
+    def find(self, topics: I64, queues: I64) -> tuple[I64, Bools]:
+        """The row of each of some queues, and whether there is one; topics by number here."""
+        due, codes = self.topics << 32 | self.queues, topics << 32 | queues
+        at = np.minimum(np.searchsorted(due, codes), len(due) - 1)
+        return at, due[at] == codes
 
 
 class Split(InputPartition):
@@ -225,7 +232,7 @@ class Packing:
         """Blocks of an archive, whose `sizes` are those of all its blocks, and which of them are
         wanted in part.
         """
-        for first, stop in _runs(blocks):
+        for first, stop in runs_of(blocks):
             at = first
             while at < stop:
                 split = self._current()
@@ -260,7 +267,7 @@ class Packing:
         return self.splits[-1]
 
 
-def _runs(blocks: I64) -> Iterator[tuple[int, int]]:
+def runs_of(blocks: I64) -> Iterator[tuple[int, int]]:
     """Stretches of numbers that follow each other."""
     if len(blocks):
         breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
