@@ -20,6 +20,7 @@ from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.reader import Archive
 from tiering.catalog import TOPICS_MAX, ArchiveRow, Tier, encode_row, pack_topics
 from tiering.errors import PlaceError
+from tiering.objectnames import is_of_jobs
 from tiering.place import Place
 
 T = TypeVar("T")
@@ -138,6 +139,8 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
     found: list[tuple[str, int, Manifest]] = []
     try:
         for info in place.list():
+            if is_of_jobs(info.key):
+                continue
             try:
                 manifest = Archive.open(place.source(info.key, info.size)).manifest
             except (ArchiveDamaged, FormatTooNew) as e:

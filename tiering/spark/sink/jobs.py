@@ -1,0 +1,258 @@
+"""Jobs: what a place has before a job, and what it has of it afterwards: all or nothing.
+
+The idea: the driver looks at the place once, and tells the tasks where to begin. When all are done
+it puts one object that names what counts. What tasks that failed, or lost a race, have put is named
+by nothing, and goes with the commit, or the abort; what a job that died as a whole has left goes a
+day later, when somebody writes there again.
+
+Invariants: nothing that a commit names goes before another has replaced it; what a job wrote shows
+whole, or not at all; the same batch of the same query counts once.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from typing import Final
+
+import msgspec
+
+from kvstore.errors import ConfigError
+from tiering.archive.reader import Archive
+from tiering.bucket import ArchiveObject, Found, found_in
+from tiering.commits import (
+    AT_ONCE,
+    Commit,
+    CommittedArchive,
+    commits_of,
+    decode_commit,
+    encode_commit,
+    take_ids,
+)
+from tiering.errors import ObjectExists, ObjectNotFound, OffsetsTaken, PlaceError
+from tiering.objectnames import (
+    COMMIT_NAME,
+    JOB_NAME,
+    commit_key,
+    job_folder,
+    jobs_prefix,
+)
+from tiering.overlaps import Range, first_twice, ranges_of
+from tiering.place import Place
+from tiering.spark.sink.options import SinkOptions
+
+DAY: Final = 86_400_000
+"""Ms after which what a job has left, and not committed, is taken for a dead job's."""
+_SEGMENT: Final = 1 << 30
+_log = logging.getLogger("kvmq")
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job begins with: whose archives it makes, the first position that is free, the next
+    offset of each queue, by topic.
+    """
+
+    store_id: str
+    position: int = 0
+    ends: dict[str, dict[int, int]] = {}
+
+
+def look(place: Place, options: SinkOptions, *, overwrite: bool) -> State:
+    """What there is in a place. Raises StoresAmbiguous, ConfigError, PlaceError, ArchiveDamaged."""
+    found = found_in(place, options.store_id)
+    if found is None:
+        return State(store_id=options.store_id or secrets.token_hex(16))
+    if found.own and overwrite:
+        raise ConfigError(
+            f"{place.name} has archives that the worker of store {found.store_id} made; "
+            "overwriting would take them from it: append, or write to a folder of its own"
+        )
+    if found.own and options.store_id is None:
+        raise ConfigError(
+            f"{place.name} has archives that the worker of store {found.store_id} made. If that "
+            "store is gone, and this is to be restored together with them, say so by the option "
+            "store_id; else write to a folder of its own"
+        )
+    ranges, position, ids = _of_own(place, found.own)
+    position = max([position, *(one.end_position for one in found.committed)])
+    if ids:
+        take_ids(place, found.store_id, sorted(ids), ids)
+    ends: dict[str, dict[int, int]] = {}
+    if not overwrite:
+        for one in (*ranges, *_ranges(found.committed)):
+            queues = ends.setdefault(one.topic, {})
+            queues[one.queue] = max(queues.get(one.queue, 0), one.last + 1)
+    return State(store_id=found.store_id, position=-(-position // _SEGMENT) * _SEGMENT, ends=ends)
+
+
+def _of_own(
+    place: Place, objects: Sequence[ArchiveObject]
+) -> tuple[list[Range], int, dict[str, int]]:
+    """What archives of a worker hold: offsets, the position behind them, ids of topics."""
+    if not objects:
+        return [], 0, {}
+
+    def opened(one: ArchiveObject) -> Archive:
+        archive = Archive.open(place.source(one.key, one.size))
+        _ = archive.manifest, archive.directory
+        return archive
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-sink") as pool:
+        archives = list(pool.map(opened, objects))
+    ranges = [r for o, a in zip(objects, archives, strict=True) for r in ranges_of(a, o.key)]
+    ends = [end for a in archives for _, end in a.manifest.segments]
+    ends += [a.manifest.last_position + _SEGMENT for a in archives]
+    topics = [t for a in archives for t in a.manifest.topics]
+    return ranges, max(ends), {t.name: t.id for t in sorted(topics, key=lambda t: t.id)}
+
+
+def _ranges(archives: Iterable[CommittedArchive]) -> list[Range]:
+    return [
+        Range(q.topic, q.queue, q.first, q.last, one.key) for one in archives for q in one.queues
+    ]
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def commit(
+    place: Place,
+    store_id: str,
+    job: str,
+    archives: Sequence[CommittedArchive],
+    *,
+    overwrite: bool = False,
+    query: str = "",
+    batch: int = -1,
+) -> bool:
+    """Have what a job made count; False if it counts already, from an earlier try, which stays as
+    it is. Raises OffsetsTaken, PlaceError; then nothing of it counts.
+    """
+    before = committed(place, store_id, job)
+    if before is None:
+        old = commits_of(place, store_id)
+        _check_offsets(place, store_id, archives, [] if overwrite else old)
+        replaced = [one for one in old if one.job != job] if overwrite else []
+        made = Commit(
+            job=job, archives=sorted(archives, key=lambda one: one.key), query=query, batch=batch,
+            replaces=sorted(one.job for one in replaced),
+        )  # fmt: skip
+        try:
+            place.put(commit_key(store_id, job), encode_commit(made))
+        except ObjectExists:
+            # Another try of the same batch was first.
+            before = committed(place, store_id, job)
+            if before is None:
+                raise
+        else:
+            _unless_unreachable(lambda: remove_replaced(place, store_id, replaced))
+    _unless_unreachable(lambda: remove_unnamed(place, store_id, job))
+    return before is None
+
+
+def committed(place: Place, store_id: str, job: str) -> Commit | None:
+    """The commit of a job, None if there is none."""
+    key = commit_key(store_id, job)
+    try:
+        return decode_commit(place.read(key, 0, place.size(key)), f"{place.name}/{key}")
+    except ObjectNotFound:
+        return None
+
+
+def _check_offsets(
+    place: Place, store_id: str, archives: Sequence[CommittedArchive], old: Sequence[Commit]
+) -> None:
+    mine = {one.key for one in archives}
+    others = _ranges(a for one in old for a in one.archives if a.key not in mine)
+    found = found_in(place, store_id) or Found(store_id, [], [])
+    others += _of_own(place, found.own)[0]
+    sizes = {a.key: a.size for one in old for a in one.archives}
+    sizes |= {a.key: a.size for a in archives} | {o.key: o.size for o in found.own}
+
+    @cache
+    def opened(key: str) -> Archive:
+        return Archive.open(place.source(key, sizes[key]))
+
+    twice = first_twice(_ranges(archives), others, opened)
+    if twice is None:
+        return
+    which = "two tasks of this job" if set(twice.archives) <= mine else "an earlier job as well"
+    raise OffsetsTaken(
+        f"queue {twice.queue} of topic {twice.topic!r}: offsets {twice.first} to {twice.last} were "
+        f"written by {which} ({twice.archives[0]} and {twice.archives[1]}); nothing of the job "
+        "counts: drop the duplicates, overwrite what is there, or leave queue and offset out"
+    )
+
+
+def _unless_unreachable(step: Callable[[], object]) -> None:
+    """What is left over costs space only; that it is so must not undo what was committed."""
+    try:
+        step()
+    except PlaceError as e:
+        _log.warning("left for the next write to remove: %s", e)
+
+
+# --- what goes ------------------------------------------------------------------------------------
+
+
+def remove_replaced(place: Place, store_id: str, replaced: Iterable[Commit]) -> None:
+    """Remove what does not count any more, each commit behind its archives."""
+    for one in replaced:
+        for archive in one.archives:
+            place.delete(archive.key)
+        place.delete(commit_key(store_id, one.job))
+
+
+def remove_unnamed(place: Place, store_id: str, job: str, before: int | None = None) -> list[str]:
+    """Remove what a job has put and its commit, if there is one, does not name; of that what was
+    written before a time (ms), if one is given. Returns the names.
+    """
+    found = committed(place, store_id, job)
+    named = {one.key for one in found.archives} if found is not None else set()
+    removed = []
+    folder = job_folder(store_id, job)
+    for info in place.list(folder):
+        if info.key not in named and (before is None or info.modified < before):
+            place.delete(info.key)
+            removed.append(info.key)
+    for info in place.leftovers(folder):
+        if before is None or info.modified < before:
+            with suppress(PlaceError):
+                place.remove_leftover(info.key)
+    return removed
+
+
+def sweep(place: Place, now: int, age: int = DAY) -> list[str]:
+    """Remove what dead jobs of any store have left in a place: archives that nothing names, last
+    written so many ms ago; and what a commit says it has replaced. Returns the names.
+    """
+    jobs: dict[tuple[str, str], bool] = {}
+    stores: set[str] = set()
+    for info in place.list(""):
+        made, commit_ = JOB_NAME.fullmatch(info.key), COMMIT_NAME.fullmatch(info.key)
+        if made is not None and info.modified < now - age:
+            jobs[made[1], made[2]] = True
+        if commit_ is not None:
+            stores.add(commit_[1])
+    removed = []
+    for store_id in sorted(stores):
+        removed += _sweep_replaced(place, store_id)
+    for store_id, job in sorted(jobs):
+        removed += remove_unnamed(place, store_id, job, now - age)
+    return removed
+
+
+def _sweep_replaced(place: Place, store_id: str) -> list[str]:
+    keys = [i.key for i in place.list(jobs_prefix(store_id)) if COMMIT_NAME.fullmatch(i.key)]
+    every: dict[str, Commit] = {}
+    for key in keys:
+        with suppress(ObjectNotFound):
+            found = decode_commit(place.read(key, 0, place.size(key)), f"{place.name}/{key}")
+            every[found.job] = found
+    gone = {job for one in every.values() for job in one.replaces} & every.keys()
+    remove_replaced(place, store_id, [every[job] for job in sorted(gone)])
+    return [commit_key(store_id, job) for job in sorted(gone)]
