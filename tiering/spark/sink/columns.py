@@ -100,6 +100,11 @@ class Rows:
         self.queue = self._numbers("queue")
         self.offset = self._numbers("offset")
         self.position = self._numbers("position")
+        for name, numbers in (
+            ("queue", self.queue), ("offset", self.offset), ("position", self.position)
+        ):  # fmt: skip
+            if numbers is not None:
+                self.check(name, numbers)
         self.body: pa.Array = self._required("body").cast(pa.binary())
         self._check_nulls()
 
@@ -167,7 +172,7 @@ class Rows:
             None if numbers is None else int(numbers[row]) for numbers in self._where()
         )
         where = f"a row of topic {shown(topic)}" if topic is not None else "a row"
-        if queue is not None:
+        if queue is not None and offset is not None:
             where += f", queue {queue}, offset {offset}"
         return RowIllegal(f"{where}: column {column} is {problem}", topic, queue, offset)
 
@@ -203,9 +208,7 @@ class Rows:
             return None
         if found.null_count:
             raise self._null(found, name)
-        numbers = np.asarray(found.cast(pa.int64()))
-        self.check(name, numbers)
-        return numbers
+        return np.asarray(found.cast(pa.int64()))
 
     def _check_nulls(self) -> None:
         if self.body.null_count:
