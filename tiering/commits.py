@@ -13,16 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from kvstore.errors import FormatError, FormatTooNew
-from tiering.errors import ObjectExists, ObjectNotFound
-from tiering.objectnames import COMMIT_NAME, IDS_NAME, ids_key
+from tiering.errors import ObjectExists, ObjectNotFound, PlaceError
+from tiering.objectnames import (
+    COMMIT_NAME,
+    IDS_NAME,
+    JOB_NAME,
+    commit_key,
+    ids_key,
+    job_folder,
+    jobs_prefix,
+)
 from tiering.place import Place
 
 FORMAT: Final = 1
+DAY: Final = 86_400_000
+"""Ms after which what a job has left, and not committed, is taken for a dead job's."""
 AT_ONCE: Final = 16
 """Small objects that are read at once: a bucket takes its time for each."""
 _LOOKS_MAX: Final = 5
@@ -117,6 +128,77 @@ def commits_of(place: Place, store_id: str) -> list[Commit]:
         if found is not None:
             return found
     return []
+
+
+def committed(place: Place, store_id: str, job: str) -> Commit | None:
+    """The commit of a job, None if there is none."""
+    key = commit_key(store_id, job)
+    try:
+        return decode_commit(place.read(key, 0, place.size(key)), f"{place.name}/{key}")
+    except ObjectNotFound:
+        return None
+
+
+# --- what goes ------------------------------------------------------------------------------------
+
+
+def remove_replaced(place: Place, store_id: str, replaced: Iterable[Commit]) -> None:
+    """Remove what does not count any more, each commit behind its archives."""
+    for one in replaced:
+        for archive in one.archives:
+            place.delete(archive.key)
+        place.delete(commit_key(store_id, one.job))
+
+
+def remove_unnamed(place: Place, store_id: str, job: str, before: int | None = None) -> list[str]:
+    """Remove what a job has put and its commit, if there is one, does not name; of that what was
+    written before a time (ms), if one is given. Returns the names.
+    """
+    found = committed(place, store_id, job)
+    named = {one.key for one in found.archives} if found is not None else set()
+    removed = []
+    folder = job_folder(store_id, job)
+    for info in place.list(folder):
+        if info.key not in named and (before is None or info.modified < before):
+            place.delete(info.key)
+            removed.append(info.key)
+    for info in place.leftovers(folder):
+        if before is None or info.modified < before:
+            with suppress(PlaceError):
+                place.remove_leftover(info.key)
+    return removed
+
+
+def sweep(place: Place, now: int, age: int = DAY) -> list[str]:
+    """Remove what dead jobs of any store have left in a place: archives that nothing names, last
+    written so many ms ago; and what a commit says it has replaced. Returns the names.
+    """
+    jobs: dict[tuple[str, str], bool] = {}
+    stores: set[str] = set()
+    for info in place.list(""):
+        made, commit_ = JOB_NAME.fullmatch(info.key), COMMIT_NAME.fullmatch(info.key)
+        if made is not None and info.modified < now - age:
+            jobs[made[1], made[2]] = True
+        if commit_ is not None:
+            stores.add(commit_[1])
+    removed = []
+    for store_id in sorted(stores):
+        removed += _sweep_replaced(place, store_id)
+    for store_id, job in sorted(jobs):
+        removed += remove_unnamed(place, store_id, job, now - age)
+    return removed
+
+
+def _sweep_replaced(place: Place, store_id: str) -> list[str]:
+    keys = [i.key for i in place.list(jobs_prefix(store_id)) if COMMIT_NAME.fullmatch(i.key)]
+    every: dict[str, Commit] = {}
+    for key in keys:
+        with suppress(ObjectNotFound):
+            found = decode_commit(place.read(key, 0, place.size(key)), f"{place.name}/{key}")
+            every[found.job] = found
+    gone = {job for one in every.values() for job in one.replaces} & every.keys()
+    remove_replaced(place, store_id, [every[job] for job in sorted(gone)])
+    return [commit_key(store_id, job) for job in sorted(gone)]
 
 
 # --- ids of topics --------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def contents(archive: Archive, number: int) -> Contents:
     manifest = archive.manifest
     return Contents(
         manifest.segments,
-        [ArchivedTopic(topic.id, topic.name, _fields(topic)) for topic in manifest.topics],
+        [ArchivedTopic(topic.id, topic.name, fields_of(topic)) for topic in manifest.topics],
         [
             Held(topic, queue, first, last, stored_at, number)
             for topic, queue, first, last, stored_at in blocks
@@ -53,7 +53,8 @@ def contents(archive: Archive, number: int) -> Contents:
     )
 
 
-def _fields(topic: TopicOfArchive) -> dict[str, Any]:
+def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
+    """The fields of a topic's row that its description in an archive has."""
     return {
         "read_queues": topic.read_queues or topic.queues,
         "write_queues": topic.queues,

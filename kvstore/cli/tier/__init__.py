@@ -2,6 +2,7 @@
 
 - `plan`: what a policy would move, cost and save.
 - `run`: have a policy done; `merge`: archives into larger ones.
+- `attach`: archives from elsewhere into a store.
 - `listing`: which archives there are, and what was done to them.
 - `checking`: every archive's bytes, the catalog, and orphans.
 - `options`: what these verbs share.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import click
 
+from kvstore.cli.tier.attach import attach
 from kvstore.cli.tier.checking import verify
 from kvstore.cli.tier.listing import history, list_
 from kvstore.cli.tier.merge import merge
@@ -25,5 +27,5 @@ def tier() -> None:
     """Archives of old segments: what a policy moves and costs, moving it, checking them."""
 
 
-for _verb in (plan, run, merge, list_, history, verify):
+for _verb in (plan, run, merge, attach, list_, history, verify):
     tier.add_command(_verb)

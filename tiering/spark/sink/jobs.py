@@ -15,7 +15,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from typing import Final
 
@@ -29,24 +28,18 @@ from tiering.commits import (
     Commit,
     CommittedArchive,
     commits_of,
-    decode_commit,
+    committed,
     encode_commit,
+    remove_replaced,
+    remove_unnamed,
     take_ids,
 )
-from tiering.errors import ObjectExists, ObjectNotFound, OffsetsTaken, PlaceError
-from tiering.objectnames import (
-    COMMIT_NAME,
-    JOB_NAME,
-    commit_key,
-    job_folder,
-    jobs_prefix,
-)
+from tiering.errors import ObjectExists, OffsetsTaken, PlaceError
+from tiering.objectnames import commit_key
 from tiering.overlaps import Range, first_twice, ranges_of
 from tiering.place import Place
 from tiering.spark.sink.options import SinkOptions
 
-DAY: Final = 86_400_000
-"""Ms after which what a job has left, and not committed, is taken for a dead job's."""
 _SEGMENT: Final = 1 << 30
 _log = logging.getLogger("kvmq")
 
@@ -154,15 +147,6 @@ def commit(
     return before is None
 
 
-def committed(place: Place, store_id: str, job: str) -> Commit | None:
-    """The commit of a job, None if there is none."""
-    key = commit_key(store_id, job)
-    try:
-        return decode_commit(place.read(key, 0, place.size(key)), f"{place.name}/{key}")
-    except ObjectNotFound:
-        return None
-
-
 def _check_offsets(
     place: Place, store_id: str, archives: Sequence[CommittedArchive], old: Sequence[Commit]
 ) -> None:
@@ -194,65 +178,3 @@ def _unless_unreachable(step: Callable[[], object]) -> None:
         step()
     except PlaceError as e:
         _log.warning("left for the next write to remove: %s", e)
-
-
-# --- what goes ------------------------------------------------------------------------------------
-
-
-def remove_replaced(place: Place, store_id: str, replaced: Iterable[Commit]) -> None:
-    """Remove what does not count any more, each commit behind its archives."""
-    for one in replaced:
-        for archive in one.archives:
-            place.delete(archive.key)
-        place.delete(commit_key(store_id, one.job))
-
-
-def remove_unnamed(place: Place, store_id: str, job: str, before: int | None = None) -> list[str]:
-    """Remove what a job has put and its commit, if there is one, does not name; of that what was
-    written before a time (ms), if one is given. Returns the names.
-    """
-    found = committed(place, store_id, job)
-    named = {one.key for one in found.archives} if found is not None else set()
-    removed = []
-    folder = job_folder(store_id, job)
-    for info in place.list(folder):
-        if info.key not in named and (before is None or info.modified < before):
-            place.delete(info.key)
-            removed.append(info.key)
-    for info in place.leftovers(folder):
-        if before is None or info.modified < before:
-            with suppress(PlaceError):
-                place.remove_leftover(info.key)
-    return removed
-
-
-def sweep(place: Place, now: int, age: int = DAY) -> list[str]:
-    """Remove what dead jobs of any store have left in a place: archives that nothing names, last
-    written so many ms ago; and what a commit says it has replaced. Returns the names.
-    """
-    jobs: dict[tuple[str, str], bool] = {}
-    stores: set[str] = set()
-    for info in place.list(""):
-        made, commit_ = JOB_NAME.fullmatch(info.key), COMMIT_NAME.fullmatch(info.key)
-        if made is not None and info.modified < now - age:
-            jobs[made[1], made[2]] = True
-        if commit_ is not None:
-            stores.add(commit_[1])
-    removed = []
-    for store_id in sorted(stores):
-        removed += _sweep_replaced(place, store_id)
-    for store_id, job in sorted(jobs):
-        removed += remove_unnamed(place, store_id, job, now - age)
-    return removed
-
-
-def _sweep_replaced(place: Place, store_id: str) -> list[str]:
-    keys = [i.key for i in place.list(jobs_prefix(store_id)) if COMMIT_NAME.fullmatch(i.key)]
-    every: dict[str, Commit] = {}
-    for key in keys:
-        with suppress(ObjectNotFound):
-            found = decode_commit(place.read(key, 0, place.size(key)), f"{place.name}/{key}")
-            every[found.job] = found
-    gone = {job for one in every.values() for job in one.replaces} & every.keys()
-    remove_replaced(place, store_id, [every[job] for job in sorted(gone)])
-    return [commit_key(store_id, job) for job in sorted(gone)]

@@ -32,13 +32,13 @@ from pyspark.sql.datasource import (
 from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
 from kvstore.files import LocalFiles
-from tiering.commits import CommittedArchive, take_ids
+from tiering.commits import CommittedArchive, remove_unnamed, sweep, take_ids
 from tiering.errors import PlaceError
 from tiering.keys import keys_at_hand, provider_of
 from tiering.spark.sink.archives import Making
 from tiering.spark.sink.collecting import Collector
 from tiering.spark.sink.columns import check_schema
-from tiering.spark.sink.jobs import State, commit, look, remove_unnamed, sweep
+from tiering.spark.sink.jobs import State, commit, look
 from tiering.spark.sink.options import SinkOptions, sink_options
 from tiering.spark.sink.records import Maker, Start
 

@@ -19,13 +19,12 @@ from tests.tiering.spark.test_reading import read
 from tiering import NothingToRestore
 from tiering.archive.keyfile import KeyFile
 from tiering.archive.reader import Archive
-from tiering.commits import commits_of, read_ids, take_ids
+from tiering.commits import commits_of, read_ids, remove_unnamed, sweep, take_ids
 from tiering.errors import OffsetsTaken, PlaceError, RowIllegal, StoresAmbiguous
 from tiering.objectnames import commit_key, job_folder
 from tiering.place import open_place
 from tiering.spark.sink import jobs
 from tiering.spark.sink.collecting import Collector
-from tiering.spark.sink.jobs import remove_unnamed, sweep
 from tiering.spark.sink.options import sink_options
 from tiering.spark.sink.writer import job_of
 
