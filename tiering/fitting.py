@@ -12,8 +12,10 @@ Invariants: nothing is changed here; an offset that is there twice, and a time o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.archived import Held, Here, Queue, Stretch
 from tiering.archive.crypto import KeyProvider
@@ -27,6 +29,10 @@ from tiering.overlaps import Range, first_twice, offsets_of
 from tiering.place import open_kept
 from tiering.storeside import Store, TopicFacts
 from tiering.untangling import untangled
+
+I64 = NDArray[np.int64]
+_KEPT: Final = 64
+"""Blocks whose times are kept."""
 
 
 class Fitting:
@@ -49,6 +55,7 @@ class Fitting:
         self._rows = rows
         self._keys = keys
         self._ours: dict[int, Archive] = {}
+        self._times = _Times()
 
     def ours(self, number: int) -> Archive:
         """One of the store's archives."""
@@ -162,7 +169,7 @@ class Fitting:
         for one in untangled(every, archive_of):
             if one.archive in new:
                 log = [h for h in heres[one.topic, one.queue][0] if h.archive is None]
-                out += _apart(one, log, new[one.archive])
+                out += _apart(one, log, new[one.archive], self._times)
         by_queue: dict[Queue, list[Stretch]] = {}
         for stretch in out:
             by_queue.setdefault((stretch.topic, stretch.queue), []).append(stretch)
@@ -187,9 +194,10 @@ class Fitting:
         """A queue is searched by time, so what comes must not break the order of times in it."""
         now = self._config.clock.now_ms()
         for one in stretches:
-            before = [t for h in heres if (t := self._time(h, one, high=True)) is not None]
-            behind = [t for h in heres if (t := self._time(h, one, high=False)) is not None]
-            low, high = max(before, default=0), min([now, *behind])
+            before = (self._time(h, one, high=True) for h in reversed(heres) if h.first < one.first)
+            behind = (self._time(h, one, high=False) for h in heres if h.last > one.last)
+            low = next((time for time in before if time is not None), 0)
+            high = min(now, next((time for time in behind if time is not None), now))
             if one.stored_at < low or one.last_stored_at > high:
                 raise AttachConflict(
                     f"offsets {one.first} to {one.last} of queue {queue} of topic {topic!r} were "
@@ -209,43 +217,65 @@ class Fitting:
             if high:
                 return here.last_stored_at if here.last < one.first else None
             return here.first_stored_at if here.first > one.last else None
-        archive = self.ours(here.archive)
         low, end = (here.first, one.first - 1) if high else (one.last + 1, here.last)
-        low, end = max(low, here.first), min(end, here.last)
+        archive = self.ours(here.archive)
         blocks = [
             block
             for block in archive.blocks(one.topic, one.queue)
             if archive.directory.first_offset(block) <= end
             and archive.directory.last_offset(block) >= low
         ]
-        if not blocks:
-            return None
-        group = archive.lazy_group(blocks[-1 if high else 0])
-        begins = bounds_of(group.members.stretches.counts)
-        at = blocks[-1 if high else 0] - group.number
-        rows = slice(int(begins[at]), int(begins[at + 1]))
-        offsets, times = group.columns.offset[rows], group.columns.stored_at[rows]
-        inside = times[(offsets >= low) & (offsets <= end)]
-        if not len(inside):
-            return None
-        return int(inside.max() if high else inside.min())
+        for block in reversed(blocks) if high else blocks:
+            found = self._times.within(archive, block, low, end)
+            if found is not None:
+                return found[1] if high else found[0]
+        return None
 
 
-def _apart(one: Held, log: Sequence[Here], archive: Archive) -> Iterator[Stretch]:
+class _Times:
+    """Offsets and store times of blocks; those that were looked at last are kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], tuple[I64, I64]] = {}
+
+    def within(self, archive: Archive, block: int, low: int, high: int) -> tuple[int, int] | None:
+        """The least and the greatest time of a block's messages from one offset to another."""
+        key = archive.name, block
+        found = self._kept.get(key)
+        if found is None:
+            group = archive.lazy_group(block)
+            begins = bounds_of(group.members.stretches.counts)
+            at = block - group.number
+            rows = slice(int(begins[at]), int(begins[at + 1]))
+            found = group.columns.offset[rows], group.columns.stored_at[rows]
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        offsets, times = found
+        inside = times[(offsets >= low) & (offsets <= high)]
+        return (int(inside.min()), int(inside.max())) if len(inside) else None
+
+
+def _apart(one: Held, log: Sequence[Here], archive: Archive, times: _Times) -> Iterator[Stretch]:
     """A stretch, in several where the log has something in between."""
     block = archive.block_at(one.topic, one.queue, one.first)
     assert block is not None, "the directory that said so has it"
-    last_stored_at = archive.directory.stored_within(block)[1]
-    whole = Stretch(
-        one.topic, one.queue, one.first, one.last, one.stored_at, last_stored_at, one.archive
+    directory = archive.directory
+    is_whole = (one.first, one.last) == (
+        directory.first_offset(block),
+        directory.last_offset(block),
     )
     inside = [here for here in log if here.first <= one.last and here.last >= one.first]
-    if not inside:
-        yield whole
-        return
-    name = next(t.name for t in archive.manifest.topics if t.id == one.topic)
-    offsets = offsets_of(archive, name, one.queue, one.first, one.last)
-    borders = np.searchsorted(np.array(sorted(here.first for here in inside)), offsets)
-    for number in np.unique(borders).tolist():
-        mine = offsets[borders == number]
-        yield whole._replace(first=int(mine[0]), last=int(mine[-1]))
+    parts = [(one.first, one.last)]
+    if inside:
+        name = next(t.name for t in archive.manifest.topics if t.id == one.topic)
+        offsets = offsets_of(archive, name, one.queue, one.first, one.last)
+        borders = np.searchsorted(np.array(sorted(here.first for here in inside)), offsets)
+        each = [offsets[borders == number] for number in np.unique(borders).tolist()]
+        parts = [(int(mine[0]), int(mine[-1])) for mine in each]
+    for first, last in parts:
+        found = None
+        if len(parts) > 1 or (first, last) != ends:
+            found = times.within(archive, block, first, last)
+        low, high = found or directory.stored_within(block)
+        yield Stretch(one.topic, one.queue, first, last, low, high, one.archive)

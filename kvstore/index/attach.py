@@ -20,7 +20,6 @@ import numpy as np
 from kvstore.archived import Here, Queue, Stretch
 from kvstore.errors import CallerError
 from kvstore.index.families import Batch, Families
-from kvstore.index.handover import NOBODY
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     NO_ARCHIVE,
@@ -41,10 +40,10 @@ from kvstore.index.runs import count_of, unpack_many
 
 
 class _End(NamedTuple):
-    """Where the log's entries of a place end."""
+    """Where the log's entries of a place end, and when the last was stored."""
 
-    place: Place
     end: int
+    stored_at: int
 
 
 def here(families: Families, queue: Queue) -> list[Here]:
@@ -102,7 +101,7 @@ class _Attaching:
         self._queue = queue
         self._places = _places(families, queue)
         self._ends = {
-            place.first: held.last + 1
+            place.first: _End(held.last + 1, held.last_stored_at)
             for place in self._places
             if place.segment < ARCHIVE_FIRST
             for held in _in_log(families, queue, place)
@@ -152,7 +151,8 @@ class _Attaching:
             if log.end > one.first:
                 self._refuse(one)
             if log.end < one.first:
-                self._put(log.end, NOBODY)
+                # With the time of what is before it, so that a search by time looks there.
+                self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
         return around
 
     def _is_between(self, last: int, first: int) -> bool:
@@ -160,7 +160,7 @@ class _Attaching:
         return any(last < place.first <= first for place in self._places)
 
     def _end(self, place: Place) -> _End:
-        return _End(place, self._ends.get(place.first, place.first))
+        return self._ends.get(place.first, _End(place.first, place.stored_at))
 
     def _following(self, one: Stretch, behind_it: Sequence[Stretch]) -> int | None:
         """The first offset that something else is to have behind a stretch."""

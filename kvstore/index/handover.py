@@ -45,7 +45,7 @@ from kvstore.index.keys import (
 )
 from kvstore.index.runs import count_of
 
-NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
+_NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
 """Where the log has what is before, and nobody what is here."""
 
 
@@ -101,7 +101,7 @@ def hand_over(
             if home is not None and before != key:
                 batch.put(PLACES, key, place_value(ARCHIVE_FIRST + home, stored_at))
             elif home is None and _is_behind_log(families, topic, queue, first, segments):
-                batch.put(PLACES, key, NOBODY)
+                batch.put(PLACES, key, _NOBODY)
             else:
                 batch.delete(PLACES, key)
             it.next()
@@ -198,7 +198,7 @@ def _swap_queue(
         if place.segment in gone and place.first not in kept:
             key = place_key(*queue, place.first)
             if i and rows[i - 1].segment < ARCHIVE_FIRST:
-                batch.put(PLACES, key, NOBODY)
+                batch.put(PLACES, key, _NOBODY)
             else:
                 batch.delete(PLACES, key)
     for first, stored_at in kept.items():

@@ -289,7 +289,8 @@ def test_what_does_not_fit_is_told_before_anything_changes(
         conflict(store, later, "could not be searched by time")
     both = tmp_path / "both"
     write(both, rows(1, 5, 6, at=now), name="aa")
-    write(tmp_path / "twice", rows(1, 6, 7, at=now), name="bb")
+    apart = [row | {"position": 10_000 + n} for n, row in enumerate(rows(1, 6, 7, at=now))]
+    write(tmp_path / "twice", apart, name="bb")
     (store_id,) = [path.name for path in both.iterdir()]
     (other,) = list((tmp_path / "twice").iterdir())
     for path in other.iterdir():

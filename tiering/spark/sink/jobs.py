@@ -157,6 +157,8 @@ def _check_offsets(
     sizes = {a.key: a.size for one in old for a in one.archives}
     sizes |= {a.key: a.size for a in archives} | {o.key: o.size for o in found.own}
 
+    _check_positions(archives, [a for one in old for a in one.archives], found.own)
+
     @cache
     def opened(key: str) -> Archive:
         return Archive.open(place.source(key, sizes[key]))
@@ -170,6 +172,23 @@ def _check_offsets(
         f"written by {which} ({twice.archives[0]} and {twice.archives[1]}); nothing of the job "
         "counts: drop the duplicates, overwrite what is there, or leave queue and offset out"
     )
+
+
+def _check_positions(
+    archives: Sequence[CommittedArchive],
+    old: Sequence[CommittedArchive],
+    own: Sequence[ArchiveObject],
+) -> None:
+    """No two archives begin at one position: of such only one would be taken for good."""
+    known = {one.first_position: one.key for one in old} | {one.position: one.key for one in own}
+    for one in archives:
+        before = known.setdefault(one.first_position, one.key)
+        if before != one.key:
+            raise OffsetsTaken(
+                f"{one.key} begins at position {one.first_position}, and so does {before}: another "
+                "job has written there meanwhile, or the same rows were written twice; nothing of "
+                "the job counts: run it again, or leave the column position out"
+            )
 
 
 def _unless_unreachable(step: Callable[[], object]) -> None:

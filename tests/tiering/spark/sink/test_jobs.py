@@ -171,6 +171,17 @@ def test_an_offset_that_an_earlier_job_has_written_is_told(tmp_path: Path) -> No
     assert bodies(out) == [b"x1"]
 
 
+def test_a_job_that_ran_beside_another_is_told_before_it_hides_that(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    one, other = (Job(out, name, store_id="1" * 32) for name in ("aa", "bb"))
+    one.task(0, made_up("a", 3))
+    other.task(0, made_up("b", 3))
+    assert one.commit()
+    with pytest.raises(OffsetsTaken, match="begins at position 0, and so does"):
+        other.commit()
+    assert bodies(out) == [b"%d of a" % n for n in range(3)]
+
+
 def test_offsets_and_positions_that_come_twice_in_a_task_are_told(tmp_path: Path) -> None:
     job = Job(tmp_path / "out")
     with pytest.raises(RowIllegal, match="queue 1, offset 7: column offset") as caught:
