@@ -261,10 +261,7 @@ def _apart(one: Held, log: Sequence[Here], archive: Archive, times: _Times) -> I
     block = archive.block_at(one.topic, one.queue, one.first)
     assert block is not None, "the directory that said so has it"
     directory = archive.directory
-    is_whole = (one.first, one.last) == (
-        directory.first_offset(block),
-        directory.last_offset(block),
-    )
+    ends = directory.first_offset(block), directory.last_offset(block)
     inside = [here for here in log if here.first <= one.last and here.last >= one.first]
     parts = [(one.first, one.last)]
     if inside:
