@@ -54,7 +54,7 @@ from tiering.places.settings import is_remote
 from tiering.putting import put_announced, take_away
 from tiering.storeside import Progress, Store, TopicFacts
 
-SEGMENTS_MAX: Final = 1000
+SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""
 _OWN: Final = "attach"
 """The folder in the worker's for what is being made here."""

@@ -55,6 +55,7 @@ class Fitting:
         self._rows = rows
         self._keys = keys
         self._ours: dict[int, Archive] = {}
+        self._held: dict[int, dict[Queue, list[Held]]] = {}
         self._times = _Times()
 
     def ours(self, number: int) -> Archive:
@@ -182,11 +183,18 @@ class Fitting:
         for here in heres:
             if here.archive is None:
                 continue
-            for one in contents(self.ours(here.archive), here.archive).held:
-                if (one.topic, one.queue) == (topic, queue):
-                    low, high = max(one.first, here.first), min(one.last, here.last)
-                    if low <= high:
-                        yield one._replace(first=low, last=high)
+            for one in self._held_by(here.archive).get((topic, queue), ()):
+                low, high = max(one.first, here.first), min(one.last, here.last)
+                if low <= high:
+                    yield one._replace(first=low, last=high)
+
+    def _held_by(self, number: int) -> dict[Queue, list[Held]]:
+        found = self._held.get(number)
+        if found is None:
+            found = self._held[number] = {}
+            for one in contents(self.ours(number), number).held:
+                found.setdefault((one.topic, one.queue), []).append(one)
+        return found
 
     def _check_times(
         self, topic: str, queue: int, stretches: Sequence[Stretch], heres: Sequence[Here]

@@ -355,6 +355,47 @@ def test_the_log_goes_on_behind_the_positions_that_it_gave_up(
             assert store.put("mine", b"on", queue=0).position >= report.end
 
 
+def test_a_log_that_left_out_much_more_than_a_stretch_is_still_one(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("mine", queues=1)
+        store.put("mine", b"1")
+        for _ in range(2):
+            store.handover.give_up(900, 0)
+        store.put("mine", b"2")
+        store.put("mine", b"3")
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        assert [m.body for m in read_queue(store, "mine", 0)] == [b"1", b"2", b"3"]
+        assert store.recovery.problems == []
+        assert store.recovery.damage == []
+        assert store.verify().problems == []
+
+
+def test_what_was_attached_is_there_after_the_index_is_made_anew(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    due = archived(tmp_path / "source", clock, 120)
+    path = tmp_path / "store"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("mine", queues=1)
+        store.put("mine", b"1")
+        tiering.attach(store, tmp_path / "source" / "archive")
+        store.put("mine", b"2")
+        before = whole(store)
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert whole(store) == before
+    # Where even the catalog is lost, archives and log tell what they know.
+    shutil.rmtree(path / "index")
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        found = read_all(store)
+        for queue, messages in due.items():
+            same(found[queue], messages)
+        assert [m.body for m in found["mine", 0]] == [b"1", b"2"]
+
+
 def test_a_kill_at_any_step_leaves_nothing_or_all(tmp_path: Path, clock: VirtualClock) -> None:
     due = archived(tmp_path / "source", clock, 90)
     source = tmp_path / "source" / "archive"
