@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvstore
@@ -14,6 +15,7 @@ import tiering
 from kvstore import ConfigError, StoredMessage
 from kvstore.errors import FormatTooNew
 from tests.support.contents import read_all
+from tests.tiering.spark.conftest import SEGMENT
 from tests.tiering.spark.sink.jobs import Job, Row, bodies, made_up, objects, write
 from tests.tiering.spark.test_reading import read
 from tiering import NothingToRestore
@@ -382,3 +384,30 @@ def test_archives_of_jobs_say_what_they_are_of(tmp_path: Path) -> None:
     assert manifest.store_id == job.state.store_id
     assert manifest.segments == ((made.first_position, made.end_position),)
     assert manifest.retention_class == "warmever"
+
+
+def test_the_rows_of_a_store_are_attached_to_another_that_goes_on(
+    folder: Path, held: dict[int, StoredMessage], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    rows = read(folder)[0]
+    write(out, rows[::2], rows[1::2])
+    queues: dict[tuple[str, int], list[StoredMessage]] = {}
+    for message in sorted(held.values(), key=lambda m: m.offset):
+        queues.setdefault((message.topic, message.queue), []).append(message)
+    with kvstore.open(tmp_path / "store", kvstore.StoreConfig(segment_size=SEGMENT)) as store:
+        store.create_topic("mine", queues=1)
+        store.put("mine", b"1")
+        report = tiering.attach(store, out)
+        assert report.made == ["events", "orders"]
+        store.put("mine", b"2")
+        found = read_all(store)
+        assert [m.body for m in found.pop(("mine", 0))] == [b"1", b"2"]
+        assert found.keys() == queues.keys()
+        for queue, due in queues.items():
+            here = [
+                msgspec.structs.replace(a, position=b.position)
+                for a, b in zip(found[queue], due, strict=True)
+            ]
+            assert here == due
+        assert store.verify(archives=True).problems == []

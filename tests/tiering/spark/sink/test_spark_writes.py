@@ -38,7 +38,7 @@ def test_a_store_goes_through_a_frame_and_comes_back_byte_for_byte(
     spark: SparkSession, folder: Path, held: dict[int, StoredMessage], tmp_path: Path
 ) -> None:
     out, back = tmp_path / "out", tmp_path / "back"
-    table = spark.read.format("kvmq").option("split_bytes", "2000000").load(str(folder))
+    table = spark.read.format("kvmq").option("split_bytes", "300000").load(str(folder))
     table.write.format("kvmq").mode("append").save(str(out))
     again = spark.read.format("kvmq").load(str(out))
     again.write.format("kvmq").mode("append").option("codec", "lz4").save(str(back))
