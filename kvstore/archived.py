@@ -107,6 +107,32 @@ class Held(NamedTuple):
     archive: int
 
 
+class Stretch(NamedTuple):
+    """Offsets of a queue that an archive brings to a store, from `first` to `last` but for gaps;
+    the first was stored at `stored_at`, the last not after `last_stored_at`.
+    """
+
+    topic: int
+    queue: int
+    first: int
+    last: int
+    stored_at: int
+    last_stored_at: int
+    archive: int
+
+
+class Here(NamedTuple):
+    """Offsets that a store has of a queue, from `first` to `last`; `archive` None: in the log. What
+    an archive has of the stretch, and until when that was stored, it knows itself.
+    """
+
+    first: int
+    last: int
+    first_stored_at: int
+    last_stored_at: int
+    archive: int | None
+
+
 class ArchivedTopic(NamedTuple):
     """A topic as an archive knows it: `fields` are those of a topic's row that it has."""
 

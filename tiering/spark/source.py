@@ -31,6 +31,7 @@ from tiering.spark.wanted import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
 NAME = "kvmq"
@@ -69,6 +70,18 @@ class KvmqDataSource(DataSource):
         options = read_options(self._given)
         _check(schema)
         return KvmqStreamReader(options, schema.names)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """What makes archives of a frame. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        from tiering.spark.sink.writer import KvmqWriter  # noqa: PLC0415
+
+        return KvmqWriter(schema, self._given, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
+        """The same of a stream. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        from tiering.spark.sink.writer import KvmqStreamWriter  # noqa: PLC0415
+
+        return KvmqStreamWriter(schema, self._given, overwrite=overwrite)
 
 
 def _check(schema: StructType) -> None:

@@ -4,6 +4,7 @@
 - `run`: have a policy done.
 - `merge`: archives in the place of others: merged, compacted, under the keys of today.
 - `key`: the key file of encrypted topics.
+- `attach`: archives from elsewhere into a store.
 - `listing`: which archives there are, and what was done to them.
 - `checking`: every archive's bytes, the catalog, and orphans.
 - `options`, `working`: what these verbs share, with each other and with those of `spark`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import click
 
+from kvstore.cli.tier.attach import attach
 from kvstore.cli.tier.checking import verify
 from kvstore.cli.tier.key import key
 from kvstore.cli.tier.listing import history, list_
@@ -28,5 +30,5 @@ def tier() -> None:
     """Archives of old segments: what a policy moves and costs, moving it, checking them."""
 
 
-for _verb in (plan, run, merge, compact, reencrypt, key, list_, history, verify):
+for _verb in (plan, run, merge, compact, reencrypt, attach, key, list_, history, verify):
     tier.add_command(_verb)
