@@ -13,6 +13,8 @@ import pytest
 import kvstore
 import tiering
 from kvstore import Message, PullStatus, Store, StoreConfig, StoredMessage, TopicNotFound
+from kvstore.record.encode import encode_record
+from kvstore.record.property_crc import property_crc_suffix
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue
 from tests.support.files import copy_folder
@@ -478,7 +480,10 @@ def test_records_with_a_crc_of_their_own_keep_a_right_one(
         for queue, messages in due.items():
             found = read_queue(store, *queue)
             assert [m.body for m in found] == [m.body for m in messages]
-            assert all(b"__CRC32#" in m.raw_properties for m in found)
+            for m in found:
+                record = encode_record(m)
+                assert b"__CRC32#" in m.raw_properties
+                assert record[-20:] == property_crc_suffix(record[:-20])
 
 
 def test_a_record_at_another_position_differs_in_that_alone() -> None:
