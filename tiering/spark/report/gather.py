@@ -9,6 +9,7 @@ Invariant: what comes to the driver is bounded by days and by `top`, not by mess
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -19,6 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 from kvstore.clock import Clock, SystemClock
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
 from tiering.prices import Prices
+from tiering.spark.listing import Opener, listing
+from tiering.spark.options import read_options
 from tiering.spark.report.figures import (
     TIERS,
     DayVolume,
@@ -32,6 +35,7 @@ from tiering.spark.report.figures import (
     total_of,
 )
 from tiering.spark.report.views import KEPT_DAYS, SUMS, create_views, delays_of
+from tiering.spark.splits import opened_of
 
 TOP: Final = 20
 
@@ -51,7 +55,7 @@ def gather(
     """
     prices = prices or Prices()
     now = now_ms if now_ms is not None else (clock or SystemClock()).now_ms()
-    asked = ("archives", "volume", "dead_letters", "keys")
+    asked = ("volume", "dead_letters", "keys")
     create_views(spark, path, options=options, prices=prices, now_ms=now, only=asked)
     with _kept(spark.table("volume")) as volume:
         names = _largest(volume, top)
@@ -65,7 +69,7 @@ def gather(
         now_ms=now,
         currency=prices.currency,
         prices={tier: float(getattr(prices, tier).gb_month) for tier in TIERS},
-        archives=_archives(spark.table("archives")),
+        archives=_archives(path, options or {}),
         top=top,
         topics_count=topics_count,
         total=total_of(topics),
@@ -161,7 +165,14 @@ def _delay(row: Row) -> Delays:
     return Delays(row.topic, row.day, row.messages, row.p50, row.p90, row.p99, row.max)
 
 
-def _archives(found: DataFrame) -> dict[str, int]:
-    live = found.where("state = 'live'").groupBy("tier").count().collect()
-    counts = {row["tier"]: row["count"] for row in live}
+def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:
+    """How many there are in each tier: nothing that Spark would have to be asked for."""
+    given = {name: value for name, value in options.items() if name.lower() != "columns"}
+    asked = read_options({**given, "path": path})
+    found = listing(asked)
+    held = found.archives
+    if found.topics is None:
+        # Of a place some may be superseded.
+        held = [one.held for one in opened_of(found, asked, Opener(asked))[0]]
+    counts: Counter[str] = Counter(one.tier for one in held)
     return {tier: counts[tier] for tier in TIERS if tier in counts}

@@ -10,6 +10,7 @@ Invariant: what a view gives is summed up by Spark; no message passes through th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -76,14 +77,16 @@ def create_views(
     spark.dataSource.register(tables.ReportSource)
     given = dict(options or {})
     of = _Of(spark, path, given)
+    # Once for both: Spark starts a Python for each table that is named.
+    volume = cache(lambda: _volume(of.table("volume"), prices))
     makers: dict[str, Callable[[], DataFrame]] = {
         "messages": of.messages,
         "archives": lambda: of.table("archives"),
-        "volume": lambda: _volume(of.table("volume"), prices),
+        "volume": volume,
         "dead_letters": lambda: _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
         "delays": lambda: delays_of(spark, path, given),
         "keys": lambda: _keys(of.messages(*_COLUMNS["keys"])),
-        "retention": lambda: _retention(_volume(of.table("volume"), prices), now),
+        "retention": lambda: _retention(volume(), now),
     }
     assert makers.keys() == VIEWS.keys(), "VIEWS names them all"
     for name, make in makers.items():

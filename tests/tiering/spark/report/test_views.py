@@ -8,6 +8,7 @@ from collections import Counter
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import Row, SparkSession
@@ -20,7 +21,7 @@ from tests.tiering.spark.report.conftest import Past
 from tiering import PolicyIllegal, Prices
 from tiering.prices import TierPrice
 from tiering.spark.report import VIEWS, create_views
-from tiering.spark.report.figures import Sums
+from tiering.spark.report.figures import Figures, Sums
 from tiering.spark.report.gather import gather
 
 DOCS = Path(__file__).parents[4] / "docs" / "spark.md"
@@ -78,14 +79,23 @@ def test_every_view_comes_to_what_a_consumer_counts(spark: SparkSession, past: P
         assert row.p50 == mine[-(-len(mine) // 2) - 1]
         assert mine[0] <= row.p50 <= row.p90 <= row.p99 <= row.max
 
-    archives = rows(spark, "SELECT * FROM archives WHERE state = 'live'")
-    hot = sum(row.raw_bytes for row in volume if row.tier == "hot")
-    raw = sum(row.raw_bytes for row in archives)
-    assert hot + raw == sum(m.size for m in past.messages)
 
-
-def test_a_report_has_the_figures_of_the_views(spark: SparkSession, past: Past) -> None:
-    figures = gather(spark, str(past.folder), prices=PRICES, now_ms=past.now_ms, top=3)
+def test_the_verb_writes_a_page_and_its_figures_are_those_of_the_views(
+    spark: SparkSession, past: Past, tmp_path: Path
+) -> None:
+    target = tmp_path / "page.html"
+    words = [str(past.folder), "-o", str(target), "--json", "--as-of", "2026-09-08T09:00",
+             "--price-hot", "8e6", "--price-warm", "4e6", "--price-cold", "2e6",
+             "--currency", "EUR", "--top", "3"]  # fmt: skip
+    done = CliRunner().invoke(report, words, catch_exceptions=False)
+    figures = msgspec.json.decode(done.stdout, type=Figures)
+    page = target.read_text()
+    assert f"<td>{figures.total.sums.messages:,}</td>" in page
+    assert f"<td>{figures.keys[0].messages:,}</td>" in page
+    assert "EUR a month" in page
+    assert (figures.now_ms, figures.currency) == (past.now_ms, "EUR")
+    assert figures.prices == {"hot": 8e6, "warm": 4e6, "cold": 2e6}
+    assert figures.archives["cold"] == len(list(past.cold.rglob("*.kvarc")))
     assert figures.total.sums.messages == len(past.messages)
     assert figures.topics_count == len({m.topic for m in past.messages})
     assert [topic.topic is None for topic in figures.topics] == [False, False, False, True]
@@ -130,24 +140,10 @@ def test_archives_alone_have_views_and_an_empty_store_has_a_report_of_nothing(
     assert spark.read.format("kvmq").load(str(tmp_path / "empty")).collect() == []
 
 
-def test_the_verb_writes_the_page_and_says_the_same_as_json(
-    spark: SparkSession, past: Past, tmp_path: Path
-) -> None:
-    target = tmp_path / "page.html"
-    words = [str(past.folder), "-o", str(target), "--json", "--as-of", "2026-09-08T09:00",
-             "--price-hot", "8e6", "--currency", "EUR", "--top", "2"]  # fmt: skip
-    done = CliRunner().invoke(report, words, catch_exceptions=False)
-    found = json.loads(done.stdout)
-    assert found["now_ms"] == past.now_ms
-    assert (found["currency"], found["prices"]["hot"]) == ("EUR", 8e6)
-    total = found["total"]["sums"]
-    assert total["messages"] == len(past.messages)
-    page = target.read_text()
-    assert f"<td>{total['messages']:,}</td>" in page
-    assert f"<td>{found['keys'][0]['messages']:,}</td>" in page
-    assert "EUR a month" in page
-    wrong = CliRunner().invoke(report, [str(past.folder), "-o", str(tmp_path / "no" / "page")])
-    assert "no folder" in wrong.output
+def test_a_page_that_could_not_be_written_is_refused_before_anything_is_read() -> None:
+    done = CliRunner().invoke(report, ["data", "-o", "/no/such/folder/page.html"])
+    assert done.exit_code == 2
+    assert "no folder" in done.output
 
 
 def test_a_question_may_be_about_any_view(spark: SparkSession, past: Past) -> None:
