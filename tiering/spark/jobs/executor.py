@@ -109,9 +109,9 @@ class SparkExecutor:
         tasks = [packed(work, one) for one in args]
         name = getattr(work, "__name__", "work").replace("_", " ")
         window = _Window(self._context, f"{self._tag}-{next(self._numbers)}", name, tasks)
+        window.start()
         with self._lock:
             self._windows.add(window)
-        window.start()
         return window
 
     def _taken(self, check: Check, window: _Window) -> Iterator[Any]:
@@ -149,8 +149,12 @@ class _Window:
         """Begin."""
         from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
 
-        # With what the caller's thread says of its jobs, such as their pool.
-        InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
+        try:
+            # With what the caller's thread says of its jobs, such as their pool.
+            InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
+        except Exception as e:
+            self._over.set()
+            raise SparkFailed(f"Spark takes no more jobs, it was stopped: {e or repr(e)}") from e
 
     def wait(self, seconds: float) -> bool:
         """Whether it is over by then."""
