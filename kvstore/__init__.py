@@ -88,9 +88,9 @@ from kvstore.segmentstats import SegmentStats, TopicShare
 from kvstore.stats import StoreStats
 from kvstore.store import Store
 from kvstore.verify import Problem, VerifyReport
-from kvstore.viewing import view as _view
+from kvstore.viewing import Viewing as _Viewing
 
-set_viewer(_view)
+set_viewer(_Viewing())
 
 __version__ = "0.1.0"
 

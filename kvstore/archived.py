@@ -11,7 +11,7 @@ superseded)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
@@ -158,15 +158,42 @@ class LogFile(NamedTuple):
 
 class View(NamedTuple):
     """What a store has at one moment, for whoever reads its files without it: the catalog, the
-    topics, and the log as far as it is on the disk.
+    topics, and the log as far as it is on the disk, which is to before `position`. Archives that
+    come later have numbers from `next_archive` on.
     """
 
     catalog: Catalog
     topics: Sequence[ArchivedTopic]
     log: Sequence[LogFile]
+    position: int
+    next_archive: int
 
 
-Viewer = Callable[[Path, StoreConfig], View]
+class Reach(NamedTuple):
+    """Which offsets queues have, by topic id and queue: the first that is held, and the next one,
+    of all that stands below `position` in the log.
+    """
+
+    position: int
+    queues: Mapping[Queue, tuple[int, int]]
+
+
+class Viewer(Protocol):
+    """Looks at stores that others may be writing to. Raises what opening them for reading does."""
+
+    def view(self, path: Path, config: StoreConfig) -> View:
+        """What a store has."""
+        ...
+
+    def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
+        """Which offsets some queues have; None: all. Costs a few seeks each."""
+        ...
+
+    def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
+        """What is another as soon as a view may be; takes no more than a look at some files."""
+        ...
+
+
 _viewers: list[Viewer] = []
 
 
@@ -175,9 +202,9 @@ def set_viewer(viewer: Viewer) -> None:
     _viewers[:] = [viewer]
 
 
-def view_store(path: Path, config: StoreConfig) -> View:
-    """Look at a store, which others may be writing to. Raises what opening it for reading does."""
-    return _viewers[0](path, config)
+def viewer() -> Viewer:
+    """Who looks at stores."""
+    return _viewers[0]
 
 
 class Contents(NamedTuple):

@@ -1,39 +1,157 @@
 """Viewing: what a store has at one moment, for whoever reads its files without it.
 
-The idea: a store is opened for reading only, beside whoever writes to it, and asked for its
-catalog, its topics and how far its log is on the disk; then it is closed. What was seen can be sent
-to other machines, and read there.
+The idea: the index is opened for reading only, beside whoever writes to it, and asked for its
+catalog, its topics and how far the log is on the disk; then it is closed. The log itself is not
+read: what a checkpoint covers is all that can be known to be there. What was seen can be sent to
+other machines, and read there.
 
-Invariant: nothing is named that is not on the disk.
+Invariants: nothing is named that is not on the disk; a segment that left the log between the look
+at the index and the look at the folder is looked for again, so that no message is in neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from kvstore import opening
-from kvstore.archived import ArchivedTopic, LogFile, View
+from kvstore.archived import ArchivedTopic, Catalog, LogFile, Queue, Reach, View
 from kvstore.config import StoreConfig
-from kvstore.log.segments import segment_name
-from kvstore.stats import StoreStats
-from kvstore.store import Store
+from kvstore.index.handover import next_number
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVE_FIRST,
+    ARCHIVES,
+    META,
+    NO_ARCHIVE,
+    PLACES,
+    STORE_ID,
+    behind,
+    queue_prefix,
+    read_place,
+)
+from kvstore.log.segments import named_position, segment_name
+from kvstore.meta.topics import Topics
+
+_LOOKS: Final = 5
+_log = logging.getLogger("kvmq")
 
 
-def view(path: Path, config: StoreConfig) -> View:
-    """See `kvstore.archived.view_store`."""
-    with Store(path, config, read_only=True) as store:
-        topics = [
-            ArchivedTopic(info.id, info.name, msgspec.to_builtins(info)) for info in store.topics()
-        ]
-        return View(store.catalog(), topics, list(_log(path, store.stats(), config)))
+class Viewing:
+    """See `kvstore.archived.Viewer`."""
+
+    def view(self, path: Path, config: StoreConfig) -> View:
+        """See Viewer."""
+        found, missing = self._view(path, config)
+        for _ in range(_LOOKS):
+            if not missing:
+                break
+            # They may have gone after the look at the index: then it says so by now.
+            before = missing
+            found, missing = self._view(path, config)
+            if missing == before:
+                break
+        lost = [n for n in missing if found.log and n >= found.log[0].first_position]
+        if lost:
+            _log.warning("the log of %s has lost the segments at %s", path, lost)
+        return found
+
+    def _view(self, path: Path, config: StoreConfig) -> tuple[View, list[int]]:
+        """One look, and where segments begin that should be there and are not."""
+        with _opened(path, config) as (index, size):
+            families = index.families
+            topics = [
+                ArchivedTopic(info.id, info.name, msgspec.to_builtins(info))
+                for info in _topics(index, config).all()
+            ]
+            catalog = Catalog(
+                families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b""))
+            )
+            durable = index.checkpoint.durable
+            log, missing = _files(path, config, index, size)
+            return View(catalog, topics, log, durable, next_number(families)), missing
+
+    def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
+        """See Viewer."""
+        with _opened(path, config) as (index, size):
+            if queues is None:
+                queues = (
+                    (info.id, queue)
+                    for info in _topics(index, config).all()
+                    for queue in range(max(info.read_queues, info.write_queues))
+                )
+            first_segment = index.log_start() // size
+            found = {}
+            for topic, queue in queues:
+                end = index.queues.head(topic << 32 | queue).next_offset
+                if end:
+                    found[topic, queue] = _first(index, topic, queue, first_segment, end), end
+            return Reach(index.checkpoint.position, found)
+
+    def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
+        """See Viewer."""
+        folder, files = path / opening.INDEX, config.files
+        return tuple(
+            (name, files.size(folder / name))
+            for name in sorted(files.list_dir(folder))
+            if name.endswith(".log") or name.startswith("MANIFEST")
+        )
 
 
-def _log(path: Path, stats: StoreStats, config: StoreConfig) -> Iterator[LogFile]:
-    size, durable = stats.segment_size, stats.durable_position
-    for number in range(stats.first_position // size, -(-durable // size)):
-        file = path / opening.COMMITLOG / segment_name(number * size)
-        if config.files.size(file) is not None:
-            yield LogFile(file, number * size, min((number + 1) * size, durable))
+@contextmanager
+def _opened(path: Path, config: StoreConfig) -> Iterator[tuple[Index, int]]:
+    """The index, and the size of segments."""
+    index, config = opening.open_index(path, config, opening.look(path, config), read_only=True)
+    with closing(index):
+        index.load()
+        yield index, config.segment_size
+
+
+def _first(index: Index, topic: int, queue: int, first_segment: int, end: int) -> int:
+    """The first offset that a queue holds; `end` if it holds none."""
+    prefix = queue_prefix(topic, queue)
+    for key, value in index.families.rows(PLACES, prefix, behind(prefix)):
+        place = read_place(key, value)[2]
+        is_held = place.segment < ARCHIVE_FIRST or place.is_archived
+        is_nobodys = place.is_archived and place.archive == NO_ARCHIVE
+        if is_held and not is_nobodys and place.segment >= first_segment:
+            return place.first
+    return end
+
+
+def _topics(index: Index, config: StoreConfig) -> Topics:
+    return Topics(
+        index.families,
+        default_key_index=config.key_index,
+        default_queues=config.default_queues,
+        auto_create=False,
+        host_extra=0,
+        log_end=lambda: 0,
+        read_only=True,
+    )
+
+
+def _files(
+    path: Path, config: StoreConfig, index: Index, size: int
+) -> tuple[list[LogFile], list[int]]:
+    """The segments, and the positions of those that should be there and are not; of many that are
+    missing at the beginning only the first and the last.
+    """
+    gone, durable = index.gone(), index.checkpoint.durable
+    folder = path / opening.COMMITLOG
+    there = {named_position(name) for name in config.files.list_dir(folder)}
+    first, stop = gone.below // size, -(-durable // size)
+    oldest = min(
+        (at // size for at in there if at is not None and at >= first * size), default=stop
+    )
+    due = [n * size for n in range(min(oldest, stop), stop) if n not in gone.segments]
+    before = {n * size for n in (first, oldest - 1) if first <= n < oldest}
+    held = [
+        LogFile(folder / segment_name(at), at, min(at + size, durable)) for at in due if at in there
+    ]
+    return held, sorted({*before, *(at for at in due if at not in there)})

@@ -106,3 +106,38 @@ class SparkUnsuitable(StoreError):
 
 class SparkFailed(StoreError):
     """A job of Spark failed, or a question that it was asked has no answer."""
+
+
+class ExportBroken(StoreError):
+    """An export's own notes, or files that it committed, are not as it left them."""
+
+
+class ExportBusy(StoreError):
+    """Another export to the same place has begun since."""
+
+
+class SchemaIllegal(ConfigError):
+    """A schema for a topic's bodies that is none, or none that can be found in them."""
+
+
+class SchemaContradicts(SchemaIllegal):
+    """A schema for a topic's bodies that is not the one its export has been given."""
+
+
+class TableFailed(StoreError):
+    """A table that is exported to, or its catalog, can't be used."""
+
+
+class MessagesLost(StoreError):
+    """A stream was to go on where its queue holds nothing any more: `topic`, `queue`, and the
+    offsets from `first` to before `end` that went.
+    """
+
+    def __init__(
+        self, message: str, topic: str = "", queue: int = -1, first: int = -1, end: int = -1
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.queue = queue
+        self.first = first
+        self.end = end

@@ -30,7 +30,7 @@ from tiering.compact import Compaction
 from tiering.errors import PolicyIllegal
 from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
-from tiering.merge import Input, Merged, MergeJob, merge_remotely
+from tiering.merge import Input, Merged, MergeJob, merge_with
 from tiering.moving import Mover, archived_topic, arriving_of
 from tiering.place import Place
 from tiering.policy import Policy
@@ -199,7 +199,7 @@ class Replacer:
             self._reading.take(row.size)
         path = Path(job.path)
         try:
-            merged = self._pool.run(check, merge_remotely, job)
+            merged = merge_with(self._pool, check, job, self._files)
         except BaseException:
             self._remove(path)
             raise

@@ -295,6 +295,11 @@ class Columns:
             store = [a + b for a, b in zip(store, self._store_more, strict=True)]
         return born, store
 
+    @property
+    def host_numbers(self) -> tuple[Column, Column]:
+        """The first 8 bytes of every row's born host and store host, as numbers."""
+        return self._born_host, self._store_host
+
     def record_sizes(self, owners: Owners, properties: list[bytes]) -> Column:
         """The sizes of whole records."""
         sizes = self.sizes

@@ -30,6 +30,7 @@ from tiering.archive.integers import (
     write_varint,
 )
 from tiering.archive.layout import COLUMNS_FORMAT
+from tiering.archive.texts import Texts
 from tiering.archive.values import Values, decode_values, encode_values, too_large
 
 Shape = tuple[bytes, ...]
@@ -222,7 +223,7 @@ class PropertyColumns(NamedTuple):
 
     shapes: list[Shape]
     shape_of: Column
-    columns: dict[bytes, list[bytes]]
+    columns: dict[bytes, Texts]
 
     @property
     def plain_names(self) -> Shape | None:
@@ -245,9 +246,10 @@ def decode_properties(data: bytes, count: int, times: Column, limit: int) -> lis
 def fields_of(found: PropertyColumns) -> list[bytes]:
     """The fields, as the records have them."""
     shapes, shape_of, columns = found
+    values = {name: column.values() for name, column in columns.items()}
     if len(shapes) == 1:
-        return _build(shapes[0], [columns[name] for name in _value_names(shapes[0])], len(shape_of))
-    return _build_mixed(shapes, shape_of, columns)
+        return _build(shapes[0], [values[name] for name in _value_names(shapes[0])], len(shape_of))
+    return _build_mixed(shapes, shape_of, values)
 
 
 def decode_property_columns(data: bytes, count: int, times: Column, limit: int) -> PropertyColumns:
@@ -294,14 +296,14 @@ def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
 
 def _read_columns(
     data: bytes, at: int, shapes: list[Shape], shape_of: Column, times: Column, limit: int
-) -> tuple[dict[bytes, list[bytes]], int]:
+) -> tuple[dict[bytes, Texts], int]:
     """The values of each name, in the order of rows; `limit` bounds them all together."""
     uses: dict[bytes, dict[int, int]] = {}
     for number, shape in enumerate(shapes):
         for name in _value_names(shape):
             of_name = uses.setdefault(name, {})
             of_name[number] = of_name.get(number, 0) + 1
-    columns: dict[bytes, list[bytes]] = {}
+    columns: dict[bytes, Texts] = {}
     for name in sorted(uses):
         born = times
         if len(shapes) > 1 or uses[name] != {0: 1}:

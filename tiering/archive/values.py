@@ -18,6 +18,7 @@ import numpy as np
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.integers import (
     Column,
+    bounds_of,
     decode_column,
     encode_column,
     encode_columns,
@@ -27,6 +28,17 @@ from tiering.archive.integers import (
     write_bytes,
     write_varint,
 )
+from tiering.archive.texts import (
+    DIGITS_MAX,
+    ID_DIGITS,
+    Constant,
+    Distinct,
+    Ids,
+    Listed,
+    Numbers,
+    Pieces,
+    Texts,
+)
 
 _CONSTANT: Final = 0
 _IDS: Final = 1
@@ -34,13 +46,10 @@ _NUMBERS: Final = 2
 _DISTINCT: Final = 3
 _TEXT: Final = 4
 
-_ID_DIGITS: Final = 32
 _ID: Final = np.dtype([("source", ">i8"), ("token", ">u2"), ("time", ">u4"), ("counter", ">u2")])
 """How the 16 bytes of a unique id are split: as RocketMQ makes them, but any will do."""
 _TIME_MASK: Final = 0xFFFF_FFFF
 _DIGITS: Final = b"0123456789"
-_DIGITS_MAX: Final = 18
-"""Decimal digits that always fit 64 bits."""
 _FEW: Final = 256
 """So many different values of one name in all stretches are few."""
 _DISTINCT_SHARE: Final = 2
@@ -130,7 +139,7 @@ def _encode_ids(found: Values, times: Column) -> list[bytes] | None:
     """Columns of unique ids, if all values are such."""
     joined = b"".join(found.values)
     count = len(found.values)
-    if len(joined) != _ID_DIGITS * count or set(map(len, found.values)) != {_ID_DIGITS}:
+    if len(joined) != ID_DIGITS * count or set(map(len, found.values)) != {ID_DIGITS}:
         return None
     try:
         raw = bytes.fromhex(joined.decode("ascii"))
@@ -169,7 +178,7 @@ def _encode_numbers(found: Values) -> list[bytes]:
     stems = set(before)
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     digits = lengths - np.fromiter(map(len, before), np.int64, len(values))
-    fits = (digits > 0) & (digits <= _DIGITS_MAX)
+    fits = (digits > 0) & (digits <= DIGITS_MAX)
     if len(stems) == 1 and fits.all():
         skip = len(before[0])
         numbers = np.fromiter([int(value[skip:]) for value in values], np.int64, len(values))
@@ -179,7 +188,7 @@ def _encode_numbers(found: Values) -> list[bytes]:
             for value, size, fit in zip(values, digits.tolist(), fits.tolist(), strict=True)
         ]
         numbers = np.array(parsed, np.int64)
-    plain = (numbers >= 10 ** np.maximum(digits - 1, 0).clip(0, _DIGITS_MAX - 1)) | (digits == 1)
+    plain = (numbers >= 10 ** np.maximum(digits - 1, 0).clip(0, DIGITS_MAX - 1)) | (digits == 1)
     all_fit = np.logical_and.reduceat(fits, starts)
     all_plain = np.logical_and.reduceat(plain, starts)
     least = np.minimum.reduceat(digits, starts)
@@ -197,21 +206,21 @@ def _encode_numbers(found: Values) -> list[bytes]:
 # --- decoding ---------------------------------------------------------------------------------
 
 
-def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[list[bytes], int, int]:
+def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[Texts, int, int]:
     """As many values as `born` has rows, the index behind them, and how much they take."""
     count = len(born)
     if not count:
-        return [], at, 0
+        return Listed([]), at, 0
     kind = data[at] if at < len(data) else -1
     at += 1
     if kind == _CONSTANT:
         value, at = read_bytes(data, at)
         _allow(len(value) * count, limit)
-        return [value] * count, at, len(value) * count
+        return Constant(value, count), at, len(value) * count
     if kind == _IDS:
-        _allow(_ID_DIGITS * count, limit)
-        values, at = _read_ids(data, at, born)
-        return values, at, _ID_DIGITS * count
+        _allow(ID_DIGITS * count, limit)
+        found, at = _read_ids(data, at, born)
+        return found, at, ID_DIGITS * count
     if kind == _NUMBERS:
         return _read_numbers(data, at, count, limit)
     if kind == _DISTINCT:
@@ -219,15 +228,11 @@ def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[list[
     if kind == _TEXT:
         lengths, at = decode_column(data, at, count)
         size = total(lengths, "properties", min(limit, len(data) - at))
-        stops = np.cumsum(lengths) + at
-        values = [
-            data[a:b] for a, b in zip((stops - lengths).tolist(), stops.tolist(), strict=True)
-        ]
-        return values, at + size, size
+        return Pieces(data, bounds_of(lengths) + at), at + size, size
     raise ArchiveDamaged("a block has a column of properties of an unknown kind")
 
 
-def _read_ids(data: bytes, at: int, born: Column) -> tuple[list[bytes], int]:
+def _read_ids(data: bytes, at: int, born: Column) -> tuple[Ids, int]:
     ids = np.empty(len(born), _ID)
     ids["source"], at = decode_column(data, at, len(born))
     for name in ("token", "time", "counter"):
@@ -235,24 +240,22 @@ def _read_ids(data: bytes, at: int, born: Column) -> tuple[list[bytes], int]:
         if name == "time":
             column = (column + born) & _TIME_MASK
         ids[name] = column & ((1 << 8 * _ID[name].itemsize) - 1)
-    text = ids.tobytes().hex().upper().encode()
-    return [text[i : i + _ID_DIGITS] for i in range(0, len(text), _ID_DIGITS)], at
+    return Ids(ids.tobytes().hex().upper().encode()), at
 
 
-def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[list[bytes], int, int]:
+def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[Numbers, int, int]:
     prefix, at = read_bytes(data, at)
-    width = data[at] if at < len(data) else _DIGITS_MAX + 1
-    if width > _DIGITS_MAX:
+    width = data[at] if at < len(data) else DIGITS_MAX + 1
+    if width > DIGITS_MAX:
         raise ArchiveDamaged(f"a column of numbers in a block has {width} digits")
-    size = (len(prefix) + _DIGITS_MAX + 2) * count
+    size = (len(prefix) + DIGITS_MAX + 2) * count
     # Short of a few digits a row this is what comes out; the rows' lengths are checked as well.
     _allow(len(prefix) * count, limit)
     numbers, at = decode_column(data, at + 1, count)
-    form = prefix.replace(b"%", b"%%") + (b"%%0%dd" % width if width else b"%d")
-    return [form % number for number in numbers.tolist()], at, min(size, limit)
+    return Numbers(prefix, width, numbers), at, min(size, limit)
 
 
-def _read_distinct(data: bytes, at: int, count: int, limit: int) -> tuple[list[bytes], int, int]:
+def _read_distinct(data: bytes, at: int, count: int, limit: int) -> tuple[Distinct, int, int]:
     number, at = read_varint(data, at)
     if not 1 <= number <= count:
         raise ArchiveDamaged(f"a column of {count} properties has {number} distinct values")
@@ -265,7 +268,7 @@ def _read_distinct(data: bytes, at: int, count: int, limit: int) -> tuple[list[b
         raise ArchiveDamaged("a column of properties names a value that is not there")
     size = int(np.array([len(value) for value in distinct], np.int64)[index].sum())
     _allow(size, limit)
-    return [distinct[i] for i in index.tolist()], at, size
+    return Distinct(distinct, index), at, size
 
 
 def _allow(size: int, limit: int) -> None:

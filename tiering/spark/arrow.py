@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
-from typing import Final, Protocol, cast
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from kvstore.record.hosts import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
-from tiering.archive.integers import Column
-from tiering.archive.properties import PropertyColumns
+from tiering.archive.integers import Column, bounds_of
+from tiering.archive.texts import Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of
 
-I32 = NDArray[np.int32]
 _TAGS: Final = TAGS.encode()
 _KEYS: Final = KEYS.encode()
 _UNIQUE_ID: Final = UNIQUE_ID.encode()
@@ -35,9 +34,16 @@ _US: Final = 1000
 """Microseconds of Spark's timestamps in a millisecond."""
 
 
+class Hosts(NamedTuple):
+    """Hosts in bytes, once each, and which of them a row has."""
+
+    distinct: Sequence[bytes]
+    which: Column
+
+
 class Rows(Protocol):
     """Messages in columns: what there is to make a batch of; `topic_of` says which of the `topics`
-    a message has. `property_columns` gives None where properties are to be had as fields alone.
+    a message has.
     """
 
     count: int
@@ -54,21 +60,22 @@ class Rows(Protocol):
     prepared_position: Column
     version: Column
 
-    @property
-    def hosts(self) -> tuple[list[bytes], list[bytes]]:
+    def hosts(self) -> tuple[Hosts, Hosts]:
         """Every row's born host and store host."""
         ...
 
-    def property_columns(self) -> PropertyColumns | None:
-        """The properties by name."""
+    def texts(self) -> Mapping[bytes, Joined] | None:
+        """The values of properties by name, in the order of the names, if all rows have the same,
+        each once, and nothing else; None if not.
+        """
         ...
 
     def fields(self) -> list[bytes]:
         """The properties field of every row."""
         ...
 
-    def bodies(self) -> tuple[bytes, Column]:
-        """All bodies as they were put, and where each begins and the last ends."""
+    def bodies(self) -> Joined:
+        """All bodies as they were put."""
         ...
 
     def stored_bodies(self) -> list[bytes | None] | None:
@@ -97,20 +104,24 @@ class _Asked:
         self.rows = rows
 
     @cached_property
-    def plain(self) -> Mapping[bytes, list[bytes]] | None:
+    def plain(self) -> Mapping[bytes, pa.Array] | None:
         """The values by name, in the order of the names, if all rows have the same names and all
         values are text.
         """
-        found = self.rows.property_columns()
-        names = found.plain_names if found is not None else None
-        if found is None or names is None:
+        found = self.rows.texts()
+        if found is None:
             return None
-        columns = {name: found.columns[name] for name in names}
+        # No map has an empty value; and values that are no text alone may look so side by side.
+        if not all((np.diff(one.bounds) > 0).all() for one in found.values()):
+            return None
         try:
-            b"\n".join(chain(names, *columns.values())).decode()
+            b"\n".join(found).decode()
+            if not all(one.data.isascii() for one in found.values()):
+                for one in found.values():
+                    _separated(one).decode()
         except UnicodeDecodeError:
             return None
-        return columns if all(map(all, columns.values())) else None
+        return {name: _from_buffers(pa.string(), *one) for name, one in found.items()}
 
     @cached_property
     def fields(self) -> list[bytes]:
@@ -120,13 +131,13 @@ class _Asked:
     def maps(self) -> list[dict[str, str]]:
         return list(map(decode_properties, self.fields))
 
-    def values(self, name: bytes) -> Sequence[bytes | None]:
-        """One property of every row."""
+    def values(self, name: bytes) -> pa.Array:
+        """One property of every row; null where there is none."""
         if self.plain is not None:
-            return self.plain.get(name) or [None] * self.rows.count
+            found = self.plain.get(name)
+            return pa.nulls(self.rows.count, pa.string()) if found is None else found
         text = name.decode()
-        found = [one.get(text) for one in self.maps]
-        return [None if value is None else value.encode() for value in found]
+        return pa.array([one.get(text) for one in self.maps], pa.string())
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -142,37 +153,35 @@ def _queue(asked: _Asked) -> pa.Array:
 
 def _message_id(asked: _Asked) -> pa.Array:
     found = asked.values(_UNIQUE_ID)
-    if None not in found:
-        return _text(found)
-    made = _position_ids(asked.rows)
-    return _text([a or b for a, b in zip(found, made, strict=True)])
+    if not found.null_count:
+        return found
+    return pc.coalesce(found, pa.array(_position_ids(asked.rows), pa.string()))
 
 
-def _position_ids(rows: Rows) -> list[bytes]:
+def _position_ids(rows: Rows) -> list[str]:
     """The ids of messages that have none of their own: store host and position in hex."""
-    positions = rows.position.tolist()
-    hosts = rows.hosts[1]
-    return [
-        (host + position.to_bytes(8, "big")).hex().upper().encode()
-        for host, position in zip(hosts, positions, strict=True)
-    ]
+    hosts = rows.hosts()[1]
+    heads = [host.hex().upper() for host in hosts.distinct]
+    pairs = zip(hosts.which.tolist(), rows.position.tolist(), strict=True)
+    return [f"{heads[host]}{position:016X}" for host, position in pairs]
 
 
 def _keys(asked: _Asked) -> pa.Array:
+    kind, count = SCHEMA.field("keys").type, asked.rows.count
     found = asked.values(_KEYS)
-    if not any(found):
-        lists: list[list[bytes]] = [[]] * len(found)
-    else:
-        lists = [[key for key in (value or b"").split(b" ") if key] for value in found]
-    ends = np.zeros(len(lists) + 1, np.int32)
-    np.cumsum([len(keys) for keys in lists], out=ends[1:])
-    return pa.ListArray.from_arrays(
-        pa.array(ends), _text(list(chain.from_iterable(lists))), type=SCHEMA.field("keys").type
-    )
+    if found.null_count == count:
+        empty = pa.array(np.zeros(count + 1, np.int32))
+        return pa.ListArray.from_arrays(empty, pa.nulls(0, pa.string()), type=kind)
+    if not found.null_count and not pc.any(pc.match_substring(found, " ")).as_py():
+        # As a rule there is one.
+        each = pa.array(np.arange(count + 1, dtype=np.int32))
+        return pa.ListArray.from_arrays(each, found, type=kind)
+    lists = [[key for key in (value or "").split(" ") if key] for value in found.to_pylist()]
+    return pa.array(lists, kind)
 
 
 def _tag(asked: _Asked) -> pa.Array:
-    return _text(asked.values(_TAGS))
+    return asked.values(_TAGS)
 
 
 def _properties(asked: _Asked) -> pa.Array:
@@ -180,22 +189,26 @@ def _properties(asked: _Asked) -> pa.Array:
     plain, count = asked.plain, asked.rows.count
     if plain is None:
         return pa.array([list(one.items()) for one in asked.maps], kind)
-    names = list(plain)
-    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(names))
-    flat = list(chain.from_iterable(zip(*plain.values(), strict=True)))
-    sizes = np.tile(np.array([len(name) for name in names], np.int64), count)
-    keys = _from_buffers(pa.string(), b"".join(names) * count, _bounds(sizes))
-    return pa.MapArray.from_arrays(pa.array(ends), keys, _text(flat), type=kind)
+    size = len(plain)
+    ends = pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(size))
+    if not size:
+        none = pa.nulls(0, pa.string())
+        return pa.MapArray.from_arrays(ends, none, none, type=kind)
+    # Row by row one value of each column; so the names.
+    turns = np.arange(size * count, dtype=np.int64).reshape(size, count).T.ravel()
+    values = pa.concat_arrays(list(plain.values())).take(pa.array(turns))
+    sizes = np.tile(np.array([len(name) for name in plain], np.int64), count)
+    names = _from_buffers(pa.string(), b"".join(plain) * count, bounds_of(sizes))
+    return pa.MapArray.from_arrays(ends, names, values, type=kind)
 
 
 def _body(asked: _Asked) -> pa.Array:
-    data, ends = asked.rows.bodies()
-    return _from_buffers(pa.binary(), data, ends.astype(np.int32))
+    return _from_buffers(pa.binary(), *asked.rows.bodies())
 
 
 def _headers(asked: _Asked) -> pa.Array:
     rows = asked.rows
-    born, store = (_hosts(hosts) for hosts in rows.hosts)
+    born, store = map(_hosts, rows.hosts())
     odd: list[bytes | None] | None = None
     if asked.plain is None:
         odd = [
@@ -222,11 +235,9 @@ def _joined(properties: Mapping[str, str]) -> bytes:
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
 
 
-def _hosts(hosts: list[bytes]) -> pa.Array:
-    distinct = {host: host_text(host) for host in set(hosts)}
-    if len(distinct) == 1:
-        return pa.repeat(pa.scalar(distinct[hosts[0]], pa.string()), len(hosts))
-    return pa.array([distinct[host] for host in hosts], pa.string())
+def _hosts(hosts: Hosts) -> pa.Array:
+    distinct = pa.array([host_text(host) for host in hosts.distinct], pa.string())
+    return distinct.take(pa.array(hosts.which))
 
 
 def host_text(raw: bytes) -> str:
@@ -266,21 +277,12 @@ assert list(_MAKERS) == SCHEMA.names
 # --- buffers --------------------------------------------------------------------------------------
 
 
-def _bounds(sizes: Column) -> I32:
-    ends = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    return ends
+def _separated(texts: Joined) -> bytes:
+    """All values with a line end between each two."""
+    data = texts.data
+    return b"\n".join(data[a:b] for a, b in pairwise(texts.bounds.tolist()))
 
 
-def _text(values: Sequence[bytes | None]) -> pa.Array:
-    """Text of values that are UTF-8; None is null."""
-    if None in values:
-        return pa.array(values, pa.binary()).cast(pa.string())
-    whole = cast("Sequence[bytes]", values)
-    sizes = np.fromiter(map(len, whole), np.int64, len(whole))
-    return _from_buffers(pa.string(), b"".join(whole), _bounds(sizes))
-
-
-def _from_buffers(kind: pa.DataType, data: bytes, ends: I32) -> pa.Array:
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(ends)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(kind, len(ends) - 1, buffers)
+def _from_buffers(kind: pa.DataType, data: bytes, bounds: Column) -> pa.Array:
+    buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(bounds) - 1, buffers)

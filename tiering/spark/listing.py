@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from kvstore.archived import View, view_store
+from kvstore.archived import View, viewer
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
 from kvstore.files import LocalFiles
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
-from tiering.catalog import decode_rows
+from tiering.catalog import ArchiveRow, Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys import provider_of
 from tiering.place import Place, open_place
@@ -35,11 +35,12 @@ DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
 
 
 class Held(msgspec.Struct, frozen=True):
-    """An archive: the place as it is opened, its name there, its size in bytes."""
+    """An archive: the place as it is opened, its name there, its size in bytes, its tier."""
 
     place: str
     key: str
     size: int
+    tier: Tier = "warm"
 
     @property
     def name(self) -> str:
@@ -50,6 +51,7 @@ class Held(msgspec.Struct, frozen=True):
 class Stretch(msgspec.Struct, frozen=True):
     """A part of the hot log: a segment's file, the position that it begins at, the part's first
     position and end, and how far the file has records. What begins in the part belongs to it.
+    `known` is where a record begins, at the part's first position or before it.
     """
 
     path: str
@@ -57,6 +59,7 @@ class Stretch(msgspec.Struct, frozen=True):
     begin: int
     end: int
     used: int
+    known: int
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -94,10 +97,14 @@ class Opener:
         last = self._last
         if last is not None and last[0] == held:
             return last[1]
-        source = self.place(held.place).source(held.key, held.size)
-        archive = Archive.open(_Counting(source, self), keys=self._keys)
+        archive = self.opened(held)
         self._last = held, archive
         return archive
+
+    def opened(self, held: Held) -> Archive:
+        """An archive, opened anew, which several threads may do at once."""
+        source = self.place(held.place).source(held.key, held.size)
+        return Archive.open(_Counting(source, self), keys=self._keys)
 
 
 class _Counting:
@@ -113,34 +120,63 @@ class _Counting:
         return self._source.read(offset, size)
 
 
+def is_store(options: ReadOptions) -> bool:
+    """Whether there is a store at the path, and not archives alone. Raises StoreNotFound if there
+    is nothing.
+    """
+    if "://" in options.path:
+        return False
+    folder = Path(options.path)
+    if (folder / "index").is_dir():
+        return True
+    if not folder.is_dir():
+        raise StoreNotFound(
+            f"there is no folder {options.path}; give a store's, one of archives, or a bucket's URL"
+        )
+    return False
+
+
 def listing(options: ReadOptions) -> Listing:
     """What there is at the path. Raises StoreNotFound, NothingToRestore, StoresAmbiguous,
     PlaceError.
     """
-    folder = Path(options.path)
-    if "://" not in options.path and (folder / "index").is_dir():
-        return _of_store(folder, view_store(folder, StoreConfig()), options)
-    if "://" not in options.path and not folder.is_dir():
-        raise StoreNotFound(
-            f"there is no folder {options.path}; give a store's, one of archives, or a bucket's URL"
-        )
+    if is_store(options):
+        return _of_store(options)
+    return Listing(archives_of(options)[1])
+
+
+def archives_of(options: ReadOptions) -> tuple[str, list[Held]]:
+    """The id of the store that a place has archives of, and these."""
     place = open_place(options.path, options=options.place if is_remote(options.path) else None)
-    _, objects = objects_of(place, options.store_id)
-    return Listing([Held(options.path, one.key, one.size) for one in objects])
+    store_id, objects = objects_of(place, options.store_id)
+    tier: Tier = "cold" if is_remote(options.path) else "warm"
+    return store_id, [Held(options.path, one.key, one.size, tier) for one in objects]
 
 
-def _of_store(folder: Path, view: View, options: ReadOptions) -> Listing:
-    held = []
+def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, Held]]:
+    """The archives that count in a store, and where they are."""
+    found = []
     for row in decode_rows(view.catalog.rows):
         if row.state == "live":
             where = row.place if "://" in row.place else str((folder / row.place).absolute())
-            held.append(Held(where, row.key, row.size))
-    topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
-    log = [
+            found.append((row, Held(where, row.key, row.size, row.tier)))
+    return found
+
+
+def stretches(view: View) -> list[Stretch]:
+    """The log of a store."""
+    return [
         Stretch(
             str(part.path.absolute()), part.first_position, part.first_position,
-            part.end_position, part.end_position,
+            part.end_position, part.end_position, part.first_position,
         )
         for part in view.log
     ]  # fmt: skip
-    return Listing(held, log if options.hot else [], topics)
+
+
+def _of_store(options: ReadOptions) -> Listing:
+    folder = Path(options.path)
+    view = viewer().view(folder, StoreConfig())
+    topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
+    held = [one for _, one in live_rows(folder, view)]
+    return Listing(held, stretches(view) if options.hot else [], topics)

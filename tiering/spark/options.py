@@ -20,13 +20,17 @@ from kvstore.errors import ConfigError, shown
 PLACE: Final = "place."
 """What the settings of a place (docs/places.md) begin with."""
 SPLIT_BYTES: Final = 64 << 20
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
 _FLAGS: Final = {"true": True, "false": False}
 
 Damaged = Literal["fail", "skip"]
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """See docs/spark.md. `topics` and `keys` None: all; `split_bytes` are bytes of records."""
+    """See docs/spark.md. `topics` and `keys` None: all; `split_bytes` are bytes of records. From
+    `starting_offsets` on it is what streams alone look at.
+    """
 
     path: str
     topics: tuple[str, ...] | None = None
@@ -37,10 +41,16 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     hot: bool = True
     damaged: Damaged = "fail"
     split_bytes: int = SPLIT_BYTES
+    starting_offsets: str = EARLIEST
+    max_messages_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
     place: dict[str, str] = {}
 
 
 _LISTS: Final = ("topics", "columns", "keys")
+_SWITCHES: Final = ("hot", "fail_on_data_loss")
+_COUNTS: Final = ("split_bytes", "max_messages_per_trigger", "max_bytes_per_trigger")
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -71,13 +81,13 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 def _parsed(name: str, value: str) -> object:
     if name in _LISTS:
         return _listed(name, value)
-    if name == "hot":
+    if name in _SWITCHES:
         if value.lower() not in _FLAGS:
-            raise ConfigError(f"option hot is {shown(value)}; it must be true or false")
+            raise ConfigError(f"option {name} is {shown(value)}; it must be true or false")
         return _FLAGS[value.lower()]
-    if name == "split_bytes":
+    if name in _COUNTS:
         if not value.isascii() or not value.isdigit() or int(value) < 1:
-            raise ConfigError(f"option split_bytes is {shown(value)}; it must be 1 or more")
+            raise ConfigError(f"option {name} is {shown(value)}; it must be 1 or more")
         return int(value)
     if name == "damaged" and value not in ("fail", "skip"):
         raise ConfigError(f"option damaged is {shown(value)}; it must be fail or skip")

@@ -1,8 +1,9 @@
 """Reading: a part of archives and of the log -> record batches.
 
-The idea: groups come by ranged reads of about a megabyte, each becomes columns, and columns
-of several are laid together until a batch is worth sending. Where bodies are not asked for,
-or tags are, heads are read first and bodies only of blocks that need them.
+The idea: groups come by ranged reads of about a megabyte, and those that are alike become columns
+together, when they are enough for a batch: what a call of numpy or Arrow costs is then shared by
+thousands of rows. Where bodies are not asked for, or tags are, heads are read first and bodies only
+of blocks that need them.
 
 Invariants: memory is a batch and a ranged read, whatever the archive; a block that is damaged ends
 the part, or is left out and told, as the options say.
@@ -11,7 +12,7 @@ the part, or is left out and told, as the options say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,14 +33,17 @@ from tiering.segment import SegmentRecords, boundary, read_segment
 from tiering.spark.arrow import batch_of
 from tiering.spark.listing import DAMAGE, Opener, Stretch
 from tiering.spark.options import ReadOptions
-from tiering.spark.rows import of_group, of_records
-from tiering.spark.splits import Piece, Split
+from tiering.spark.rows import Taken, of_groups, of_records, taken
+from tiering.spark.splits import Piece, Ranges, Split
 from tiering.spark.wanted import Wanted
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Cuts = Mapping[int, tuple[int, int]]
+"""Of a block the first offset that is asked for, and the one behind the last."""
 _READ: Final = 1 << 20
 """Bytes of blocks that are read together, about."""
 _BATCH_ROWS: Final = 8192
@@ -47,6 +51,7 @@ _BATCH_BYTES: Final = 4 << 20
 _LOG_BYTES: Final = 8 << 20
 """Of the log, taken apart together."""
 _BODIES: Final = frozenset({"body", "headers"})
+_OF_PROPERTIES: Final = frozenset({"message_id", "keys", "tag", "properties", "headers"})
 _NEVER: Final = 1 << 62
 _log = logging.getLogger("kvmq")
 
@@ -67,6 +72,8 @@ class PartReader:
         self._opener = opener or Opener(options)
         extra = ["keys"] if wanted.keys is not None and "keys" not in self._names else []
         self._made = [*self._names, *extra]
+        self._properties = not _OF_PROPERTIES.isdisjoint(self._made)
+        self._bodies = "body" in self._made
 
     def batches(self, split: Split) -> Iterator[pa.RecordBatch]:
         """The part's messages. Raises ArchiveDamaged, ArchiveMissing, PlaceError,
@@ -86,9 +93,11 @@ class PartReader:
 
     def _small(self, split: Split) -> Iterator[pa.RecordBatch]:
         for piece in split.pieces:
-            yield from self._of_archive(piece)
+            for batch in self._of_archive(piece):
+                if batch.num_rows:
+                    yield batch
         for stretch in split.log:
-            yield from self._of_log(stretch, split.topics)
+            yield from self._of_log(stretch, split)
 
     # --- archives ---
 
@@ -96,14 +105,7 @@ class PartReader:
         name = piece.held.name
         try:
             archive = self._opener.archive(piece.held)
-            for members, group in self._groups(archive, _numbers(piece.blocks)):
-                try:
-                    batch = self._of_group(members, group())
-                except (ArchiveDamaged, RecordDamaged) as e:
-                    self._failed(f"{name}, block {members[0]}", e)
-                    continue
-                if batch.num_rows:
-                    yield batch
+            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)), piece.cuts)
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -113,6 +115,38 @@ class PartReader:
             self._failed(name, gone)
         except DAMAGE as e:
             self._failed(name, e)
+
+    def _taken(self, archive: Archive, name: str, blocks: I64) -> Iterator[tuple[I64, Taken]]:
+        """What blocks have of what is asked for, group by group."""
+        for members, group in self._groups(archive, blocks):
+            try:
+                found = group()
+                if self._has_tag(found):
+                    one = taken(found, properties=self._properties, bodies=self._bodies)
+                    if not found.columns.is_ordinary:
+                        # Here, where a failure is its own.
+                        _ = found.records()
+                    yield members, one
+            except (ArchiveDamaged, RecordDamaged) as e:
+                self._failed(f"{name}, block {members[0]}", e)
+
+    def _joined(self, found: Iterable[tuple[I64, Taken]], cuts: Cuts) -> Iterator[pa.RecordBatch]:
+        """Batches of groups, several of which go together if they are alike."""
+        waiting: list[tuple[I64, Taken]] = []
+        rows = size = 0
+        for members, one in found:
+            alike = one.alike
+            if waiting and (alike is None or alike != waiting[0][1].alike):
+                yield self._of_groups(waiting, cuts)
+                waiting, rows, size = [], 0, 0
+            waiting.append((members, one))
+            rows += one.group.count
+            size += sum(one.group.decoded_sizes)
+            if alike is None or rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield self._of_groups(waiting, cuts)
+                waiting, rows, size = [], 0, 0
+        if waiting:
+            yield self._of_groups(waiting, cuts)
 
     def _groups(
         self, archive: Archive, blocks: I64
@@ -133,25 +167,39 @@ class PartReader:
                 part = data[at - begin : end - begin]
                 yield members, partial(archive.decode_group, int(members[0]), part)
 
-    def _of_group(self, members: I64, group: BlockGroup) -> pa.RecordBatch:
-        """The blocks that are asked for, of their group."""
-        rows = of_group(group)
+    def _has_tag(self, group: BlockGroup) -> bool:
+        """Whether a group may have messages with a tag that is asked for; bodies are not read for
+        it.
+        """
         tags = self._wanted.tags
-        if tags is not None:
-            found = batch_of(rows, ["tag"])
-            hit = pc.any(pc.is_in(found.column(0), value_set=pa.array(sorted(tags), pa.string())))
-            if not hit.as_py():
-                return found.slice(0, 0)
-        batch = batch_of(rows, self._made)
-        if len(members) < group.blocks:
-            asked = np.zeros(group.blocks, np.bool_)
-            asked[members - group.number] = True
-            batch = batch.filter(pa.array(np.repeat(asked, group.members.stretches.counts)))
+        if tags is None or not group.columns.is_ordinary:
+            return True
+        found = batch_of(of_groups([taken(group, properties=True, bodies=False)]), ["tag"])
+        wanted = pa.array(sorted(tags), pa.string())
+        return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
+
+    def _of_groups(self, groups: Sequence[tuple[I64, Taken]], cuts: Cuts) -> pa.RecordBatch:
+        """The blocks that are asked for, of their groups."""
+        batch = batch_of(of_groups([one for _, one in groups]), self._made)
+        is_whole = not cuts and all(len(members) == one.group.blocks for members, one in groups)
+        if not is_whole:
+            keep = [_asked(members, one.group, cuts) for members, one in groups]
+            batch = batch.filter(pa.array(np.concatenate(keep)))
         return self._exactly(batch)
 
     # --- the log ---
 
-    def _of_log(self, stretch: Stretch, topics: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+    def _of_log(self, stretch: Stretch, split: Split) -> Iterator[pa.RecordBatch]:
+        for records in self.log_records(stretch, split):
+            for one in of_records(records, stretch.base):
+                out = self._exactly(batch_of(one, self._made))
+                if out.num_rows:
+                    yield out
+
+    def log_records(self, stretch: Stretch, split: Split) -> Iterator[RecordBatch]:
+        """The messages of a part that begin in a stretch of the log; each batch is good until the
+        next is asked for. Raises ArchiveMissing, SegmentDamaged.
+        """
         path = Path(stretch.path)
         files = self._opener.files
         if files.size(path) is None:
@@ -160,24 +208,20 @@ class PartReader:
             )
         mapped = files.map(path, writable=False)
         try:
-            for rows, found in self._records(mapped.buffer, stretch, topics):
-                batch = RecordBatch(
+            for rows, found in self._records(mapped.buffer, stretch, split):
+                yield RecordBatch(
                     mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
                 )
-                for one in of_records(batch, stretch.base):
-                    out = self._exactly(batch_of(one, self._made))
-                    if out.num_rows:
-                        yield out
         finally:
             mapped.close()
 
     def _records(
-        self, buffer: Buffer, stretch: Stretch, topics: Mapping[str, int]
+        self, buffer: Buffer, stretch: Stretch, split: Split
     ) -> Iterator[tuple[I64, SegmentRecords]]:
         """The messages that begin in a stretch, some megabytes at a time."""
         base, used = stretch.base, stretch.used - stretch.base
         first, last = stretch.begin - base, stretch.end - base
-        begin = boundary(buffer, 0, first, used)
+        begin = boundary(buffer, stretch.known - base, first, used)
         end = boundary(buffer, begin or 0, last, used)
         found = read_segment(buffer, base, used if end is None else end, begin or 0)
         self._opener.read += stretch.end - stretch.begin
@@ -186,9 +230,11 @@ class PartReader:
                 told = f"{stretch.path} is damaged at {damage.position}: {damage.reason}"
                 self._failed(stretch.path, SegmentDamaged(told, stretch.path))
         names = [name.decode("utf-8", "surrogateescape") for name in found.names]
-        since = np.array([topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
+        since = np.array([split.topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
         live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
         live &= (found.starts >= first) & (found.starts < last)
+        if split.ranges is not None:
+            live &= _within(split.ranges, names, found)
         for rows in _chunks(np.flatnonzero(live), found.sizes):
             yield rows, found
 
@@ -208,6 +254,36 @@ class PartReader:
         if self._options.damaged == "fail":
             raise error
         _log.warning("left out: %s: %s", what, error)
+
+
+def _asked(members: I64, group: BlockGroup, cuts: Cuts) -> Bools:
+    """Which messages of a group are asked for: of some blocks, and of those in `cuts` in part."""
+    asked = np.zeros(group.blocks, np.bool_)
+    asked[members - group.number] = True
+    counts = group.members.stretches.counts
+    found: Bools = np.repeat(asked, counts)
+    mine = cuts.keys() & set(members.tolist())
+    if mine:
+        low, end = np.zeros(group.blocks, np.int64), np.full(group.blocks, _NEVER)
+        for block in mine:
+            low[block - group.number], end[block - group.number] = cuts[block]
+        offset = group.columns.offset
+        found &= (offset >= np.repeat(low, counts)) & (offset < np.repeat(end, counts))
+    return found
+
+
+def _within(ranges: Ranges, names: Sequence[str], found: SegmentRecords) -> Bools:
+    """Which records are of offsets that are asked for."""
+    if not len(ranges.queues):
+        return np.zeros(len(found.starts), np.bool_)
+    numbers = {name: i for i, name in enumerate(ranges.names)}
+    topics = np.array([numbers.get(name, -1) for name in names] or [-1], np.int64)
+    codes = topics[found.topics] << 32 | found.queues
+    due = ranges.topics << 32 | ranges.queues
+    at = np.minimum(np.searchsorted(due, codes), len(due) - 1)
+    is_in: Bools = (found.offsets >= ranges.low[at]) & (found.offsets < ranges.end[at])
+    is_in &= due[at] == codes
+    return is_in
 
 
 def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:

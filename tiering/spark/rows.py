@@ -1,7 +1,8 @@
 """Rows: groups of archives, and records of the hot log, as columns to make batches of.
 
-The idea: three kinds. An ordinary group has its columns already; so have records of the log, taken
-apart with numpy. What is out of the ordinary (compressed bodies, IPv6 hosts, records that a group
+The idea: three kinds. Ordinary groups have their columns already, and several are laid side by side
+(a numpy call takes as long for few rows as for many); so have records of the log, taken apart with
+numpy. What is out of the ordinary (compressed bodies, IPv6 hosts, records that a group
 holds whole) is decoded message by message, and its fields put in columns.
 
 Invariant: whichever kind it is, the same messages give the same batch.
@@ -9,9 +10,8 @@ Invariant: whichever kind it is, the same messages give the same batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Final
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -23,18 +23,42 @@ from tiering.archive.block import BlockGroup
 from tiering.archive.integers import Column, bounds_of
 from tiering.archive.properties import PropertyColumns, fields_of
 from tiering.archive.records import Fields, RecordBatch
-from tiering.spark.arrow import Rows
+from tiering.archive.texts import Joined, joined_of
+from tiering.spark.arrow import Hosts, Rows
 
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
 
 
-def of_group(group: BlockGroup) -> Rows:
-    """All messages of a group. Raises ArchiveDamaged, RecordDamaged."""
-    columns = group.columns
-    if columns.is_ordinary:
-        return GroupRows(group)
-    return MessageRows(group.records(), columns.position.tolist())
+class Taken(NamedTuple):
+    """A group with what was decoded of it: its properties only if they are wanted."""
+
+    group: BlockGroup
+    properties: PropertyColumns | None
+
+    @property
+    def alike(self) -> Hashable:
+        """What it has in common with those that it can be joined with; None: there are none."""
+        if not self.group.columns.is_ordinary:
+            return None
+        return () if self.properties is None else self.properties.plain_names
+
+
+def taken(group: BlockGroup, *, properties: bool, bodies: bool) -> Taken:
+    """Decode what is wanted of a group. Raises ArchiveDamaged."""
+    is_ordinary = group.columns.is_ordinary
+    if bodies or not is_ordinary:
+        _ = group.bodies
+    return Taken(group, group.property_columns() if properties and is_ordinary else None)
+
+
+def of_groups(groups: Sequence[Taken]) -> Rows:
+    """All messages of groups that are alike. Raises ArchiveDamaged, RecordDamaged."""
+    first = groups[0].group
+    if first.columns.is_ordinary:
+        return GroupRows(groups)
+    assert len(groups) == 1, "only ordinary ones are joined"
+    return MessageRows(first.records(), first.columns.position.tolist())
 
 
 def of_records(batch: RecordBatch, base: int) -> Iterator[Rows]:
@@ -62,42 +86,51 @@ def of_records(batch: RecordBatch, base: int) -> Iterator[Rows]:
 
 
 class GroupRows:
-    """An ordinary group of an archive."""
+    """Ordinary groups of an archive; if there are several, with the same names of properties."""
 
-    def __init__(self, group: BlockGroup) -> None:
-        c = group.columns
-        self._group = group
-        members = group.members
-        counts = members.stretches.counts
-        self.count: int = group.count
-        self.topics: Sequence[str] = members.topics
+    def __init__(self, groups: Sequence[Taken]) -> None:
+        self._taken = groups
+        self._groups = [one.group for one in groups]
+        self._columns = columns = [group.columns for group in self._groups]
+        members = [group.members for group in self._groups]
+        counts = np.concatenate([one.stretches.counts for one in members])
+        self.count: int = sum(group.count for group in self._groups)
+        self.topics: Sequence[str] = [topic for one in members for topic in one.topics]
         self.topic_of: Column = np.repeat(np.arange(len(counts)), counts)
-        self.queue: Column = np.repeat(np.array(members.queues, np.int64), counts)
-        self.offset, self.position, self.stored_at = c.offset, c.position, c.stored_at
-        self.born_at, self.flags, self.system_flags = c.born_at, c.flags, c.system_flags
-        self.reconsume_times, self.version = c.reconsume_times, c.version
-        self.prepared_position = c.prepared_position
+        queues = [queue for one in members for queue in one.queues]
+        self.queue: Column = np.repeat(np.array(queues, np.int64), counts)
+        self.offset = _beside([c.offset for c in columns])
+        self.position = _beside([c.position for c in columns])
+        self.born_at = _beside([c.born_at for c in columns])
+        self.stored_at = _beside([c.stored_at for c in columns])
+        self.flags = _beside([c.flags for c in columns])
+        self.system_flags = _beside([c.system_flags for c in columns])
+        self.reconsume_times = _beside([c.reconsume_times for c in columns])
+        self.prepared_position = _beside([c.prepared_position for c in columns])
+        self.version = _beside([c.version for c in columns])
 
-    @property
-    def hosts(self) -> tuple[list[bytes], list[bytes]]:
+    def hosts(self) -> tuple[Hosts, Hosts]:
         """See Rows."""
-        return self._group.columns.hosts
+        born, store = zip(*(c.host_numbers for c in self._columns), strict=True)
+        return _hosts_of(_beside(born)), _hosts_of(_beside(store))
 
-    @cached_property
-    def _properties(self) -> PropertyColumns:
-        return self._group.property_columns()
-
-    def property_columns(self) -> PropertyColumns:
+    def texts(self) -> Mapping[bytes, Joined] | None:
         """See Rows."""
-        return self._properties
+        found = [one.properties for one in self._taken if one.properties is not None]
+        names = found[0].plain_names if found else None
+        if names is None:
+            return None
+        return {name: _joined([one.columns[name].joined() for one in found]) for name in names}
 
     def fields(self) -> list[bytes]:
         """See Rows."""
-        return fields_of(self._properties)
+        found = [one.properties for one in self._taken if one.properties is not None]
+        return [field for columns in found for field in fields_of(columns)]
 
-    def bodies(self) -> tuple[bytes, Column]:
+    def bodies(self) -> Joined:
         """See Rows."""
-        return self._group.bodies, self._group.columns.ends
+        each = zip(self._groups, self._columns, strict=True)
+        return _joined([Joined(group.bodies, c.ends) for group, c in each])
 
     def stored_bodies(self) -> None:
         """See Rows: ordinary bodies are stored as they were put."""
@@ -120,29 +153,22 @@ class RecordRows:
         self.flags, self.system_flags, self.version = f.flags, f.system_flags, f.version
         self.reconsume_times, self.prepared_position = f.reconsume_times, f.prepared_position
 
-    @cached_property
-    def hosts(self) -> tuple[list[bytes], list[bytes]]:
+    def hosts(self) -> tuple[Hosts, Hosts]:
         """See Rows."""
-        found = (self._fields.born_host, self._fields.store_host)
-        born, store = (
-            [host.to_bytes(8, "big", signed=True) for host in column.tolist()] for column in found
-        )
-        return born, store
+        return _hosts_of(self._fields.born_host), _hosts_of(self._fields.store_host)
 
-    def property_columns(self) -> PropertyColumns | None:
+    def texts(self) -> Mapping[bytes, Joined] | None:
         """See Rows."""
         even = self._fields.even
-        if even is None:
-            return None
-        return PropertyColumns([even.shape], np.zeros(self.count, np.int64), even.columns)
+        return None if even is None else {k: joined_of(v) for k, v in even.columns.items()}
 
     def fields(self) -> list[bytes]:
         """See Rows."""
         return self._fields.property_list
 
-    def bodies(self) -> tuple[bytes, Column]:
+    def bodies(self) -> Joined:
         """See Rows."""
-        return b"".join(self._fields.body_list), bounds_of(self._fields.body_size)
+        return Joined(b"".join(self._fields.body_list), bounds_of(self._fields.body_size))
 
     def stored_bodies(self) -> None:
         """See Rows."""
@@ -183,24 +209,21 @@ class MessageRows:
     def _column(self, name: str) -> Column:
         return np.array([getattr(one, name) for one in self._messages], np.int64)
 
-    @property
-    def hosts(self) -> tuple[list[bytes], list[bytes]]:
+    def hosts(self) -> tuple[Hosts, Hosts]:
         """See Rows."""
-        born = [one.raw_born_host for one in self._messages]
-        return born, [one.raw_store_host for one in self._messages]
+        born = Hosts(*_numbered([one.raw_born_host for one in self._messages]))
+        return born, Hosts(*_numbered([one.raw_store_host for one in self._messages]))
 
-    def property_columns(self) -> None:
+    def texts(self) -> None:
         """See Rows."""
 
     def fields(self) -> list[bytes]:
         """See Rows."""
         return [one.raw_properties for one in self._messages]
 
-    def bodies(self) -> tuple[bytes, Column]:
+    def bodies(self) -> Joined:
         """See Rows."""
-        bodies = [one.body for one in self._messages]
-        sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
-        return b"".join(bodies), bounds_of(sizes)
+        return joined_of([one.body for one in self._messages])
 
     def stored_bodies(self) -> list[bytes | None] | None:
         """See Rows."""
@@ -217,7 +240,31 @@ class MessageRows:
         return found if any(crc is not None for crc in found) else None
 
 
-def _numbered(topics: Sequence[str]) -> tuple[Sequence[str], Column]:
-    """The topics once each, and which of them a row has."""
-    numbers = {name: i for i, name in enumerate(dict.fromkeys(topics))}
-    return list(numbers), np.fromiter(map(numbers.__getitem__, topics), np.int64, len(topics))
+T = TypeVar("T", bound=Hashable)
+
+
+def _numbered(values: Sequence[T]) -> tuple[Sequence[T], Column]:
+    """The values once each, and which of them a row has."""
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(values))}
+    return list(numbers), np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))
+
+
+def _beside(columns: Sequence[Column]) -> Column:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _joined(parts: Sequence[Joined]) -> Joined:
+    """What is side by side in each part, side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = np.concatenate([np.diff(part.bounds) for part in parts])
+    return Joined(b"".join(part.data for part in parts), bounds_of(sizes))
+
+
+def _hosts_of(numbers: Column) -> Hosts:
+    """Hosts with their 8 bytes as a number."""
+    if bool((numbers == numbers[0]).all()):
+        distinct, which = numbers[:1], np.zeros(len(numbers), np.int64)
+    else:
+        distinct, which = np.unique(numbers, return_inverse=True)
+    return Hosts([host.to_bytes(8, "big", signed=True) for host in distinct.tolist()], which)

@@ -14,7 +14,13 @@ import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 
 from kvstore.errors import ConfigError
 from tiering.spark.listing import Opener, listing
@@ -56,6 +62,14 @@ class KvmqDataSource(DataSource):
         _check(schema)
         return KvmqReader(options, schema.names)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
+        """The same for `readStream`; docs/spark.md has what streams do."""
+        from tiering.spark.stream.reader import KvmqStreamReader  # noqa: PLC0415
+
+        options = read_options(self._given)
+        _check(schema)
+        return KvmqStreamReader(options, schema.names)
+
 
 def _check(schema: StructType) -> None:
     """A schema that was given must have columns of messages, as they are."""
@@ -75,11 +89,12 @@ class KvmqReader(DataSourceReader):
         self._options = options
         self._names = list(names)
         self._wanted = Wanted.of(options)
+        # Per instance, and of a kind of its own: see _Filters.
+        self.pushFilters = _Filters(self)  # type: ignore[method-assign]
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 # Spark's name
-        """Take note of the filters; Spark is to apply all of them again."""
+    def narrow(self, filters: Iterable[Filter]) -> None:
+        """Take note of filters."""
         self._wanted = self._wanted.narrowed(filters)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
@@ -88,7 +103,8 @@ class KvmqReader(DataSourceReader):
         splits, skipped = splits_of(found, self._wanted, self._options, opener)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
-        return splits
+        # Of no parts Spark makes one that is none.
+        return splits or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A part's messages, as record batches."""
@@ -96,3 +112,20 @@ class KvmqReader(DataSourceReader):
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         return PartReader(self._options, self._wanted, self._names).batches(partition)
+
+
+class _Filters:
+    """What Spark hands filters to; it is to apply all of them again.
+
+    Spark refuses a reader that takes filters where `spark.sql.python.filterPushdown.enabled` is not
+    set. Without it reading is only slower, so what Spark looks at says that there are none taken.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: KvmqReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._reader.narrow(filters)
+        return filters

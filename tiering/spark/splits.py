@@ -29,24 +29,42 @@ from tiering.spark.options import ReadOptions
 from tiering.spark.wanted import Wanted
 
 Bools = NDArray[np.bool_]
+I64 = NDArray[np.int64]
+_NO_CUTS: Final[Mapping[int, tuple[int, int]]] = {}
 _POSITION_ID: Final = 32
 """Hex digits of an id made of an IPv4 host and a position."""
 
 
 class Piece(NamedTuple):
-    """Blocks of an archive, from each first to before each stop."""
+    """Blocks of an archive, from each first to before each stop. Of those in `cuts` only the
+    offsets from one to before the other are wanted.
+    """
 
     held: Held
     blocks: list[tuple[int, int]]
+    cuts: dict[int, tuple[int, int]]
+
+
+class Ranges(NamedTuple):
+    """Offsets of queues: topic names, and of each queue, in the order of these and its number,
+    which topic it is of, its number, the first offset and the one behind the last.
+    """
+
+    names: list[str]
+    topics: I64
+    queues: I64
+    low: I64
+    end: I64
 
 
 class Split(InputPartition):
     """What one task reads, about `bytes` of records; of the log the messages of `topics`, each from
-    a position on.
+    a position on, and if there are `ranges`, only what they have.
     """
 
     def __init__(self) -> None:
         super().__init__(None)
+        self.ranges: Ranges | None = None
         self.pieces: list[Piece] = []
         self.log: list[Stretch] = []
         self.topics: dict[str, int] = {}
@@ -60,7 +78,9 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class _Opened(NamedTuple):
+class Opened(NamedTuple):
+    """An archive that is open."""
+
     held: Held
     archive: Archive
 
@@ -80,23 +100,18 @@ def splits_of(
     found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
 ) -> tuple[list[Split], list[Skipped]]:
     """The parts. Raises what damages an archive, unless the options say to skip such."""
-    skipped: list[Skipped] = []
-    opened = _open_all(found.archives, opener, options, skipped)
-    if found.topics is None:
-        opened, _ = newest(opened)
-        if not opened and skipped:
-            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
+    opened, skipped = opened_of(found, options, opener)
     ids = _ids(found, opened)
-    packing = _Packing(options.split_bytes)
+    packing = Packing(options.split_bytes)
     for held, archive in opened:
         try:
-            chosen, sizes = _chosen(archive, wanted, ids)
+            may, sizes = chosen(archive, wanted, ids)
         except DAMAGE as e:
             if options.damaged == "fail":
                 raise
             skipped.append(Skipped(held.name, str(e)))
             continue
-        packing.add(held, chosen, sizes)
+        packing.add(held, np.flatnonzero(may), sizes)
     live = {
         name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
     }
@@ -105,21 +120,36 @@ def splits_of(
     return packing.splits, skipped
 
 
+def opened_of(
+    found: Listing, options: ReadOptions, opener: Opener
+) -> tuple[list[Opened], list[Skipped]]:
+    """The archives of a listing that hold, opened, and those that can't be. Raises as `splits_of`
+    does.
+    """
+    skipped: list[Skipped] = []
+    opened = _open_all(found.archives, opener, options, skipped)
+    if found.topics is None:
+        opened, _ = newest(opened)
+        if not opened and skipped:
+            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
+    return opened, skipped
+
+
 def _open_all(
     archives: Sequence[Held], opener: Opener, options: ReadOptions, skipped: list[Skipped]
-) -> list[_Opened]:
-    def opened(held: Held) -> _Opened | Exception:
+) -> list[Opened]:
+    def opened(held: Held) -> Opened | Exception:
         try:
             archive = opener.archive(held)
             _ = archive.manifest, archive.directory
         except DAMAGE as e:
             return e
-        return _Opened(held, archive)
+        return Opened(held, archive)
 
     out = []
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing") as pool:
         for held, one in zip(archives, pool.map(opened, archives), strict=True):
-            if isinstance(one, _Opened):
+            if isinstance(one, Opened):
                 out.append(one)
             elif options.damaged == "fail":
                 raise one
@@ -128,7 +158,7 @@ def _open_all(
     return out
 
 
-def _ids(found: Listing, opened: Sequence[_Opened]) -> Mapping[str, int]:
+def _ids(found: Listing, opened: Sequence[Opened]) -> Mapping[str, int]:
     """The ids of the topics whose messages count, by name."""
     if found.topics is not None:
         return {name: number for name, (number, _) in found.topics.items()}
@@ -139,22 +169,20 @@ def _ids(found: Listing, opened: Sequence[_Opened]) -> Mapping[str, int]:
     return ids
 
 
-def _chosen(
-    archive: Archive, wanted: Wanted, ids: Mapping[str, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The blocks that may have what is wanted, and the bytes of records of every block."""
+def chosen(archive: Archive, wanted: Wanted, ids: Mapping[str, int]) -> tuple[Bools, I64]:
+    """Which blocks may have what is wanted, and the bytes of records of every block."""
     rows = archive.rows()
     topics = archive.manifest.topics
     mine = np.array(
         [t.name in ids and ids[t.name] == t.id and wanted.has_topic(t.name) for t in topics], bool
     )
-    chosen = wanted.blocks(rows, mine)
+    may = wanted.blocks(rows, mine)
     needles = wanted.needles
-    if needles is not None and chosen.any():
+    if needles is not None and may.any():
         is_id = wanted.keys is None
         indexed = np.array([_is_indexed(t, is_id=is_id) for t in topics], bool)
-        chosen &= _hit(archive, needles, len(chosen), is_id=is_id) | ~indexed[rows.topics]
-    return np.flatnonzero(chosen), rows.raw_bytes
+        may &= _hit(archive, needles, len(may), is_id=is_id) | ~indexed[rows.topics]
+    return may, rows.raw_bytes
 
 
 def _is_indexed(topic: ArchivedTopic, *, is_id: bool) -> bool:
@@ -180,16 +208,24 @@ def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool)
     return hit
 
 
-class _Packing:
+class Packing:
     """Parts, as they fill."""
 
     def __init__(self, split_bytes: int) -> None:
         self._most = split_bytes
         self.splits: list[Split] = []
 
-    def add(self, held: Held, chosen: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Blocks of an archive."""
-        for first, stop in _runs(chosen):
+    def add(
+        self,
+        held: Held,
+        blocks: I64,
+        sizes: I64,
+        cuts: Mapping[int, tuple[int, int]] = _NO_CUTS,
+    ) -> None:
+        """Blocks of an archive, whose `sizes` are those of all its blocks, and which of them are
+        wanted in part.
+        """
+        for first, stop in _runs(blocks):
             at = first
             while at < stop:
                 split = self._current()
@@ -197,18 +233,23 @@ class _Packing:
                 room = self._most - split.bytes
                 taken = max(int(np.searchsorted(ends, room, side="right")), 1)
                 if not split.pieces or split.pieces[-1].held != held:
-                    split.pieces.append(Piece(held, []))
+                    split.pieces.append(Piece(held, [], {}))
                 split.pieces[-1].blocks.append((at, at + taken))
+                if cuts:
+                    mine = {b: cuts[b] for b in range(at, at + taken) if b in cuts}
+                    split.pieces[-1].cuts.update(mine)
                 split.bytes += int(ends[taken - 1])
                 at += taken
 
-    def add_log(self, stretch: Stretch, topics: dict[str, int]) -> None:
+    def add_log(
+        self, stretch: Stretch, topics: dict[str, int], ranges: Ranges | None = None
+    ) -> None:
         """A stretch of the log, and whose messages of it count."""
         at = stretch.begin
         while at < stretch.end:
             split = self._current()
             end = min(at + max(self._most - split.bytes, 1), stretch.end)
-            split.topics = topics
+            split.topics, split.ranges = topics, ranges
             split.log.append(replace(stretch, begin=at, end=end))
             split.bytes += end - at
             at = end
@@ -219,7 +260,7 @@ class _Packing:
         return self.splits[-1]
 
 
-def _runs(blocks: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _runs(blocks: I64) -> Iterator[tuple[int, int]]:
     """Stretches of numbers that follow each other."""
     if len(blocks):
         breaks = np.flatnonzero(np.diff(blocks) != 1) + 1

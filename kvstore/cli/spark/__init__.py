@@ -1,6 +1,10 @@
 """The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
 
-- `sql`: a question, asked of the table of messages.
+- `export`: messages as files that other tools read.
+- `package`: kvmq itself, for a cluster.
+- `sql`: a question, asked of the table of messages, and of views of what operators ask.
+- `report`: the same views as a page.
+- `views`: what these two share: places, prices, the time.
 - `tier`, `merge`, `compact`, `verify`, `erase`, `reencrypt`: what the verbs of the same name
   under `tier`, and `erase`, do, as jobs of Spark.
 - `options`: what these verbs share: which Spark, and how it is told.
@@ -17,6 +21,9 @@ from kvstore.cli.lazy import LazyGroup
 __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
+    "export": ("kvstore.cli.spark.export", "Export messages to Parquet or Iceberg."),
+    "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
+    "report": ("kvstore.cli.spark.report", "Make a page of what is stored, and what it costs."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
     "tier": ("kvstore.cli.spark.tier", "Move what a policy says is due, as `tier run`."),
     "merge": ("kvstore.cli.spark.merge", "Merge archives into larger ones."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvstore.cli.access import Setting
+from kvstore.cli.access import Access, Setting
 from kvstore.cli.output import Report
 
 if TYPE_CHECKING:
@@ -59,3 +59,11 @@ def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         return verb(*args, engine=Engine(master, dict(conf)), **options)
 
     return with_engine
+
+
+def options_of(access: Access) -> dict[str, str]:
+    """How the source is told what the command line says of places and keys."""
+    options = {f"place.{name}": value for name, value in access.options.items()}
+    if access.keys_file is not None:
+        options["key_file"] = str(access.keys_file.absolute())
+    return options

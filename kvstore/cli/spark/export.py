@@ -1,0 +1,153 @@
+"""The verb `spark export`: messages as Parquet or as tables of Iceberg, those that are new.
+
+Invariant: a signal lets the look under way end, a second one ends it; whatever ends a run, the next
+one goes on where it was.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from kvstore.cli.access import Access, Setting, access_options
+from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.spark.options import Engine, engine_options, options_of
+
+if TYPE_CHECKING:
+    from tiering.spark.export import ExportReport
+
+_MEBIBYTE: int = 1 << 20
+_TARGET: int = 128
+
+
+@click.command()
+@click.argument("source", metavar="SOURCE")
+@click.argument("target", metavar="TARGET")
+@click.option("--topics", metavar="NAMES", help="Between commas; default: all.")
+@click.option("--format", "form", type=click.Choice(["parquet", "iceberg"]), default="parquet",
+              show_default=True)  # fmt: skip
+@click.option("--schema", "schema_file", metavar="FILE",
+              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Schemas of JSON bodies, by topic: an object of JSON.")  # fmt: skip
+@click.option("--infer", metavar="TOPIC", multiple=True,
+              help="Find the schema of a topic's JSON bodies, and keep it.")  # fmt: skip
+@click.option("--keep-body", is_flag=True, help="Keep the bodies of typed messages as well.")
+@click.option("--compact", is_flag=True, help="Put small files together afterwards.")
+@click.option("--file-size", metavar="MIB", type=click.IntRange(min=1), default=_TARGET,
+              show_default=True, help="About how large those of --compact become.")  # fmt: skip
+@click.option("--catalog", type=Setting(), multiple=True,
+              help="A property of Iceberg's catalog, such as type=rest, uri=URL; default: one in "
+              "TARGET.")  # fmt: skip
+@click.option("--table", metavar="NAME", help="Iceberg's table; default: kvmq.messages.")
+@click.option("--option", "options", type=Setting(), multiple=True,
+              help="An option of reading, such as damaged=skip.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="Go on, and look again at intervals.")
+@click.option("--interval", type=click.FloatRange(min=0.05), default=60.0, show_default=True,
+              metavar="SECONDS", help="Between two looks of --watch.")  # fmt: skip
+@engine_options
+@access_options
+@output_option
+def export(
+    out: Output, source: str, target: str, topics: str | None,
+    form: Literal["parquet", "iceberg"],
+    schema_file: Path | None, infer: tuple[str, ...], keep_body: bool, compact: bool,
+    file_size: int, catalog: tuple[tuple[str, str], ...], table: str | None,
+    options: tuple[tuple[str, str], ...], watch: bool,
+    interval: float, engine: Engine, access: Access,
+) -> None:  # fmt: skip
+    """Export what SOURCE has to the folder TARGET, as far as it is not there.
+
+    SOURCE is a store's folder, with its log, or a folder or the URL of a bucket of archives. TARGET
+    is a folder, or a URL that Spark can write to. Each message is exported once, however runs end.
+    """
+    from tiering.spark.export import export as run
+    from tiering.spark.export.schemas import read_schemas
+
+    schemas = None
+    if schema_file is not None:
+        text = schema_file.read_text(encoding="utf-8", errors="replace")
+        schemas = read_schemas(text, str(schema_file))
+    with out.progress() as report, engine.session(report) as spark:
+        once = partial(
+            run, spark, source, target, topics=_listed(topics),
+            options={**options_of(access), **dict(options)},
+            format=form, schemas=schemas, infer=infer, keep_body=keep_body, table=table,
+            catalog=dict(catalog), compact_to=file_size * _MEBIBYTE if compact else None,
+        )  # fmt: skip
+        if not watch:
+            _told(out, once())
+            return
+        watched(out, once, interval)
+
+
+def watched(out: Output, once: Callable[[], ExportReport], interval: float) -> None:
+    """Export again and again, until a signal comes."""
+    from kvstore.clock import SystemClock
+
+    clock = SystemClock()
+    with _ending() as stopping:
+        while not stopping.is_set():
+            done = once()
+            if done.batches:
+                _told(out, done, line=True)
+            clock.wait(stopping, interval)
+
+
+@contextmanager
+def _ending() -> Iterator[threading.Event]:
+    """SIGTERM and SIGINT set the event, and a second one ends the process as it always does."""
+    stopping = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def end(number: int, frame: object) -> None:
+        stopping.set()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    for number in signals:
+        signal.signal(number, end)
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return None if names is None else [one.strip() for one in names.split(",") if one.strip()]
+
+
+def _told(out: Output, done: ExportReport, *, line: bool = False) -> None:
+    if out.json:
+        (out.line if line else out.document)(done)
+        return
+    rows: list[tuple[object, ...]] = [
+        (topic, one.messages, one.files, size_text(one.bytes), one.rejected)
+        for topic, one in sorted(done.topics.items())
+    ]
+    if len(rows) != 1:
+        whole = done.total
+        rows.append(("all", whole.messages, whole.files, size_text(whole.bytes), whole.rejected))
+    columns = ("topic", "messages", "files", "size", "set aside")
+    out.table(columns, rows, right=columns[1:])
+    out.text(f"{done.batches:,} batches, to {done.target}")
+    if done.total.rejected:
+        where = f"{done.target}/_kvmq_rejected"
+        out.text(f"messages whose body doesn't fit are in {where}, with the reason", fg="yellow")
+    made = done.compacted
+    if made is not None and made.files_before:
+        out.text(
+            f"{made.files_before:,} small files ({size_text(made.bytes_before)}) became "
+            f"{made.files_after:,} ({size_text(made.bytes_after)})"
+        )

@@ -1,0 +1,18 @@
+"""Export: messages as files that every tool reads, each of them once.
+
+    from tiering.spark.export import export
+    export(spark, "data", "s3a://lake/messages", infer=["orders"])
+
+- `running`: a run, from the stream to the target.
+- `parquet`, `fitting`, `schemas`: rows become files; bodies become columns.
+- `commit`, `manifest`: how files appear together, and once.
+- `compaction`: few files of many small ones.
+- `iceberg`: the same as a table of Iceberg.
+- `hadoop`, `layout`: where it all lies.
+"""
+
+from tiering.spark.export.compaction import Compacted
+from tiering.spark.export.manifest import Counted
+from tiering.spark.export.running import Exporter, ExportReport, export
+
+__all__ = ["Compacted", "Counted", "ExportReport", "Exporter", "export"]

@@ -1,0 +1,128 @@
+"""Commit: files that appear together, once, whatever ends the process in between.
+
+The idea: files are written to a folder that no reader looks at; then one object, the manifest, is
+written, and that is the commit; then the files get their places by renaming, old ones that they
+replace go, tables of Iceberg are told, and the manifest is filed as done. Whoever starts next
+finishes manifests that are pending, and throws away what was staged without one.
+
+Invariants: a name is committed once: what is asked for again is told to be there. Each step of a
+manifest can be done again. New files are in place before those they replace go, so that nothing is
+missing at any moment; for that moment a reader may see both.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from tiering.errors import ExportBroken, ExportBusy
+from tiering.spark.export import layout
+from tiering.spark.export.hadoop import Folders
+from tiering.spark.export.layout import staged
+from tiering.spark.export.manifest import Append, Manifest, decoded
+
+KEPT: Final = 20
+"""How many manifests of each kind are kept when they are done. The newest is needed."""
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """Whose turn it is."""
+
+    run: str
+
+
+class Tables(Protocol):
+    """What keeps tables."""
+
+    def append(self, name: str, append: Append) -> None:
+        """Make files a part of a table, unless that was done under this name."""
+        ...
+
+
+class Commits:
+    """The commits of one export's folder. `begin` comes first."""
+
+    def __init__(self, folders: Folders, tables: Tables | None = None) -> None:
+        self._folders = folders
+        self._tables = tables
+        self._run = uuid.uuid4().hex
+
+    def begin(self) -> None:
+        """Take over from whoever was here before: finish what is committed, drop what is not."""
+        self._folders.write(layout.RUN, msgspec.json.encode(_Run(self._run)))
+        for file in self._folders.names(layout.PENDING):
+            self._finish(self._read(f"{layout.PENDING}/{file}"))
+        for name in self._folders.names(layout.STAGING):
+            if not self._folders.exists(f"{layout.PENDING}/{name}{layout.MANIFEST}"):
+                self._folders.delete(f"{layout.STAGING}/{name}")
+
+    def last(self, kind: str) -> int:
+        """The newest number that is committed of `layout.BATCH` or `COMPACTION`; -1 for none."""
+        found = self._folders.names(layout.PENDING) + self._folders.names(layout.DONE)
+        return max((layout.number_of(one) for one in found if one.startswith(kind)), default=-1)
+
+    def once(self, name: str, stage: Callable[[], Manifest]) -> Manifest | None:
+        """Commit what `stage` makes below the name's staging folder, and says in the manifest. None
+        if it was committed before; then `stage` is not called. Raises ExportBusy if another export
+        to the same place has begun since; ExportBroken.
+        """
+        kind = name.rpartition("-")[0] + "-"
+        pending = f"{layout.PENDING}/{name}{layout.MANIFEST}"
+        if layout.number_of(name) <= self.last(kind):
+            if self._folders.exists(pending):
+                self._finish(self._read(pending))
+            return None
+        self._folders.delete(f"{layout.STAGING}/{name}")
+        made = stage()
+        self._mine()
+        manifest = staged(name, "manifest")
+        self._folders.write(manifest, made.encoded())
+        # From where whoever takes over removes it: then this fails.
+        self._folders.rename(manifest, pending)
+        self._finish(made)
+        self._trim(kind)
+        return made
+
+    def _mine(self) -> None:
+        found = self._folders.read(layout.RUN)
+        if found is None or msgspec.json.decode(found, type=_Run).run != self._run:
+            raise ExportBusy(
+                f"another export to {self._folders.root} has begun; let one at a time run there. "
+                "Nothing of this batch was exported by this one"
+            )
+
+    def _read(self, name: str) -> Manifest:
+        return decoded(self._folders.read(name) or b"", self._folders.at(name))
+
+    def _finish(self, made: Manifest) -> None:
+        """Do what a manifest says, and file it."""
+        folders = self._folders
+        for move in made.moves:
+            # Names are of one file each: where there is one it is this, moved before. (On an object
+            # store a crash may leave both.)
+            if folders.exists(move.to):
+                continue
+            if folders.exists(move.staged):
+                folders.rename(move.staged, move.to)
+            else:
+                raise ExportBroken(
+                    f"{made.name} is committed, and its file {folders.at(move.to)} is gone; "
+                    f"put it back, or export to a new folder"
+                )
+        for append in made.appends:
+            assert self._tables is not None, "the settings say what kind of export this is"
+            self._tables.append(made.name, append)
+        for old in made.removes:
+            folders.delete(old)
+        manifest = f"{made.name}{layout.MANIFEST}"
+        folders.delete(f"{layout.DONE}/{manifest}")
+        folders.rename(f"{layout.PENDING}/{manifest}", f"{layout.DONE}/{manifest}")
+        folders.delete(f"{layout.STAGING}/{made.name}")
+
+    def _trim(self, kind: str) -> None:
+        filed = [one for one in self._folders.names(layout.DONE) if one.startswith(kind)]
+        for one in filed[:-KEPT]:
+            self._folders.delete(f"{layout.DONE}/{one}")

@@ -1,0 +1,156 @@
+"""Hadoop: the files of an export, wherever Spark can write.
+
+The idea: Spark reaches `file:`, `hdfs:`, `s3a:` and others by Hadoop's file systems; so an export's
+own notes and renames go the same way, by the JVM that Spark has anyway. Whatever Spark was told of
+a place counts here too.
+
+Invariants: a file that is written here is there whole or not at all: it is renamed to its name.
+Names are relative to the export's root, with `/` between their parts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tiering.errors import ExportBroken, SparkUnsuitable
+from tiering.spark.failures import spoken
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
+_GLOB: Final = re.compile(r"([\\*?\[\]{}])")
+TEMPORARY: Final = "._writing_"
+"""What the name of a file begins with that is being written; no reader looks at such."""
+
+
+class Found(NamedTuple):
+    """A file; its size in bytes."""
+
+    name: str
+    size: int
+
+
+class Folders:
+    """Files below a root, which is a path of this machine or a URL that Hadoop knows. Raises
+    SparkFailed for what Hadoop raises, SparkUnsuitable where there is no JVM at hand.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        jvm = getattr(spark, "_jvm", None)
+        if jvm is None:
+            raise SparkUnsuitable(
+                "an export needs the JVM of a classic session of Spark, and this is one of Spark "
+                "Connect; run it by spark-submit or on this machine"
+            )
+        self._jvm: Any = jvm
+        self.root = root.rstrip("/") if _SCHEME.match(root) else os.path.abspath(root)
+        with spoken():
+            self._conf = spark.sparkContext._jsc.hadoopConfiguration()
+            top = self._path("")
+            self._system = top.getFileSystem(self._conf)
+            self.root = str(self._system.makeQualified(top))
+
+    def at(self, name: str) -> str:
+        """The whole path of a file or folder, as Spark's writers take it."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def for_reading(self, name: str) -> str:
+        """The same as Spark's readers take it, to whom some signs mean patterns."""
+        return _GLOB.sub(r"\\\1", self.at(name))
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.at(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file or folder."""
+        with spoken():
+            return bool(self._system.exists(self._path(name)))
+
+    def names(self, folder: str) -> list[str]:
+        """What is directly in a folder, in order; nothing where there is none."""
+        with spoken():
+            path = self._path(folder)
+            if not self._system.exists(path):
+                return []
+            found = [str(one.getPath().getName()) for one in self._system.listStatus(path)]
+        return sorted(one for one in found if not one.startswith("."))
+
+    def files(self, folder: str, ending: str) -> list[Found]:
+        """The files below a folder whose names end so, in order."""
+        return sorted(self._files(folder, ending))
+
+    def _files(self, folder: str, ending: str) -> Iterator[Found]:
+        with spoken():
+            path = self._path(folder)
+            if not self._system.exists(path):
+                return
+            above = len(str(self._system.makeQualified(self._path("")))) + 1
+            listed = self._system.listFiles(path, True)
+            while listed.hasNext():
+                one = listed.next()
+                whole = str(one.getPath().toString())
+                # What a task left that was given up is below a folder of Spark's own.
+                if whole.endswith(ending) and "/_temporary/" not in whole:
+                    yield Found(whole[above:], int(one.getLen()))
+
+    def read(self, name: str) -> bytes | None:
+        """A file's contents; None if there is no such file."""
+        with spoken():
+            path = self._path(name)
+            if not self._system.exists(path):
+                return None
+            stream = self._system.open(path)
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a file there whole, in place of one that may be there."""
+        folder, _, last = name.rpartition("/")
+        temporary = f"{folder}/{TEMPORARY}{last}"
+        with spoken():
+            stream = self._system.create(self._path(temporary), True)
+            try:
+                stream.write(bytearray(data))
+            finally:
+                stream.close()
+        self.delete(name)
+        self.rename(temporary, name)
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name; the folder is made. Raises ExportBroken if Hadoop does not."""
+        with spoken():
+            target = self._path(to)
+            self._system.mkdirs(target.getParent())
+            done = self._system.rename(self._path(name), target)
+        if not done:
+            raise ExportBroken(
+                f"{self.at(name)} can't be renamed to {self.at(to)}; look whether somebody else "
+                "removes or makes files there, and export again"
+            )
+
+    def make(self, folder: str) -> None:
+        """Make a folder, unless it is there."""
+        with spoken():
+            self._system.mkdirs(self._path(folder))
+
+    def delete(self, name: str) -> None:
+        """Remove a file, or a folder with all that is in it; nothing if there is none."""
+        with spoken():
+            self._system.delete(self._path(name), True)
+
+    def messages(self, name: str) -> int:
+        """How many rows a Parquet file has, by its footer."""
+        with spoken():
+            hadoop = self._jvm.org.apache.parquet.hadoop
+            file = hadoop.util.HadoopInputFile.fromPath(self._path(name), self._conf)
+            reader = hadoop.ParquetFileReader.open(file)
+            try:
+                return int(reader.getRecordCount())
+            finally:
+                reader.close()

@@ -1,0 +1,59 @@
+"""Layout: what is where in the folder of an export.
+
+The idea: messages lie where every reader of partitioned Parquet looks; the export's own notes and
+what it has not committed lie in folders that begin with `_`, where none does.
+
+Invariants: a batch's and a compaction's names sort as they were made; whatever is in `STAGING` may
+be thrown away, unless something in `PENDING` names it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote
+
+NOTES: Final = "_kvmq"
+CHECKPOINT: Final = f"{NOTES}/checkpoint"
+"""Spark's own: how far the stream has come."""
+STAGING: Final = f"{NOTES}/staging"
+"""Files of what is not committed yet, a folder each."""
+PENDING: Final = f"{NOTES}/pending"
+"""Manifests of what is committed, and may not be carried out yet."""
+DONE: Final = f"{NOTES}/done"
+"""Manifests of what is carried out."""
+SCHEMAS: Final = f"{NOTES}/schemas"
+SETTINGS: Final = f"{NOTES}/export.json"
+RUN: Final = f"{NOTES}/run.json"
+REJECTED: Final = "_kvmq_rejected"
+"""Messages whose bodies don't fit their topic's schema."""
+OUT: Final = "out"
+ASIDE: Final = "rejected"
+PARQUET: Final = ".parquet"
+MANIFEST: Final = ".json"
+BATCH: Final = "batch-"
+COMPACTION: Final = "compaction-"
+
+
+def batch_name(batch: int) -> str:
+    """The name of a batch of the stream."""
+    return f"{BATCH}{batch:020}"
+
+
+def compaction_name(number: int) -> str:
+    """The name of a compaction."""
+    return f"{COMPACTION}{number:020}"
+
+
+def number_of(name: str) -> int:
+    """The number of a batch or compaction, by its name or that of its manifest."""
+    return int(name.removesuffix(MANIFEST).rpartition("-")[2])
+
+
+def schema_name(topic: str) -> str:
+    """The file of a topic's pinned schema."""
+    return f"{SCHEMAS}/{quote(topic, safe='')}{MANIFEST}"
+
+
+def staged(name: str, part: str) -> str:
+    """Where the files of a batch lie before it is committed."""
+    return f"{STAGING}/{name}/{part}"

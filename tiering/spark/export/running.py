@@ -1,0 +1,281 @@
+"""Running: an export from a source to a folder or table, as far as there is something new.
+
+The idea: Spark's stream of the source says what is new, in batches, and keeps in a checkpoint how
+far it has come; each batch is staged and committed here under its number. A batch that Spark gives
+again after a crash is found to be committed, or was never: so each message is exported once.
+
+Invariants: one export at a time goes to a target, and the one that began last goes on. What a
+target is (format, tables, the checkpoint it belongs to) is settled by its first export.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from kvstore.errors import ConfigError, StoreError, shown
+from tiering.errors import ExportBroken
+from tiering.spark.export import layout
+from tiering.spark.export.commit import Commits
+from tiering.spark.export.compaction import LEAST, TARGET_BYTES, Compacted, compact
+from tiering.spark.export.hadoop import Folders
+from tiering.spark.export.manifest import Counted, Manifest
+from tiering.spark.export.parquet import Stager, counted, in_place
+from tiering.spark.export.schemas import Given, Schemas
+from tiering.spark.failures import spoken
+from tiering.storeside import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tiering.spark.export.iceberg import IcebergTables
+
+Format = Literal["parquet", "iceberg"]
+FORMATS: Final = ("parquet", "iceberg")
+TABLE: Final = "kvmq.messages"
+BATCH_BYTES: Final = 1 << 30
+"""Bytes of records in a batch, unless the options say otherwise: what a crash makes to be done
+again.
+"""
+_DONE: Final = "messages exported"
+
+
+class ExportReport(msgspec.Struct):
+    """What a run exported: batches, and by topic messages, files, bytes and how many messages were
+    set aside, as their body did not fit. `compacted` if that was asked for.
+    """
+
+    target: str
+    format: str
+    batches: int = 0
+    topics: dict[str, Counted] = msgspec.field(default_factory=dict)
+    compacted: Compacted | None = None
+
+    @property
+    def total(self) -> Counted:
+        """All topics together."""
+        found = Counted()
+        for one in self.topics.values():
+            found.add(one)
+        return found
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    """What a target is, from its first export on."""
+
+    id: str
+    format: Format
+    table: str | None = None
+    version: int = 1
+
+
+class Exporter:
+    """An export's target, opened: `export_batch` is what Spark's `foreachBatch` takes.
+
+    `schemas` are by topic (docs/spark.md), `infer` the topics whose schema is to be found;
+    `keep_body`: typed messages keep their body, too. `catalog` are pyiceberg's properties, `table`
+    the table's name. Raises SchemaIllegal, SchemaContradicts, ConfigError; ExportBroken if the
+    target's notes are damaged.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: str,
+        *,
+        format: Format = "parquet",
+        schemas: Given | None = None,
+        infer: Collection[str] = (),
+        keep_body: bool = False,
+        catalog: Mapping[str, str] | None = None,
+        table: str | None = None,
+        progress: Progress | None = None,
+        folders: Folders | None = None,
+    ) -> None:
+        if format not in FORMATS:
+            raise ConfigError(f"format is {shown(format)}; it must be one of {', '.join(FORMATS)}")
+        if format == "parquet" and (catalog or table):
+            raise ConfigError("a catalog or a table is given, which only format iceberg has")
+        self._spark = spark
+        self._progress = progress
+        self.folders = folders or Folders(spark, target)
+        export = self._settle(format, (table or TABLE) if format == "iceberg" else None)
+        self._schemas = Schemas(self.folders, schemas, infer)
+        self.tables: IcebergTables | None = None
+        if format == "iceberg":
+            from tiering.spark.export.iceberg import IcebergTables  # noqa: PLC0415 # an extra's
+
+            self.tables = IcebergTables(
+                self.folders, table or TABLE, dict(catalog or {}), self._schemas, export
+            )
+        self._stager = Stager(
+            self.folders, self._schemas, keep_body=keep_body, twice=format == "iceberg"
+        )
+        self._commits = Commits(self.folders, self.tables)
+        self.report = ExportReport(target=target, format=format)
+        self.failed: Exception | None = None
+        self._commits.begin()
+
+    def export_batch(self, rows: DataFrame, batch: int) -> None:
+        """Export some messages as a batch of the stream; nothing if that one was exported before.
+        Raises ExportBusy, ExportBroken, SchemaIllegal, SparkFailed.
+        """
+        try:
+            with spoken():
+                self._export(rows, layout.batch_name(batch))
+        except Exception as e:
+            # Spark makes a text of it; whoever runs the stream wants the error.
+            self.failed = e
+            raise
+
+    def _export(self, rows: DataFrame, name: str) -> None:
+        made = self._commits.once(name, lambda: self._staged(rows, name))
+        if made is None:
+            return
+        self.report.batches += 1
+        for topic, one in made.topics.items():
+            self.report.topics.setdefault(topic, Counted()).add(one)
+        if self._progress is not None:
+            self._progress(_DONE, self.report.total.messages, 0)
+
+    def compact(self, *, target_bytes: int = TARGET_BYTES, least: int = LEAST) -> Compacted:
+        """Put small files together. Raises ConfigError for what is not Parquet of our own."""
+        _check_compaction(self.report.format, target_bytes, least)
+        with spoken():
+            done = compact(
+                self._spark, self.folders, self._commits, target_bytes=target_bytes, least=least
+            )
+        self.report.compacted = done
+        return done
+
+    def check_checkpoint(self) -> None:
+        """Raises ExportBroken if batches were exported, and the stream would begin anew."""
+        if self._commits.last(layout.BATCH) < 0:
+            return
+        if self.folders.read(f"{layout.CHECKPOINT}/metadata") is None:
+            raise ExportBroken(
+                f"{self.folders.root} has exported batches, and no checkpoint that says how far "
+                "they go: put _kvmq/checkpoint back, or export to a new folder"
+            )
+
+    def _settle(self, format: Format, table: str | None) -> str:
+        """Say what the target is, or be told: the export's id. Raises ConfigError, ExportBroken."""
+        kept = self.folders.read(layout.SETTINGS)
+        if kept is None:
+            made = _Settings(uuid.uuid4().hex, format, table)
+            self.folders.write(layout.SETTINGS, msgspec.json.encode(made))
+            return made.id
+        try:
+            found = msgspec.json.decode(kept, type=_Settings)
+        except msgspec.DecodeError as e:
+            where = self.folders.at(layout.SETTINGS)
+            raise ExportBroken(f"{where} can't be read ({e}); put it back") from e
+        if (found.format, found.table) != (format, table):
+            raise ConfigError(
+                f"{self.folders.root} has an export as {_said(found.format, found.table)}, and "
+                f"{_said(format, table)} is asked for; say the former, or export to another folder"
+            )
+        return found.id
+
+    def _staged(self, rows: DataFrame, name: str) -> Manifest:
+        place = in_place if self.tables is None else self.tables.place(name)
+        moves = self._stager.stage(rows, name, place)
+        appends = () if self.tables is None else self.tables.appends(moves)
+        return Manifest(name=name, moves=tuple(moves), appends=appends, topics=counted(moves))
+
+
+def _check_compaction(format: str, target_bytes: int, least: int) -> None:
+    if format != "parquet":
+        raise ConfigError(
+            "a table of Iceberg is compacted by what maintains it (rewrite_data_files), not by its "
+            "export"
+        )
+    if target_bytes < 1 or least < 2:
+        raise ConfigError(
+            f"files of {target_bytes} bytes are to be made of {least} or more; it must be 1 byte "
+            "or more, and 2 files or more"
+        )
+
+
+def _said(format: str, table: str | None) -> str:
+    return f"{format} in table {table}" if table else format
+
+
+def export(
+    spark: SparkSession,
+    source: str,
+    target: str,
+    *,
+    topics: Collection[str] | None = None,
+    options: Mapping[str, str] | None = None,
+    format: Format = "parquet",
+    schemas: Given | None = None,
+    infer: Collection[str] = (),
+    keep_body: bool = False,
+    catalog: Mapping[str, str] | None = None,
+    table: str | None = None,
+    compact_to: int | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Export what is new in a store, or in its archives, since the last export to that target.
+
+    `target` is a folder or a URL that Spark can write to; `topics` None: all; `options` are those
+    of `format("kvmq")`; `compact_to`: put small files together afterwards, to files of about so
+    many bytes. For the rest see `Exporter`.
+
+    >>> export(spark, "data", "exported", infer=["orders"])  # doctest: +SKIP
+
+    Raises SparkFailed for what the source raises, and what Exporter does.
+    """
+    if compact_to is not None:
+        _check_compaction(format, compact_to, LEAST)
+    exporter = Exporter(
+        spark, target, format=format, schemas=schemas, infer=infer, keep_body=keep_body,
+        catalog=catalog, table=table, progress=progress,
+    )  # fmt: skip
+    exporter.check_checkpoint()
+    given = {"max_bytes_per_trigger": str(BATCH_BYTES), **(options or {})}
+    if topics is not None:
+        given["topics"] = json.dumps(sorted(topics))
+    try:
+        with spoken(), _hushed():
+            _run(spark.readStream.format("kvmq").options(**given).load(source), exporter)
+    except StoreError as e:
+        if exporter.failed is not None:
+            raise exporter.failed from e
+        raise
+    if compact_to is not None:
+        exporter.compact(target_bytes=compact_to)
+    return exporter.report
+
+
+def _run(stream: DataFrame, exporter: Exporter) -> None:
+    """Have all that there is now exported."""
+    query = (
+        stream.writeStream.foreachBatch(exporter.export_batch)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", exporter.folders.at(layout.CHECKPOINT))
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Within this an error of a batch is not printed by the bridge to the JVM, as it is raised."""
+    bridge = logging.getLogger("py4j.clientserver")
+    before = bridge.disabled
+    bridge.disabled = True
+    try:
+        yield
+    finally:
+        bridge.disabled = before

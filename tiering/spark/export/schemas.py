@@ -1,0 +1,176 @@
+"""Schemas: which topics' bodies become columns, and of what type; once said, it stays.
+
+The idea: a topic's schema is given, in Spark's DDL or its JSON, or found in a sample of its bodies.
+Whichever it was, it is pinned: written beside the export, and from then on the schema of that
+topic, so that all files of a topic have the same columns.
+
+Invariant: a pinned schema does not change; one that is given and says something else is refused
+before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql.types import DataType, StructType
+
+from kvstore.errors import ConfigError, shown
+from tiering.errors import ExportBroken, SchemaContradicts, SchemaIllegal
+from tiering.spark.export.hadoop import Folders
+from tiering.spark.export.layout import SCHEMAS, schema_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAMPLED: Final = 10_000
+"""Messages of a topic that are looked at to find its schema."""
+UNFIT: Final = "_kvmq_unfit"
+"""A field that no schema may have: there Spark says what it could not parse."""
+Given = Mapping[str, "str | Mapping[str, Any] | StructType"]
+"""By topic, a schema: Spark's DDL, its JSON as an object, or Spark's own value."""
+
+
+class _Pin(msgspec.Struct, frozen=True):
+    """A topic's schema as a file has it; `ddl` is for people, `of` says where it is from."""
+
+    topic: str
+    ddl: str
+    fields: dict[str, Any]
+    of: str
+    version: int = 1
+
+
+class Schemas:
+    """The schemas of an export's topics: those that were pinned before, and those given now, which
+    are pinned with this. Raises SchemaIllegal, SchemaContradicts, ExportBroken.
+    """
+
+    def __init__(self, folders: Folders, given: Given | None = None, infer: Collection[str] = ())\
+            -> None:  # fmt: skip
+        self._folders = folders
+        self._pinned: dict[str, StructType] = {}
+        for file in folders.names(SCHEMAS):
+            pin = _decoded(folders, f"{SCHEMAS}/{file}")
+            self._pinned[pin.topic] = StructType.fromJson(pin.fields)
+        parsed = {topic: parse(topic, schema) for topic, schema in (given or {}).items()}
+        both = sorted(set(parsed) & set(infer))
+        if both:
+            raise ConfigError(
+                f"topic {both[0]} has a schema that is given, and is to be inferred as well: say "
+                "one of these"
+            )
+        for topic, schema in parsed.items():
+            self._agree(topic, schema)
+        for topic, schema in parsed.items():
+            if topic not in self._pinned:
+                self._pin(topic, schema, "given")
+        self._infer = set(infer)
+
+    @property
+    def topics(self) -> Collection[str]:
+        """Those whose bodies are to be typed."""
+        return self._pinned.keys() | self._infer
+
+    def known(self, topic: str) -> StructType | None:
+        """A topic's schema; None if it is to be inferred yet, or there is none."""
+        return self._pinned.get(topic)
+
+    def infer(self, spark: SparkSession, topic: str, bodies: Sequence[bytes]) -> StructType:
+        """Find a topic's schema in some bodies, and pin it. Raises SchemaIllegal if none of them is
+        an object of JSON with something in it.
+        """
+        objects = [body.decode() for body in bodies if _is_object(body)]
+        found = StructType()
+        if objects:
+            rows = spark.createDataFrame([(one,) for one in objects], "value STRING")
+            found = spark.read.json(rows).schema
+        if not found.fields:
+            raise SchemaIllegal(
+                f"no schema for topic {topic} is in its bodies: of {len(bodies)} that were looked "
+                "at none is an object of JSON with a field; leave the topic out of those to "
+                "infer, or give its schema"
+            )
+        self._pin(topic, found, f"inferred from {len(objects)} messages")
+        return found
+
+    def _agree(self, topic: str, schema: StructType) -> None:
+        pinned = self._pinned.get(topic)
+        if pinned is not None and _plain(pinned) != _plain(schema):
+            raise SchemaContradicts(
+                f"topic {topic} is given the schema {ddl(schema)}, and was exported with "
+                f"{ddl(pinned)}, which stays; leave the schema out, or export the topic to "
+                f"another folder than {self._folders.root}"
+            )
+
+    def _pin(self, topic: str, schema: StructType, of: str) -> None:
+        pin = _Pin(topic, ddl(schema), schema.jsonValue(), of)
+        self._folders.write(schema_name(topic), msgspec.json.format(msgspec.json.encode(pin)))
+        self._pinned[topic] = schema
+
+
+def _decoded(folders: Folders, name: str) -> _Pin:
+    try:
+        return msgspec.json.decode(folders.read(name) or b"", type=_Pin)
+    except msgspec.DecodeError as e:
+        raise ExportBroken(f"{folders.at(name)} is no pinned schema ({e}); put it back") from e
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body, type=dict[str, Any])
+        body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def parse(topic: str, schema: str | Mapping[str, Any] | StructType) -> StructType:
+    """A topic's schema, whichever way it is given. Raises SchemaIllegal."""
+    found: DataType
+    try:
+        if isinstance(schema, StructType):
+            found = schema
+        elif isinstance(schema, str):
+            found = StructType.fromDDL(schema)
+        else:
+            found = StructType.fromJson(dict(schema))
+    except (PySparkException, KeyError, TypeError, ValueError, AttributeError) as e:
+        said = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise SchemaIllegal(
+            f"the schema of topic {topic} is {shown(schema)}, which is none ({said}); say it as "
+            "Spark's DDL, such as 'id BIGINT, note STRING', or as the JSON of a struct"
+        ) from e
+    if not isinstance(found, StructType) or not found.fields or UNFIT in found.names:
+        raise SchemaIllegal(
+            f"the schema of topic {topic} is {shown(schema)}; it must be a struct with one field "
+            f"or more, none of them named {UNFIT}"
+        )
+    return found
+
+
+def read_schemas(text: str, where: str) -> dict[str, Any]:
+    """The schemas in a file: an object of JSON, by topic. Raises SchemaIllegal."""
+    try:
+        found = json.loads(text)
+    except ValueError as e:
+        raise SchemaIllegal(f"{where} is no JSON: {e}") from e
+    if not isinstance(found, dict) or not all(isinstance(v, str | dict) for v in found.values()):
+        raise SchemaIllegal(
+            f"{where} must have an object, of a schema for each topic: a text in Spark's DDL, or "
+            "the JSON of a struct"
+        )
+    return found
+
+
+def ddl(schema: StructType) -> str:
+    """A schema for people."""
+    return ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in schema.fields)
+
+
+def _plain(schema: StructType) -> str:
+    """What makes two schemas the same: names and types, in order; a body may lack any field."""
+    return schema.simpleString()

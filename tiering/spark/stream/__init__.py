@@ -1,0 +1,1 @@
+"""Streams: `spark.readStream.format("kvmq")`, from `tiering.spark.source`."""

@@ -1,0 +1,326 @@
+"""Reader: `spark.readStream.format("kvmq")`.
+
+The idea: Spark asks at each trigger how far the next batch goes, writes that to its checkpoint, and
+only then has the batch planned and read. This object lives on the driver as long as the stream
+runs: it keeps what it has seen of archives. What reads a part is made anew wherever tasks run.
+
+Invariants: two offsets make the same batch whenever it is read; an offset is only ever another if
+there are messages for it; nothing that this keeps is needed to go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from kvstore.errors import ArchiveMissing, ConfigError
+from tiering.errors import MessagesLost
+from tiering.spark.listing import Held, Opener
+from tiering.spark.options import EARLIEST, LATEST, ReadOptions
+from tiering.spark.splits import Split
+from tiering.spark.stream.cutting import Cap, Cut, Cutter, Limits, Start
+from tiering.spark.stream.offsets import (
+    StreamOffset,
+    code_of,
+    queue_of,
+    read_offset,
+    starting,
+    topics_of,
+    wants_latest,
+)
+from tiering.spark.stream.planning import lost, plan, span_of
+from tiering.spark.stream.sight import PlaceLooker, Sight, StoreLooker, looker
+from tiering.spark.stream.tables import Tables
+from tiering.spark.wanted import Wanted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Json = dict[str, Any]
+_LOOKS: Final = 5
+_SCANNED_MAX: Final = 64 << 20
+"""Bytes of the log that are looked at rather than asking the index for every queue's end."""
+_log = logging.getLogger("kvmq")
+
+
+class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = list(names)
+        self._driver: _Driver | None = None
+
+    @property
+    def _on_driver(self) -> _Driver:
+        # Not before: this object is also made for tasks, which need nothing of that.
+        if self._driver is None:
+            self._driver = _Driver(self._options)
+        return self._driver
+
+    def initialOffset(self) -> Json:  # noqa: N802 # Spark's name, as those below
+        """Where a new stream begins."""
+        return self._on_driver.first().as_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What the options say of a batch's size. Spark takes one number of a Python source; the
+        other is looked at beside it.
+        """
+        options = self._options
+        if options.max_messages_per_trigger is not None:
+            return ReadMaxRows(options.max_messages_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        """Where a batch that begins at `start` ends. Raises MessagesLost."""
+        return self._on_driver.latest(start, _limits(self._options, limit))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take note of what there is: the stream ends there."""
+        self._on_driver.prepare()
+
+    def reportLatestOffset(self) -> Json | None:  # noqa: N802
+        """How far the log goes, for the query's progress; None for archives alone."""
+        return self._on_driver.report()
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        """The parts of a batch. Raises MessagesLost, ArchiveDamaged, PlaceError."""
+        return self._on_driver.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A part's messages, as record batches."""
+        from tiering.spark.reading import PartReader  # noqa: PLC0415
+
+        assert isinstance(partition, Split), "they are what `partitions` gave"
+        # Topics are those of the offsets, whatever the options say by now.
+        options = self._options
+        wanted = Wanted(keys=None if options.keys is None else frozenset(options.keys))
+        return PartReader(options, wanted, self._names).batches(partition)
+
+    def stop(self) -> None:
+        """Let go of what was kept."""
+        self._driver = None
+
+
+def _limits(options: ReadOptions, limit: ReadLimit) -> Limits | None:
+    """What a batch may have; None: all there is, whatever the options say."""
+    if isinstance(limit, ReadAllAvailable):
+        return None
+    messages = options.max_messages_per_trigger or inf
+    size = options.max_bytes_per_trigger or inf
+    if isinstance(limit, ReadMaxRows):
+        messages = min(messages, limit.max_rows)
+    if isinstance(limit, ReadMaxBytes):
+        size = min(size, limit.max_bytes)
+    return Limits(messages, size)
+
+
+class _Driver:
+    """What the reader is on the driver."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._opener = Opener(options)
+        self._tables = Tables(self._opener)
+        self._looker: StoreLooker | PlaceLooker = looker(options, self._tables)
+        self._of = None if options.topics is None else sorted(set(options.topics))
+        self._topics = frozenset(self._of or ())
+        self._done: set[Held] = set()
+        self._cap: Cap | None = None
+        self._idle: tuple[Json, Sight, int] | None = None
+        """Where there was nothing to do: the offset, what was in sight, how far the log was looked
+        at for it."""
+
+    # --- where a stream begins ---
+
+    def first(self) -> StreamOffset:
+        """See `initialOffset`."""
+        text = self._options.starting_offsets
+        before = self._looker.look()
+        if text == EARLIEST:
+            return StreamOffset(store=before.store, of=self._of)
+        if text == LATEST:
+            return self._offset(*self._reached(before))
+        latest = dict(self._reached(before)[1]) if wants_latest(text) else None
+        sight = self._looker.look()
+        ids = {name: topic.id for name, topic in sight.topics.items()}
+        return self._offset(sight, dict(starting(text, ids, latest)), 0, 0)
+
+    def _offset(
+        self, sight: Sight, ends: Mapping[int, int], position: int, archives: int
+    ) -> StreamOffset:
+        return StreamOffset(
+            store=sight.store,
+            of=self._of,
+            position=position,
+            archives=archives,
+            topics=topics_of(ends, sight.names()),
+        )
+
+    def _reached(self, before: Sight) -> tuple[Sight, dict[int, int], int, int]:
+        """What there is, the ends of all queues that are wanted, the position up to which these
+        are, and from which number on archives may have more. `before` is what was seen before.
+        """
+        reach = self._looker.reach(None)
+        # Behind it: of a topic that comes between the two, nothing is below the position.
+        sight = self._looker.look()
+        names = sight.names()
+        ends = {
+            code_of(*queue): end
+            for queue, (_, end) in reach.queues.items()
+            if (name := names.get(queue[0])) is not None and self._wants(name)
+        }
+        return sight, ends, reach.position if sight.position else 0, before.next_archive
+
+    def _wants(self, name: str) -> bool:
+        return self._of is None or name in self._topics
+
+    # --- where a batch ends ---
+
+    def prepare(self) -> None:
+        """See `prepareForTriggerAvailableNow`."""
+        _, ends, position, _ = self._reached(self._looker.look())
+        self._cap = Cap(ends, position)
+
+    def report(self) -> Json | None:
+        """See `reportLatestOffset`."""
+        sight = self._looker.look()
+        return {"store": sight.store, "position": sight.position} if sight.position else None
+
+    def latest(self, given: Json, limits: Limits | None) -> Json:
+        """See `latestOffset`."""
+        sight = self._looker.look()
+        if self._idle is not None and self._idle[:2] == (given, sight):
+            return given
+        offset = self._read(given, sight)
+        start = self._start(offset, given)
+        sight, cut = self._cut_again(sight, start, limits)
+        if all(end == start.ends.get(code, 0) for code, end in cut.ends.items()):
+            self._idle = given, sight, cut.position
+            return given
+        self._check(lost(start.ends, self._held(cut.gaps), sight), sight)
+        live = {id_ for id_, name in sight.names().items()}
+        ends = {code: end for code, end in cut.ends.items() if queue_of(code)[0] in live}
+        return self._offset(sight, ends, cut.position, cut.archives).as_json()
+
+    def _read(self, given: Json, sight: Sight) -> StreamOffset:
+        offset = read_offset(given)
+        if offset.store is not None and sight.store is not None and offset.store != sight.store:
+            raise ConfigError(
+                f"the checkpoint is of store {offset.store}, and {self._options.path} is store "
+                f"{sight.store}: begin anew with another checkpoint"
+            )
+        return offset
+
+    def _start(self, offset: StreamOffset, given: Json) -> Start:
+        """Where to begin, as far as that is known."""
+        if offset.of != self._of:
+            # What was looked at was other topics.
+            start = Start(offset.ends())
+        else:
+            start = Start(offset.ends(), offset.position, offset.archives)
+        if self._idle is not None and self._idle[0] == given:
+            start = start._replace(position=max(start.position, self._idle[2]))
+        return start
+
+    def _cut_again(self, sight: Sight, start: Start, limits: Limits | None) -> tuple[Sight, Cut]:
+        for _ in range(_LOOKS):
+            try:
+                return self._cut(sight, start, limits)
+            except ArchiveMissing:
+                # What left the log is in an archive by now, or went.
+                sight = self._looker.look()
+        return self._cut(sight, start, limits)
+
+    def _cut(self, sight: Sight, start: Start, limits: Limits | None) -> tuple[Sight, Cut]:
+        if limits is None and self._cap is None and self._is_far(sight, start):
+            later, ends, position, archives = self._reached(sight)
+            whole = {**start.ends, **{c: max(e, start.ends.get(c, 0)) for c, e in ends.items()}}
+            gaps = {code: -1 for code, end in start.ends.items() if ends.get(code, 0) > end}
+            return later, Cut(whole, max(position, start.position), archives, gaps)
+        cutter = Cutter(
+            sight,
+            start,
+            limits or Limits(),
+            self._wants,
+            cap=self._cap,
+            skips_damage=self._options.damaged == "skip",
+        )
+        return sight, cutter.cut(self._tables, self._opener.files, self._done)
+
+    def _is_far(self, sight: Sight, start: Start) -> bool:
+        """Whether it is cheaper to ask for the ends of all queues than to look at what is new."""
+        if not sight.position:
+            return False
+        new = sum(part.end - max(part.begin, start.position) for part in sight.log
+                  if part.end > start.position)  # fmt: skip
+        return new > _SCANNED_MAX or any(
+            one.number >= start.archives and one.held not in self._done for one in sight.archives
+        )
+
+    # --- what went ---
+
+    def _held(self, codes: Iterable[int]) -> dict[int, int]:
+        """The first offsets that some queues hold."""
+        queues = [queue_of(code) for code in codes]
+        if not queues:
+            return {}
+        return {code_of(*q): first for q, (first, _) in self._looker.reach(queues).queues.items()}
+
+    def _check(self, gone: Mapping[int, tuple[int, int]], sight: Sight) -> None:
+        names = sight.names()
+        for code, (first, end) in gone.items():
+            topic, queue = queue_of(code)
+            name = names.get(topic, str(topic))
+            told = (
+                f"queue {queue} of topic {name} has lost its messages from offset {first} to "
+                f"before {end}, which the stream was to read next: retention or an erasure came "
+                "before it"
+            )
+            if self._options.fail_on_data_loss:
+                raise MessagesLost(
+                    f"{told}; set fail_on_data_loss to false to go on behind them",
+                    name, queue, first, end,
+                )  # fmt: skip
+            _log.warning("%s", told)
+
+    # --- what a batch is ---
+
+    def partitions(self, start: Json, end: Json) -> list[Split]:
+        """See `KvmqStreamReader.partitions`."""
+        if start == end:
+            return []
+        sight = self._looker.look()
+        since, until = self._read(start, sight), self._read(end, sight)
+        span = span_of(since, until, sight)
+        planned = plan(span, sight, self._options, self._opener, self._tables, self._done)
+        if self._is_doubtful(sight, span.begin):
+            known = since.ends()
+            due = {
+                code: low
+                for code, low, first in zip(
+                    span.codes.tolist(), span.low.tolist(), planned.first.tolist(), strict=True
+                )
+                if first > low and code in known
+            }
+            self._check(lost(due, self._held(due), sight), sight)
+        return planned.splits
+
+    def _is_doubtful(self, sight: Sight, begin: int) -> bool:
+        """Whether something of a batch may have gone: not if the log has all from its beginning."""
+        return not sight.log or sight.log[0].begin > begin or bool(
+            [one for one in sight.archives if one.held not in self._done]
+        )  # fmt: skip

@@ -1,0 +1,203 @@
+"""Sight: what there is for a stream at one moment, and noticing that there is more.
+
+The idea: a store is looked at again when its index was written to, which a few file sizes tell; a
+place of archives is listed, and only what is new there is opened. So a stream with nothing to do
+costs next to nothing.
+
+Invariants: of what is in sight each message is there once; what was seen of an archive is kept as
+long as it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from kvstore.archived import Reach, viewer
+from kvstore.config import StoreConfig
+from tiering.archive.manifest import Manifest
+from tiering.bucket import ArchiveObject, newest
+from tiering.errors import NothingToRestore
+from tiering.spark.listing import (
+    DAMAGE,
+    Held,
+    Stretch,
+    archives_of,
+    is_store,
+    live_rows,
+    stretches,
+)
+from tiering.spark.options import ReadOptions
+from tiering.spark.stream.offsets import code_of
+from tiering.spark.stream.tables import Looked, Tables
+
+_log = logging.getLogger("kvmq")
+_COMPACTED = "compacted"
+
+
+class LiveTopic(NamedTuple):
+    """A topic that is there: its id, and the position that it begins at. In a compacted one
+    messages are missing by design.
+    """
+
+    id: int
+    since: int
+    is_compacted: bool
+
+
+class Kept(NamedTuple):
+    """An archive in sight: its number (0 where numbers say nothing), and the position of its first
+    record.
+    """
+
+    held: Held
+    number: int
+    first_position: int
+
+
+class Sight(NamedTuple):
+    """See the module. Archives and the log are in the order of positions; all that comes has
+    archives of numbers from `next_archive` on, and is in the log from `position` on.
+    """
+
+    store: str | None
+    topics: Mapping[str, LiveTopic]
+    archives: list[Kept]
+    log: list[Stretch]
+    position: int
+    next_archive: int
+
+    def names(self) -> dict[int, str]:
+        """The topics' names by id."""
+        return {topic.id: name for name, topic in self.topics.items()}
+
+
+class StoreLooker:
+    """Looks at a store's folder."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._folder = Path(options.path)
+        self._config = StoreConfig()
+        self._written: tuple[object, ...] = ()
+        self._seen: Sight | None = None
+
+    def look(self) -> Sight:
+        """What there is; the same object as before, if nothing was written."""
+        # Before the look: what is written during it is seen by the next.
+        written = viewer().written(self._folder, self._config)
+        if self._seen is None or written != self._written:
+            self._seen = self._look()
+            self._written = written
+        return self._seen
+
+    def _look(self) -> Sight:
+        view = viewer().view(self._folder, self._config)
+        topics = {
+            topic.name: LiveTopic(
+                topic.id, int(topic.fields["since"]), topic.fields["kind"] == _COMPACTED
+            )
+            for topic in view.topics
+        }
+        archives = [
+            Kept(held, row.number, row.first_position)
+            for row, held in live_rows(self._folder, view)
+        ]
+        archives.sort(key=lambda one: (one.first_position, one.number))
+        hot = self._options.hot
+        return Sight(
+            view.catalog.store_id.hex(),
+            topics,
+            archives,
+            stretches(view) if hot else [],
+            view.position if hot else 0,
+            view.next_archive,
+        )
+
+    def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
+        """Which offsets there are of queues."""
+        return viewer().reach(self._folder, self._config, queues)
+
+
+class PlaceLooker:
+    """Looks at a folder or bucket of archives."""
+
+    def __init__(self, options: ReadOptions, tables: Tables) -> None:
+        self._options = options
+        self._tables = tables
+        self._known: dict[Held, _Known] = {}
+        self._topics: dict[str, LiveTopic] = {}
+        self._seen = Sight(None, {}, [], [], 0, 0)
+
+    def look(self) -> Sight:
+        """What there is; the same object as before, if nothing came and nothing went."""
+        try:
+            store, held = archives_of(self._options)
+        except NothingToRestore:
+            # A worker may put the first at any time.
+            store, held = None, []
+        there = set(held)
+        if store == self._seen.store and there == self._known.keys():
+            return self._seen
+        self._known = {one: known for one, known in self._known.items() if one in there}
+        new = [one for one in held if one not in self._known]
+        for one, looked in zip(new, self._tables.look_all(new), strict=True):
+            self._known[one] = self._opened(one, looked)
+        kept, _ = newest([one for one in self._known.values() if one.is_readable])
+        archives = [Kept(one.held, 0, one.manifest.first_position) for one in kept]
+        self._seen = Sight(store, dict(self._topics), archives, [], 0, 0)
+        return self._seen
+
+    def _opened(self, held: Held, looked: Looked | Exception) -> _Known:
+        object_ = ArchiveObject.named(held.key, held.size) or ArchiveObject(held.key, 0, 0, 0)
+        if isinstance(looked, Exception):
+            if self._options.damaged == "fail" or not isinstance(looked, DAMAGE):
+                raise looked
+            _log.warning("left out: %s: %s", held.name, looked)
+            return _Known(held, object_, Manifest(), is_readable=False)
+        manifest, table = looked
+        self._tables.keep(held, table)
+        for topic in manifest.topics:
+            before = self._topics.get(topic.name)
+            if before is None or before.id <= topic.id:
+                is_compacted = topic.kind == _COMPACTED
+                self._topics[topic.name] = LiveTopic(topic.id, topic.since, is_compacted)
+        return _Known(held, object_, _short(manifest), is_readable=True)
+
+    def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
+        """Which offsets there are of queues, by all archives; each is opened that is not kept."""
+        wanted = None if queues is None else {code_of(*queue) for queue in queues}
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for _, table in self._tables.each([one.held for one in self._seen.archives]):
+            if isinstance(table, Exception):
+                continue
+            columns = (table.codes, table.first, table.last)
+            for code, first, last in zip(*(c.tolist() for c in columns), strict=True):
+                if wanted is None or code in wanted:
+                    queue = code >> 32, code & 0xFFFFFFFF
+                    low, end = found.get(queue, (first, 0))
+                    found[queue] = min(low, first), max(end, last + 1)
+        return Reach(0, found)
+
+
+class _Known(NamedTuple):
+    """An archive that was opened once; `object` and `manifest` are for `newest`."""
+
+    held: Held
+    object: ArchiveObject
+    manifest: Manifest
+    is_readable: bool
+
+
+def _short(manifest: Manifest) -> Manifest:
+    """Without the topics, which may be thousands, in each of thousands of archives."""
+    return replace(manifest, topics=())
+
+
+def looker(options: ReadOptions, tables: Tables) -> StoreLooker | PlaceLooker:
+    """Who looks at the path of the options."""
+    return StoreLooker(options) if is_store(options) else PlaceLooker(options, tables)
