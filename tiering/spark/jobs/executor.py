@@ -65,7 +65,9 @@ class SparkExecutor:
                 "this session is one of Spark Connect, which can't run the worker's steps; start "
                 "one with a driver of its own (spark-submit, or a master)"
             ) from e
-        self.width = max(self._context.defaultParallelism, 1)
+        # Two at least: who works alone is asked to write a merge's file, which no attempt of a task
+        # has for itself.
+        self.width = max(self._context.defaultParallelism, 2)
         self._tag = f"kvmq-{secrets.token_hex(8)}"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -154,7 +156,7 @@ class _Window:
             InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
         except Exception as e:
             self._over.set()
-            raise SparkFailed(f"Spark takes no more jobs, it was stopped: {e or repr(e)}") from e
+            raise SparkFailed(f"Spark takes no more jobs, it was stopped: {e!r}") from e
 
     def wait(self, seconds: float) -> bool:
         """Whether it is over by then."""
