@@ -65,7 +65,9 @@ class SparkExecutor:
                 "this session is one of Spark Connect, which can't run the worker's steps; start "
                 "one with a driver of its own (spark-submit, or a master)"
             ) from e
-        self.width = max(self._context.defaultParallelism, 1)
+        # Two at least: who works alone is asked to write a merge's file, which no attempt of a task
+        # has for itself.
+        self.width = max(self._context.defaultParallelism, 2)
         self._tag = f"kvmq-{secrets.token_hex(8)}"
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -109,9 +111,9 @@ class SparkExecutor:
         tasks = [packed(work, one) for one in args]
         name = getattr(work, "__name__", "work").replace("_", " ")
         window = _Window(self._context, f"{self._tag}-{next(self._numbers)}", name, tasks)
+        window.start()
         with self._lock:
             self._windows.add(window)
-        window.start()
         return window
 
     def _taken(self, check: Check, window: _Window) -> Iterator[Any]:
@@ -149,8 +151,12 @@ class _Window:
         """Begin."""
         from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
 
-        # With what the caller's thread says of its jobs, such as their pool.
-        InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
+        try:
+            # With what the caller's thread says of its jobs, such as their pool.
+            InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
+        except Exception as e:
+            self._over.set()
+            raise SparkFailed(f"Spark takes no more jobs, it was stopped: {e!r}") from e
 
     def wait(self, seconds: float) -> bool:
         """Whether it is over by then."""

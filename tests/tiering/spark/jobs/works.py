@@ -55,6 +55,10 @@ def regrouped_at_the_second_try(job: SegmentJob) -> Regrouped:
     return regroup_locally(job)
 
 
+def folder_of(job: SegmentJob) -> str:
+    return job.folder
+
+
 def waited(path: str) -> None:
     """Says that it began, and never ends by itself."""
     Path(path).touch()
