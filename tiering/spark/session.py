@@ -59,7 +59,7 @@ def session(
     progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
     """A session for the time of the block: the active one, that of `spark-submit`, or one on this
-    machine (`master`, `local[*]` if nothing says another). `settings` are Spark's; `progress` is
+    machine (`master`; one of all cores if nothing says another). `settings` are Spark's; `progress` is
     told of the stages that run, in tasks.
 
     >>> with session() as spark:
@@ -99,7 +99,8 @@ def _started(name: str, master: str | None, settings: dict[str, str]) -> SparkSe
     if str(_ROOT) not in path.split(os.pathsep):
         # Workers must import kvmq also where it was not installed.
         os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (str(_ROOT), path) if part)
-    builder = builder.master(master or "local[*]")
+    # The second figure: how often a task is tried; Spark on one machine says once otherwise.
+    builder = builder.master(master or "local[*,4]")
     for key, value in {**SETTINGS, **settings}.items():
         builder = builder.config(key, value)
     with _quiet() as log:
