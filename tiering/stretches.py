@@ -260,26 +260,23 @@ def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
     if not len(blocks.block):
         return []
     ends = np.cumsum(blocks.raw_bytes)
-    begins = ends - blocks.raw_bytes
     is_first = np.ones(len(ends), np.bool_)
     is_first[1:] = (blocks.topic[1:] != blocks.topic[:-1]) | (blocks.queue[1:] != blocks.queue[:-1])
     firsts = np.flatnonzero(is_first)
+    of_queue = np.add.reduceat(blocks.raw_bytes, firsts)
+    total = int(ends[-1])
+    # All of one size, so that nobody waits for the last.
+    count = -(-total // stretch_bytes)
     cuts = [_at(blocks, 0)]
-    at = 0
-    while True:
-        next_ = int(np.searchsorted(ends, begins[at] + stretch_bytes, side="right"))
-        next_ = max(next_, at + 1)
-        if next_ >= len(ends):
-            return cuts
-        queue = int(np.searchsorted(firsts, next_, side="right")) - 1
-        first = int(firsts[queue])
-        stop = int(firsts[queue + 1]) if queue + 1 < len(firsts) else len(ends)
-        if first > at and (ends[stop - 1] - begins[first]) * _WHOLE <= stretch_bytes:
-            next_ = first
-        where = _at(blocks, next_)
-        if where > cuts[-1]:  # two archives that hold the same offset are told of when it is read
+    for number in range(1, count):
+        row = int(np.searchsorted(ends, total * number // count, side="right"))
+        queue = int(np.searchsorted(firsts, row, side="right")) - 1
+        if of_queue[queue] * _WHOLE <= stretch_bytes:
+            row = int(firsts[queue])
+        where = _at(blocks, row)
+        if where > cuts[-1]:
             cuts.append(where)
-        at = next_
+    return cuts
 
 
 def _at(blocks: _Blocks, row: int) -> Where:

@@ -185,7 +185,7 @@ def test_stretches_done_anywhere_in_any_order_give_the_bytes_of_one_process(
             st.sampled_from([None, Match(key="k1"), Match(key="topic0"), Match(before=NOW + 3)])
         ),
         "settings": written,
-        "stretch_bytes": data.draw(st.sampled_from([600, 2000, 1 << 20])),
+        "stretch_bytes": data.draw(st.sampled_from([2000, 6000, 1 << 20])),
     }
     executor.draw.seed(data.draw(st.integers(0, 1 << 32)))
     with tempfile.TemporaryDirectory() as folder:
