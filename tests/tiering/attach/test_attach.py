@@ -475,10 +475,13 @@ def test_records_with_a_crc_of_their_own_keep_a_right_one(
 ) -> None:
     due = archived(tmp_path / "source", clock, 60, property_crc=True)
     checked = {"check_property_crc": True}
-    with kvstore.open(tmp_path / "store", config(clock, **checked)) as store:
+    with kvstore.open(tmp_path / "store", config(clock, property_crc=True, **checked)) as store:
+        store.create_topic("mine")
+        store.put("mine", b"so that positions are others")
         tiering.attach(store, tmp_path / "source" / "archive")
         for queue, messages in due.items():
             found = read_queue(store, *queue)
+            assert found[0].position != messages[0].position
             assert [m.body for m in found] == [m.body for m in messages]
             for m in found:
                 record = encode_record(m)
