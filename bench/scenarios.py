@@ -54,6 +54,7 @@ SCENARIOS: Final = (
     Scenario("archive_lz4", "archive_blocks:run_lz4"),
     Scenario("tiering", "tiering:run", runs=1),
     Scenario("spark_scan", "scanning:run", runs=1),
+    Scenario("merging", "merging:run", runs=1),
     Scenario("sqlite", "peer_sqlite:run", runs=1),
 )
 

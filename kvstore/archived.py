@@ -107,6 +107,32 @@ class Held(NamedTuple):
     archive: int
 
 
+class Stretch(NamedTuple):
+    """Offsets of a queue that an archive brings to a store, from `first` to `last` but for gaps;
+    the first was stored at `stored_at`, the last not after `last_stored_at`.
+    """
+
+    topic: int
+    queue: int
+    first: int
+    last: int
+    stored_at: int
+    last_stored_at: int
+    archive: int
+
+
+class Here(NamedTuple):
+    """Offsets that a store has of a queue, from `first` to `last`; `archive` None: in the log. What
+    an archive has of the stretch, and until when that was stored, it knows itself.
+    """
+
+    first: int
+    last: int
+    first_stored_at: int
+    last_stored_at: int
+    archive: int | None
+
+
 class ArchivedTopic(NamedTuple):
     """A topic as an archive knows it: `fields` are those of a topic's row that it has."""
 
@@ -189,6 +215,14 @@ class Viewer(Protocol):
         """Which offsets some queues have; None: all. Costs a few seeks each."""
         ...
 
+    def homes(
+        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
+    ) -> set[int]:
+        """The numbers of the archives that have offsets of queues: each with its first, and the one
+        behind its last.
+        """
+        ...
+
     def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
         """What is another as soon as a view may be; takes no more than a look at some files."""
         ...
@@ -205,6 +239,11 @@ def set_viewer(viewer: Viewer) -> None:
 def viewer() -> Viewer:
     """Who looks at stores."""
     return _viewers[0]
+
+
+def view_store(path: Path, config: StoreConfig) -> View:
+    """Look at a store, which others may be writing to. Raises what opening it for reading does."""
+    return viewer().view(path, config)
 
 
 class Contents(NamedTuple):

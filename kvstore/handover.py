@@ -15,16 +15,30 @@ and wholly checkpointed."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.archived import Archived, Arriving, Entries, Queue, Row, Sealed
+from kvstore.archived import (
+    Archived,
+    ArchivedTopic,
+    Arriving,
+    Entries,
+    Here,
+    Queue,
+    Row,
+    Sealed,
+    Stretch,
+)
 from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.errors import CallerError
+from kvstore.index.attach import attach, here
+from kvstore.index.families import Batch
+from kvstore.index.handover import put_rows
 from kvstore.index.index import Index
 from kvstore.index.keys import ARCHIVES, META, RUNS, STORE_ID, archive_key, segment_range
 from kvstore.index.repack import RUN_KEY, stretches
@@ -134,7 +148,60 @@ class HandOver:
         """The catalog: rows of `archives`, by first position and number."""
         return self._index.families.rows(ARCHIVES, b"")
 
+    def here(self, topic: int, queue: int) -> tuple[list[Here], int]:
+        """What the store has of a queue, by first offset, and its next offset. What was put since
+        the last checkpoint counts for the next offset alone.
+        """
+        return here(self._index.families, (topic, queue)), self._index.end(topic << 32 | queue)
+
     # --- what is changed ---
+
+    def give_up(self, segments: int, topics: int) -> tuple[int, int]:
+        """Leave so many segments out of the log, and so many topic ids out of those that are given;
+        returns the first of the positions, and of the ids. They are for `take_in`.
+        """
+        self._log.check_writable()
+        return self._upkeep.give_up(segments), self._topics.take_ids(topics)
+
+    def take_in(
+        self,
+        arriving: Sequence[Arriving],
+        stretches: Sequence[Stretch],
+        ends: Mapping[Queue, int],
+        topics: Sequence[ArchivedTopic] = (),
+    ) -> None:
+        """Have archives come into the store that hold what no queue has, and topics with them, all
+        or nothing. The archives are where their rows say, and were read back; their positions are
+        such as `give_up` gave. `ends` are queues that go on behind what comes, with the next offset
+        that they have now.
+
+        Raises `CallerError`, with nothing changed, for a stretch of offsets that a queue has or has
+        given meanwhile, and for a topic that was made meanwhile.
+        """
+        self._log.check_writable()
+        infos = [
+            msgspec.convert({"name": t.name, "id": t.id, **t.fields}, TopicInfo) for t in topics
+        ]
+        keys = [topic << 32 | queue for topic, queue in ends]
+        with self._coming(arriving):
+            # What was put meanwhile to one of these queues is a conflict, and not in a tail then.
+            self._upkeep.checkpoint()
+            with self._topics.lock, self._log.lock:
+                for (topic, queue), due in ends.items():
+                    found = self._index.end(topic << 32 | queue)
+                    if found != due:
+                        raise CallerError(
+                            f"queue {queue} of topic {topic} has come to offset {found} meanwhile, "
+                            f"and was at {due}: nothing was attached; nobody may put to it"
+                        )
+
+                def put(batch: Batch) -> None:
+                    self._topics.stage_rows(batch, infos)
+                    put_rows(batch, arriving)
+                    attach(self._index.families, batch, stretches)
+
+                self._index.change(put, arriving, keys)
+                self._topics.settle_rows(infos)
 
     def attach(self) -> None:
         """Say that a worker looks after this store: from here on segments don't go by age or size

@@ -111,7 +111,8 @@ class Store(Calls):
             )
         self._ending.append(self._index.close)
         config = self.config
-        self._log = CommitLog(self.path / opening.COMMITLOG, config, writable=not read_only)
+        folder, gone = self.path / opening.COMMITLOG, self._index.gone().segments
+        self._log = CommitLog(folder, config, writable=not read_only, gone=gone)
         self._ending.append(self._log.close)
         if not read_only:
             place_archives(self._index, self._log, self._archives)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from kvstore.config import Retention, StoreConfig
 from kvstore.consume.reader import Reader
+from kvstore.index.handover import put_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
@@ -87,6 +88,29 @@ class Upkeep:
         self.checkpoint()
         while self._index.seal_due():
             self._index.seal_next()
+
+    def give_up(self, count: int) -> int:
+        """Leave so many segments out of the log, which goes on behind them: their positions are for
+        messages that come from elsewhere. Returns the first of the positions.
+        """
+        log, index, size = self._log, self._index, self._log.segment_size
+        self.seal()  # so that little is left to be done while puts wait
+        with self.leaving, log.standing():
+            log.check_writable()
+            log.seal()
+            first = log.end // size
+            leaving = range(first, first + count)
+            # What the log goes on in is there before the index says so: else a recovery would find
+            # nothing behind the gap, and go on within it.
+            log.segments.create(leaving.stop)
+            there = log.segments.numbers
+            index.change(lambda batch: put_gone(batch, index.gone(), leaving, there, size))
+            log.skip(count)
+            for number in leaving:
+                if log.segments.has(number):
+                    log.segments.remove(number)
+        self.checkpoint()
+        return first * size
 
     # --- retention ---
 

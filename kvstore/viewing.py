@@ -32,6 +32,7 @@ from kvstore.index.keys import (
     PLACES,
     STORE_ID,
     behind,
+    place_key,
     queue_prefix,
     read_place,
 )
@@ -92,6 +93,27 @@ class Viewing:
                 if end:
                     found[topic, queue] = _first(index, topic, queue, first_segment, end), end
             return Reach(index.checkpoint.position, found)
+
+    def homes(
+        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
+    ) -> set[int]:
+        """See Viewer."""
+        found: set[int] = set()
+        with _opened(path, config) as (index, _):
+            it = index.families.iter(PLACES)
+            for (topic, queue), low, end in spans:
+                prefix = queue_prefix(topic, queue)
+                it.seek_for_prev(place_key(topic, queue, low))
+                if not index.families.valid(it) or not it.key().startswith(prefix):
+                    it.seek(prefix)
+                while index.families.valid(it) and it.key().startswith(prefix):
+                    place = read_place(it.key(), it.value())[2]
+                    if place.first >= end:
+                        break
+                    if place.is_archived:
+                        found.add(place.archive)
+                    it.next()
+        return found
 
     def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
         """See Viewer."""

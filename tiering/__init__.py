@@ -21,9 +21,11 @@ from kvstore.errors import (
 )
 from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
+from tiering.attach import AttachReport, attach
 from tiering.audit import AuditProblem, AuditReport, Orphan
 from tiering.erase import DestroyReport, ErasureReport
 from tiering.errors import (
+    AttachConflict,
     ExtraMissing,
     NothingToRestore,
     ObjectExists,
@@ -52,6 +54,8 @@ __all__ = [
     "ArchiveInfo",
     "ArchiveMissing",
     "ArchiveUnavailable",
+    "AttachConflict",
+    "AttachReport",
     "AuditProblem",
     "AuditReport",
     "DestroyReport",
@@ -85,5 +89,6 @@ __all__ = [
     "TieringStopped",
     "TopicKey",
     "Worker",
+    "attach",
     "restore",
 ]

@@ -4,7 +4,8 @@ The idea: each archive that the catalog has is read whole: its size and crc32c a
 catalog, everything in it agrees with everything else in it (`archive.check`), and its manifest with
 the catalog. Then the places are listed: an object of this store that the catalog does not have is
 an orphan, left by a worker that was cut off, and may be removed; so is what a put of one has left
-that was cut off in the middle.
+that was cut off in the middle. Archives are checked here, or as jobs of whoever works for a worker
+(`check_archive`), many at once.
 
 Invariants: what is wrong with one archive is reported, and the others are looked at; only an object
 whose name begins with this store's id, which the catalog, read after the list, does not have, and
@@ -15,7 +16,7 @@ answer has no orphans.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, Final
 
 import msgspec
@@ -28,9 +29,11 @@ from tiering.archive.reader import Archive, Source
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.copying import read_whole
 from tiering.errors import PlaceError
+from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.objectnames import NAME
-from tiering.place import ObjectInfo, Place
+from tiering.place import ObjectInfo, Place, open_place
 from tiering.places.settings import is_remote
+from tiering.pool import Executor
 from tiering.storeside import Progress
 
 GRACE: Final = 3600.0
@@ -79,6 +82,16 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Who checks archives: jobs of `executor`, which open places with `options` where these are
+    object stores; `check` is asked meanwhile, and may raise to give up.
+    """
+
+    executor: Executor
+    options: Mapping[str, object]
+    check: Callable[[], None]
+
+
 def audit(
     catalog: Callable[[], Catalog],
     place_of: Callable[[ArchiveRow], Place],
@@ -89,11 +102,12 @@ def audit(
     grace: float = GRACE,
     remove_orphans: bool = False,
     progress: Progress | None = None,
+    asked: Asked | None = None,
 ) -> AuditReport:
     """Check all of a catalog's archives, and look for orphans where they are and in `places`.
 
     `remove_orphans` is for whoever has the store open for writing. Without `keys` of what is
-    encrypted the checksums alone are looked at.
+    encrypted the checksums alone are looked at. `asked` is who checks; None: this process.
     """
     rows = decode_rows(catalog().rows)
     live = [row for row in rows if row.state == "live"]
@@ -102,19 +116,26 @@ def audit(
     done = 0
     known: dict[str, Place] = {place.name: place for place in places}
     used: set[str] = set()
+    found: list[tuple[ArchiveRow, Place | PlaceError]] = []
     for row in rows:
         try:
             place = place_of(row)
         except PlaceError as e:
-            problems.append(AuditProblem(row.name, -1, str(e)))
+            found.append((row, e))
             continue
         known.setdefault(place.name, place)
         used.add(place.name)
         if row.state == "live":
-            if progress is not None:
-                progress("checking archives", done, total)
-            problems += _problems(row, place, keys)
-            done += row.size
+            found.append((row, place))
+    checks = _checks([(r, p) for r, p in found if not isinstance(p, PlaceError)], keys, asked)
+    for row, there in found:
+        if isinstance(there, PlaceError):
+            problems.append(AuditProblem(row.name, -1, str(there)))
+            continue
+        if progress is not None:
+            progress("checking archives", done, total)
+        problems += next(checks)
+        done += row.size
     before = clock.now_ms() - round(grace * 1000)
     orphans = find_orphans(catalog, known.values(), before, problems, used)
     if remove_orphans:
@@ -130,6 +151,56 @@ def audit(
 
 
 # --- one archive ---
+
+
+class CheckJob(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive that is to be checked: its row, where it is, and the keys it takes."""
+
+    row: ArchiveRow
+    place: str
+    options: dict[str, object] = {}
+    keys: KeysAtHand | None = None
+
+    def __repr__(self) -> str:
+        return f"CheckJob({self.row.name})"
+
+
+def check_archive(job: CheckJob) -> list[AuditProblem]:
+    """What is wrong with an archive: what another process is asked to find out."""
+    try:
+        place = open_place(job.place, options=job.options or None)
+    except StoreError as e:
+        return [AuditProblem(job.row.name, -1, str(e))]
+    return _problems(job.row, place, job.keys)
+
+
+def _checks(
+    archives: Sequence[tuple[ArchiveRow, Place]], keys: KeyProvider | None, asked: Asked | None
+) -> Iterator[list[AuditProblem]]:
+    """What is wrong with each."""
+    if asked is None:
+        return (_problems(row, place, keys) for row, place in archives)
+    jobs = [
+        CheckJob(
+            row=row, place=place.name, keys=_keys_of(row, place, keys),
+            options=dict(asked.options) if is_remote(place.name) else {},
+        )
+        for row, place in archives
+    ]  # fmt: skip
+    return asked.executor.each(asked.check, check_archive, jobs)
+
+
+def _keys_of(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> KeysAtHand | None:
+    """The keys that reading an archive takes, as far as there are any."""
+    if keys is None or not row.is_encrypted:
+        return None
+    try:
+        manifest = Archive.open(place.source(row.key, row.size)).manifest
+    except (StoreError, OSError):
+        return None  # whoever checks it finds out why
+    return keys_at_hand(
+        keys, [], {(t.name, t.key_id) for t in manifest.topics if t.key_id is not None}
+    )
 
 
 def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[AuditProblem]:

@@ -9,8 +9,12 @@ A tombstone is needed as long as an older message of its key is anywhere, and un
 had the time to see it. So it goes only when it is older than the grace time, and when what is
 merged holds everything older that there is (`is_whole`).
 
+A queue may be looked at in stretches, each by another process: what was found in each (`KeyTable`)
+is put together afterwards.
+
 Invariants: the newest message of a key stays, unless it is such a tombstone; a message without a
-key is nobody's earlier version, and stays; what stays keeps its offset.
+key is nobody's earlier version, and stays; what stays keeps its offset; stretches put together, in
+any order, give what one pass over all does.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,8 +53,20 @@ def first_key(properties: bytes) -> bytes | None:
     return keys[0] if keys else None
 
 
+class KeyTable(NamedTuple):
+    """What is known of a stretch of a queue: of each key the digest (two numbers), the newest
+    message's offset, and when that was stored if it is a tombstone (else `_NEVER`); and the offsets
+    of the messages that are superseded within the stretch.
+    """
+
+    digests: NDArray[np.uint64]
+    offsets: I64
+    empty_at: I64
+    superseded: I64
+
+
 class QueueCompaction:
-    """One queue's messages, given in the order of their offsets; then what of them may go.
+    """One queue's messages, or what was found in stretches of it; then what of them may go.
 
     Memory: some 40 bytes for each different key, and for each of a million messages.
     """
@@ -65,7 +81,7 @@ class QueueCompaction:
         self.superseded: list[I64] = []
 
     def add(self, records: Sequence[bytes], offsets: I64) -> None:
-        """Take the next ones."""
+        """Take some messages."""
         fields = Fields(RecordBatch.of_records(records))
         empty = (fields.body_size == 0) & fields.regular
         empty_at = np.where(empty, fields.stored_at, _NEVER).tolist()
@@ -79,9 +95,24 @@ class QueueCompaction:
         if len(self._offsets) >= FOLD_ROWS:
             self._fold()
 
+    def take(self, table: KeyTable) -> None:
+        """Take what was found in another stretch."""
+        self._fold()
+        self._merge(table.digests, table.offsets, table.empty_at)
+        self.superseded.append(table.superseded)
+
+    def table(self) -> KeyTable:
+        """What is known so far."""
+        self._fold()
+        return KeyTable(*self._newest, np.concatenate(self.superseded))
+
     def _fold(self) -> None:
         """Keep the newest of each key only."""
         new = _columns(self._digests, self._offsets, self._empty_at)
+        self._merge(*new)
+        self._digests, self._offsets, self._empty_at = bytearray(), array("q"), array("q")
+
+    def _merge(self, *new: NDArray[np.uint64] | I64) -> None:
         digests, offsets, empty_at = (
             np.concatenate(both) for both in zip(self._newest, new, strict=True)
         )
@@ -91,16 +122,14 @@ class QueueCompaction:
         last[:-1] = (digests[1:] != digests[:-1]).any(axis=1)
         self.superseded.append(offsets[~last])
         self._newest = digests[last], offsets[last], empty_at[last]
-        self._digests, self._offsets, self._empty_at = bytearray(), array("q"), array("q")
 
     def finish(self) -> tuple[I64, I64]:
         """Offsets of messages that are superseded, and of tombstones that may go; both rising."""
-        self._fold()
-        _, offsets, empty_at = self._newest
+        _, offsets, empty_at, superseded = self.table()
         old = np.zeros(0, np.int64)
         if self._compaction.is_whole:
             old = np.sort(offsets[empty_at < self._compaction.tombstones_before])
-        return np.sort(np.concatenate(self.superseded)), old
+        return np.sort(superseded), old
 
 
 def _columns(

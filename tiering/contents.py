@@ -20,6 +20,7 @@ from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.reader import Archive
 from tiering.catalog import TOPICS_MAX, ArchiveRow, Tier, encode_row, pack_topics
 from tiering.errors import PlaceError
+from tiering.objectnames import is_of_jobs
 from tiering.place import Place
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def contents(archive: Archive, number: int) -> Contents:
     manifest = archive.manifest
     return Contents(
         manifest.segments,
-        [ArchivedTopic(topic.id, topic.name, _fields(topic)) for topic in manifest.topics],
+        [ArchivedTopic(topic.id, topic.name, fields_of(topic)) for topic in manifest.topics],
         [
             Held(topic, queue, first, last, stored_at, number)
             for topic, queue, first, last, stored_at in blocks
@@ -52,7 +53,8 @@ def contents(archive: Archive, number: int) -> Contents:
     )
 
 
-def _fields(topic: TopicOfArchive) -> dict[str, Any]:
+def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
+    """The fields of a topic's row that its description in an archive has."""
     return {
         "read_queues": topic.read_queues or topic.queues,
         "write_queues": topic.queues,
@@ -138,6 +140,8 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
     found: list[tuple[str, int, Manifest]] = []
     try:
         for info in place.list():
+            if is_of_jobs(info.key):
+                continue
             try:
                 manifest = Archive.open(place.source(info.key, info.size)).manifest
             except (ArchiveDamaged, FormatTooNew) as e:

@@ -2,8 +2,9 @@
 
 The idea: what was put before the erasure began is sealed. Segments that hold something of it become
 archives that don't, and their files are overwritten; archives that hold something of it are
-rewritten. Objects that were replaced, by this or by a merge before, go at once, whatever the grace
-time. Then everything is read once more, segments and archives, and what still matches is counted.
+rewritten (where several work, the next ones are made while one is handed over). Objects that were
+replaced, by this or by a merge before, go at once, whatever the grace time. Then everything is read
+once more, segments and archives, and what still matches is counted.
 
 Invariants: a message that is not meant is readable at every moment; what could not be rewritten is
 in the report with the reason, and nothing says proven then; running it again does what is left.
@@ -11,15 +12,18 @@ in the report with the reason, and nothing says proven then; running it again do
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from kvstore.archived import Sealed
 from kvstore.errors import StoreClosed, StoreError
 from kvstore.files import LocalFiles
+from tiering.ahead import ahead
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
@@ -32,13 +36,16 @@ from tiering.match import Match
 from tiering.merge import Input
 from tiering.moving import Mover
 from tiering.place import open_place
-from tiering.pool import Pool
+from tiering.pool import Executor
 from tiering.reading import Rows, Window
-from tiering.replacing import Replacer
+from tiering.regroup import Regrouped
+from tiering.replacing import Ready, Replacer
 from tiering.segment import read_segment
 from tiering.storeside import Store
 
 WINDOW_BYTES = 8 << 20
+REWRITTEN_AT_ONCE: Final = 4
+"""Archives that are made anew at the same time at most: each is several jobs by itself."""
 
 
 class Destroyer(KeyProvider, Protocol):
@@ -154,7 +161,7 @@ class Eraser:
         store: Store,
         mover: Mover,
         replacer: Replacer,
-        pool: Pool,
+        executor: Executor,
         check: Callable[[], None],
         tell: Callable[[str, int, int], None],
         plan: Callable[[int], SegmentDue | None],
@@ -163,10 +170,11 @@ class Eraser:
         self._side = store.handover
         self._mover = mover
         self._replacer = replacer
-        self._pool = pool
+        self._executor = executor
         self._check = check
         self._tell = tell
         self._plan = plan
+        self._planning = threading.Lock()
 
     def erase(self, match: Match) -> ErasureReport:
         """Do it, and read everything again. What goes wrong is in the report."""
@@ -176,15 +184,8 @@ class Eraser:
         ends = [segment.end_position for segment in self._side.sealed()]
         ends += [row.last_position + 1 for row in self._rows()]
         match = msgspec.structs.replace(match, below=max(ends, default=0))
-        for segment in self._side.sealed():
-            with _noting(report, f"segment {segment.number}"):
-                self._erase_segment(segment, match, report)
-        rows = self._rows()
-        for at, row in enumerate(rows):
-            self._check()
-            self._tell(f"erasing {match}", at, len(rows))
-            with _noting(report, row.name):
-                self._erase_archive(row, match, report)
+        self._erase_segments(match, report)
+        self._erase_archives(match, report)
         for row in decode_rows(self._side.rows()):
             if row.state == "retired":
                 with _noting(report, row.name):
@@ -199,41 +200,73 @@ class Eraser:
     def _rows(self) -> list[ArchiveRow]:
         return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
 
-    def _erase_segment(self, segment: Sealed, match: Match, report: ErasureReport) -> None:
-        self._check()
-        counted = self._count_segment(segment, match)
-        if not counted.found and not counted.unreadable:
-            return
-        due = self._plan(segment.number)
-        if due is None:
-            raise PolicyIllegal(
-                f"segment {segment.number} holds {counted.found} of the messages, and the policy "
-                "has no place for archives, as which what is left of a segment is kept; give it one"
-            )
-        self._mover.move(due, match)
-        report.segments.append(segment.number)
-        report.messages += counted.found
+    def _erase_segments(self, match: Match, report: ErasureReport) -> None:
+        def make(
+            segment: Sealed, check: Callable[[], None]
+        ) -> tuple[Counted, SegmentDue, Regrouped] | None:
+            counted = self._count_segment(segment, match, check)
+            if not counted.found and not counted.unreadable:
+                return None
+            # What is looked at is remembered, by one at a time.
+            with self._planning:
+                due = self._plan(segment.number)
+            if due is None:
+                raise PolicyIllegal(
+                    f"segment {segment.number} holds {counted.found} of the messages, and the "
+                    "policy has no place for archives, as which what is left of a segment is kept; "
+                    "give it one"
+                )
+            return counted, due, self._mover.make(due, check, match)
 
-    def _count_segment(self, segment: Sealed, match: Match) -> Counted:
+        width, segments = self._executor.width, self._side.sealed()
+        with closing(ahead(width, self._check, segments, make)) as coming:
+            for segment, made in coming:
+                self._check()
+                with _noting(report, f"segment {segment.number}"):
+                    found = made()
+                    if found is not None:
+                        counted, due, regrouped = found
+                        self._mover.settle(due, regrouped, match)
+                        report.segments.append(segment.number)
+                        report.messages += counted.found
+
+    def _count_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> Counted:
         path = str(segment.path)
-        return self._pool.run(self._check, count_in_segment, path, segment.first_position, match)
+        return self._executor.run(check, count_in_segment, path, segment.first_position, match)
 
-    def _erase_archive(self, row: ArchiveRow, match: Match, report: ErasureReport) -> None:
-        if match.before is not None and row.first_stored_at >= match.before:
-            return
-        manifest = self._replacer.manifest_of(row)
-        if not self._count_archive(row, manifest, match).found:
-            return
-        replaced = self._replacer.erase(row, match)
+    def _erase_archives(self, match: Match, report: ErasureReport) -> None:
+        def make(row: ArchiveRow, check: Callable[[], None]) -> Ready | None:
+            if match.before is not None and row.first_stored_at >= match.before:
+                return None
+            manifest = self._replacer.manifest_of(row)
+            if not self._count_archive(row, manifest, match, check).found:
+                return None
+            return self._replacer.erased(row, manifest, match, check)
+
+        rows = self._rows()
+        width = min(self._executor.width, REWRITTEN_AT_ONCE)
+        with closing(ahead(width, self._check, rows, make)) as coming:
+            for at, (row, made) in enumerate(coming):
+                self._check()
+                self._tell(f"erasing {match}", at, len(rows))
+                with _noting(report, row.name):
+                    ready = made()
+                    if ready is not None:
+                        self._settle(ready, report)
+
+    def _settle(self, ready: Ready, report: ErasureReport) -> None:
+        replaced = self._replacer.settle(ready)
         report.messages += replaced.merged.dropped.erased
-        report.rewritten.append(row.name)
+        report.rewritten += [row.name for row in replaced.old]
         if replaced.row is not None:
             report.archives.append(replaced.row.name)
 
-    def _count_archive(self, row: ArchiveRow, manifest: Manifest, match: Match) -> Counted:
+    def _count_archive(
+        self, row: ArchiveRow, manifest: Manifest, match: Match, check: Callable[[], None]
+    ) -> Counted:
         keys = self._replacer.keys_for([manifest])
         one = self._replacer.input_of(row)
-        return self._pool.run(self._check, count_in_archive, one, match, keys)
+        return self._executor.run(check, count_in_archive, one, match, keys)
 
     def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
         """Destroy a topic's key, and tell what of the topic can be read all the same."""
@@ -270,22 +303,28 @@ class Eraser:
     def _prove(self, match: Match, report: ErasureReport) -> None:
         segments: Sequence[Sealed] = self._side.sealed()
         rows = self._rows()
-        total = len(segments) + len(rows)
-        for at, segment in enumerate(segments):
-            self._tell(f"proving that nothing is left: {match}", at, total)
-            with _noting(report, f"segment {segment.number}"):
-                counted = self._count_segment(segment, match)
-                _add(report, msgspec.structs.replace(counted, unreadable=0))
-                if counted.unreadable:
-                    raise StoreError(
-                        f"segment {segment.number} is damaged in {counted.unreadable} places, "
-                        "where anything may be"
-                    )
-        for at, row in enumerate(rows):
-            self._tell(f"proving that nothing is left: {match}", len(segments) + at, total)
-            with _noting(report, row.name):
-                counted = self._count_archive(row, self._replacer.manifest_of(row), match)
-                _add(report, counted)
+
+        def count(one: Sealed | ArchiveRow, check: Callable[[], None]) -> Counted:
+            if isinstance(one, ArchiveRow):
+                return self._count_archive(one, self._replacer.manifest_of(one), match, check)
+            return self._count_segment(one, match, check)
+
+        everything: list[Sealed | ArchiveRow] = [*segments, *rows]
+        with closing(ahead(self._executor.width, self._check, everything, count)) as coming:
+            for at, (one, counting) in enumerate(coming):
+                self._tell(f"proving that nothing is left: {match}", at, len(everything))
+                name = one.name if isinstance(one, ArchiveRow) else f"segment {one.number}"
+                with _noting(report, name):
+                    counted = counting()
+                    if isinstance(one, ArchiveRow):
+                        _add(report, counted)
+                        continue
+                    _add(report, msgspec.structs.replace(counted, unreadable=0))
+                    if counted.unreadable:
+                        raise StoreError(
+                            f"segment {one.number} is damaged in {counted.unreadable} places, "
+                            "where anything may be"
+                        )
 
 
 def _add(report: ErasureReport, counted: Counted) -> None:

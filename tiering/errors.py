@@ -141,3 +141,49 @@ class MessagesLost(StoreError):
         self.queue = queue
         self.first = first
         self.end = end
+
+
+class RowIllegal(CallerError):
+    """A row of a frame can't be written as a message; `topic`, `queue` and `offset` say which, as
+    far as it does.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        topic: str | None = None,
+        queue: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.queue = queue
+        self.offset = offset
+
+
+class JobTooLarge(CallerError):
+    """A job that writes has more tasks, or more bytes, than there are numbers for."""
+
+
+class OffsetsTaken(CallerError):
+    """What a job has written has offsets that other archives of the place have; nothing counts."""
+
+
+class AttachConflict(CallerError):
+    """Archives can't come into a store as they are; nothing was changed. Where it is for offsets,
+    `topic`, `queue`, `first` and `last` say which.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        topic: str | None = None,
+        queue: int | None = None,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.queue = queue
+        self.first = first
+        self.last = last

@@ -54,8 +54,12 @@ class Merger:
         now = self._clock.monotonic()
         self._failed = {} if anew else {n: at for n, at in self._failed.items() if at > now}
 
-    def next(self, agenda: Agenda, sight: Sight, target_bytes: int) -> list[list[ArchiveRow]]:
-        """The groups that are worth it now; none of what is due to go cold, or to go."""
+    def next(
+        self, agenda: Agenda, sight: Sight, target_bytes: int, *, at_any_size: bool = False
+    ) -> list[list[ArchiveRow]]:
+        """The groups that are worth it now (see `choose`); none of what is due to go cold, or to
+        go, and nothing that failed lately.
+        """
         busy = {archive.key for archive in agenda.archives}
         rows = [
             row
@@ -65,7 +69,8 @@ class Merger:
             and is_own(row, self._store_id)
         ]
         hot = self._looker.hot()
-        return choose(rows, target_bytes, {a.key: a.kind for a in sight.archives}, hot)
+        kinds = {a.key: a.kind for a in sight.archives}
+        return choose(rows, target_bytes, kinds, hot, at_any_size=at_any_size)
 
     def merge(self, groups: list[list[ArchiveRow]], sight: Sight, now_ms: int, run: Run) -> None:
         """Merge the first of the groups. What goes wrong is noted."""

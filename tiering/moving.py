@@ -1,9 +1,11 @@
 """Moving: one sealed segment from the log into archives, step by step.
 
-The idea: records are regrouped and compressed in a process of its own, into files in a work folder.
-Each archive is announced (an intent), put into its place, read back; what the archives hold is held
-against the index; then one WriteBatch makes the change, and the segment goes. Whatever step a crash
-comes in, `tidy` at the next start puts things right.
+The idea: records are regrouped and compressed by somebody else (`make`: a process of its own, or a
+task of Spark), into files in a work folder; of several segments at once, if there are several who
+work. Then (`settle`) one segment after the other: each archive is announced (an intent), put into
+its place, read back; what the archives hold is held against the index; one WriteBatch makes the
+change, and the segment goes. Whatever step a crash comes in, `tidy` at the next start puts things
+right.
 
 Invariants: the segment stays until every archive was read back byte for byte and holds just what
 the index says of the segment's queues; a step that fails leaves the store as it was.
@@ -38,7 +40,7 @@ from tiering.keys import keys_at_hand
 from tiering.match import Match
 from tiering.objectnames import object_key
 from tiering.place import Place
-from tiering.pool import Pool
+from tiering.pool import Executor
 from tiering.putting import put_announced, take_away
 from tiering.ratelimit import RateLimit
 from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
@@ -86,7 +88,7 @@ class Mover:
         store: Store,
         settings: ArchiveSettings,
         places: Mapping[Tier, Place],
-        pool: Pool,
+        executor: Executor,
         reading: RateLimit,
         uploading: RateLimit,
         check: Callable[[], None],
@@ -98,7 +100,7 @@ class Mover:
         self._files: Files = store.config.files
         self._settings = settings
         self._places = places
-        self._pool = pool
+        self._executor = executor
         self._reading = reading
         self._uploading = uploading
         self._check = check
@@ -143,17 +145,33 @@ class Mover:
         """Move a segment, `without` some of its messages: then its file is overwritten before it
         goes. Raises what kept it from moving; it is where it was then.
         """
+        return self.settle(due, self.make(due, self._check, without), without)
+
+    def make(
+        self, due: SegmentDue, check: Callable[[], None], without: Match | None = None
+    ) -> Regrouped:
+        """Make a segment's archives, in a folder of its own. The store is asked, and not changed;
+        several threads may do it at once. Raises what kept them from being made.
+        """
         sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
         if sealed is None:
             raise IndexDamaged(f"segment {due.number} is not in the log any more")
+        folder = self._folder_of(due.number)
+        # Of an attempt before, in which something went wrong.
+        self.clear(folder)
+        self._files.make_dir(folder)
         job = self._job(due, sealed.path, sealed.first_position, without)
-        regrouped = self._regroup(job)
+        regrouped = self._regroup(job, check)
         missed = self._missed(regrouped)
         if missed:
             # The index, by which the segment was looked at, knows nothing of what is in no queue.
             self._clear(regrouped)
             job = msgspec.structs.replace(job, topics={**job.topics, **missed})
-            regrouped = self._regroup(job)
+            regrouped = self._regroup(job, check)
+        return regrouped
+
+    def settle(self, due: SegmentDue, regrouped: Regrouped, without: Match | None = None) -> Moved:
+        """Have what was made take the segment's place; see `move`."""
         try:
             self._compare(due.number, regrouped)
             rows, arriving = [], []
@@ -168,6 +186,7 @@ class Mover:
             )
         finally:
             self._clear(regrouped)
+            self.clear(self._folder_of(due.number))
         for row in rows:
             self.intents.forget(row.number)
         return Moved(
@@ -197,7 +216,7 @@ class Mover:
             },
             settings=msgspec.structs.replace(self._settings, keys=keys),
             store_id=self._side.store_id.hex(),
-            folder=str(self.made_folder()),
+            folder=str(self._folder_of(due.number)),
             without=without,
         )
 
@@ -214,10 +233,10 @@ class Mover:
                 found[name] = TopicPlan(archived_topic(info), kind.name)
         return found
 
-    def _regroup(self, job: SegmentJob) -> Regrouped:
+    def _regroup(self, job: SegmentJob, check: Callable[[], None]) -> Regrouped:
         self._reading.take(self._side.segment_size)
         self._tell(f"regrouping segment {job.number}", 0, 0)
-        return self._pool.run(self._check, regroup_locally, job)
+        return self._executor.run(check, regroup_locally, job)
 
     def _compare(self, number: int, regrouped: Regrouped) -> None:
         """Hold what the archives have of each queue against what the index has."""
@@ -263,6 +282,14 @@ class Mover:
         """Where archives are made, before they are put where they belong."""
         self._files.make_dir(self._made)
         return self._made
+
+    def _folder_of(self, segment: int) -> Path:
+        """Where a segment's archives are made; it goes whole, with what lost attempts left."""
+        return self._made / f"{segment}"
+
+    def clear(self, folder: Path | None = None) -> None:
+        """Remove what was made and is not wanted any more: in a folder, or all there is."""
+        shutil.rmtree(folder or self._made, ignore_errors=True)
 
     def tier_near(self, tier: Tier) -> Tier:
         """A tier that has a place: this one, if it can be. Raises `PolicyIllegal` if none has."""

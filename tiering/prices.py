@@ -3,7 +3,7 @@
 The idea: three figures a tier, each as it stands in a provider's price list. The defaults are
 examples, of the size that public price lists of large clouds showed in 2026 for a region in the
 United States: an SSD volume, a volume of large disks, an object store in its standard class. Give
-your own; nothing but `plan` uses them.
+your own; nothing but plans and Spark's views use them.
 
 Invariants: a price is finite and not negative; a GB is 10^9 bytes, a month 30 days.
 """

@@ -2,6 +2,8 @@
 
 The idea: the name is noted, the object put on condition that the name is free, and read back. What
 goes wrong takes the object away again; so does the next worker, if this one was killed in between.
+A copy from one place to another can be made by somebody else (`copy_remotely`); who announced it
+before and settles it after is the worker.
 
 Invariant: only what was put here is ever taken away. A name that somebody else was first to take
 (another worker, another copy of this store) is theirs, and stays.
@@ -9,15 +11,19 @@ Invariant: only what was put here is ever taken away. A name that somebody else 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from kvstore.errors import ArchiveDamaged
-from tiering.copying import read_whole
+from kvstore.files import Files, LocalFiles
+from tiering.copying import fetch, read_whole
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError, TieringStopped
 from tiering.intents import Intent, Intents
-from tiering.place import Place
+from tiering.place import Place, open_place
 
 Pace = Callable[[int], object]
 
@@ -50,6 +56,65 @@ def _read_back(place: Place, intent: Intent, pace: Pace) -> None:
             f"{intent.crc:#010x}; nothing was changed in the store, the next run puts it again",
             f"{place.name}/{intent.key}",
         )
+
+
+class CopyJob(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that is to be copied: `key` in a place, to where its intent says. Places are told
+    with their settings; `target` is the intent's, as this machine calls it.
+    """
+
+    name: str
+    """What errors call it."""
+    source: str
+    key: str
+    target: str
+    intent: Intent
+    source_options: dict[str, object] = {}
+    target_options: dict[str, object] = {}
+
+    def __repr__(self) -> str:
+        return f"CopyJob({self.name} -> {self.target}/{self.intent.key})"
+
+
+def copy_remotely(job: CopyJob) -> None:
+    """Copy an object, and read it back: what a task is asked to do. Made twice at once it is the
+    same object. Raises as `put_announced` does.
+    """
+    source = open_place(job.source, options=job.source_options or None)
+    target = open_place(job.target, options=job.target_options or None)
+    intent = job.intent
+    with tempfile.TemporaryDirectory(prefix="kvmq-copy-") as folder:
+        copy = Path(folder) / "archive"
+        fetch_checked(source, job.key, intent.size, intent.crc, copy, name=job.name)
+        target.put(intent.key, copy)
+    try:
+        _read_back(target, intent, _at_once)
+    except ArchiveDamaged:
+        with suppress(PlaceError):
+            target.delete(intent.key)
+        raise
+
+
+def fetch_checked(
+    place: Place, key: str, size: int, due: int, path: Path, *, name: str,
+    pace: Pace | None = None, files: Files | None = None,
+) -> int:  # fmt: skip
+    """Copy an object, which errors call `name`, to a file; returns its crc32c. Raises
+    `ArchiveDamaged` if that is not the one that is due (0: a catalog that was found again doesn't
+    know it).
+    """
+    found = fetch(place, key, size, path, files or LocalFiles(), pace=pace)
+    if due and found != due:
+        raise ArchiveDamaged(
+            f"{name} is not what was put there: crc32c {found:#010x}, not {due:#010x}; "
+            "it stays where it is; `kvmq tier verify` tells what of it can be read",
+            name,
+        )
+    return found
+
+
+def _at_once(size: int) -> None:
+    """No pace: the worker took its share before it asked."""
 
 
 def take_away(place: Place, intent: Intent) -> bool:

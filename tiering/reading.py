@@ -37,6 +37,18 @@ class Rows(NamedTuple):
         """All of a block."""
         return cls(block.records(), block.offsets, block.stored_at)
 
+    def part(self, start: int, stop: int) -> Rows:
+        """Some that follow each other."""
+        return Rows(self.records[start:stop], self.offsets[start:stop], self.stored_at[start:stop])
+
+    def within(self, begin: int | None, end: int | None) -> Rows:
+        """Those of the offsets from `begin` on and below `end`; None: no matter which."""
+        if begin is None and end is None:
+            return self
+        start = 0 if begin is None else int(np.searchsorted(self.offsets, begin))
+        stop = len(self.records) if end is None else int(np.searchsorted(self.offsets, end))
+        return self.part(start, stop)
+
     def only(self, kept: NDArray[np.bool_]) -> Rows:
         """Those of which `kept` says yes."""
         if kept.all():
@@ -47,19 +59,25 @@ class Rows(NamedTuple):
 
 
 class Window:
-    """An archive, some neighbouring blocks of which are in memory, coded."""
+    """An archive, some neighbouring blocks of which are in memory, coded; of those below `stop`, if
+    it is given.
+    """
 
-    def __init__(self, archive: Archive, size: int) -> None:
+    def __init__(self, archive: Archive, size: int, stop: int | None = None) -> None:
         self.archive = archive
         self._size = size
+        self._stop = stop
         self._begin = 0
         self._data = memoryview(b"")
         self._group: BlockGroup | None = None
 
     @cached_property
-    def raw_bytes(self) -> I64:
-        """What each block's records take."""
-        return self.archive.rows().raw_bytes
+    def owners(self) -> tuple[I64, I64, I64]:
+        """The store's ids of the archive's topics; each block's topic, as a number of these; each
+        block's queue.
+        """
+        rows = self.archive.rows()
+        return rows.topic_ids, rows.topics, rows.queues
 
     def block(self, number: int) -> Block:
         """A block; read with those that follow it, unless it is there already."""
@@ -75,7 +93,8 @@ class Window:
         directory = self.archive.directory
         begin, sizes = directory.place(number)
         end = begin + sum(sizes)
-        for following in range(number + 1, directory.blocks):
+        stop = directory.blocks if self._stop is None else self._stop
+        for following in range(number + 1, stop):
             at, sizes = directory.place(following)
             if at + sum(sizes) - begin > self._size:
                 break
@@ -85,11 +104,16 @@ class Window:
 
 
 class Cursor:
-    """How far the blocks of one queue in one archive have been read."""
+    """How far the blocks of one queue in one archive have been read; of its messages those from
+    the offset `begin` on and below `end`, where they are given.
+    """
 
-    def __init__(self, window: Window, blocks: range) -> None:
+    def __init__(
+        self, window: Window, blocks: range, begin: int | None = None, end: int | None = None
+    ) -> None:
         self._window = window
         self._blocks = iter(blocks)
+        self._begin, self._end = begin, end
         self._rows = Rows([], np.zeros(0, np.int64), np.zeros(0, np.int64))
         self._at = 0
         self.name = window.archive.name
@@ -100,7 +124,8 @@ class Cursor:
             number = next(self._blocks, None)
             if number is None:
                 return True
-            self._rows, self._at = Rows.of(self._window.block(number)), 0
+            rows = Rows.of(self._window.block(number))
+            self._rows, self._at = rows.within(self._begin, self._end), 0
         return False
 
     @property
@@ -115,7 +140,7 @@ class Cursor:
         if until is not None:
             stop = int(np.searchsorted(rows.offsets, until))
         self._at = stop
-        return Rows(rows.records[begin:stop], rows.offsets[begin:stop], rows.stored_at[begin:stop])
+        return rows.part(begin, stop)
 
 
 def in_order(cursors: Iterable[Cursor]) -> Iterator[Rows]:

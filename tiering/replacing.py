@@ -1,7 +1,8 @@
 """Replacing: one archive in the place of others, of which it has what is kept, step by step.
 
-The idea: the new archive is made in a process of its own (`merge`), announced, put where the old
-ones are, read back; then one WriteBatch gives it their places in the index, and makes rows of the
+The idea: the new archive is made by whoever works for the worker (`merge`), of several groups at
+once, if several do; then (`settle`), one after the other, it is announced, put where the old ones
+are, read back; one WriteBatch gives it their places in the index, and makes rows of the
 old ones that only keep their objects until the grace time is over, for readers that are under way.
 
 Invariants: the old archives stay until the new one was read back; a step that fails leaves the
@@ -29,12 +30,11 @@ from tiering.compact import Compaction
 from tiering.errors import PolicyIllegal
 from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
-from tiering.merge import Input, Merged, MergeJob, merge_remotely
+from tiering.merge import Input, Merged, MergeJob, merge_with
 from tiering.moving import Mover, archived_topic, arriving_of
 from tiering.place import Place
-from tiering.places.settings import is_remote
 from tiering.policy import Policy
-from tiering.pool import Pool
+from tiering.pool import Executor
 from tiering.ratelimit import RateLimit
 from tiering.shifting import Shifter
 from tiering.storeside import Store
@@ -49,6 +49,17 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     merged: Merged
 
 
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A new archive, in a file at `path` (if anything was left for one), that is to take the place
+    of others; `at_once`: whose objects are not to be read any more.
+    """
+
+    rows: list[ArchiveRow]
+    merged: Merged
+    path: Path
+    at_once: bool
+
+
 class Replacer:
     """See the module."""
 
@@ -59,9 +70,8 @@ class Replacer:
         settings: ArchiveSettings,
         mover: Mover,
         shifter: Shifter,
-        pool: Pool,
+        pool: Executor,
         reading: RateLimit,
-        options: Mapping[str, object],
         check: Callable[[], None],
         trusted: TrustedClock,
     ) -> None:
@@ -73,7 +83,6 @@ class Replacer:
         self._shifter = shifter
         self._pool = pool
         self._reading = reading
-        self._options = dict(options)
         self._check = check
         self._files = store.config.files
         self._trusted = trusted
@@ -89,11 +98,10 @@ class Replacer:
 
     def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> Input:
         """An archive as another process is told of it."""
-        name = self._shifter.place_of(row).name
-        options = self._options if is_remote(name) else {}
+        place = self._shifter.place_of(row)
         return Input(
-            place=name, key=row.key, size=row.size, options=options, unkept=unkept,
-            store_id=row.key.partition("/")[0],
+            place=place.name, key=row.key, size=row.size, options=self._shifter.options_of(place),
+            unkept=unkept, store_id=row.key.partition("/")[0],
         )  # fmt: skip
 
     def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
@@ -121,11 +129,19 @@ class Replacer:
         """
         manifests = [self.manifest_of(row) for row in rows]
         unkept = [self._unkept(manifest, known, now) for manifest in manifests]
-        return self._replace(rows, manifests, unkept, self._compaction(rows, now), None)
+        compaction = self.compaction_of(rows, now)
+        job = self.job_of(rows, manifests, unkept=unkept, compaction=compaction)
+        return self.settle(self._made(rows, job, self._check))
 
-    def erase(self, row: ArchiveRow, without: Match) -> Replaced:
-        """Have an archive in the place of one, without some of its messages."""
-        return self._replace([row], [self.manifest_of(row)], [frozenset()], None, without)
+    def erased(
+        self, row: ArchiveRow, manifest: Manifest, without: Match, check: Callable[[], None]
+    ) -> Ready:
+        """Make an archive anew without some of its messages; it is to be settled."""
+        return self._made([row], self.job_of([row], [manifest], without=without), check)
+
+    def anew(self, row: ArchiveRow, manifest: Manifest, check: Callable[[], None]) -> Ready:
+        """Make an archive anew, with the keys of today; it is to be settled."""
+        return self._made([row], self.job_of([row], [manifest]), check)
 
     def _unkept(
         self, manifest: Manifest, known: Mapping[str, TopicTraits], now: int
@@ -137,33 +153,38 @@ class Replacer:
                 found.add(topic.id)
         return frozenset(found)
 
-    def _compaction(self, rows: Sequence[ArchiveRow], now: int) -> Compaction | None:
-        if not _is_compacted(rows[0]):
+    def compaction_of(self, rows: Sequence[ArchiveRow], now: int) -> Compaction | None:
+        """What merging these drops of compacted topics; None: they are of none."""
+        if not is_compacted(rows[0]):
             return None
         mine = {row.number for row in rows}
         last = max(row.last_position for row in rows)
         others = (row for row in decode_rows(self._side.rows()) if row.number not in mine)
         is_whole = not any(
-            row.state == "live" and row.first_position < last and _is_compacted(row)
+            row.state == "live" and row.first_position < last and is_compacted(row)
             for row in others
         ) and not any(segment.first_position < last for segment in self._side.sealed())
         before = now - round(self._policy.tombstones_for * 1000)
         return Compaction(tombstones_before=before, is_whole=is_whole)
 
-    def _replace(
+    def job_of(
         self,
         rows: Sequence[ArchiveRow],
         manifests: Sequence[Manifest],
-        unkept: Sequence[frozenset[int]],
-        compaction: Compaction | None,
-        without: Match | None,
-    ) -> Replaced:
+        *,
+        unkept: Sequence[frozenset[int]] | None = None,
+        compaction: Compaction | None = None,
+        without: Match | None = None,
+    ) -> MergeJob:
+        """What making one archive of these takes. Raises `KeyMissing`."""
         first = rows[0]
-        for row in rows:
-            self._reading.take(row.size)
         path = self._mover.made_folder() / f"{first.first_position:020d}-{first.number}.merged"
-        job = MergeJob(
-            inputs=[self.input_of(row, ids) for row, ids in zip(rows, unkept, strict=True)],
+        none: list[frozenset[int]] = [frozenset()] * len(rows)
+        return MergeJob(
+            inputs=[
+                self.input_of(row, ids)
+                for row, ids in zip(rows, none if unkept is None else unkept, strict=True)
+            ],
             topics={info.id: archived_topic(info) for info in self._store.topics()},
             settings=msgspec.structs.replace(self._settings, keys=self.keys_for(manifests)),
             store_id=self._side.store_id.hex(),
@@ -172,14 +193,32 @@ class Replacer:
             compaction=compaction,
             without=without,
         )
+
+    def _made(self, rows: Sequence[ArchiveRow], job: MergeJob, check: Callable[[], None]) -> Ready:
+        for row in rows:
+            self._reading.take(row.size)
+        path = Path(job.path)
         try:
-            merged = self._pool.run(self._check, merge_remotely, job)
+            merged = merge_with(self._pool, check, job, self._files)
+        except BaseException:
+            self._remove(path)
+            raise
+        return Ready(rows=list(rows), merged=merged, path=path, at_once=job.without is not None)
+
+    def settle(self, ready: Ready) -> Replaced:
+        """Have what was made take the place of what it was made of. Raises what kept it from that;
+        the old ones are where they were then.
+        """
+        try:
             self._check()
-            return self._swap(rows, merged, at_once=without is not None)
+            return self._swap(ready.rows, ready.merged, at_once=ready.at_once)
         finally:
-            if self._files.size(path) is not None:
-                with suppress(OSError):
-                    self._files.remove(path)
+            self._remove(ready.path)
+
+    def _remove(self, path: Path) -> None:
+        if self._files.size(path) is not None:
+            with suppress(OSError):
+                self._files.remove(path)
 
     def _swap(self, rows: Sequence[ArchiveRow], merged: Merged, *, at_once: bool) -> Replaced:
         row, arriving = None, []
@@ -253,7 +292,8 @@ class Replacer:
                 self._files.erase(path)
 
 
-def _is_compacted(row: ArchiveRow) -> bool:
+def is_compacted(row: ArchiveRow) -> bool:
+    """Whether an archive is of compacted topics."""
     try:
         return read_class(row.retention_class).compacted
     except PolicyIllegal:

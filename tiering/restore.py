@@ -327,7 +327,19 @@ class _Restoring:
                     known[topic.name] = topic
         ids = {topic.id for topic in known.values()}
         mine = [held for held in self._held if held.topic in ids]
-        return list(known.values()), untangled(mine, self._taken.__getitem__)
+        queues: dict[int, int] = {}
+        for held in mine:
+            queues[held.topic] = max(queues.get(held.topic, 0), held.queue + 1)
+        topics = [_wide(topic, queues.get(topic.id, 0)) for topic in known.values()]
+        return topics, untangled(mine, self._taken.__getitem__)
+
+
+def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:
+    """A topic with all queues that hold something: a task that made an archive knew its own."""
+    if queues <= topic.fields["read_queues"]:
+        return topic
+    wider = {"read_queues": queues, "write_queues": queues}
+    return topic._replace(fields={**topic.fields, **wider})
 
 
 def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:

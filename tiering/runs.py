@@ -72,14 +72,14 @@ class Run:
             note=segment.reason,
         )
 
-    def replaced(self, found: Replaced, seconds: float) -> Done:
-        """Several archives were merged."""
+    def replaced(self, found: Replaced, seconds: float, what: str = "merged") -> Done:
+        """One archive took the place of others: they were merged, or what else was done to them."""
         self.merged += [row.key for row in found.old]
         rows = [found.row] if found.row is not None else []
         self.rows += rows
         self.messages += sum(row.messages for row in rows)
         return self._history.add(
-            "merged",
+            what,
             f"{len(found.old)} archives from {found.old[0].key}",
             archives=[row.key for row in rows],
             messages=found.merged.messages,

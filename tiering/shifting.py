@@ -1,7 +1,8 @@
 """Shifting: archives that go cold, expire, and are removed.
 
 The idea: an archive keeps its number when its object moves, so that no place in the index changes:
-the object is copied, read back, and one row of the catalog says where it is now. What nothing needs
+the object is copied, read back (`copy`: here, or in a task of Spark; several at once, if there are
+several who work), and one row of the catalog says where it is now (`settle`). What nothing needs
 any more gets a row of its own, "retired", and its object goes when the grace time is over.
 
 Invariants: the object that the catalog names is there and was read back; an object goes only when
@@ -11,24 +12,36 @@ are today before it is let go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
 from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, is_own, kept_as
 from tiering.classes import RetentionClass
-from tiering.copying import fetch
+from tiering.errors import ObjectExists, PlaceError
 from tiering.intents import Intent, Intents
 from tiering.moving import WORK
 from tiering.objectnames import object_key
 from tiering.place import Place, open_kept
+from tiering.places.settings import is_remote
 from tiering.policy import Policy
-from tiering.putting import put_announced
+from tiering.pool import Executor
+from tiering.putting import CopyJob, copy_remotely, fetch_checked, put_announced, take_away
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
 from tiering.trustedclock import TrustedClock
+
+
+class Copied(NamedTuple):
+    """An archive's object in the cold place, which the catalog does not name yet."""
+
+    number: int
+    where: str
+    key: str
+    crc: int
 
 
 class Shifter:
@@ -40,6 +53,7 @@ class Shifter:
         policy: Policy,
         places: Mapping[Tier, Place],
         intents: Intents,
+        executor: Executor,
         reading: RateLimit,
         uploading: RateLimit,
         options: Mapping[str, object],
@@ -50,6 +64,7 @@ class Shifter:
         self._policy = policy
         self._places = places
         self._intents = intents
+        self._executor = executor
         self._reading = reading
         self._uploading = uploading
         self._options = options
@@ -82,38 +97,70 @@ class Shifter:
             self._files.remove(self._work / name)
         return [f"{self._work.name}/{name}" for name in left]
 
-    def to_cold(self, row: ArchiveRow) -> None:
-        """Copy an archive to the cold place and have the catalog say so."""
-        source, target = self.place_of(row), self._places["cold"]
-        number = self._side.take_number()
+    def take_number(self) -> int:
+        """A number for a copy; whoever makes several takes theirs in order."""
+        return self._side.take_number()
+
+    def copy(self, row: ArchiveRow, number: int, check: Callable[[], None]) -> Copied:
+        """Copy an archive to the cold place, under a new name, and read it back. Several threads
+        may do it at once. Raises what kept it from that; nothing is left then.
+        """
+        target = self._places["cold"]
         key = object_key(self._side.store_id, row.first_position, number, row.retention_class)
         where = kept_as(target.name, self._folder)
-        copy = self._work / f"{number:010d}"
+        # A task has to be told what it copies, which has to be noted before.
+        is_known = row.crc != 0
+        if self._executor.width > 1 and is_known:
+            self._copy_remotely(row, Intent(number, where, key, row.size, row.crc), check)
+            return Copied(number, where, key, row.crc)
+        path = self._work / f"{number:010d}"
         self._files.make_dir(self._work)
         try:
-            crc = self._fetch(source, row, copy)
+            crc = fetch_checked(
+                self.place_of(row), row.key, row.size, row.crc, path, name=row.name,
+                pace=self._reading.take, files=self._files,
+            )  # fmt: skip
             put_announced(
-                self._intents, Intent(number, where, key, row.size, crc), target, copy,
+                self._intents, Intent(number, where, key, row.size, crc), target, path,
                 self._uploading.take, self._reading.take,
             )  # fmt: skip
         finally:
-            self._files.remove(copy)
-        moved = msgspec.structs.replace(row, place=where, key=key, tier="cold", crc=crc)
-        old = self._retired(row, number, self._trusted.now_ms())
-        self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
-        self._intents.forget(number)
+            self._files.remove(path)
+        return Copied(number, where, key, crc)
 
-    def _fetch(self, source: Place, row: ArchiveRow, copy: Path) -> int:
-        """Copy an object to a file; returns its crc32c."""
-        found = fetch(source, row.key, row.size, copy, self._files, pace=self._reading.take)
-        # A catalog that was found again doesn't know it (0).
-        if row.crc and found != row.crc:
-            raise ArchiveDamaged(
-                f"{row.name} is not what was put there: crc32c {found:#010x}, not {row.crc:#010x}; "
-                "it stays where it is; `kvmq tier verify` tells what of it can be read",
-                row.name,
-            )
-        return found
+    def _copy_remotely(self, row: ArchiveRow, intent: Intent, check: Callable[[], None]) -> None:
+        source, target = self.place_of(row), self._places["cold"]
+        self._reading.take(2 * row.size)
+        self._uploading.take(row.size)
+        job = CopyJob(
+            name=row.name, source=source.name, key=row.key, target=target.name, intent=intent,
+            source_options=self.options_of(source), target_options=self.options_of(target),
+        )  # fmt: skip
+        self._intents.note(intent)
+        # If the task may still be at work the intent stays: the next run looks what came of it.
+        try:
+            self._executor.run(check, copy_remotely, job)
+        except ObjectExists:
+            self._intents.forget(intent.number)
+            raise
+        except (PlaceError, ArchiveDamaged):
+            with suppress(PlaceError):
+                take_away(target, intent)
+                self._intents.forget(intent.number)
+            raise
+
+    def options_of(self, place: Place) -> dict[str, object]:
+        """The settings with which another process opens a place."""
+        return dict(self._options) if is_remote(place.name) else {}
+
+    def settle(self, row: ArchiveRow, copied: Copied) -> None:
+        """Have the catalog say that an archive is where it was copied to."""
+        moved = msgspec.structs.replace(
+            row, place=copied.where, key=copied.key, tier="cold", crc=copied.crc
+        )
+        old = self._retired(row, copied.number, self._trusted.now_ms())
+        self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
+        self._intents.forget(copied.number)
 
     def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
         """Let an archive go, if by its class of today nobody is to have its messages any more."""

@@ -9,12 +9,22 @@ Invariant: nothing but these calls changes a store.
 # ruff: noqa: D102  # what each of them is, is said where the store has it
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from kvstore.access import ArchiveAccess
-from kvstore.archived import Archived, Arriving, Entries, Queue, Row, Sealed
+from kvstore.archived import (
+    Archived,
+    ArchivedTopic,
+    Arriving,
+    Entries,
+    Here,
+    Queue,
+    Row,
+    Sealed,
+    Stretch,
+)
 from kvstore.clock import Clock
 from kvstore.config import Retention
 from kvstore.files import Files
@@ -100,6 +110,15 @@ class HandOver(Protocol):
         *,
         queues: Iterable[Queue] | None = None,
         rows: Iterable[Row] = (),
+    ) -> None: ...
+    def here(self, topic: int, queue: int) -> tuple[list[Here], int]: ...
+    def give_up(self, segments: int, topics: int) -> tuple[int, int]: ...
+    def take_in(
+        self,
+        arriving: Sequence[Arriving],
+        stretches: Sequence[Stretch],
+        ends: Mapping[Queue, int],
+        topics: Sequence[ArchivedTopic] = (),
     ) -> None: ...
     def set_rows(self, rows: Iterable[Row]) -> None: ...
 

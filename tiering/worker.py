@@ -1,8 +1,9 @@
 """The worker: has a store's segments and archives go where a policy says.
 
-The idea: look at what there is, ask the policy what is due (`due`), do it one thing after the other
-(`moving`, `shifting`), note what was done (`history`), and look again until nothing is due. It runs
-when it is called, or by itself in a thread. CPU-heavy steps run in a process of their own.
+The idea: look at what there is, ask the policy what is due (`due`), have it done one thing after
+the other (`doing`), note what was done (`history`), and look again until nothing is due. It runs
+when it is called, or by itself in a thread. CPU-heavy steps are somebody else's (`pool.Executor`):
+a process of its own, or Spark's tasks.
 
 Invariants: one worker for a store at a time; a step that fails leaves everything readable as it
 was, is noted, and is tried again by the next run; what cannot be told is never deleted.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self, cast
@@ -24,14 +25,14 @@ from kvstore.archived import Catalog
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
-from tiering.audit import AuditReport, audit
-from tiering.catalog import ArchiveRow, Tier, decode_rows, kept_as
+from tiering.audit import Asked, AuditReport, audit
+from tiering.catalog import Tier, decode_rows, kept_as
 from tiering.classes import RetentionClass, life_of
-from tiering.due import Agenda, ArchiveDue, SegmentDue, due, due_at_once
+from tiering.doing import MOVING, Doer
+from tiering.due import Agenda, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
 from tiering.errors import PlaceFull, PolicyIllegal, TieringBusy, TieringStopped
 from tiering.history import History
-from tiering.judging import Today
 from tiering.keys import provider_of
 from tiering.looking import Looker, Sight
 from tiering.match import Match
@@ -41,9 +42,10 @@ from tiering.moving import WORK, Mover
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store, is_open
 from tiering.policyplaces import open_places
-from tiering.pool import Pool
+from tiering.pool import Executor, Pool
 from tiering.ratelimit import RateLimit
 from tiering.replacing import Replacer
+from tiering.rewriting import Rewriter
 from tiering.runs import Run, RunReport
 from tiering.shifting import Shifter
 from tiering.storeside import Progress, Store, TopicFacts
@@ -51,9 +53,9 @@ from tiering.survey import encrypted_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trustedclock import TrustedClock
 
+__all__ = ["MOVING", "ArchiveInfo", "Worker"]
+
 INTERVAL: Final = 60.0
-MOVING: Final = "moving what is due"
-"""What is told of a whole run, in bytes; beside it goes what is told of each step."""
 _log = logging.getLogger("kvmq")
 _taken: WeakSet[object] = WeakSet()
 _taken_lock = threading.Lock()
@@ -84,7 +86,9 @@ class Worker:
 
     `keys` gives the keys of topics that are to be encrypted; `options` are settings of the object
     stores (docs/places.md); what is not given is the store's (`StoreConfig.archives`). `progress`
-    is called with what is being done, how much of it is done, and the whole. Raises `PolicyIllegal`
+    is called with what is being done, how much of it is done, and the whole. `executor` is who does
+    the work (default: a process of the worker's own; see docs/spark.md); where that does several
+    things at once, so does the worker, and the store becomes the same. Raises `PolicyIllegal`
     for a policy that does not fit the store, `TieringBusy` if the store has a worker already.
     """
 
@@ -96,6 +100,7 @@ class Worker:
         keys: KeyProvider | None = None,
         options: Mapping[str, object] | None = None,
         progress: Progress | None = None,
+        executor: Executor | None = None,
     ) -> None:
         if not isinstance(policy, Policy):
             raise PolicyIllegal(f"the policy is {policy!r}; it must be a tiering.Policy")
@@ -107,14 +112,15 @@ class Worker:
         self._clock = config.clock
         self._files = config.files
         self._progress = progress
+        self._telling = threading.Lock()
         access = config.archives
         keys = provider_of(access.keys, self._files) if keys is None else keys
         self._keys = keys
         options = access.options if options is None else options
+        self._options = options
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._busy = threading.Lock()
-        self._unfit: set[int] = set()
         self._tried: set[str] = set()
         noted = store.path / WORK / "clock.json"
         self._trusted = TrustedClock(noted, self._files, self._clock, policy.clock_doubt)
@@ -122,26 +128,34 @@ class Worker:
         self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
         self._reading = RateLimit(policy.read_rate, self._clock)
         self._uploading = RateLimit(policy.upload_rate, self._clock)
-        self._pool = Pool()
+        self._executor: Executor = Pool() if executor is None else executor
         settings = ArchiveSettings(
             codec=policy.codec, level=policy.level, block_bytes=policy.block_bytes, keys=keys
         )
         self._mover = Mover(
-            store, settings, self._places, self._pool, self._reading, self._uploading,
+            store, settings, self._places, self._executor, self._reading, self._uploading,
             self._check, self._tell, self._class_of,
         )  # fmt: skip
         self._shifter = Shifter(
-            store, policy, self._places, self._mover.intents, self._reading, self._uploading,
-            options, self._trusted,
+            store, policy, self._places, self._mover.intents, self._executor, self._reading,
+            self._uploading, options, self._trusted,
         )  # fmt: skip
         self._replacer = Replacer(
-            store, policy, settings, self._mover, self._shifter, self._pool, self._reading,
-            options, self._check, self._trusted,
+            store, policy, settings, self._mover, self._shifter, self._executor, self._reading,
+            self._check, self._trusted,
         )  # fmt: skip
         self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
         self._merger = Merger(
             self._replacer, self._looker, self._side.store_id, self._clock, self._tell
         )
+        self._rewriter = Rewriter(
+            self._store, self._replacer, self._looker, self._merger, self._executor, self._clock,
+            self._trusted, self._check, self._tell,
+        )  # fmt: skip
+        self._doer = Doer(
+            self._side, self._mover, self._shifter, self._looker, self._executor, self.history,
+            self._trusted, self._clock, self._check, self._tell,
+        )  # fmt: skip
         with _taken_lock:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
@@ -187,7 +201,14 @@ class Worker:
                 lambda: Catalog(self._side.store_id, list(self._side.rows())),
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
+                asked=self._asked(),
             )  # fmt: skip
+
+    def _asked(self) -> Asked | None:
+        """Who checks archives: whoever works here, if that is many; else this process."""
+        if self._executor.width == 1:
+            return None
+        return Asked(executor=self._executor, options=self._options, check=self._check)
 
     def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
         """What becomes of a topic's messages once they left hot; None: nothing."""
@@ -213,7 +234,8 @@ class Worker:
         try:
             yield
         finally:
-            self._pool.close()
+            self._executor.close()
+            self._mover.clear()
             self._busy.release()
 
     def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:
@@ -258,6 +280,28 @@ class Worker:
             self._merger.merge(groups, sight, self._trusted.now_ms(), run)
         return bool(groups)
 
+    def compact(self, topic: str | None = None) -> RunReport:
+        """Have compacted topics (or archives with one of them) keep the newest message of each key
+        only, as far as neighbouring archives may be merged, however large or small they are.
+        Raises as `run_once` does, and `CallerError` for a topic that is not compacted.
+        """
+        return self._rewritten(lambda run: self._rewriter.compact(topic, self._agenda, run))
+
+    def reencrypt(self, topic: str | None = None) -> RunReport:
+        """Write archives anew that have messages (of a topic) under another key than the one that
+        the provider gives for writing now: also such as are not encrypted and should be, or are and
+        should not. The old objects go after the policy's grace time, with a run. Raises as
+        `run_once` does, `ConfigError` without keys, `CallerError` for a topic that is not there.
+        """
+        return self._rewritten(lambda run: self._rewriter.reencrypt(topic, run))
+
+    def _rewritten(self, work: Callable[[Run], None]) -> RunReport:
+        with self._alone():
+            run = self._begin()
+            self._merger.begin(anew=True)
+            work(run)
+            return run.report()
+
     def erase(
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None
     ) -> ErasureReport:
@@ -295,7 +339,7 @@ class Worker:
 
     def _eraser(self) -> Eraser:
         return Eraser(
-            self._store, self._mover, self._replacer, self._pool, self._check, self._tell,
+            self._store, self._mover, self._replacer, self._executor, self._check, self._tell,
             self._due_at_once,
         )  # fmt: skip
 
@@ -313,34 +357,20 @@ class Worker:
             agenda, sight = self._agenda()
             if agenda.is_empty or agenda.waits_for_hours:
                 return agenda.waits_for_hours
-            done = False
-            total = sum(s.bytes for s in agenda.segments) + sum(a.bytes for a in agenda.archives)
-            moved = 0
-            for segment in agenda.segments:
-                self._tell(MOVING, moved, total)
-                done |= self._move(segment, run)
-                moved += segment.bytes
-            rows = {row.key: row for row in self._looker.rows()} if agenda.archives else {}
-            for archive in agenda.archives:
-                self._tell(MOVING, moved, total)
-                if archive.key in run.failed:
-                    continue
-                done |= self._shift(archive, rows[archive.key], sight.today, run)
-                moved += archive.bytes
-            if not done:
+            if not self._doer.do(agenda, sight, run):
                 return False
-            self._sweep(run)
+            self._doer.sweep(run)
 
     def _begin(self) -> Run:
         """Put right what a worker before left, and begin."""
         run = Run(self.history)
-        self._unfit.clear()
+        self._doer.unfit.clear()
         self._looker.judge.begin()
         known = {row.number for row in decode_rows(self._side.rows())}
         self._try_places(run)
         with run.noting("tidying", StoreError):
             run.removed += self._mover.tidy(known) + self._shifter.tidy()
-        self._sweep(run)
+        self._doer.sweep(run)
         return run
 
     def _try_places(self, run: Run) -> None:
@@ -357,57 +387,12 @@ class Worker:
         self._store.checkpoint()
         now = self._trusted.now_ms()
         sight = self._looker.look(now)
-        fit = [s for s in sight.segments if s.number not in self._unfit]
+        fit = [s for s in sight.segments if s.number not in self._doer.unfit]
         agenda = due(
             self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size,
         )  # fmt: skip
         return agenda, sight
-
-    def _move(self, segment: SegmentDue, run: Run) -> bool:
-        self._check()
-        began = self._clock.monotonic()
-        try:
-            moved = self._mover.move(segment)
-        except (TieringStopped, StoreClosed):
-            raise
-        except (StoreError, OSError) as e:
-            # The others may still go: one that is damaged must not fill the disk with them.
-            self._unfit.add(segment.number)
-            run.failed_with(f"segment {segment.number}", e)
-            return False
-        run.moved(segment, moved.rows, moved.messages, self._clock.monotonic() - began)
-        return True
-
-    def _shift(self, archive: ArchiveDue, row: ArchiveRow, today: Today, run: Run) -> bool:
-        self._check()
-        try:
-            if archive.to == "cold":
-                self._shifter.to_cold(row)
-                is_done = True
-                run.shifted.append(row.key)
-                self.history.add("cold", row.key, bytes=row.size, messages=row.messages)
-            else:
-                topics = self._looker.judge.topics_of(row)
-                kind = today.class_of(row.retention_class, topics)
-                is_done = self._shifter.expire(row, kind, self._trusted.now_ms())
-                if is_done:
-                    run.expired.append(row.key)
-                    self.history.add("expired", row.key, bytes=row.size, messages=row.messages)
-        except (TieringStopped, StoreClosed):
-            raise
-        except (StoreError, OSError) as e:
-            run.failed_with(row.key, e)
-            return False
-        return is_done
-
-    def _sweep(self, run: Run) -> None:
-        retired = [row for row in decode_rows(self._side.rows()) if row.state == "retired"]
-        now = self._trusted.now_ms() if retired else 0
-        for row in retired:
-            with run.noting(row.key, StoreError, OSError):
-                if self._shifter.sweep(row, now):
-                    run.removed.append(row.name)
 
     def _disk_used(self) -> float:
         return self._files.disk_used(self._store.path)
@@ -418,7 +403,9 @@ class Worker:
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self._progress is not None:
-            self._progress(what, done, total)
+            # Of things that are made at once, too, one is told after the other.
+            with self._telling:
+                self._progress(what, done, total)
 
     # --- by itself ---
 
@@ -458,7 +445,7 @@ class Worker:
         if thread is not None:
             thread.join()
         with self._busy:
-            self._pool.close()
+            self._executor.close()
         with _taken_lock:
             if self._side in _taken:
                 _taken.discard(self._side)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
@@ -13,15 +12,12 @@ from kvstore.cli.opening import (
     Instant,
     config_option,
     folder_argument,
-    open_store,
     read_config,
 )
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.report import show_report
-from kvstore.cli.tier.options import policy_option, policy_option_at_need, read_policy
-from kvstore.cli.tier.run import ending
-
-Verb: TypeAlias = Callable[..., Any]
+from kvstore.cli.tier.options import policy_option, policy_option_at_need
+from kvstore.cli.tier.working import Who, embedded, with_options, working
 
 
 @click.group()
@@ -29,15 +25,26 @@ def erase() -> None:
     """Have messages gone wherever they lie, and show that they are."""
 
 
-def _options(verb: Verb) -> Verb:
-    for option in (output_option, config_option, access_options, policy_option):
-        verb = option(verb)
-    return verb
+name_argument = click.argument("name", metavar="TOPIC")
+_shared = (access_options, config_option, output_option)
+erase_options = with_options(policy_option, *_shared)
+key_options = with_options(
+    folder_argument,
+    click.argument("key"),
+    click.option("--topic", "name", help="Only of this topic."),
+    erase_options,
+)
+before_options = with_options(
+    folder_argument,
+    click.argument("time", type=Instant()),
+    click.option("--topic", "name", help="Only of this topic."),
+    erase_options,
+)
 
 
 @erase.command()
 @folder_argument
-@click.argument("name", metavar="TOPIC")
+@name_argument
 @click.option("--by-key", is_flag=True,
               help="Destroy the key that its archives are encrypted with.")  # fmt: skip
 @policy_option_at_need
@@ -61,45 +68,33 @@ def topic(
     elif policy_file is None:
         raise click.UsageError("Missing option '--policy'; only --by-key does without")
     else:
-        what = {"topic": name}
-        _erase(out, folder, what, policy_file=policy_file, access=access, config_file=config_file)
+        erase_with(
+            out, embedded, folder, {"topic": name}, policy_file=policy_file, access=access,
+            config_file=config_file,
+        )  # fmt: skip
 
 
 @erase.command()
-@folder_argument
-@click.argument("key")
-@click.option("--topic", "name", help="Only of this topic.")
-@_options
+@key_options
 def key(out: Output, folder: Path, key: str, name: str | None, **given: Any) -> None:
     """Erase all messages with KEY that were put so far."""
-    _erase(out, folder, {"key": key, "topic": name}, **given)
+    erase_with(out, embedded, folder, {"key": key, "topic": name}, **given)
 
 
 @erase.command()
-@folder_argument
-@click.argument("time", type=Instant())
-@click.option("--topic", "name", help="Only of this topic.")
-@_options
+@before_options
 def before(out: Output, folder: Path, time: int, name: str | None, **given: Any) -> None:
     """Erase all messages that were stored before TIME."""
-    _erase(out, folder, {"before": time, "topic": name}, **given)
+    erase_with(out, embedded, folder, {"before": time, "topic": name}, **given)
 
 
-def _erase(
-    out: Output, folder: Path, what: dict[str, Any], *, policy_file: Path, access: Access,
-    config_file: Path | None,
+def erase_with(
+    out: Output, who: Who, folder: Path, what: dict[str, Any], *, policy_file: Path,
+    access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Exit code 1 unless it is proven."""
-    from tiering.worker import Worker
-
-    policy = read_policy(policy_file)
-    with (
-        open_store(out, folder, config_file, access=access) as store,
-        out.progress() as report,
-        Worker(store, policy, progress=report) as worker,
-        ending(worker),
-    ):
-        done = worker.erase(**what)
+    """Have messages erased, by whoever works. Exit code 1 unless it is proven."""
+    with working(out, who, folder, policy_file, access, config_file) as found:
+        done = found.worker.erase(**what)
     show_report(out, done)
     if not out.json:
         if done.is_proven:
@@ -115,17 +110,11 @@ def _destroy(
 ) -> None:
     """Exit code 1 unless nothing of the topic can be read any more."""
     from tiering.policy import Policy
-    from tiering.worker import Worker
 
     if read_config(config_file, access).archives.keys is None:
         raise click.UsageError("--by-key needs --keys FILE, the key file that the key is in")
-    with (
-        open_store(out, folder, config_file, access=access) as store,
-        out.progress() as report,
-        Worker(store, Policy(), progress=report) as worker,
-        ending(worker),
-    ):
-        done = worker.destroy_key(name)
+    with working(out, embedded, folder, Policy(), access, config_file) as found:
+        done = found.worker.destroy_key(name)
     show_report(out, done)
     if not out.json:
         if done.is_whole:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvstore.archived import Arriving, Held, Queue
+from kvstore.archived import Arriving, Held, Queue, Row
 from kvstore.errors import CallerError, IndexDamaged
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
@@ -83,7 +83,7 @@ def hand_over(
             f"no archive has what queue {lost[0][1]} of topic {lost[0][0]} holds in segments "
             f"{list(segments)} ({len(lost)} queues like it): nothing was handed over"
         )
-    _put_rows(batch, arriving)
+    put_rows(batch, arriving)
     it = families.iter(PLACES)
     for (topic, queue), stretches in found.items():
         home = homes.get((topic, queue)) if (topic, queue) not in unkept else None
@@ -166,7 +166,7 @@ def swap(
     """
     homes = {(t, q): (a.number, f, s) for a in arriving for t, q, f, s in a.queues}
     gone = frozenset(ARCHIVE_FIRST + number for number in old)
-    _put_rows(batch, arriving)
+    put_rows(batch, arriving)
     for queue in _holding(families, gone) if queues is None else dict.fromkeys(queues):
         _swap_queue(families, batch, queue, gone, homes)
 
@@ -216,7 +216,17 @@ def _holding(families: Families, numbers: frozenset[int]) -> Iterable[Queue]:
     return found
 
 
-def _put_rows(batch: Batch, arriving: Sequence[Arriving]) -> None:
+def put_changed(batch: Batch, rows: Iterable[Row]) -> None:
+    """Put changed rows of the catalog into a batch; None: the row goes."""
+    for key, value in rows:
+        if value is None:
+            batch.delete(ARCHIVES, key)
+        else:
+            batch.put(ARCHIVES, key, value)
+
+
+def put_rows(batch: Batch, arriving: Sequence[Arriving]) -> None:
+    """Put the rows of archives that arrive into a batch."""
     for archive in arriving:
         batch.put(ARCHIVES, archive_key(archive.first_position, archive.number), archive.row)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,6 @@ from kvstore.index.deadkeys import drop_dead, forget_keys, marked
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone
 from kvstore.index.keys import (
-    ARCHIVES,
     CHECKPOINT,
     FORMAT,
     FORMAT_VERSION,
@@ -46,7 +44,7 @@ from kvstore.index.keys import (
     read_checkpoint,
 )
 from kvstore.index.messagekeys import MessageKeys
-from kvstore.index.queues import Head, Queues
+from kvstore.index.queues import Counters, Head, Queues
 from kvstore.index.repack import repack
 from kvstore.index.retire import retire, retire_topic
 from kvstore.index.tags import TagCodes
@@ -54,18 +52,6 @@ from kvstore.index.tail import Tail, Tails, queue_tails
 
 HEADS_KEPT: Final = 1 << 19
 """Queues whose end is kept in memory."""
-
-
-class _Counters(dict[int, "count[int]"]):
-    """Queue -> the counter of its next offset."""
-
-    def __init__(self, end: Callable[[int], int]) -> None:
-        super().__init__()
-        self._end = end
-
-    def __missing__(self, queue: int) -> count[int]:
-        found = self[queue] = count(self._end(queue))
-        return found
 
 
 class Index:
@@ -79,7 +65,7 @@ class Index:
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
         self._heads: dict[int, Head] = {}
-        self._counters = _Counters(self.end)
+        self._counters = Counters(self.end)
         self._topic_bytes = bytearray()
         self._fresh_from = 1 << 32
         self._write_lock = threading.Lock()
@@ -421,12 +407,27 @@ class Index:
             batch = self.families.batch()
             if old:
                 handover.swap(self.families, batch, old, arriving, queues)
-            for key, value in rows:
-                if value is None:
-                    batch.delete(ARCHIVES, key)
-                else:
-                    batch.put(ARCHIVES, key, value)
+            handover.put_changed(batch, rows)
             self._move(batch, arriving)
+
+    def change(
+        self,
+        put: Callable[[Batch], None],
+        arriving: Sequence[Arriving] = (),
+        ended: Collection[int] = (),
+    ) -> None:
+        """Write a batch that changes where messages are. `ended` are queues that end elsewhere
+        then: no tail has any of them, and nobody puts to them meanwhile.
+        """
+        with self._write_lock:
+            batch = self.families.batch()
+            put(batch)
+            self._move(batch, arriving)
+            self._fresh_from = 1 << 32 if ended else self._fresh_from
+            with self._heads_lock:
+                for queue in ended:
+                    self._heads.pop(queue, None)
+                    self._counters.pop(queue, None)
 
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
         """Write a batch that changes where messages are."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable
-from itertools import dropwhile
+from collections.abc import Callable, Iterable
+from itertools import count, dropwhile
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -48,6 +48,18 @@ class Head(NamedTuple):
 
     next_offset: int
     segment: int
+
+
+class Counters(dict[int, "count[int]"]):
+    """Queue -> the counter of its next offset."""
+
+    def __init__(self, end: Callable[[int], int]) -> None:
+        super().__init__()
+        self._end = end
+
+    def __missing__(self, queue: int) -> count[int]:
+        found = self[queue] = count(self._end(queue))
+        return found
 
 
 class _Decoded:

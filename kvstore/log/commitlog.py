@@ -11,6 +11,8 @@ behind `end` in the active segment are zero; after a failed sync nothing is appe
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,7 +47,9 @@ waiting for the GIL behind it, cost more than they save (0.1 us a message of 128
 class CommitLog:
     """See the module. `lock` guards appends; `end` may be read without it."""
 
-    def __init__(self, folder: Path, config: StoreConfig, *, writable: bool) -> None:
+    def __init__(
+        self, folder: Path, config: StoreConfig, *, writable: bool, gone: Collection[int] = ()
+    ) -> None:
         self.files: Files = config.files
         self.clock: Clock = config.clock
         self._config = config
@@ -53,7 +57,9 @@ class CommitLog:
         self.lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self.syncs = 0
-        self.segments = Segments(folder, config.files, config.segment_size, writable=writable)
+        self.segments = Segments(
+            folder, config.files, config.segment_size, writable=writable, gone=gone
+        )
         self.segment_size = config.segment_size
         self.writable = writable
         self.failure: FlushFailed | None = None
@@ -218,6 +224,29 @@ class CommitLog:
             self.staging.append(self.end, blank(size - at), 0)
         self.end = number * size
 
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Within this nothing is appended, and nothing put on the disk."""
+        with self._sync_lock, self.lock:
+            yield
+
+    def seal(self) -> None:
+        """Close the active segment, and have all of the log on the disk; within `standing`."""
+        if self.end % self.segment_size:
+            self.roll()
+        self._sync(nullcontext())
+
+    def skip(self, count: int) -> None:
+        """Go on `count` segments behind the one that would be begun now, in one that is there;
+        within `standing`, behind `seal`.
+        """
+        end = self.end + count * self.segment_size
+        self.segments.map(end // self.segment_size)
+        if self.staging is not None:
+            self.staging.written = end
+        self.durable = end
+        self.end = end
+
     def wants_next(self) -> bool:
         """Whether the segment behind the active one should be made now."""
         number, at = divmod(self.end, self.segment_size)
@@ -263,14 +292,14 @@ class CommitLog:
             except (OSError, SegmentDamaged, DiskFull) as e:
                 raise self._failed(e) from e
 
-    def _sync(self) -> int:
+    def _sync(self, lock: AbstractContextManager[object] | None = None) -> int:
         if self.failure is not None:
             raise FlushFailed(*self.failure.args) from self.failure
         try:
             end = (
                 self.end
                 if self.staging is None
-                else self.staging.drain(self.lock, lambda: self.end)
+                else self.staging.drain(lock or self.lock, lambda: self.end)
             )
             if end > self.durable:
                 size = self.segment_size

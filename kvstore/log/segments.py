@@ -54,9 +54,18 @@ def named_position(name: str) -> int | None:
 class Segments:
     """See the module."""
 
-    def __init__(self, folder: Path, files: Files, size: int, *, writable: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Files,
+        size: int,
+        *,
+        writable: bool,
+        gone: Collection[int] = (),
+    ) -> None:
         self.folder = folder
         self.size = size
+        self._gone = gone
         self.problems: dict[int, str] = {}
         """Segments that can't be used, and why."""
         self.foreign: list[str] = []
@@ -109,16 +118,19 @@ class Segments:
     def _without_strays(self, numbers: list[int]) -> list[int]:
         """The numbers that are of one log: of stretches with more than `GAP_MAX` segments between
         them, the one with most good files. The others are foreign: to scan up to them, or to take
-        one for the log's beginning, would take for ever or lose the log.
+        one for the log's beginning, would take for ever or lose the log. Segments that are known to
+        have left the log are no gap.
         """
         groups: list[list[int]] = []
-        for number in numbers:
+        there = frozenset(numbers)
+        for number in sorted(there.union(self._gone)):
             if not groups or number - groups[-1][-1] > GAP_MAX:
                 groups.append([])
             groups[-1].append(number)
         if len(groups) < 2:
             return numbers
-        log = max(groups, key=lambda group: sum(n not in self.problems for n in group))
+        log = max(groups, key=lambda g: sum(n in there and n not in self.problems for n in g))
+        log = [number for number in log if number in there]
         for number in numbers:
             if number not in log:
                 self.foreign.append(self.path(number).name)

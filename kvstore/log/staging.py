@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from kvstore.clock import Clock
 from kvstore.errors import StoreBusy
@@ -105,7 +106,7 @@ class Staging:
         """
         return self._active.bytes >= self._bytes_max or self._active.count >= self._count_max
 
-    def drain(self, log_lock: threading.Lock, log_end: Callable[[], int]) -> int:
+    def drain(self, log_lock: AbstractContextManager[object], log_end: Callable[[], int]) -> int:
         """Write everything appended so far into the files; returns the position up to which they
         have it.
         """

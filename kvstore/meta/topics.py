@@ -229,6 +229,28 @@ class Topics:
         if self._names is not None:
             self._names.update((info.id, info.name) for info in made)
 
+    def take_ids(self, count: int) -> int:
+        """The first of so many ids, durably taken, for topics that `settle_rows` brings."""
+        with self._lock:
+            first = self.next_id
+            self._write([], first + count)
+            self.next_id = first + count
+            return first
+
+    def stage_rows(self, batch: Batch, infos: Sequence[TopicInfo]) -> None:
+        """Put topics that have ids already into a batch; `TopicExists`. Then: `settle_rows`."""
+        for info in infos:
+            if self._exists(info.name):
+                raise TopicExists(f"topic {info.name!r} was made meanwhile; try again")
+            batch.put(TOPICS, info.name.encode(), msgspec.msgpack.encode(checked(info)))
+
+    def settle_rows(self, infos: Sequence[TopicInfo]) -> None:
+        """Say that what `stage_rows` put into a batch was written."""
+        for info in infos:
+            self._keep(info)
+        if self._names is not None:
+            self._names.update((info.id, info.name) for info in infos)
+
     def _exists(self, name: str) -> bool:
         return name in self._cache or self._families.get(TOPICS, name.encode()) is not None
 

@@ -74,3 +74,20 @@ def test_errors_are_one_readable_line(kvmq: Kvmq, place: Path, tmp_path: Path) -
     assert error(place, tmp_path / "new", "--store-id", "0" * 32) == "NothingToRestore"
     assert not (tmp_path / "new").exists()
     assert kvmq("restore", place, tmp_path / "new", "--until", "soon").code == 2
+
+
+def test_archives_are_attached_to_a_store_that_goes_on(
+    kvmq: Kvmq, place: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    kvmq("topic", "create", store, "mine", "--queues", 1)
+    ran = kvmq("tier", "attach", store, place, "--topic", "orders", "--json")
+    assert (ran.code, ran.json["made"], ran.json["messages"]) == (0, ["orders"], 60)
+    pulled = kvmq("pull", store, "orders", "--queue", 0, "--all", "--json").lines
+    assert [message["offset"] for message in pulled] == list(range(60))
+    again = kvmq("tier", "attach", store, place, "--topic", "orders", "--json")
+    assert again.code == 1
+    assert again.error["error"] == "AttachConflict"
+    assert "has offsets 0 to" in again.error["message"]
+    assert "attached" not in kvmq("tier", "attach", store, place, "--topic", "visits").err
+    assert kvmq("verify", store).code == 0

@@ -24,7 +24,7 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
 from tiering.archive.columns import Columns, Owners, Stretches
-from tiering.archive.integers import bounds_of
+from tiering.archive.integers import Column, bounds_of
 from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
 from tiering.archive.properties import PropertyColumns, decode_property_columns, fields_of
 
@@ -133,6 +133,14 @@ class BlockGroup:
             return columns.records(0, self.count, self._owners, bodies, self.properties)
         except ArchiveDamaged as error:
             raise self.named(error) from None
+
+    def record_sizes(self) -> Column:
+        """The sizes of the records of all blocks; bodies are not read for it."""
+        columns = self.columns
+        if columns.is_whole:
+            sizes: Column = np.diff(columns.ends)
+            return sizes
+        return columns.record_sizes(self._owners, self.properties)
 
     @property
     def _owners(self) -> Owners:

@@ -245,3 +245,14 @@ class Coder:
             found = zstandard.ZstdDecompressor(dict_data=self._zstd_dictionary, format=_FORMAT)
             kept = _per_thread.kept = self._zstd_dictionary, found
         return kept[1]
+
+
+def rebound(part: bytes, kind: int, topic: int, to: int, secret: bytes) -> bytes:
+    """An encrypted part of one topic number as a coder would have made it for another one. Raises
+    ArchiveDamaged.
+    """
+    head = part[: PART_HEAD.size]
+    coded = part[PART_HEAD.size : -CRC.size]
+    plain = decrypt(coded, secret, head + PART_ASSOCIATED.pack(topic, kind))
+    data = head + encrypt(plain, secret, head + PART_ASSOCIATED.pack(to, kind))
+    return data + CRC.pack(google_crc32c.value(data))

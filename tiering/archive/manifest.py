@@ -88,6 +88,13 @@ class _StoredTopic(_TopicFields, frozen=True, kw_only=True, omit_defaults=True):
     """A topic as it is written."""
 
 
+_DEFAULTS = {
+    field.name: field.default
+    for field in msgspec.structs.fields(_TopicFields)
+    if field.default is not msgspec.NODEFAULT
+}
+
+
 class _StoredManifest(Manifest, frozen=True, kw_only=True):
     """A manifest as it is written."""
 
@@ -96,8 +103,19 @@ class _StoredManifest(Manifest, frozen=True, kw_only=True):
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as it is stored: without the figures of topics, which the directory has."""
-    stored = msgspec.convert(manifest, _StoredManifest, from_attributes=True)
+    topics = tuple(map(_with_defaults, manifest.topics))
+    stored = msgspec.convert(
+        replace(manifest, topics=topics), _StoredManifest, from_attributes=True
+    )
     return msgspec.json.encode(stored, order="sorted")
+
+
+def _with_defaults(topic: ArchivedTopic) -> ArchivedTopic:
+    """The same topic, with the defaults themselves where it has their like: what is left out is
+    told by identity, which a text from another process does not have.
+    """
+    same = {name: value for name, value in _DEFAULTS.items() if getattr(topic, name) == value}
+    return replace(topic, **same)
 
 
 def decode_manifest(data: bytes) -> Manifest:

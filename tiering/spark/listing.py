@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from kvstore.archived import View, viewer
+from kvstore.archived import View, view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
 from kvstore.files import LocalFiles
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
-from tiering.catalog import ArchiveRow, decode_rows
+from tiering.catalog import ArchiveRow, Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys import provider_of
 from tiering.place import Place, open_place
@@ -35,11 +35,12 @@ DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
 
 
 class Held(msgspec.Struct, frozen=True):
-    """An archive: the place as it is opened, its name there, its size in bytes."""
+    """An archive: the place as it is opened, its name there, its size in bytes, its tier."""
 
     place: str
     key: str
     size: int
+    tier: Tier = "warm"
 
     @property
     def name(self) -> str:
@@ -148,7 +149,8 @@ def archives_of(options: ReadOptions) -> tuple[str, list[Held]]:
     """The id of the store that a place has archives of, and these."""
     place = open_place(options.path, options=options.place if is_remote(options.path) else None)
     store_id, objects = objects_of(place, options.store_id)
-    return store_id, [Held(options.path, one.key, one.size) for one in objects]
+    tier: Tier = "cold" if is_remote(options.path) else "warm"
+    return store_id, [Held(options.path, one.key, one.size, tier) for one in objects]
 
 
 def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, Held]]:
@@ -157,7 +159,7 @@ def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, Held]]:
     for row in decode_rows(view.catalog.rows):
         if row.state == "live":
             where = row.place if "://" in row.place else str((folder / row.place).absolute())
-            found.append((row, Held(where, row.key, row.size)))
+            found.append((row, Held(where, row.key, row.size, row.tier)))
     return found
 
 
@@ -174,7 +176,7 @@ def stretches(view: View) -> list[Stretch]:
 
 def _of_store(options: ReadOptions) -> Listing:
     folder = Path(options.path)
-    view = viewer().view(folder, StoreConfig())
+    view = view_store(folder, StoreConfig())
     topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
     held = [one for _, one in live_rows(folder, view)]
     return Listing(held, stretches(view) if options.hot else [], topics)

@@ -12,7 +12,7 @@ the part, or is left out and told, as the options say.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,6 +32,7 @@ from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.segment import SegmentRecords, boundary, read_segment
 from tiering.spark.arrow import batch_of
 from tiering.spark.listing import DAMAGE, Opener, Stretch
+from tiering.spark.moved import moved
 from tiering.spark.options import ReadOptions
 from tiering.spark.rows import Taken, of_groups, of_records, taken
 from tiering.spark.splits import Piece, Ranges, Split
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Cuts = Mapping[int, tuple[int, int]]
-"""Of a block the first offset that is asked for, and the one behind the last."""
 _READ: Final = 1 << 20
 """Bytes of blocks that are read together, about."""
 _BATCH_ROWS: Final = 8192
@@ -93,9 +92,7 @@ class PartReader:
 
     def _small(self, split: Split) -> Iterator[pa.RecordBatch]:
         for piece in split.pieces:
-            for batch in self._of_archive(piece):
-                if batch.num_rows:
-                    yield batch
+            yield from filter(len, self._of_archive(piece))
         for stretch in split.log:
             yield from self._of_log(stretch, split)
 
@@ -105,7 +102,7 @@ class PartReader:
         name = piece.held.name
         try:
             archive = self._opener.archive(piece.held)
-            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)), piece.cuts)
+            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)), piece)
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -130,23 +127,23 @@ class PartReader:
             except (ArchiveDamaged, RecordDamaged) as e:
                 self._failed(f"{name}, block {members[0]}", e)
 
-    def _joined(self, found: Iterable[tuple[I64, Taken]], cuts: Cuts) -> Iterator[pa.RecordBatch]:
+    def _joined(self, found: Iterable[tuple[I64, Taken]], piece: Piece) -> Iterator[pa.RecordBatch]:
         """Batches of groups, several of which go together if they are alike."""
         waiting: list[tuple[I64, Taken]] = []
         rows = size = 0
         for members, one in found:
             alike = one.alike
             if waiting and (alike is None or alike != waiting[0][1].alike):
-                yield self._of_groups(waiting, cuts)
+                yield self._of_groups(waiting, piece)
                 waiting, rows, size = [], 0, 0
             waiting.append((members, one))
             rows += one.group.count
             size += sum(one.group.decoded_sizes)
             if alike is None or rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
-                yield self._of_groups(waiting, cuts)
+                yield self._of_groups(waiting, piece)
                 waiting, rows, size = [], 0, 0
         if waiting:
-            yield self._of_groups(waiting, cuts)
+            yield self._of_groups(waiting, piece)
 
     def _groups(
         self, archive: Archive, blocks: I64
@@ -178,34 +175,40 @@ class PartReader:
         wanted = pa.array(sorted(tags), pa.string())
         return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
 
-    def _of_groups(self, groups: Sequence[tuple[I64, Taken]], cuts: Cuts) -> pa.RecordBatch:
+    def _of_groups(self, groups: Sequence[tuple[I64, Taken]], piece: Piece) -> pa.RecordBatch:
         """The blocks that are asked for, of their groups."""
         batch = batch_of(of_groups([one for _, one in groups]), self._made)
-        is_whole = not cuts and all(len(members) == one.group.blocks for members, one in groups)
-        if not is_whole:
-            keep = [_asked(members, one.group, cuts) for members, one in groups]
+        is_whole = all(len(members) == one.group.blocks for members, one in groups)
+        if piece.cuts or piece.between is not None or not is_whole:
+            keep = [_asked(members, one.group, piece) for members, one in groups]
             batch = batch.filter(pa.array(np.concatenate(keep)))
         return self._exactly(batch)
 
     # --- the log ---
 
     def _of_log(self, stretch: Stretch, split: Split) -> Iterator[pa.RecordBatch]:
+        for records in self.log_records(stretch, split):
+            for one in of_records(records, stretch.base):
+                out = self._exactly(batch_of(one, self._made))
+                if out.num_rows:
+                    yield out
+
+    def log_records(self, stretch: Stretch, split: Split) -> Iterator[RecordBatch]:
+        """The messages of a part that begin in a stretch of the log; each batch is good until the
+        next is asked for. Raises ArchiveMissing, SegmentDamaged.
+        """
         path = Path(stretch.path)
         files = self._opener.files
         if files.size(path) is None:
-            raise ArchiveMissing(
-                f"segment {path} left the log after the query was planned; run it again", str(path)
-            )
+            for piece in moved(self._options, self._opener, stretch, split):
+                yield from filter(len, self._of_archive(piece))
+            return
         mapped = files.map(path, writable=False)
         try:
             for rows, found in self._records(mapped.buffer, stretch, split):
-                batch = RecordBatch(
+                yield RecordBatch(
                     mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
                 )
-                for one in of_records(batch, stretch.base):
-                    out = self._exactly(batch_of(one, self._made))
-                    if out.num_rows:
-                        yield out
         finally:
             mapped.close()
 
@@ -250,33 +253,32 @@ class PartReader:
         _log.warning("left out: %s: %s", what, error)
 
 
-def _asked(members: I64, group: BlockGroup, cuts: Cuts) -> Bools:
-    """Which messages of a group are asked for: of some blocks, and of those in `cuts` in part."""
+def _asked(members: I64, group: BlockGroup, piece: Piece) -> Bools:
+    """Which messages of a group are asked for: of some blocks, and of these maybe not all."""
     asked = np.zeros(group.blocks, np.bool_)
     asked[members - group.number] = True
     counts = group.members.stretches.counts
     found: Bools = np.repeat(asked, counts)
-    mine = cuts.keys() & set(members.tolist())
+    mine = piece.cuts.keys() & set(members.tolist())
     if mine:
         low, end = np.zeros(group.blocks, np.int64), np.full(group.blocks, _NEVER)
         for block in mine:
-            low[block - group.number], end[block - group.number] = cuts[block]
+            low[block - group.number], end[block - group.number] = piece.cuts[block]
         offset = group.columns.offset
         found &= (offset >= np.repeat(low, counts)) & (offset < np.repeat(end, counts))
+    if piece.between is not None:
+        begin, stop = piece.between
+        found &= (group.columns.position >= begin) & (group.columns.position < stop)
     return found
 
 
 def _within(ranges: Ranges, names: Sequence[str], found: SegmentRecords) -> Bools:
     """Which records are of offsets that are asked for."""
-    if not len(ranges.queues):
-        return np.zeros(len(found.starts), np.bool_)
     numbers = {name: i for i, name in enumerate(ranges.names)}
     topics = np.array([numbers.get(name, -1) for name in names] or [-1], np.int64)
-    codes = topics[found.topics] << 32 | found.queues
-    due = ranges.topics << 32 | ranges.queues
-    at = np.minimum(np.searchsorted(due, codes), len(due) - 1)
+    at, is_asked = ranges.find(topics[found.topics], found.queues)
     is_in: Bools = (found.offsets >= ranges.low[at]) & (found.offsets < ranges.end[at])
-    is_in &= due[at] == codes
+    is_in &= is_asked
     return is_in
 
 

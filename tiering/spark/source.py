@@ -31,6 +31,7 @@ from tiering.spark.wanted import Wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
 NAME = "kvmq"
@@ -70,6 +71,18 @@ class KvmqDataSource(DataSource):
         _check(schema)
         return KvmqStreamReader(options, schema.names)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """What makes archives of a frame. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        from tiering.spark.sink.writer import KvmqWriter  # noqa: PLC0415
+
+        return KvmqWriter(schema, self._given, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
+        """The same of a stream. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        from tiering.spark.sink.writer import KvmqStreamWriter  # noqa: PLC0415
+
+        return KvmqStreamWriter(schema, self._given, overwrite=overwrite)
+
 
 def _check(schema: StructType) -> None:
     """A schema that was given must have columns of messages, as they are."""
@@ -89,11 +102,12 @@ class KvmqReader(DataSourceReader):
         self._options = options
         self._names = list(names)
         self._wanted = Wanted.of(options)
+        # Per instance, and of a kind of its own: see _Filters.
+        self.pushFilters = _Filters(self)  # type: ignore[method-assign]
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 # Spark's name
-        """Take note of the filters; Spark is to apply all of them again."""
+    def narrow(self, filters: Iterable[Filter]) -> None:
+        """Take note of filters."""
         self._wanted = self._wanted.narrowed(filters)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
@@ -102,7 +116,8 @@ class KvmqReader(DataSourceReader):
         splits, skipped = splits_of(found, self._wanted, self._options, opener)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
-        return splits
+        # Of no parts Spark makes one that is none.
+        return splits or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A part's messages, as record batches."""
@@ -110,3 +125,20 @@ class KvmqReader(DataSourceReader):
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         return PartReader(self._options, self._wanted, self._names).batches(partition)
+
+
+class _Filters:
+    """What Spark hands filters to; it is to apply all of them again.
+
+    Spark refuses a reader that takes filters where `spark.sql.python.filterPushdown.enabled` is not
+    set. Without it reading is only slower, so what Spark looks at says that there are none taken.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: KvmqReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._reader.narrow(filters)
+        return filters

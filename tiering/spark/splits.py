@@ -37,12 +37,13 @@ _POSITION_ID: Final = 32
 
 class Piece(NamedTuple):
     """Blocks of an archive, from each first to before each stop. Of those in `cuts` only the
-    offsets from one to before the other are wanted.
+    offsets from one to before the other are wanted; of all only positions `between` two.
     """
 
     held: Held
     blocks: list[tuple[int, int]]
     cuts: dict[int, tuple[int, int]]
+    between: tuple[int, int] | None = None
 
 
 class Ranges(NamedTuple):
@@ -55,6 +56,12 @@ class Ranges(NamedTuple):
     queues: I64
     low: I64
     end: I64
+
+    def find(self, topics: I64, queues: I64) -> tuple[I64, Bools]:
+        """The row of each of some queues, and whether there is one; topics by number here."""
+        due, codes = self.topics << 32 | self.queues, topics << 32 | queues
+        at = np.minimum(np.searchsorted(due, codes), len(due) - 1)
+        return at, due[at] == codes
 
 
 class Split(InputPartition):
@@ -78,7 +85,9 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class _Opened(NamedTuple):
+class Opened(NamedTuple):
+    """An archive that is open."""
+
     held: Held
     archive: Archive
 
@@ -98,12 +107,7 @@ def splits_of(
     found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
 ) -> tuple[list[Split], list[Skipped]]:
     """The parts. Raises what damages an archive, unless the options say to skip such."""
-    skipped: list[Skipped] = []
-    opened = _open_all(found.archives, opener, options, skipped)
-    if found.topics is None:
-        opened, _ = newest(opened)
-        if not opened and skipped:
-            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
+    opened, skipped = opened_of(found, options, opener)
     ids = _ids(found, opened)
     packing = Packing(options.split_bytes)
     for held, archive in opened:
@@ -123,21 +127,36 @@ def splits_of(
     return packing.splits, skipped
 
 
+def opened_of(
+    found: Listing, options: ReadOptions, opener: Opener
+) -> tuple[list[Opened], list[Skipped]]:
+    """The archives of a listing that hold, opened, and those that can't be. Raises as `splits_of`
+    does.
+    """
+    skipped: list[Skipped] = []
+    opened = _open_all(found.archives, opener, options, skipped)
+    if found.topics is None:
+        opened, _ = newest(opened)
+        if not opened and skipped:
+            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
+    return opened, skipped
+
+
 def _open_all(
     archives: Sequence[Held], opener: Opener, options: ReadOptions, skipped: list[Skipped]
-) -> list[_Opened]:
-    def opened(held: Held) -> _Opened | Exception:
+) -> list[Opened]:
+    def opened(held: Held) -> Opened | Exception:
         try:
             archive = opener.archive(held)
             _ = archive.manifest, archive.directory
         except DAMAGE as e:
             return e
-        return _Opened(held, archive)
+        return Opened(held, archive)
 
     out = []
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing") as pool:
         for held, one in zip(archives, pool.map(opened, archives), strict=True):
-            if isinstance(one, _Opened):
+            if isinstance(one, Opened):
                 out.append(one)
             elif options.damaged == "fail":
                 raise one
@@ -146,7 +165,7 @@ def _open_all(
     return out
 
 
-def _ids(found: Listing, opened: Sequence[_Opened]) -> Mapping[str, int]:
+def _ids(found: Listing, opened: Sequence[Opened]) -> Mapping[str, int]:
     """The ids of the topics whose messages count, by name."""
     if found.topics is not None:
         return {name: number for name, (number, _) in found.topics.items()}
@@ -213,7 +232,7 @@ class Packing:
         """Blocks of an archive, whose `sizes` are those of all its blocks, and which of them are
         wanted in part.
         """
-        for first, stop in _runs(blocks):
+        for first, stop in runs_of(blocks):
             at = first
             while at < stop:
                 split = self._current()
@@ -248,7 +267,7 @@ class Packing:
         return self.splits[-1]
 
 
-def _runs(blocks: I64) -> Iterator[tuple[int, int]]:
+def runs_of(blocks: I64) -> Iterator[tuple[int, int]]:
     """Stretches of numbers that follow each other."""
     if len(blocks):
         breaks = np.flatnonzero(np.diff(blocks) != 1) + 1

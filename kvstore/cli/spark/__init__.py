@@ -1,7 +1,12 @@
 """The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
 
 - `export`: messages as files that other tools read.
-- `sql`: a question, asked of the table of messages.
+- `package`: kvmq itself, for a cluster.
+- `sql`: a question, asked of the table of messages, and of views of what operators ask.
+- `report`: the same views as a page.
+- `views`: what these two share: places, prices, the time.
+- `tier`, `merge`, `compact`, `verify`, `erase`, `reencrypt`: what the verbs of the same name
+  under `tier`, and `erase`, do, as jobs of Spark.
 - `options`: what these verbs share: which Spark, and how it is told.
 """
 
@@ -17,7 +22,15 @@ __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "export": ("kvstore.cli.spark.export", "Export messages to Parquet or Iceberg."),
+    "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
+    "report": ("kvstore.cli.spark.report", "Make a page of what is stored, and what it costs."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
+    "tier": ("kvstore.cli.spark.tier", "Move what a policy says is due, as `tier run`."),
+    "merge": ("kvstore.cli.spark.merge", "Merge archives into larger ones."),
+    "compact": ("kvstore.cli.spark.compact", "Have compacted topics keep the newest messages."),
+    "verify": ("kvstore.cli.spark.verify", "Check every archive, and list orphans."),
+    "erase": ("kvstore.cli.spark.erase", "Have messages gone, and show that they are."),
+    "reencrypt": ("kvstore.cli.spark.reencrypt", "Write archives anew under the keys of today."),
 }
 
 

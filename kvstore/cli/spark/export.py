@@ -18,8 +18,7 @@ import click
 
 from kvstore.cli.access import Access, Setting, access_options
 from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.spark.options import Engine, engine_options
-from kvstore.cli.spark.sql import options_of
+from kvstore.cli.spark.options import Engine, engine_options, options_of
 
 if TYPE_CHECKING:
     from tiering.spark.export import ExportReport

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvstore.cli.access import Setting
+from kvstore.cli.access import Access, Setting
 from kvstore.cli.output import Report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tiering.pool import Executor
 
 
 class Engine(NamedTuple):
@@ -30,6 +32,18 @@ class Engine(NamedTuple):
         with session(master=self.master, settings=self.settings, progress=report) as spark:
             yield spark
 
+    @contextmanager
+    def executor(self) -> Iterator[Executor]:
+        """That Spark as who does a worker's work, for the time of the block."""
+        from tiering.spark.jobs.executor import SparkExecutor
+
+        with self.session() as spark:
+            found = SparkExecutor(spark)
+            try:
+                yield found
+            finally:
+                found.close()
+
 
 def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Give a verb the options `--master` and `--conf`, as the argument `engine`."""
@@ -45,3 +59,11 @@ def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         return verb(*args, engine=Engine(master, dict(conf)), **options)
 
     return with_engine
+
+
+def options_of(access: Access) -> dict[str, str]:
+    """How the source is told what the command line says of places and keys."""
+    options = {f"place.{name}": value for name, value in access.options.items()}
+    if access.keys_file is not None:
+        options["key_file"] = str(access.keys_file.absolute())
+    return options

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvstore.cli.access import Access, access_options
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.spark.options import Engine, engine_options
+from kvstore.cli.spark.views import Asked, view_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,20 +22,25 @@ _ROWS: int = 1000
 @click.argument("query")
 @click.option("--rows", type=click.IntRange(min=1), default=_ROWS, show_default=True,
               help="The most that are shown; --json shows all.")  # fmt: skip
+@view_options
 @engine_options
-@access_options
 @output_option
 def sql(
-    out: Output, path: str, query: str, rows: int, engine: Engine, access: Access
+    out: Output, path: str, query: str, rows: int, engine: Engine, asked: Asked
 ) -> None:  # fmt: skip
-    """Ask QUERY, in Spark's SQL, of the table `messages`: those in PATH.
+    """Ask QUERY, in Spark's SQL, of the table `messages`: those in PATH; or of the views archives,
+    volume, dead_letters, delays, keys and retention.
 
     PATH is a store's folder, with its log, or a folder or the URL of a bucket of archives. Such as:
     kvmq spark sql data "SELECT topic, count(*) FROM messages GROUP BY topic".
     """
+    from tiering.spark.report.views import create_views
+
     with out.progress() as report, engine.session(report) as spark:
-        reader = spark.read.format("kvmq").options(**options_of(access))
-        reader.load(path).createOrReplaceTempView("messages")
+        create_views(
+            spark, path, options=asked.options, prices=asked.prices, now_ms=asked.now_ms,
+            only=_named(query),
+        )  # fmt: skip
         found = spark.sql(query)
         if out.json:
             for row in found.toLocalIterator():
@@ -43,12 +49,12 @@ def sql(
         _show(out, found, rows)
 
 
-def options_of(access: Access) -> dict[str, str]:
-    """How the table is told what the command line says of places and keys."""
-    options = {f"place.{name}": value for name, value in access.options.items()}
-    if access.keys_file is not None:
-        options["key_file"] = str(access.keys_file.absolute())
-    return options
+def _named(query: str) -> list[str] | None:
+    """The views that a question names; None, all, if it names none (SHOW TABLES)."""
+    from tiering.spark.report.views import VIEWS
+
+    words = set(re.findall(r"\w+", query.lower()))
+    return [name for name in VIEWS if name in words] or None
 
 
 def _show(out: Output, found: DataFrame, most: int) -> None:

@@ -1,19 +1,24 @@
 """The verbs `tier ...`: archives of old segments.
 
 - `plan`: what a policy would move, cost and save.
-- `run`: have a policy done; `merge`: archives into larger ones.
+- `run`: have a policy done.
+- `merge`: archives in the place of others: merged, compacted, under the keys of today.
+- `key`: the key file of encrypted topics.
+- `attach`: archives from elsewhere into a store.
 - `listing`: which archives there are, and what was done to them.
 - `checking`: every archive's bytes, the catalog, and orphans.
-- `options`: what these verbs share.
+- `options`, `working`: what these verbs share, with each other and with those of `spark`.
 """
 
 from __future__ import annotations
 
 import click
 
+from kvstore.cli.tier.attach import attach
 from kvstore.cli.tier.checking import verify
+from kvstore.cli.tier.key import key
 from kvstore.cli.tier.listing import history, list_
-from kvstore.cli.tier.merge import merge
+from kvstore.cli.tier.merge import compact, merge, reencrypt
 from kvstore.cli.tier.plan import plan
 from kvstore.cli.tier.run import run
 
@@ -25,5 +30,5 @@ def tier() -> None:
     """Archives of old segments: what a policy moves and costs, moving it, checking them."""
 
 
-for _verb in (plan, run, merge, list_, history, verify):
+for _verb in (plan, run, merge, compact, reencrypt, attach, key, list_, history, verify):
     tier.add_command(_verb)

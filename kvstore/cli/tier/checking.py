@@ -10,21 +10,27 @@ import click
 from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.tier.working import Who, embedded, with_options
 
 if TYPE_CHECKING:
     from tiering.audit import AuditReport
 
 
+verify_options = with_options(
+    folder_argument,
+    click.option("--remove-orphans", is_flag=True, help="Remove them, once they are old enough."),
+    click.option("--grace", type=click.FloatRange(min=0), default=3600.0, show_default=True,
+                 metavar="SECONDS", help="Age from which on an orphan may be removed."),
+    click.option("--place", "places", metavar="PLACE", multiple=True,
+                 help="Another place to look for orphans in, a path or URL."),
+    access_options,
+    config_option,
+    output_option,
+)  # fmt: skip
+
+
 @click.command()
-@folder_argument
-@click.option("--remove-orphans", is_flag=True, help="Remove them, once they are old enough.")
-@click.option("--grace", type=click.FloatRange(min=0), default=3600.0, show_default=True,
-              metavar="SECONDS", help="Age from which on an orphan may be removed.")  # fmt: skip
-@click.option("--place", "places", metavar="PLACE", multiple=True,
-              help="Another place to look for orphans in, a path or URL.")  # fmt: skip
-@access_options
-@config_option
-@output_option
+@verify_options
 def verify(
     out: Output, folder: Path, remove_orphans: bool, grace: float, places: tuple[str, ...],
     access: Access, config_file: Path | None,
@@ -34,18 +40,33 @@ def verify(
     All of each archive is read. Orphans are objects of this store that a worker which was cut off
     has left: they cost space only, and no exit code. Exit code 1 if there is a problem.
     """
-    from tiering.audit import audit
+    verify_with(
+        out, embedded, folder, remove_orphans=remove_orphans, grace=grace, places=places,
+        access=access, config_file=config_file,
+    )  # fmt: skip
+
+
+def verify_with(
+    out: Output, who: Who, folder: Path, *, remove_orphans: bool, grace: float,
+    places: tuple[str, ...], access: Access, config_file: Path | None,
+) -> None:  # fmt: skip
+    """Have archives checked, by whoever works."""
+    from tiering.audit import Asked, audit
     from tiering.keys import provider_of
     from tiering.planning import places_of
 
     is_read = not remove_orphans
     with open_store(out, folder, config_file, access=access, read_only=is_read) as store:
         place_of, others = places_of(store, places)
-        keys = provider_of(store.config.archives.keys, store.config.files)
-        with out.progress() as progress:
+        archives, files = store.config.archives, store.config.files
+        with out.progress() as progress, who() as executor:
+            asked = None
+            if executor is not None:
+                asked = Asked(executor=executor, options=archives.options, check=_never)
             report = audit(
-                store.catalog, place_of, others, store.config.clock, keys=keys,
-                grace=grace, remove_orphans=remove_orphans, progress=progress,
+                store.catalog, place_of, others, store.config.clock,
+                keys=provider_of(archives.keys, files), grace=grace,
+                remove_orphans=remove_orphans, progress=progress, asked=asked,
             )  # fmt: skip
     if out.json:
         out.document(report)
@@ -53,6 +74,10 @@ def verify(
         _show(out, report)
     if not report.ok:
         click.get_current_context().exit(1)
+
+
+def _never() -> None:
+    """A signal ends the process, and changes nothing."""
 
 
 def _show(out: Output, report: AuditReport) -> None:

@@ -1,26 +1,45 @@
-"""The verb `tier merge`: archives into larger ones."""
+"""The verbs `tier merge`, `tier compact` and `tier reencrypt`: archives in the place of others."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from kvstore.cli.access import Access, access_options
-from kvstore.cli.opening import config_option, folder_argument, open_store
+from kvstore.cli.opening import config_option, folder_argument
 from kvstore.cli.output import Output, output_option
-from kvstore.cli.tier.options import policy_option, read_policy
-from kvstore.cli.tier.run import ending, show
+from kvstore.cli.tier.options import policy_option
+from kvstore.cli.tier.working import Who, embedded, ended, with_options, working
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tiering.runs import RunReport
+    from tiering.worker import Worker
+
+merge_options = with_options(
+    folder_argument,
+    policy_option,
+    click.option("--target-bytes", type=click.IntRange(min=1), default=512 << 20,
+                 show_default=True, help="What a merged archive is to have at most."),
+    access_options,
+    config_option,
+    output_option,
+)  # fmt: skip
+rewrite_options = with_options(
+    folder_argument,
+    policy_option,
+    click.option("--topic", metavar="TOPIC", help="Only archives with messages of this topic."),
+    access_options,
+    config_option,
+    output_option,
+)
 
 
 @click.command()
-@folder_argument
-@policy_option
-@click.option("--target-bytes", type=click.IntRange(min=1), default=512 << 20, show_default=True,
-              help="What a merged archive is to have at most.")  # fmt: skip
-@access_options
-@config_option
-@output_option
+@merge_options
 def merge(
     out: Output, folder: Path, policy_file: Path, target_bytes: int, access: Access,
     config_file: Path | None,
@@ -30,19 +49,67 @@ def merge(
     Compacted topics keep the newest message of each key. What was replaced goes after the policy's
     grace time, with the next run. Exit code 1 if something could not be done.
     """
-    from tiering.worker import Worker
+    merge_with(out, embedded, folder, policy_file, target_bytes, access, config_file)
 
-    policy = read_policy(policy_file)
-    with (
-        open_store(out, folder, config_file, access=access) as store,
-        out.progress() as report,
-        Worker(store, policy, progress=report) as worker,
-        ending(worker),
-    ):
-        done = worker.merge(target_bytes)
-    if out.json:
-        out.document(done)
-    else:
-        show(out, done)
-    if done.failed:
-        click.get_current_context().exit(1)
+
+def merge_with(
+    out: Output, who: Who, folder: Path, policy_file: Path, target_bytes: int, access: Access,
+    config_file: Path | None,
+) -> None:  # fmt: skip
+    """Have archives merged, by whoever works."""
+    _done(out, who, folder, policy_file, access, config_file, lambda w: w.merge(target_bytes))
+
+
+@click.command()
+@rewrite_options
+def compact(
+    out: Output, folder: Path, policy_file: Path, topic: str | None, access: Access,
+    config_file: Path | None,
+) -> None:  # fmt: skip
+    """Have compacted topics of the store in DIR keep the newest message of each key.
+
+    As `tier merge`, but of archives of compacted topics alone, and of all of them, whatever their
+    sizes. Exit code 1 if something could not be done.
+    """
+    compact_with(out, embedded, folder, policy_file, topic, access, config_file)
+
+
+def compact_with(
+    out: Output, who: Who, folder: Path, policy_file: Path, topic: str | None, access: Access,
+    config_file: Path | None,
+) -> None:  # fmt: skip
+    """Have compacted topics compacted, by whoever works."""
+    _done(out, who, folder, policy_file, access, config_file, lambda w: w.compact(topic))
+
+
+@click.command()
+@rewrite_options
+def reencrypt(
+    out: Output, folder: Path, policy_file: Path, topic: str | None, access: Access,
+    config_file: Path | None,
+) -> None:  # fmt: skip
+    """Write archives of the store in DIR anew that are not under the keys of today.
+
+    These are archives with messages of topics that have another key now in the file that --keys
+    names, that have got one (`kvmq tier key make`), or that have none any more. What was replaced
+    goes after the policy's grace time, with the next run; copies that others made stay as they are.
+    Exit code 1 if something could not be done.
+    """
+    reencrypt_with(out, embedded, folder, policy_file, topic, access, config_file)
+
+
+def reencrypt_with(
+    out: Output, who: Who, folder: Path, policy_file: Path, topic: str | None, access: Access,
+    config_file: Path | None,
+) -> None:  # fmt: skip
+    """Have archives re-encrypted, by whoever works."""
+    _done(out, who, folder, policy_file, access, config_file, lambda w: w.reencrypt(topic))
+
+
+def _done(
+    out: Output, who: Who, folder: Path, policy_file: Path, access: Access,
+    config_file: Path | None, work: Callable[[Worker], RunReport],
+) -> None:  # fmt: skip
+    with working(out, who, folder, policy_file, access, config_file) as found:
+        done = work(found.worker)
+    ended(out, done)

@@ -13,24 +13,20 @@ from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
 from kvstore.cli.tier.options import policy_option, read_policy
+from kvstore.cli.tier.prices import PRICE, StoragePrices, storage_prices
 
 if TYPE_CHECKING:
     from tiering.plan import Plan
-    from tiering.policy import Policy
 
 _SHARE = click.FloatRange(0, 1)
-_price = click.FloatRange(min=0)
 
 
 @click.command()
 @folder_argument
 @policy_option
-@click.option("--price-hot", type=_price, help="Of a GB on the store's disk for a month.")
-@click.option("--price-warm", type=_price, help="Of a GB in the place warm for a month.")
-@click.option("--price-cold", type=_price, help="Of a GB in the place cold for a month.")
-@click.option("--price-requests", type=_price, help="Of 1,000 requests to the place cold.")
-@click.option("--price-transfer", type=_price, help="Of a GB read from the place cold.")
-@click.option("--currency", help="What prices are in; only shown.")
+@storage_prices
+@click.option("--price-requests", type=PRICE, help="Of 1,000 requests to the place cold.")
+@click.option("--price-transfer", type=PRICE, help="Of a GB read from the place cold.")
 @click.option(
     "--ratio",
     type=click.FloatRange(0, 10, min_open=True),
@@ -54,8 +50,8 @@ _price = click.FloatRange(min=0)
 @output_option
 def plan(
     out: Output, folder: Path, policy_file: Path, config_file: Path | None, ratio: float | None,
-    read_share: float, plot: Path | None, currency: str | None, access: Access,
-    **prices: float | None,
+    read_share: float, plot: Path | None, price_requests: float | None,
+    price_transfer: float | None, storage: StoragePrices, access: Access,
 ) -> None:  # fmt: skip
     """Show what a policy would move in the store in DIR now, and what it costs and saves a month.
 
@@ -64,7 +60,9 @@ def plan(
     """
     from tiering.planning import plan_of
 
-    policy = _priced(read_policy(policy_file), currency, prices)
+    policy = read_policy(policy_file)
+    prices = storage.of(policy.prices, requests=price_requests, transfer=price_transfer)
+    policy = msgspec.structs.replace(policy, prices=prices)
     store_open = open_store(out, folder, config_file, access=access, read_only=True)
     with store_open as store, out.progress() as report:
         made = plan_of(store, policy, ratio=ratio, read_share=read_share, progress=report)
@@ -76,31 +74,6 @@ def plan(
         out.document(made)
     else:
         _show(out, made)
-
-
-def _priced(policy: Policy, currency: str | None, prices: dict[str, float | None]) -> Policy:
-    """The policy with the prices of the command line."""
-    old = policy.prices
-    fields = {
-        "hot": {"gb_month": prices["price_hot"]},
-        "warm": {"gb_month": prices["price_warm"]},
-        "cold": {
-            "gb_month": prices["price_cold"],
-            "requests": prices["price_requests"],
-            "transfer": prices["price_transfer"],
-        },
-    }
-    new = {
-        name: msgspec.structs.replace(
-            getattr(old, name), **{k: v for k, v in given.items() if v is not None}
-        )
-        for name, given in fields.items()
-    }
-    if currency is not None:
-        return msgspec.structs.replace(
-            policy, prices=msgspec.structs.replace(old, currency=currency, **new)
-        )
-    return msgspec.structs.replace(policy, prices=msgspec.structs.replace(old, **new))
 
 
 def _show(out: Output, made: Plan) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from tests.rocketmq.logs import record
 from tests.tiering.archive.making import Queue
 from tests.tiering.merge.merging import deal, made_of, merged, records_in
 from tiering.archive.manifest import ArchivedTopic
-from tiering.compact import Compaction
+from tiering.compact import Compaction, QueueCompaction
 from tiering.merge import Dropped
 
 GRACE = 1_000_000
@@ -129,3 +132,38 @@ def test_letting_go_of_what_is_superseded_on_the_way_changes_nothing(
     at_once = compacted(entries)
     monkeypatch.setattr("tiering.compact.FOLD_ROWS", 3)
     assert compacted(entries) == at_once
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Entry, st.sampled_from([None, "a", "b", "c"]), st.booleans(),
+            st.sampled_from([GRACE - 1, GRACE]),
+        ),
+        max_size=30,
+    ),
+    st.lists(st.integers(0, 30), max_size=4),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_a_queue_in_stretches_put_together_in_any_order_is_what_one_pass_gives(
+    entries: list[Entry], cuts: list[int], draw: Random
+) -> None:
+    compaction = Compaction(tombstones_before=GRACE, is_whole=True)
+    records = list(queue_of(entries).records.items())
+    at_once = QueueCompaction(compaction)
+    at_once.add([raw for _, raw in records], np.array([n for n, _ in records], np.int64))
+    bounds = sorted({0, *(min(cut, len(records)) for cut in cuts), len(records)})
+    tables = []
+    for begin, end in pairwise(bounds):
+        some = QueueCompaction(compaction)
+        mine = records[begin:end]
+        some.add([raw for _, raw in mine], np.array([n for n, _ in mine], np.int64))
+        tables.append(some.table())
+    draw.shuffle(tables)
+    together = QueueCompaction(compaction)
+    for table in tables:
+        together.take(table)
+    assert [found.tolist() for found in together.finish()] == [
+        found.tolist() for found in at_once.finish()
+    ]

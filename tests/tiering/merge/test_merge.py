@@ -137,8 +137,8 @@ def test_another_stores_archive_is_refused() -> None:
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiering.merge.WINDOW_BYTES", 1)
-    monkeypatch.setattr("tiering.merge._WINDOW_MIN", 1)
+    monkeypatch.setattr("tiering.stretchwork.WINDOW_BYTES", 1)
+    monkeypatch.setattr("tiering.stretchwork._WINDOW_MIN", 1)
     queues = plain_queues(messages=30)
     archives = made_of(deal(queues, lambda _, offset: offset % 2))
     assert records_in(merged(archives).open()) == records_of(queues)

@@ -48,3 +48,16 @@ def test_a_schema_of_fewer_columns_is_read_and_a_wrong_one_refused(
         spark.read.format("kvmq").schema("offset STRING").load(str(folder)).count()
     with pytest.raises(PySparkException, match="no option"):
         spark.read.format("kvmq").option("topic", "orders").load(str(folder)).count()
+
+
+def test_a_spark_that_hands_no_filters_down_reads_all_the_same(
+    spark: SparkSession, folder: Path, held: dict[int, StoredMessage]
+) -> None:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(setting, "false")
+    try:
+        table = spark.read.format("kvmq").load(str(folder))
+        events = sum(m.topic == "events" for m in held.values())
+        assert table.where("topic = 'events'").count() == events
+    finally:
+        spark.conf.set(setting, "true")

@@ -54,10 +54,13 @@ class Start(NamedTuple):
 
 
 class Cap(NamedTuple):
-    """Where a stream has to end: offsets that it doesn't reach, and a position."""
+    """Where a stream has to end: offsets that it doesn't reach, a position, and the number from
+    which on archives may have what comes later.
+    """
 
     ends: Mapping[int, int]
     position: int
+    archives: int
 
 
 class Cut(NamedTuple):
@@ -101,7 +104,7 @@ class Cutter:
         every = [
             one
             for one in self._sight.archives
-            if one.held not in done and (not one.number or one.number >= self._start.archives)
+            if one.held not in done and one.is_from(self._start.archives)
         ]
         is_full = False
         for archives, log in _regions(every, self._sight.log):
@@ -115,8 +118,11 @@ class Cutter:
             is_full = is_full or not all(self._stretch(one, files) for one in log)
             if is_full:
                 break
-        archives_end = self._start.archives if is_full else self._sight.next_archive
+        archives_end = self._start.archives
         if not is_full:
+            # What a cap leaves for later is in archives that came after it.
+            known = self._sight.next_archive if self._cap is None else self._cap.archives
+            archives_end = max(archives_end, known)
             # Also behind what is not in the log any more.
             self._position = max(self._position, min(self._sight.position, self._last))
         return Cut(self._ends, self._position, archives_end, self._gaps)

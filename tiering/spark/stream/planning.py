@@ -11,7 +11,7 @@ of the log that can have none are not read; what a task is given is what its par
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -23,7 +23,7 @@ from tiering.spark.listing import DAMAGE, Held, Opener
 from tiering.spark.options import ReadOptions
 from tiering.spark.splits import Packing, Ranges, Split, chosen
 from tiering.spark.stream.offsets import StreamOffset, code_of, queue_of
-from tiering.spark.stream.sight import Sight
+from tiering.spark.stream.sight import Kept, Sight
 from tiering.spark.stream.tables import Table, Tables
 from tiering.spark.wanted import Wanted
 
@@ -70,6 +70,15 @@ def span_of(start: StreamOffset, end: StreamOffset, sight: Sight) -> Span:
     )  # fmt: skip
 
 
+def candidates(span: Span, sight: Sight, done: Collection[Held]) -> list[Kept]:
+    """The archives that may have something of a batch; `done` are some that have not."""
+    return [
+        one
+        for one in sight.archives
+        if one.held not in done and one.is_from(span.archives)
+    ] if len(span.codes) else []  # fmt: skip
+
+
 class Planned(NamedTuple):
     """The parts of a batch; of each queue the first offset that archives have of it, in the order
     of the span: a large number if they have none.
@@ -85,19 +94,14 @@ def plan(
     options: ReadOptions,
     opener: Opener,
     tables: Tables,
-    done: Collection[Held],
+    archives: Sequence[Held],
 ) -> Planned:
-    """The parts of a batch. `done` are archives that have nothing of it. Raises ArchiveDamaged,
-    PlaceError.
+    """The parts of a batch; `archives` are those that may have something of it. Raises
+    ArchiveDamaged, PlaceError.
     """
     packing = Packing(options.split_bytes)
     first = np.full(len(span.codes), 1 << 62)
-    every = [
-        one.held
-        for one in sight.archives
-        if one.held not in done and (not one.number or one.number >= span.archives)
-    ]
-    for held, table in tables.each(every if len(span.codes) else []):
+    for held, table in tables.each(archives):
         try:
             if isinstance(table, Exception):
                 raise table

@@ -39,7 +39,7 @@ from tiering.spark.stream.offsets import (
     topics_of,
     wants_latest,
 )
-from tiering.spark.stream.planning import lost, plan, span_of
+from tiering.spark.stream.planning import candidates, lost, plan, span_of
 from tiering.spark.stream.sight import PlaceLooker, Sight, StoreLooker, looker
 from tiering.spark.stream.tables import Tables
 from tiering.spark.wanted import Wanted
@@ -140,6 +140,8 @@ class _Driver:
         self._topics = frozenset(self._of or ())
         self._done: set[Held] = set()
         self._cap: Cap | None = None
+        self._is_checked = False
+        """Whether the offset that a stream went on from was held against the store."""
         self._idle: tuple[Json, Sight, int] | None = None
         """Where there was nothing to do: the offset, what was in sight, how far the log was looked
         at for it."""
@@ -170,13 +172,13 @@ class _Driver:
             topics=topics_of(ends, sight.names()),
         )
 
-    def _reached(self, before: Sight) -> tuple[Sight, dict[int, int], int, int]:
+    def _reached(self, before: Sight) -> tuple[Sight, Mapping[int, int], int, int]:
         """What there is, the ends of all queues that are wanted, the position up to which these
         are, and from which number on archives may have more. `before` is what was seen before.
         """
         reach = self._looker.reach(None)
         # Behind it: of a topic that comes between the two, nothing is below the position.
-        sight = self._looker.look()
+        sight = self._looker.look(anew=True)
         names = sight.names()
         ends = {
             code_of(*queue): end
@@ -192,8 +194,8 @@ class _Driver:
 
     def prepare(self) -> None:
         """See `prepareForTriggerAvailableNow`."""
-        _, ends, position, _ = self._reached(self._looker.look())
-        self._cap = Cap(ends, position)
+        _, ends, position, archives = self._reached(self._looker.look())
+        self._cap = Cap(ends, position, archives)
 
     def report(self) -> Json | None:
         """See `reportLatestOffset`."""
@@ -206,6 +208,9 @@ class _Driver:
         if self._idle is not None and self._idle[:2] == (given, sight):
             return given
         offset = self._read(given, sight)
+        if not self._is_checked:
+            self._check_reach(offset, sight)
+            self._is_checked = True
         start = self._start(offset, given)
         sight, cut = self._cut_again(sight, start, limits)
         if all(end == start.ends.get(code, 0) for code, end in cut.ends.items()):
@@ -225,6 +230,29 @@ class _Driver:
             )
         return offset
 
+    def _check_reach(self, offset: StreamOffset, sight: Sight) -> None:
+        """Raise ConfigError for an offset that the store never came to."""
+        names = sight.names()
+        ends = {code: end for code, end in offset.ends().items() if names.get(queue_of(code)[0])}
+        if not sight.position or not ends:
+            return
+        reach = self._looker.reach(map(queue_of, ends))
+        beyond = {
+            code: end
+            for code, end in ends.items()
+            if end > reach.queues.get(queue_of(code), (0, 0))[1]
+        }
+        # What is behind the last checkpoint the index does not know of yet.
+        if offset.position > sight.position or (beyond and offset.position <= reach.position):
+            code = next(iter(beyond), next(iter(ends)))
+            topic, queue = queue_of(code)
+            raise ConfigError(
+                f"the stream is to go on at offset {ends[code]} of queue {queue} of topic "
+                f"{names[topic]}, and position {offset.position} of the log; the store has not "
+                "come that far: it may be an older copy, or was not opened for writing since a "
+                "power cut. Open it, or begin anew with another checkpoint, or starting_offsets"
+            )
+
     def _start(self, offset: StreamOffset, given: Json) -> Start:
         """Where to begin, as far as that is known."""
         if offset.of != self._of:
@@ -242,12 +270,14 @@ class _Driver:
                 return self._cut(sight, start, limits)
             except ArchiveMissing:
                 # What left the log is in an archive by now, or went.
-                sight = self._looker.look()
+                sight = self._looker.look(anew=True)
         return self._cut(sight, start, limits)
 
     def _cut(self, sight: Sight, start: Start, limits: Limits | None) -> tuple[Sight, Cut]:
-        if limits is None and self._cap is None and self._is_far(sight, start):
-            later, ends, position, archives = self._reached(sight)
+        if limits is None and self._is_far(sight, start):
+            later, (ends, position, archives) = sight, self._cap or Cap({}, 0, 0)
+            if self._cap is None:
+                later, ends, position, archives = self._reached(sight)
             whole = {**start.ends, **{c: max(e, start.ends.get(c, 0)) for c, e in ends.items()}}
             gaps = {code: -1 for code, end in start.ends.items() if ends.get(code, 0) > end}
             return later, Cut(whole, max(position, start.position), archives, gaps)
@@ -268,7 +298,7 @@ class _Driver:
         new = sum(part.end - max(part.begin, start.position) for part in sight.log
                   if part.end > start.position)  # fmt: skip
         return new > _SCANNED_MAX or any(
-            one.number >= start.archives and one.held not in self._done for one in sight.archives
+            one.is_from(start.archives) and one.held not in self._done for one in sight.archives
         )
 
     # --- what went ---
@@ -306,7 +336,17 @@ class _Driver:
         sight = self._looker.look()
         since, until = self._read(start, sight), self._read(end, sight)
         span = span_of(since, until, sight)
-        planned = plan(span, sight, self._options, self._opener, self._tables, self._done)
+        archives = candidates(span, sight, self._done)
+        if archives:
+            columns = (span.codes, span.low, span.end)
+            later, homes = self._looker.homes(zip(*(c.tolist() for c in columns), strict=True))
+            if later is not sight:
+                sight, span = later, span_of(since, until, later)
+                archives = candidates(span, sight, self._done)
+            if homes is not None:
+                archives = [one for one in archives if one.number in homes]
+        held = [one.held for one in archives]
+        planned = plan(span, sight, self._options, self._opener, self._tables, held)
         if self._is_doubtful(sight, span.begin):
             known = since.ends()
             due = {

@@ -13,15 +13,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from kvstore.archived import Reach, viewer
+from kvstore.clock import Clock, SystemClock
 from kvstore.config import StoreConfig
 from tiering.archive.manifest import Manifest
 from tiering.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
+from tiering.places.settings import is_remote
 from tiering.spark.listing import (
     DAMAGE,
     Held,
@@ -32,11 +34,16 @@ from tiering.spark.listing import (
     stretches,
 )
 from tiering.spark.options import ReadOptions
-from tiering.spark.stream.offsets import code_of
+from tiering.spark.stream.offsets import code_of, queue_of
 from tiering.spark.stream.tables import Looked, Tables
 
 _log = logging.getLogger("kvmq")
-_COMPACTED = "compacted"
+_COMPACTED: Final = "compacted"
+_LOOKS: Final = 5
+_REST_STORE: Final = 0.5
+"""Seconds after a look that found nothing new, though something was written."""
+_REST: Final = 5.0
+"""Seconds between two listings of a bucket, each of which is paid for."""
 
 
 class LiveTopic(NamedTuple):
@@ -50,13 +57,17 @@ class LiveTopic(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """An archive in sight: its number (0 where numbers say nothing), and the position of its first
-    record.
+    """An archive in sight: its number (None where numbers say nothing), and the position of its
+    first record.
     """
 
     held: Held
-    number: int
+    number: int | None
     first_position: int
+
+    def is_from(self, number: int) -> bool:
+        """Whether it may have what archives of numbers from this one on have."""
+        return self.number is None or self.number >= number
 
 
 class Sight(NamedTuple):
@@ -79,21 +90,34 @@ class Sight(NamedTuple):
 class StoreLooker:
     """Looks at a store's folder."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, clock: Clock) -> None:
         self._options = options
         self._folder = Path(options.path)
         self._config = StoreConfig()
+        self._clock = clock
         self._written: tuple[object, ...] = ()
         self._seen: Sight | None = None
+        self._rests_until = 0.0
 
-    def look(self) -> Sight:
-        """What there is; the same object as before, if nothing was written."""
+    def look(self, *, anew: bool = False) -> Sight:
+        """What there is; the same object as before, if nothing is new. `anew`: as it is now; else
+        it may be what was seen a moment ago.
+        """
         # Before the look: what is written during it is seen by the next.
         written = viewer().written(self._folder, self._config)
-        if self._seen is None or written != self._written:
-            self._seen = self._look()
-            self._written = written
-        return self._seen
+        seen = self._seen
+        if seen is not None:
+            rests = not anew and self._clock.monotonic() < self._rests_until
+            if written == self._written or rests:
+                return seen
+        found = self._look()
+        self._rests_until = 0.0
+        if seen is not None and found == seen:
+            # Consumers write to the index all the time, and Spark asks a hundred times a second.
+            self._rests_until = self._clock.monotonic() + _REST_STORE
+            found = seen
+        self._seen, self._written = found, written
+        return found
 
     def _look(self) -> Sight:
         view = viewer().view(self._folder, self._config)
@@ -107,7 +131,7 @@ class StoreLooker:
             Kept(held, row.number, row.first_position)
             for row, held in live_rows(self._folder, view)
         ]
-        archives.sort(key=lambda one: (one.first_position, one.number))
+        archives.sort(key=lambda one: one.first_position)
         hot = self._options.hot
         return Sight(
             view.catalog.store_id.hex(),
@@ -118,6 +142,20 @@ class StoreLooker:
             view.next_archive,
         )
 
+    def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[Sight, set[int] | None]:
+        """What there is, and the numbers of the archives that have offsets of queues: the code,
+        the first and the one behind the last.
+        """
+        every = [(queue_of(code), low, end) for code, low, end in spans]
+        sight = self.look()
+        for _ in range(_LOOKS):
+            homes = viewer().homes(self._folder, self._config, every)
+            before, sight = sight, self.look(anew=True)
+            # Nothing was moved between the two looks.
+            if sight.archives == before.archives and len(sight.log) >= len(before.log):
+                return sight, homes
+        return sight, None
+
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
         """Which offsets there are of queues."""
         return viewer().reach(self._folder, self._config, queues)
@@ -126,15 +164,27 @@ class StoreLooker:
 class PlaceLooker:
     """Looks at a folder or bucket of archives."""
 
-    def __init__(self, options: ReadOptions, tables: Tables) -> None:
+    def __init__(
+        self, options: ReadOptions, tables: Tables, clock: Clock, rest: float = 0.0
+    ) -> None:
         self._options = options
         self._tables = tables
+        self._clock = clock
+        self._rest = rest
+        """Seconds between two listings, at least: Spark asks a hundred times a second."""
+        self._listed_at = -rest
         self._known: dict[Held, _Known] = {}
         self._topics: dict[str, LiveTopic] = {}
         self._seen = Sight(None, {}, [], [], 0, 0)
 
-    def look(self) -> Sight:
-        """What there is; the same object as before, if nothing came and nothing went."""
+    def look(self, *, anew: bool = False) -> Sight:
+        """What there is; the same object as before, if nothing came and nothing went. `anew`: as it
+        is now.
+        """
+        now = self._clock.monotonic()
+        if not anew and now - self._listed_at < self._rest:
+            return self._seen
+        self._listed_at = now
         try:
             store, held = archives_of(self._options)
         except NothingToRestore:
@@ -148,7 +198,7 @@ class PlaceLooker:
         for one, looked in zip(new, self._tables.look_all(new), strict=True):
             self._known[one] = self._opened(one, looked)
         kept, _ = newest([one for one in self._known.values() if one.is_readable])
-        archives = [Kept(one.held, 0, one.manifest.first_position) for one in kept]
+        archives = [Kept(one.held, None, one.manifest.first_position) for one in kept]
         self._seen = Sight(store, dict(self._topics), archives, [], 0, 0)
         return self._seen
 
@@ -168,6 +218,10 @@ class PlaceLooker:
                 self._topics[topic.name] = LiveTopic(topic.id, topic.since, is_compacted)
         return _Known(held, object_, _short(manifest), is_readable=True)
 
+    def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[Sight, set[int] | None]:
+        """What there is; which archives have something is in their tables alone."""
+        return self.look(), None
+
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
         """Which offsets there are of queues, by all archives; each is opened that is not kept."""
         wanted = None if queues is None else {code_of(*queue) for queue in queues}
@@ -178,7 +232,7 @@ class PlaceLooker:
             columns = (table.codes, table.first, table.last)
             for code, first, last in zip(*(c.tolist() for c in columns), strict=True):
                 if wanted is None or code in wanted:
-                    queue = code >> 32, code & 0xFFFFFFFF
+                    queue = queue_of(code)
                     low, end = found.get(queue, (first, 0))
                     found[queue] = min(low, first), max(end, last + 1)
         return Reach(0, found)
@@ -200,4 +254,7 @@ def _short(manifest: Manifest) -> Manifest:
 
 def looker(options: ReadOptions, tables: Tables) -> StoreLooker | PlaceLooker:
     """Who looks at the path of the options."""
-    return StoreLooker(options) if is_store(options) else PlaceLooker(options, tables)
+    if is_store(options):
+        return StoreLooker(options, SystemClock())
+    rest = _REST if is_remote(options.path) else 0.0
+    return PlaceLooker(options, tables, SystemClock(), rest)

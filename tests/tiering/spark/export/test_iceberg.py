@@ -32,7 +32,6 @@ def table_ids(exporter: Exporter, only: str | None = None) -> list[str]:
 
 
 def exporter_of(spark: SparkSession, folder: Path, folders: Folders | None = None) -> Exporter:
-    pytest.importorskip("pyiceberg")
     return Exporter(spark, str(folder), format="iceberg", schemas={LONG: "n INT"}, folders=folders)
 
 
@@ -94,7 +93,6 @@ def test_a_catalog_that_fails_keeps_what_is_committed_for_the_next_export(
 
 
 def test_a_table_must_have_a_name_that_catalogs_take(spark: SparkSession, tmp_path: Path) -> None:
-    pytest.importorskip("pyiceberg")
     for name in ("messages", "a.b;c", "a..b"):
         with pytest.raises(ConfigError, match=r"namespace\.table"):
             Exporter(spark, str(tmp_path / name), format="iceberg", table=name)

@@ -1,0 +1,59 @@
+"""The verb `spark report`: what is stored, what it costs and what is in it, as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.spark.options import Engine, engine_options
+from kvstore.cli.spark.views import Asked, view_options
+
+
+@click.command()
+@click.argument("path", metavar="PATH")
+@click.option("-o", "--output", "target", metavar="FILE",
+              type=click.Path(dir_okay=False, path_type=Path),
+              help="The page, in HTML; default: report.html, or none with --json.")  # fmt: skip
+@click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True,
+              help="How many topics, keys and dead letters are named.")  # fmt: skip
+@view_options
+@engine_options
+@output_option
+def report(
+    out: Output, path: str, target: Path | None, top: int, asked: Asked, engine: Engine
+) -> None:  # fmt: skip
+    """Make a page of what is in PATH: volume and cost by topic, tier and day, dead letters, delays,
+    frequent keys, and what keeping less would save.
+
+    PATH is a store's folder, or a folder or the URL of a bucket of archives. The page is one file
+    that needs nothing else.
+    """
+    from tiering.spark.report.gather import gather
+    from tiering.spark.report.page import page
+
+    if target is None and not out.json:
+        target = Path("report.html")
+    if target is not None and not target.absolute().parent.is_dir():
+        # Now, and not after an hour of reading.
+        raise click.BadParameter(f"there is no folder {target.parent}", param_hint="--output")
+    with out.progress() as progress, engine.session(progress) as spark:
+        figures = gather(
+            spark, path, options=asked.options, prices=asked.prices, now_ms=asked.now_ms, top=top
+        )
+    if target is not None:
+        target.write_text(page(figures), encoding="utf-8")
+    if out.json:
+        out.document(figures)
+        return
+    total = figures.total.sums
+    rows = [
+        ("messages", f"{total.messages:,}"),
+        ("records", size_text(total.raw_bytes)),
+        ("stored", size_text(total.stored_bytes)),
+        (f"{figures.currency} a month", f"{total.cost_per_month:,.3g}"),
+        ("dead letters", f"{figures.dead_letters_count:,}"),
+    ]
+    out.table(("what", "value"), rows)
+    out.text(f"written: {target}")

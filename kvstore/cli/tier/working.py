@@ -1,0 +1,138 @@
+"""What verbs share that have a worker do something: `tier ...`, `erase ...`, and, as `spark ...`,
+the same with Spark's tasks for its own process.
+
+The idea: a verb's options and its body are there once; who works is given to the body.
+
+Invariant: a signal ends the step under way as if it had not begun; whatever was done before stays.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import click
+
+from kvstore.cli.access import Access
+from kvstore.cli.opening import open_store
+from kvstore.cli.output import Output, Report, size_text
+from kvstore.cli.tier.options import read_policy
+from kvstore.clock import Clock
+
+if TYPE_CHECKING:
+    from tiering.policy import Policy
+    from tiering.pool import Executor
+    from tiering.runs import RunReport
+    from tiering.storeside import Progress
+    from tiering.worker import Worker
+
+Who: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
+"""Who does a worker's work, for the time of a block; None: a process of the worker's own."""
+Verb: TypeAlias = Callable[..., Any]
+
+
+def embedded() -> AbstractContextManager[Executor | None]:
+    """The worker's own process."""
+    return nullcontext()
+
+
+class Working(NamedTuple):
+    """A worker, an event that a signal sets, and the store's clock."""
+
+    worker: Worker
+    stopping: threading.Event
+    clock: Clock
+
+
+@contextmanager
+def working(
+    out: Output,
+    who: Who,
+    folder: Path,
+    policy: Path | Policy,
+    access: Access,
+    config_file: Path | None,
+    *,
+    told: Callable[[Report], Progress] = lambda report: report,
+) -> Iterator[Working]:
+    """A worker for the store in a folder, for the time of the block. `told` is what of its progress
+    is shown.
+    """
+    from tiering.worker import Worker
+
+    rules = read_policy(policy) if isinstance(policy, Path) else policy
+    with (
+        open_store(out, folder, config_file, access=access) as store,
+        out.progress() as report,
+        who() as executor,
+        Worker(store, rules, progress=told(report), executor=executor) as worker,
+        ending(worker) as stopping,
+    ):
+        yield Working(worker, stopping, store.config.clock)
+
+
+@contextmanager
+def ending(worker: Worker) -> Iterator[threading.Event]:
+    """SIGTERM and SIGINT end the worker, and set the event; they are as they were afterwards."""
+    stopping = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        stopping.set()
+        # Not from here: it waits for a run that this thread is in.
+        threading.Thread(target=worker.stop, name="kvmq tiering's end").start()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def with_options(*options: Callable[[Verb], Verb]) -> Callable[[Verb], Verb]:
+    """Options, in the order in which help lists them, as one decorator."""
+
+    def decorated(verb: Verb) -> Verb:
+        for option in reversed(options):
+            verb = option(verb)
+        return verb
+
+    return decorated
+
+
+def ended(out: Output, done: RunReport) -> None:
+    """Print what a run did. Exit code 1 if something could not be done."""
+    if out.json:
+        out.document(done)
+    else:
+        show(out, done)
+    if done.failed:
+        click.get_current_context().exit(1)
+
+
+def show(out: Output, done: RunReport) -> None:
+    """Print what a run did, for people."""
+    share = f" ({done.bytes / done.raw_bytes:.0%})" if done.raw_bytes else ""
+    rows = [
+        ("segments moved", f"{len(done.segments):,}"),
+        ("archives made", f"{len(done.archives):,}"),
+        ("messages", f"{done.messages:,}"),
+        ("records", size_text(done.raw_bytes)),
+        ("archives take", size_text(done.bytes) + share),
+        ("archives gone cold", f"{len(done.shifted):,}"),
+        ("archives replaced", f"{len(done.merged):,}"),
+        ("archives expired", f"{len(done.expired):,}"),
+        ("objects removed", f"{len(done.removed):,}"),
+    ]
+    out.table(("what", "value"), rows, right=("value",))
+    if done.waits_for_hours:
+        out.text("more is due, and waits for the policy's hours")
+    if done.failed:
+        out.table(("not done", "why"), list(done.failed.items()))

@@ -1,0 +1,177 @@
+"""Attach: archives that come from elsewhere get places in queues, in one batch.
+
+The idea: a place says from which offset on an archive has a queue. One goes in where an attached
+stretch begins; where it ends the archive that was before it may go on, and behind the log's entries
+a place says that nobody has what comes before the stretch. A queue that ends with a stretch gets
+its next offset noted behind it.
+
+Invariants: what is attached reaches into nothing that a queue has in the log or has places for;
+places that there were say of their own offsets what they said before; the same batch as the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.archived import Here, Queue, Stretch
+from kvstore.errors import CallerError
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import (
+    ARCHIVE_FIRST,
+    NO_ARCHIVE,
+    NOWHERE,
+    OFFSET_MAX,
+    PLACES,
+    RUNS,
+    Place,
+    behind,
+    place_key,
+    place_value,
+    queue_prefix,
+    read_place,
+    read_run_key,
+    run_key,
+)
+from kvstore.index.runs import count_of, unpack_many
+
+
+class _End(NamedTuple):
+    """Where the log's entries of a place end, and when the last was stored."""
+
+    end: int
+    stored_at: int
+
+
+def here(families: Families, queue: Queue) -> list[Here]:
+    """What a queue has, by first offset, as of the last checkpoint; of an archive it is the stretch
+    that its place is for.
+    """
+    places = _places(families, queue)
+    found: list[Here] = []
+    for i, place in enumerate(places):
+        end = places[i + 1].first if i + 1 < len(places) else OFFSET_MAX
+        if place.segment < ARCHIVE_FIRST:
+            found += _in_log(families, queue, place)
+        elif place.is_archived and place.archive != NO_ARCHIVE:
+            found.append(
+                Here(place.first, end - 1, place.stored_at, place.stored_at, place.archive)
+            )
+    return found
+
+
+def _places(families: Families, queue: Queue) -> list[Place]:
+    prefix = queue_prefix(*queue)
+    return [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
+
+
+def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[Here]:
+    """The entries of a place's segment, as one stretch."""
+    low = run_key(place.segment, *queue, 0)
+    high = run_key(place.segment, *queue, OFFSET_MAX)
+    rows = list(families.rows(RUNS, low, high))
+    if rows:
+        columns, _ = unpack_many([value for _, value in rows])
+        key, value = rows[-1]
+        last = read_run_key(key).first + count_of(value) - 1
+        first = read_run_key(rows[0][0]).first
+        times = np.asarray(columns.stored_at)
+        yield Here(first, last, int(times.min()), int(times.max()), None)
+
+
+def attach(families: Families, batch: Batch, stretches: Iterable[Stretch]) -> None:
+    """Put places for stretches into a batch. Raises `CallerError` for one that reaches into what
+    its queue has.
+    """
+    queues: dict[Queue, list[Stretch]] = {}
+    for one in stretches:
+        queues.setdefault((one.topic, one.queue), []).append(one)
+    for queue, mine in queues.items():
+        _Attaching(families, batch, queue).run(sorted(mine, key=lambda one: one.first))
+
+
+class _Attaching:
+    """One queue."""
+
+    def __init__(self, families: Families, batch: Batch, queue: Queue) -> None:
+        self._batch = batch
+        self._queue = queue
+        self._places = _places(families, queue)
+        self._ends = {
+            place.first: _End(held.last + 1, held.last_stored_at)
+            for place in self._places
+            if place.segment < ARCHIVE_FIRST
+            for held in _in_log(families, queue, place)
+        }
+        """By first offset where the log's entries of a place end."""
+
+    def run(self, stretches: Sequence[Stretch]) -> None:
+        """Put the places of rising stretches."""
+        for before, one in pairwise(stretches):
+            if one.first <= before.last:
+                self._refuse(one)
+        named = -1
+        for i, one in enumerate(stretches):
+            around = self._before(one)
+            is_begin = i == 0 or named != one.archive or around is not None
+            if is_begin or self._is_between(stretches[i - 1].last, one.first):
+                self._put(one.first, place_value(ARCHIVE_FIRST + one.archive, one.stored_at))
+            named = one.archive
+            following = self._following(one, stretches[i + 1 : i + 2])
+            if following == one.last + 1:
+                continue
+            if following is None:
+                self._put(one.last + 1, place_value(NOWHERE, 0))
+            elif around is not None:
+                # It may have something behind the stretch, too; if not, nobody minds.
+                number = ARCHIVE_FIRST + around.archive
+                self._put(one.last + 1, place_value(number, one.last_stored_at))
+                named = around.archive
+
+    def _before(self, one: Stretch) -> Place | None:
+        """Make room for a stretch; returns the archive's place that it stands in, if it does."""
+        around: Place | None = None
+        log: _End | None = None
+        for place in self._places:
+            if place.first > one.last:
+                break
+            if place.segment == NOWHERE or (place.is_archived and place.archive == NO_ARCHIVE):
+                if place.segment == NOWHERE or place.first >= one.first:
+                    self._batch.delete(PLACES, place_key(*self._queue, place.first))
+                if place.segment != NOWHERE:
+                    around = log = None
+                continue
+            if place.first >= one.first:
+                self._refuse(one)
+            around, log = (place, None) if place.is_archived else (None, self._end(place))
+        if log is not None:
+            if log.end > one.first:
+                self._refuse(one)
+            if log.end < one.first:
+                # With the time of what is before it, so that a search by time looks there.
+                self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
+        return around
+
+    def _is_between(self, last: int, first: int) -> bool:
+        """Whether something has a place between two stretches."""
+        return any(last < place.first <= first for place in self._places)
+
+    def _end(self, place: Place) -> _End:
+        return self._ends.get(place.first, _End(place.first, place.stored_at))
+
+    def _following(self, one: Stretch, behind_it: Sequence[Stretch]) -> int | None:
+        """The first offset that something else is to have behind a stretch."""
+        firsts = [place.first for place in self._places if place.first > one.last]
+        return min([*firsts, *(other.first for other in behind_it)], default=None)
+
+    def _put(self, first: int, value: bytes) -> None:
+        self._batch.put(PLACES, place_key(*self._queue, first), value)
+
+    def _refuse(self, one: Stretch) -> None:
+        raise CallerError(
+            f"offsets {one.first} to {one.last} of queue {one.queue} of topic {one.topic} reach "
+            "into what the queue has; nothing was attached"
+        )

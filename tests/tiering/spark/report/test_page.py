@@ -1,0 +1,205 @@
+"""The page: whole, by itself, right whatever a message has in it, and there when nothing is."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from tests.tiering.spark.report.figuring import NOW_MS, ago, nothing, something, volume
+from tiering.spark.report import texts
+from tiering.spark.report.figures import DeadLetters, Delays, Figures, topics_of, total_of
+from tiering.spark.report.page import page
+from tiering.spark.report.svg import binary, linear, spaced, times
+from tiering.spark.report.volumepage import binned
+
+SECTIONS = [
+    "Volume and cost",
+    "Dead letters",
+    "Delay from born to stored",
+    "Most frequent keys",
+    "What keeping less would save",
+]
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE = "<script>alert('x')</script>&amp;\"><img src=http://e.org/a>"
+
+
+class Read(HTMLParser):
+    """A page as it is parsed: elements that are closed as they were opened, and texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self.open[-1] if self.open else "", data))
+
+    def of(self, tag: str) -> list[str]:
+        return [text for of, text in self.texts if of == tag]
+
+
+FULL = something()
+
+
+@pytest.mark.parametrize("figures", [FULL, nothing(), something(HOSTILE)],
+                         ids=["full", "empty", "hostile"])  # fmt: skip
+def test_a_page_is_well_formed_and_fetches_nothing(figures: Figures) -> None:
+    text = page(figures)
+    assert text.startswith("<!doctype html>")
+    read = Read(text)
+    assert not {"script", "link", "img", "iframe", "object", "use", "image"} & set(read.tags)
+    names = {name for name, _ in read.attributes}
+    assert not {"src", "href", "srcset", "style", "xlink:href"} & names
+    assert not any(name.startswith("on") for name in names)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert read.of("h2") == SECTIONS
+
+
+def test_no_number_on_a_page_is_none() -> None:
+    for figures in (FULL, nothing()):
+        assert not re.search(r"\b(nan|inf|None)\b", page(figures))
+
+
+def test_names_out_of_messages_are_text() -> None:
+    read = Read(page(something(HOSTILE)))
+    cells = read.of("td")
+    assert cells.count(HOSTILE) >= 6
+    assert HOSTILE in read.of("b")
+    assert HOSTILE in read.of("h1")[0]
+
+
+def test_control_characters_and_endless_names_are_shown_as_something_else() -> None:
+    assert texts.name("a\x00b\u202ec\n") == "a\\x00b\\u202ec\\n"
+    assert len(texts.name("k" * 10_000)) < 80
+    assert "\x1b" not in page(something("\x1b[31mred"))
+
+
+def test_what_there_is_nothing_of_is_said() -> None:
+    empty = re.findall(r'<p class="empty">([^<]+)</p>', page(nothing()))
+    assert len(empty) == len(SECTIONS)
+    assert "There are no messages." in page(nothing())
+    young = topics_of(rows := [volume("a", "hot", 0)], ["a"])
+    figures = nothing(days=rows, topics=young, total=total_of(young), topics_count=1)
+    assert "less than a day old" in page(figures)
+
+
+def test_a_page_has_the_figures() -> None:
+    read = Read(page(FULL))
+    cells, total = read.of("td"), FULL.total.sums
+    for text in ("orders", "events", "7 other topics", f"{total.messages:,}", "9", "not said"):
+        assert text in cells, text
+    assert "4.0 s" in cells or "4 s" in cells
+    assert f"{texts.MINUS}5 ms" in cells
+    assert read.of("dd")[-2:] == ["12", texts.share(12, total.messages) + " of the messages"]
+    assert "others" in cells  # two dead letters that are not among the largest
+
+
+def test_columns_and_tables_are_of_the_same_rows() -> None:
+    text = page(FULL)
+    told = re.findall(r"<title>(\d+ \w+) · (\w+): ([^<]+)</title>", text)
+    hot = [size for _, tier, size in told if tier == "hot"]
+    assert hot[0] == texts.tick(1009)
+    assert len({day for day, _, _ in told}) == 40
+
+
+@pytest.mark.parametrize(
+    ("days", "unit", "count"), [(1, "day", 1), (124, "day", 124), (125, "week", 19),
+                                (900, "month", 30)],
+)  # fmt: skip
+def test_many_days_are_weeks_and_very_many_months(days: int, unit: str, count: int) -> None:
+    first = date(2024, 1, 3)
+    last = date.fromordinal(first.toordinal() + days - 1)
+    starts, found = binned([last, first])
+    assert (found, len(starts)) == (unit, count)
+    assert starts[0] <= first
+    assert starts[-1] <= last
+    if unit == "week":
+        assert {start.weekday() for start in starts} == {0}
+
+
+@pytest.mark.parametrize("most", [0.0, 3e-9, 0.7, 1.0, 99.0, 1023.0, 1024.0, 5e6, 7.7e13])
+def test_an_axis_begins_at_nothing_and_holds_the_largest(most: float) -> None:
+    for scale in (linear(most, str), binary(most, str)):
+        assert scale.ticks[0] == 0
+        assert 2 <= len(scale.ticks) <= 8
+        assert scale.ticks[-1] >= most * 0.999
+        assert scale.at(most) <= 1.001
+        assert scale.at(0) == 0
+
+
+@pytest.mark.parametrize("span", [(0, 0), (-5, 3), (1, 5e12), (2500, 2600)])
+def test_an_axis_of_times_holds_all_of_them(span: tuple[float, float]) -> None:
+    scale = times(*span, texts.delay)
+    assert 2 <= len(scale.ticks) <= 6
+    assert all(0 <= scale.at(value) <= 1 for value in (*span, *scale.ticks))
+
+
+def test_marks_below_a_panel_are_few_whatever_the_span() -> None:
+    for span in (0, 1, 3, 4, 30, 400, 4000):
+        found = spaced(0, span, 4)
+        assert 1 <= len(found) <= 4
+        assert found[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (texts.short(1_234_567), "1.23 M"), (texts.short(0), "0"), (texts.short(999), "999"),
+        (texts.size(0), "0 B"), (texts.size(1_234_567), "1.2 MiB"),
+        (texts.tick(1 << 19), "512 KiB"),
+        (texts.share(1, 0), "–"), (texts.share(1, 200), "0.5 %"), (texts.share(1, 3), "33 %"),
+        (texts.money(0.000123, 6), "0.000123"), (texts.money(1234.5, 2), "1,234.50"),
+        (texts.money(0.0001, 2), "<\u20090.01"), (texts.amount(5e-05), "0.00005"),
+        (texts.delay(90_000), "1.5 min"), (texts.delay(-5), f"{texts.MINUS}5 ms"),
+        (texts.delay(0), "0 ms"),
+        (texts.plural(1, "topic"), "1 topic"), (texts.plural(2000, "key"), "2,000 keys"),
+        (texts.instant(NOW_MS), "21 Nov 2026, 12:00 UTC"),
+    ],
+)  # fmt: skip
+def test_numbers_are_said_as_people_read_them(said: str, text: str) -> None:
+    assert said == text
+
+
+def test_amounts_in_a_column_have_the_decimals_of_the_largest() -> None:
+    assert texts.decimals([0.00722, 0.0001]) == 5
+    assert texts.decimals([12.0, 0.001]) == 2
+    assert texts.decimals([]) == 2
+    assert texts.decimals([1e-30]) == 9
+
+
+def test_years_of_everything_stay_a_page_of_reasonable_size() -> None:
+    long = something(days=3000)
+    days = [(ago(n), 1) for n in range(3000, 0, -1)]
+    dead = [DeadLetters("orders", "billing", 3000, 2, days)]
+    delays = [
+        Delays("orders", None, 9, 1, 2, 3, 4),
+        *(Delays("orders", ago(n), 9, 1, 2, 3, 4) for n in range(3000)),
+    ]
+    text = page(msgspec.structs.replace(long, dead_letters=dead, delays=delays))
+    Read(text)
+    assert text.count("<rect") < 1000
+    assert "Bytes stored now, by month and tier" in text

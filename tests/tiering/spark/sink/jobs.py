@@ -1,0 +1,79 @@
+"""Jobs without Spark: tasks are calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.tiering.spark.test_reading import read
+from tiering.commits import CommittedArchive
+from tiering.place import Place, open_place
+from tiering.spark.schema import SCHEMA
+from tiering.spark.sink.jobs import State, commit, look
+from tiering.spark.sink.options import SinkOptions, sink_options
+from tiering.spark.sink.writer import write_task
+
+JOB = "ab" * 16
+Row = dict[str, Any]
+
+
+def frame(rows: Iterable[Row]) -> pa.RecordBatch:
+    """A batch of rows that have the same columns."""
+    given = list(rows)
+    names = [name for name in SCHEMA.names if name in given[0]]
+    return pa.RecordBatch.from_pylist(given, schema=pa.schema([SCHEMA.field(n) for n in names]))
+
+
+def made_up(topic: str, count: int, **more: Any) -> list[Row]:
+    """Rows that say little."""
+    return [{"topic": topic, "body": b"%d of " % n + topic.encode()} | more for n in range(count)]
+
+
+class Job:
+    """One job; `names` are told apart by two characters."""
+
+    def __init__(
+        self, folder: Path, name: str = "ab", *, overwrite: bool = False, **options: str
+    ) -> None:
+        self.options: SinkOptions = sink_options({"path": str(folder), **options})
+        self.place: Place = open_place(folder)
+        folder.mkdir(exist_ok=True)
+        self.name = name * 16
+        self.overwrite = overwrite
+        self.state: State = look(self.place, self.options, overwrite=overwrite)
+        self.archives: list[CommittedArchive] = []
+
+    def task(self, number: int, *batches: list[Row]) -> list[CommittedArchive]:
+        """A task that comes through."""
+        given = map(frame, batches)
+        made = write_task(self.options, self.state, self.name, number, given)
+        self.archives += made
+        return made
+
+    def commit(self) -> bool:
+        """The end of it."""
+        return commit(
+            self.place, self.state.store_id, self.name, self.archives, overwrite=self.overwrite
+        )
+
+
+def write(folder: Path, *tasks: list[Row], name: str = "ab", **options: Any) -> Job:
+    """A whole job."""
+    job = Job(folder, name, **options)
+    for number, rows in enumerate(tasks):
+        job.task(number, rows)
+    assert job.commit()
+    return job
+
+
+def bodies(folder: Path) -> list[bytes]:
+    """All that a reader finds, sorted."""
+    return sorted(row["body"] for row in read(folder)[0])
+
+
+def objects(folder: Path) -> set[str]:
+    """The names of all archives there are, whether or not they count."""
+    return {path.name for path in folder.rglob("*.kvarc")}

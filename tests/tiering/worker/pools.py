@@ -1,0 +1,44 @@
+"""An executor of two processes: what Spark's does, on one machine and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from tiering.pool import Pool
+
+T = TypeVar("T")
+J = TypeVar("J")
+
+
+class Pools:
+    """Two pools, each for one thread at a time."""
+
+    width = 2
+
+    def __init__(self) -> None:
+        self._all = [Pool(), Pool()]
+        self._free: SimpleQueue[Pool] = SimpleQueue()
+        self.most = 0
+        """How many have worked at once."""
+        for pool in self._all:
+            self._free.put(pool)
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        pool = self._free.get()
+        self.most = max(self.most, self.width - self._free.qsize())
+        try:
+            return pool.run(check, work, *args)
+        finally:
+            self._free.put(pool)
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        for job in jobs:
+            yield self.run(check, work, job)
+
+    def close(self) -> None:
+        for pool in self._all:
+            pool.close()

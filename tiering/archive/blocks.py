@@ -1,0 +1,281 @@
+"""Blocks: records of one queue after the other -> groups of blocks, and what the tail is made of.
+
+The idea: groups go out as they are full; of each block and group a row is kept, and of each message
+a position and its keys' digests, in plain columns, until the indexes are made of them at the end.
+Some megabytes of records are encoded together, whatever queues they are of, because a queue may
+have but a few.
+
+Invariants: nothing is written twice or out of order; memory is some megabytes of records and a few
+dozen bytes a message; the same records and settings give the same bytes, however `add` was given
+them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import CallerError
+from tiering.archive.coder import Coder
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
+from tiering.archive.integers import bounds_of
+from tiering.archive.keyed import Levels, digests_in_columns, digests_of, is_taken_back
+from tiering.archive.layout import NO_QUEUE
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.packed import I64
+from tiering.archive.records import Fields, RecordBatch
+
+BATCH_BYTES: Final = 8 << 20
+"""Raw bytes that are encoded together, about."""
+MESSAGES_MAX: Final = (1 << 32) - 1
+"""A message's rank takes 32 bits in memory."""
+_ROW_COLUMNS: Final = 2 + len(BlockRows._fields)
+_GROUP_COLUMNS: Final = 7
+
+
+class Columns(NamedTuple):
+    """What the tail of an archive is made of, as far as blocks say it: `rows` are the columns of
+    the directory with one row a block (topic number, queue, then those of `BlockRows`), `groups`
+    those with one row a group (its blocks, sizes of its parts, what these decode to). Then each
+    message's position, and the digests of keys, each with the number of its message.
+    """
+
+    rows: tuple[I64, ...]
+    groups: tuple[I64, ...]
+    positions: I64
+    digests: NDArray[np.uint32]
+    keyed: NDArray[np.uint32]
+
+
+class GrowingColumns:
+    """`Columns` to which more comes at the end."""
+
+    def __init__(self) -> None:
+        self._rows = [array("q") for _ in range(_ROW_COLUMNS)]
+        self._groups = [array("q") for _ in range(_GROUP_COLUMNS)]
+        self._positions = array("q")
+        self._digests = array("I")
+        self._keyed = array("I")
+
+    @property
+    def messages(self) -> int:
+        """How many there are."""
+        return len(self._positions)
+
+    def add(self, more: Columns) -> None:
+        """Take the columns of what comes next. Raises CallerError if an archive can't hold it."""
+        base = len(self._positions)
+        if base + len(more.positions) > MESSAGES_MAX:
+            raise CallerError(f"an archive holds at most {MESSAGES_MAX:,} messages")
+        for mine, found in zip(
+            (*self._rows, *self._groups, self._positions),
+            (*more.rows, *more.groups, more.positions),
+            strict=True,
+        ):
+            mine.frombytes(found.astype(np.int64, copy=False).tobytes())
+        self._digests.frombytes(more.digests.tobytes())
+        self._keyed.frombytes((more.keyed.astype(np.int64) + base).astype(np.uint32).tobytes())
+
+    def all(self) -> Columns:
+        """All of them; nothing can be added while they are held."""
+        return Columns(
+            tuple(np.frombuffer(column, np.int64) for column in self._rows),
+            tuple(np.frombuffer(column, np.int64) for column in self._groups),
+            np.frombuffer(self._positions, np.int64),
+            np.frombuffer(self._digests, np.uint32),
+            np.frombuffer(self._keyed, np.uint32),
+        )
+
+
+class TopicToWrite:
+    """A topic as it is written: with the id of the key that it is encrypted with, and the key."""
+
+    def __init__(self, topic: ArchivedTopic, keys: KeyProvider | None) -> None:
+        key = keys.key_for_writing(topic.name) if keys is not None else None
+        key_id = key.key_id if key is not None else None
+        if topic.key_id != key_id:
+            topic = msgspec.structs.replace(topic, key_id=key_id)
+        self.topic = topic
+        self.secret = key.secret if key is not None else None
+        self.levels = Levels(topic)
+
+
+class _Queue(NamedTuple):
+    """Records of a queue that are not encoded yet; later ones may follow."""
+
+    number: int
+    queue: int
+    records: RecordBatch
+
+
+class BlockWriter:
+    """Encodes what it is given and hands on the bytes: `add` in the order of topic number and
+    queue, then `flush`. `topics` has them by their numbers, and may grow meanwhile.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[bytes], object],
+        coder: Coder,
+        block_bytes: int,
+        topics: Sequence[TopicToWrite] | Mapping[int, TopicToWrite],
+    ) -> None:
+        self._write = write
+        self._coder = coder
+        self._block_bytes = block_bytes
+        self._topics = topics
+        self._waiting: list[_Queue] = []
+        self._waiting_bytes = 0
+        self._last: tuple[int, int, int] | None = None
+        self.columns = GrowingColumns()
+
+    @property
+    def messages(self) -> int:
+        """How many messages are written, or encoded soon."""
+        return self.columns.messages + sum(len(some.records.starts) for some in self._waiting)
+
+    def add(self, number: int, queue: int, records: RecordBatch) -> None:
+        """Take records of one queue of the topic of that number; offsets rise, also over several
+        calls for the same queue. Raises CallerError for what comes out of order.
+        """
+        if self._waiting or self._last is not None:
+            before = self._waiting[-1][:2] if self._waiting else (self._last or (-1, -1))[:2]
+            if (number, queue) < before:
+                name = self._topics[number].topic.name
+                raise CallerError(f"queue {queue} of {name!r} comes after a later one")
+        total = int(records.sizes.sum())
+        if self._waiting_bytes + total < BATCH_BYTES:
+            self._waiting.append(_Queue(number, queue, records))
+            self._waiting_bytes += total
+            return
+        ends = np.cumsum(records.sizes)
+        at = 0
+        while at < len(ends):
+            done = int(ends[at - 1]) if at else 0
+            room = max(BATCH_BYTES - self._waiting_bytes, 0)
+            stop = max(int(np.searchsorted(ends, done + room, side="right")), at + 1)
+            some = records.rows(at, stop)
+            self._waiting.append(_Queue(number, queue, some))
+            self._waiting_bytes += int(ends[stop - 1]) - done
+            at = stop
+            if self._waiting_bytes >= BATCH_BYTES:
+                self._encode(is_last=False)
+
+    def flush(self) -> None:
+        """Encode all that waits; what comes after it begins a block of its own."""
+        self._encode(is_last=True)
+
+    # --- blocks ---
+
+    def _encode(self, is_last: bool) -> None:
+        """Encode and write what waits, but for a last block that may still grow."""
+        if not self._waiting:
+            return
+        fields = Fields(RecordBatch.join([some.records for some in self._waiting]))
+        spans: list[BlockSpan] = []
+        at = begin = 0
+        left = fields.count
+        for (number, queue), count in self._stretches():
+            topic = self._topics[number]
+            if queue == NO_QUEUE:
+                fields.offset[at : at + count] = fields.position[at : at + count]
+            pieces = cut(fields.sizes, at, at + count, self._block_bytes)
+            begin, at = at, at + count
+            if at == fields.count and not is_last:
+                left = pieces.pop()[0]
+            spans += [
+                BlockSpan(topic.topic.name, queue, start, stop, number, topic.secret)
+                for start, stop in pieces
+            ]
+        self._check_order(fields.offsets)
+        done = fields.part(0, left)
+        groups, rows = encode_blocks(done, spans, self._coder, group_bytes=self._block_bytes)
+        for group in groups:
+            self._write(group.data)
+        self.columns.add(self._columns(done, spans, groups, rows))
+        number, queue, _ = self._waiting[-1]
+        is_begun = left > begin
+        self._last = (number, queue, int(fields.offsets[left - 1])) if is_begun else None
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        if left < fields.count:
+            rest = fields.rest(left)
+            self._waiting.append(_Queue(number, queue, rest))
+            self._waiting_bytes = int(rest.sizes.sum())
+
+    def _stretches(self) -> Iterable[tuple[tuple[int, int], int]]:
+        """The queues that wait, each with how many records."""
+        counts: dict[tuple[int, int], int] = {}
+        for some in self._waiting:
+            key = some.number, some.queue
+            counts[key] = counts.get(key, 0) + len(some.records.starts)
+        return counts.items()
+
+    def _check_order(self, offsets: I64) -> None:
+        stretches = list(self._stretches())
+        wrong = np.zeros(len(offsets), np.bool_)
+        wrong[1:] = offsets[1:] <= offsets[:-1]
+        begins = bounds_of([count for _, count in stretches])[:-1]
+        wrong[begins] = False
+        last = self._last
+        wrong[0] = last is not None and last[:2] == stretches[0][0] and offsets[0] <= last[2]
+        if bool(wrong.any()):
+            at = int(np.searchsorted(begins, np.argmax(wrong), side="right")) - 1
+            number, queue = stretches[at][0]
+            name = self._topics[number].topic.name
+            raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
+
+    # --- what the tail is made of ---
+
+    def _columns(
+        self,
+        fields: Fields,
+        spans: Sequence[BlockSpan],
+        groups: Sequence[EncodedGroup],
+        rows: BlockRows,
+    ) -> Columns:
+        of_groups = np.array(
+            [(group.blocks, *group.part_sizes, *group.decoded_sizes) for group in groups], np.int64
+        ).reshape(-1, _GROUP_COLUMNS)
+        digests, keyed = self._keys(fields, spans)
+        return Columns(
+            (
+                np.array([span.topic_number for span in spans], np.int64),
+                np.array([span.queue for span in spans], np.int64),
+                *rows,
+            ),
+            tuple(of_groups.T),
+            fields.positions,
+            digests.astype(np.uint32),
+            keyed.astype(np.uint32),
+        )
+
+    def _keys(self, fields: Fields, spans: Sequence[BlockSpan]) -> tuple[I64, I64]:
+        """The digests of all keys, and the row of each."""
+        if not spans or all(self._topics[span.topic_number].levels.none for span in spans):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        each = [self._topics[span.topic_number].levels for span in spans]
+        if any(found.changes for found in each):
+            stretches = [fields.positions[span.start : span.stop] for span in spans]
+            levels = np.concatenate([a.of(b) for a, b in zip(each, stretches, strict=True)])
+        else:
+            counts = [span.stop - span.start for span in spans]
+            levels = np.repeat(np.array([found.only for found in each], np.int64), counts)
+        for span in spans:
+            if span.queue == NO_QUEUE:
+                some = slice(span.start, span.stop)
+                levels[some][is_taken_back(fields.system_flags[some])] = 0
+        if fields.even is not None:
+            return digests_in_columns(fields.even.columns, levels)
+        digests, rows = array("q"), array("q")
+        for row, level in enumerate(levels.tolist()):
+            for digest in digests_of(fields.property_list[row], level):
+                digests.append(digest)
+                rows.append(row)
+        return np.frombuffer(digests, np.int64), np.frombuffer(rows, np.int64)

@@ -1,0 +1,207 @@
+"""Ending: everything of an archive behind its blocks, and the few bytes before them.
+
+The idea: blocks leave columns behind; directory, filter, key index, position index and manifest are
+made of these when the last block is written. Who wrote the blocks, one process from front to back
+or many a part each, makes no difference.
+
+Invariant: the same columns, topics and settings give the same bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import google_crc32c
+import msgspec
+import numpy as np
+
+from kvstore.errors import CallerError
+from tiering.archive import filter as key_filter
+from tiering.archive import keyindex, positions
+from tiering.archive.blocks import Columns
+from tiering.archive.coder import LEVEL_DEFAULT, CodecName, Coder
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.directory import encode_directory
+from tiering.archive.layout import (
+    BLOCK_BYTES_DEFAULT,
+    CRC,
+    FOOTER_ROW,
+    FORMAT_VERSION,
+    HEADER,
+    HEADER_COVERED,
+    HEADER_MAGIC,
+    TRAILER,
+    TRAILER_COVERED,
+    TRAILER_MAGIC,
+    Section,
+)
+from tiering.archive.manifest import (
+    STORE_ID_NONE,
+    ArchivedTopic,
+    Manifest,
+    encode_manifest,
+    figured,
+)
+from tiering.archive.packed import I64
+
+
+class Sink(Protocol):
+    """What an archive is written to; whoever made it closes it."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take the next bytes."""
+
+
+class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How an archive is written."""
+
+    codec: CodecName = "zstd"
+    level: int = LEVEL_DEFAULT
+    block_bytes: int = BLOCK_BYTES_DEFAULT
+    dictionary: bytes | None = None
+    keys: KeyProvider | None = None
+
+
+class ArchiveOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where what an archive holds comes from; see `Manifest`."""
+
+    store_id: str = STORE_ID_NONE
+    segments: tuple[tuple[int, int], ...] = ()
+    retention_class: str = ""
+    generation: int = 0
+
+
+class ArchiveFile:
+    """The file that is written: its header is, when this is made; `write` takes blocks, `end` adds
+    what is behind them. It knows how much it was given.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._write = sink.write
+        self.at = 0
+        head = HEADER.pack(HEADER_MAGIC, FORMAT_VERSION, 0, 0)[:HEADER_COVERED]
+        self.write(head + CRC.pack(google_crc32c.value(head)))
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._write(data)
+        self.at += len(data)
+
+    def end(
+        self,
+        settings: ArchiveSettings,
+        origin: ArchiveOrigin,
+        coder: Coder,
+        topics: Sequence[ArchivedTopic],
+        columns: Columns,
+    ) -> Manifest:
+        """Write everything behind the blocks, of which these are the topics, by their numbers, and
+        the columns. Raises CallerError if two records have one position.
+        """
+        return _Ending(self, settings, origin, coder, topics, columns).write()
+
+
+class _Ending:
+    """See `ArchiveFile.end`."""
+
+    def __init__(
+        self,
+        file: ArchiveFile,
+        settings: ArchiveSettings,
+        origin: ArchiveOrigin,
+        coder: Coder,
+        topics: Sequence[ArchivedTopic],
+        columns: Columns,
+    ) -> None:
+        self._file = file
+        self._settings = settings
+        self._origin = origin
+        self._coder = coder
+        self._topics = topics
+        self._rows, self._groups, self._positions, self._digests, self._keyed = columns
+        self._footer: list[bytes] = []
+
+    def write(self) -> Manifest:
+        manifest = self._manifest()
+        fences: list[tuple[Section, bytes]] = []
+        filtered = b""
+        messages = len(self._positions)
+        if messages:
+            order = np.argsort(self._positions, kind="stable")
+            rising = self._positions[order]
+            if bool((rising[1:] == rising[:-1]).any()):
+                raise CallerError("two records have the same position")
+            if len(self._digests):
+                pairs = self._pairs(order)
+                section = self._chunks(Section.KEY_INDEX, keyindex.encode_chunks(pairs))
+                fences.append((Section.KEY_FENCES, keyindex.encode_fences(len(pairs), *section)))
+                distinct = (pairs >> 32).astype(np.uint32)
+                distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
+                filtered = key_filter.build(distinct, messages)
+                del pairs, distinct
+            starts = np.cumsum(self._rows[4]) - self._rows[4]
+            chunks = positions.encode_chunks(rising, order, starts)
+            section = self._chunks(Section.POSITION_INDEX, chunks)
+            fences.append((Section.POSITION_FENCES, positions.encode_fences(messages, *section)))
+        begin = self._file.at
+        self._section(Section.MANIFEST, encode_manifest(manifest))
+        if self._settings.dictionary:
+            self._section(Section.DICTIONARY, self._settings.dictionary)
+        ids = [topic.id for topic in self._topics]
+        self._section(Section.DIRECTORY, encode_directory(ids, self._rows, self._groups))
+        if filtered:
+            self._section(Section.FILTER, filtered)
+        for kind, payload in fences:
+            self._section(kind, payload)
+        footer = self._coder.encode(b"".join(self._footer))
+        self._file.write(footer)
+        end = TRAILER.pack(len(footer), self._file.at - begin, FORMAT_VERSION, 0, 0, TRAILER_MAGIC)
+        covered = end[:TRAILER_COVERED]
+        self._file.write(covered + CRC.pack(google_crc32c.value(covered)) + TRAILER_MAGIC)
+        return manifest
+
+    def _pairs(self, order: I64) -> I64:
+        """Key digests, each with the rank of its message in the order of positions."""
+        ranks = np.empty(len(order), np.uint32)
+        ranks[order] = np.arange(len(order), dtype=np.uint32)
+        return keyindex.sort_pairs(self._digests, ranks[self._keyed])
+
+    def _chunks(self, kind: Section, chunks: Iterable[tuple[int, bytes]]) -> tuple[I64, I64]:
+        """Write the chunks of a section; returns the first value and the size of each."""
+        begin = self._file.at
+        firsts, sizes = array("q"), array("q")
+        for first, payload in chunks:
+            part = self._coder.encode(payload)
+            self._file.write(part)
+            firsts.append(first)
+            sizes.append(len(part))
+        self._footer.append(FOOTER_ROW.pack(kind, begin, self._file.at - begin, len(sizes)))
+        return np.frombuffer(firsts, np.int64), np.frombuffer(sizes, np.int64)
+
+    def _section(self, kind: Section, payload: bytes) -> None:
+        part = self._coder.encode(payload)
+        self._footer.append(FOOTER_ROW.pack(kind, self._file.at, len(part), 1))
+        self._file.write(part)
+
+    def _manifest(self) -> Manifest:
+        settings, origin, rows = self._settings, self._origin, self._rows
+        some = len(self._positions) > 0
+        return Manifest(
+            store_id=origin.store_id,
+            segments=origin.segments,
+            retention_class=origin.retention_class,
+            generation=origin.generation,
+            codec=settings.codec,
+            level=settings.level,
+            block_bytes=settings.block_bytes,
+            blocks=len(rows[0]),
+            messages=len(self._positions),
+            raw_bytes=int(rows[9].sum()),
+            first_position=int(self._positions.min()) if some else 0,
+            last_position=int(self._positions.max()) if some else 0,
+            first_stored_at=int(rows[7].min()) if some else 0,
+            last_stored_at=int(rows[8].max()) if some else 0,
+            topics=figured(self._topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
+        )

@@ -1,0 +1,230 @@
+"""Pieces: an archive put together of stretches of blocks, each of which was encoded by itself.
+
+The idea: blocks know nothing of what is before them, but for the number of their topic, to which
+what is encrypted is bound. So a stretch of an archive's records can be encoded anywhere
+(`PieceWriter`), under numbers that its topics have for now; a piece is the bytes, and the columns
+that the tail is made of. `PiecesWriter` writes pieces one behind the other, then the tail. A topic
+of which no piece has anything gets no number there; what is encrypted is bound to the new numbers,
+which changes no size.
+
+Invariants: a piece was decoded again, and gives back what was put in; pieces come in the order of
+their queues and offsets, or are refused; the same pieces give the same bytes, whoever made them;
+one piece at a time is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from xxhash import xxh3_128
+
+from kvstore.errors import ArchiveDamaged, CallerError
+from tiering.archive.block import BlockGroup, GroupBlocks
+from tiering.archive.blocks import BlockWriter, Columns, GrowingColumns, TopicToWrite
+from tiering.archive.coder import Coder, rebound
+from tiering.archive.columns import Stretches
+from tiering.archive.ending import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
+from tiering.archive.layout import HEADER_SIZE, PartKind, Sizes
+from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.packed import I64
+from tiering.archive.reader import Archive
+from tiering.archive.records import RecordBatch
+
+_FIRST_OFFSET: Final = 2
+_LAST_OFFSET: Final = 3
+_MESSAGES: Final = 4
+_DECODED: Final = 4
+
+
+class Piece(NamedTuple):
+    """Some blocks as they are written, and their columns, in which topics have the numbers that
+    whoever asked for the piece gave them, and keys the numbers of messages from 0.
+    """
+
+    data: bytes
+    columns: Columns
+
+    @property
+    def messages(self) -> int:
+        """How many there are."""
+        return len(self.columns.positions)
+
+
+class PieceWriter:
+    """Encodes one piece: `add` as with `ArchiveWriter`, then `finish`. `topics` are those that may
+    come, by numbers that rise with their names.
+    """
+
+    def __init__(
+        self, topics: Mapping[int, ArchivedTopic], settings: ArchiveSettings, coder: Coder
+    ) -> None:
+        self._topics = {
+            number: TopicToWrite(topic, settings.keys) for number, topic in topics.items()
+        }
+        self._coder = coder
+        self._chunks: list[bytes] = []
+        self._given = xxh3_128()
+        self._blocks = BlockWriter(self._chunks.append, coder, settings.block_bytes, self._topics)
+
+    def add(self, number: int, queue: int, records: Sequence[bytes]) -> None:
+        """Take records of one queue, by the number of its topic. Raises CallerError for what comes
+        out of order.
+        """
+        for record in records:
+            self._given.update(record)
+        if records:
+            self._blocks.add(number, queue, RecordBatch.of_records(records))
+
+    def finish(self) -> Piece:
+        """The piece. Raises ArchiveDamaged if it does not give back what was put in."""
+        self._blocks.flush()
+        piece = Piece(b"".join(self._chunks), self._blocks.columns.all())
+        self._chunks.clear()
+        found = xxh3_128()
+        for group in self._groups(piece):
+            for record in group.records():
+                found.update(record)
+        if found.digest() != self._given.digest():
+            raise ArchiveDamaged(
+                "a piece of an archive does not give back what was put into it; what it was to "
+                "replace stays"
+            )
+        return piece
+
+    def _groups(self, piece: Piece) -> Iterator[BlockGroup]:
+        """The groups of a piece, as a reader will have them."""
+        numbers, queues, first, last, messages = piece.columns.rows[: _MESSAGES + 1]
+        at = begin = 0
+        for count, sizes, decoded in _shapes(piece.columns):
+            mine = slice(begin, begin + count)
+            topics = [self._topics[number] for number in numbers[mine].tolist()]
+            end = at + sum(sizes)
+            yield BlockGroup(
+                piece.data[at:end], sizes, decoded, self._coder,
+                GroupBlocks(
+                    [one.topic.name for one in topics], queues[mine].tolist(),
+                    Stretches(messages[mine], first[mine], last[mine]),
+                ),
+                topic_number=int(numbers[begin]), secret=topics[0].secret, number=begin,
+            )  # fmt: skip
+            at, begin = end, begin + count
+
+
+class PiecesWriter:
+    """Writes one archive of pieces to `sink`: `add` in order, then `finish`. `topics` are all that
+    the pieces may have, by the numbers that they have there.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        settings: ArchiveSettings,
+        origin: ArchiveOrigin,
+        topics: Sequence[ArchivedTopic],
+    ) -> None:
+        self._settings = settings
+        self._origin = origin
+        self._coder = Coder(settings.codec, settings.level, settings.dictionary)
+        self._known = topics
+        self._topics: list[TopicToWrite] = []
+        self._numbers: dict[int, int] = {}
+        self._file = ArchiveFile(sink)
+        self._columns = GrowingColumns()
+        self._last: tuple[int, int, int] = (-1, -1, -1)
+
+    @property
+    def columns(self) -> Columns:
+        """Those of all pieces."""
+        return self._columns.all()
+
+    def add(self, piece: Piece) -> None:
+        """Take the next piece. Raises CallerError if it is not behind the one before."""
+        if not piece.messages:
+            return
+        rows = piece.columns.rows
+        first, last = _edge(rows, 0, _FIRST_OFFSET), _edge(rows, -1, _LAST_OFFSET)
+        if first <= self._last:
+            number, queue, offset = first
+            raise CallerError(
+                f"a piece that begins with offset {offset} of queue {queue} of "
+                f"{self._known[number].name!r} comes after a later one"
+            )
+        self._last = last
+        for number in np.unique(rows[0]).tolist():
+            if number not in self._numbers:
+                self._numbers[number] = len(self._topics)
+                self._topics.append(TopicToWrite(self._known[number], self._settings.keys))
+        self._file.write(self._bound(piece))
+        numbers = np.array([self._numbers[number] for number in rows[0].tolist()], np.int64)
+        self._columns.add(piece.columns._replace(rows=(numbers, *rows[1:])))
+
+    def finish(self) -> Manifest:
+        """Write everything behind the blocks."""
+        topics = [one.topic for one in self._topics]
+        return self._file.end(self._settings, self._origin, self._coder, topics, self.columns)
+
+    def _bound(self, piece: Piece) -> bytes:
+        """A piece's bytes, in which what is encrypted is bound to the numbers of this archive."""
+        numbers = piece.columns.rows[0]
+        moved = {
+            number
+            for number in np.unique(numbers).tolist()
+            if self._numbers[number] != number
+            and self._topics[self._numbers[number]].secret is not None
+        }
+        if not moved:
+            return piece.data
+        out = []
+        at = begin = 0
+        for count, sizes, _ in _shapes(piece.columns):
+            ends = list(accumulate(sizes, initial=at))
+            number = int(numbers[begin])
+            parts = [piece.data[a:b] for a, b in pairwise(ends)]
+            if number in moved:
+                to = self._numbers[number]
+                secret = self._topics[to].secret
+                assert secret is not None, "only what is encrypted is bound to a number"
+                parts = [
+                    rebound(part, kind, number, to, secret)
+                    for kind, part in zip(PartKind, parts, strict=True)
+                ]
+            out += parts
+            at, begin = ends[-1], begin + count
+        return b"".join(out)
+
+
+def check_tail(archive: Archive, columns: Columns) -> None:
+    """See that an archive's tail says of its blocks what they were written with. Raises
+    ArchiveDamaged.
+    """
+    rows = archive.rows()
+    found = (
+        rows.topics, rows.queues, rows.first_offset, rows.last_offset, rows.messages,
+        rows.first_position, rows.last_position, rows.least_stored_at, rows.greatest_stored_at,
+        rows.raw_bytes,
+    )  # fmt: skip
+    is_same = all(map(np.array_equal, found, columns.rows))
+    is_same &= all(map(np.array_equal, rows.decoded_sizes, columns.groups[_DECODED:]))
+    at, begin = HEADER_SIZE, 0
+    for count, sizes, _ in _shapes(columns):
+        is_same = is_same and archive.directory.place(begin) == (at, sizes)
+        at, begin = at + sum(sizes), begin + count
+    if not is_same or begin != archive.directory.blocks:
+        raise ArchiveDamaged(
+            f"{archive.name} does not say where its blocks are; what it was to replace stays",
+            archive.name,
+        )
+
+
+def _edge(rows: Sequence[I64], at: int, offset: int) -> tuple[int, int, int]:
+    """Topic number and queue of a block, and an offset of it."""
+    return int(rows[0][at]), int(rows[1][at]), int(rows[offset][at])
+
+
+def _shapes(columns: Columns) -> Iterator[tuple[int, Sizes, Sizes]]:
+    """Of each group: its blocks, sizes of its parts, and what these decode to."""
+    for blocks, a, b, c, d, e, f in zip(*(g.tolist() for g in columns.groups), strict=True):
+        yield blocks, (a, b, c), (d, e, f)

@@ -1,0 +1,87 @@
+"""Attempts: what a task does, and that two of them never write to one file.
+
+The idea: Spark may begin a task again, while the first one is still at work somewhere. So a job
+that writes files is changed, in the task, to write into a folder that nobody else has, inside of
+the one that it was given; what it answers says where the files are. Who gave the folder removes it
+whole, with what lost attempts have left in it.
+
+Invariants: an attempt makes no folder but its own, so that one which comes too late has nowhere to
+write; what the work raises is an answer, since the next attempt would raise it again; only a task
+that dies is tried again.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from functools import singledispatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tiering.errors import SparkFailed
+from tiering.regroup import SegmentJob
+
+
+class Answer(NamedTuple):
+    """What came of a task: what the work returned, or what it raised."""
+
+    is_done: bool
+    found: Any
+
+
+def packed(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
+    """A task as it is sent: a function of a module, and all that it needs."""
+    return pickle.dumps((work, args), pickle.HIGHEST_PROTOCOL)
+
+
+def answers(tasks: Iterable[bytes]) -> Iterator[bytes]:
+    """Do what was packed, one after the other: what Spark is asked to do with a part of its data.
+
+    Yields the answers, packed; see `answer_of`.
+    """
+    for task in tasks:
+        # What the driver sent; nobody else has an end of the pipe.
+        work, args = pickle.loads(task)  # noqa: S301
+        yield _sendable(_done(work, args))
+
+
+def answer_of(data: bytes) -> Answer:
+    """What a task answered."""
+    # What a task of ours sends to us.
+    return Answer(*pickle.loads(data))  # noqa: S301
+
+
+def _done(work: Callable[..., object], args: tuple[object, ...]) -> Answer:
+    attempt = secrets.token_hex(8)
+    try:
+        return Answer(True, work(*(apart(one, attempt) for one in args)))
+    except Exception as e:  # whatever it is, the other side raises it
+        return Answer(False, e)
+
+
+def _sendable(answer: Answer) -> bytes:
+    try:
+        data = pickle.dumps(tuple(answer), pickle.HIGHEST_PROTOCOL)
+        if not answer.is_done:
+            pickle.loads(data)  # noqa: S301 # an error's own constructor may refuse
+    except Exception as e:
+        told = SparkFailed(f"a task answered what can't be sent ({e}): {answer.found!r}")
+        return pickle.dumps((False, told), pickle.HIGHEST_PROTOCOL)
+    return data
+
+
+@singledispatch
+def apart(job: Any, attempt: str) -> Any:
+    """A job as one attempt does it: with a folder of its own, if it writes files."""
+    return job
+
+
+@apart.register
+def _(job: SegmentJob, attempt: str) -> SegmentJob:
+    folder = Path(job.folder) / attempt
+    # Not the ones above it: whoever gave them may have removed them, and this attempt is too late.
+    folder.mkdir()
+    return msgspec.structs.replace(job, folder=str(folder))

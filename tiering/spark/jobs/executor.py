@@ -1,0 +1,216 @@
+"""Executor: who does the worker's steps, where that is Spark.
+
+The idea: a step is a task of a Spark job; many are sent at once, a window of them as one Spark job,
+and the next window while the first is under way, so that nobody waits for the slowest. The store
+stays with the driver: tasks read and write files, and what they answer is handed over here, one
+after the other, as the embedded worker does.
+
+Invariants: what a task raised is raised here, the same error, without another try; a task that died
+is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; whoever
+gives up has his Spark jobs cancelled, and nobody else's; the driver holds the answers of two
+windows at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tiering.errors import SparkFailed, SparkUnsuitable
+from tiering.pool import WorkerDied
+from tiering.spark.failures import spoken_of
+from tiering.spark.jobs.attempts import answer_of, answers, packed
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+J = TypeVar("J")
+Check = Callable[[], None]
+WINDOW_MAX: Final = 64
+"""Tasks of a window at most: their answers are in the driver's memory together."""
+_WINDOWS: Final = 2
+_LOOK: Final = 0.1
+_END: Final = 5.0
+"""Seconds that a cancelled job is waited for."""
+_TRIES: Final = 4
+_TRIES_ONCE: Final = re.compile(r"local(\[[^,\]]*\])?")
+"""Masters of which Spark begins no task a second time, whatever `spark.task.maxFailures` says."""
+_DIED: Final = re.compile(
+    r"Python worker exited|worker.*crashed|ExecutorLost|EOFException|Connection reset|Broken pipe"
+)
+
+
+class SparkExecutor:
+    """An `Executor` (see `tiering.pool`) of a Spark session; `close` cancels what is under way.
+    Several threads may use it. Folders that jobs name must be seen by the driver and by all tasks.
+
+    >>> with session() as spark:
+    ...     Worker(store, policy, executor=SparkExecutor(spark)).run_once()  # doctest: +SKIP
+
+    Raises `SparkUnsuitable` for a session of Spark Connect, which runs no Python of ours.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        try:
+            self._context: SparkContext = spark.sparkContext
+        except Exception as e:
+            raise SparkUnsuitable(
+                "this session is one of Spark Connect, which can't run the worker's steps; start "
+                "one with a driver of its own (spark-submit, or a master)"
+            ) from e
+        self.width = max(self._context.defaultParallelism, 1)
+        self._tag = f"kvmq-{secrets.token_hex(8)}"
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._windows: set[_Window] = set()
+
+    def run(self, check: Check, work: Callable[..., T], *args: Any) -> T:
+        """See `Executor.run`: a job of one task."""
+        window = self._begin(work, [args])
+        try:
+            (found,) = self._taken(check, window)
+        finally:
+            self._end(window)
+        result: T = found
+        return result
+
+    def each(self, check: Check, work: Callable[[J], T], jobs: Sequence[J]) -> Iterator[T]:
+        """See `Executor.each`: a task for each job."""
+        size = min(self.width, WINDOW_MAX)
+        begun: deque[_Window] = deque()
+        try:
+            for at in range(0, len(jobs), size):
+                begun.append(self._begin(work, [(job,) for job in jobs[at : at + size]]))
+                if len(begun) == _WINDOWS:
+                    yield from self._taken(check, begun[0])
+                    self._end(begun.popleft())
+            while begun:
+                yield from self._taken(check, begun[0])
+                self._end(begun.popleft())
+        finally:
+            for window in begun:
+                self._end(window)
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        with self._lock:
+            under_way = list(self._windows)
+        for window in under_way:
+            self._end(window)
+
+    def _begin(self, work: Callable[..., object], args: Sequence[tuple[object, ...]]) -> _Window:
+        tasks = [packed(work, one) for one in args]
+        name = getattr(work, "__name__", "work").replace("_", " ")
+        window = _Window(self._context, f"{self._tag}-{next(self._numbers)}", name, tasks)
+        with self._lock:
+            self._windows.add(window)
+        window.start()
+        return window
+
+    def _taken(self, check: Check, window: _Window) -> Iterator[Any]:
+        """What its tasks answered, in order; each is let go of as it is taken."""
+        while not window.wait(_LOOK):
+            check()
+        found = deque(window.answers())
+        while found:
+            answer = answer_of(found.popleft())
+            if not answer.is_done:
+                raise answer.found
+            yield answer.found
+
+    def _end(self, window: _Window) -> None:
+        """Have it over: cancelled, if it is not."""
+        window.cancel()
+        with self._lock:
+            self._windows.discard(window)
+
+
+class _Window:
+    """Some tasks as one Spark job, which a thread waits for."""
+
+    def __init__(self, context: SparkContext, tag: str, name: str, tasks: list[bytes]) -> None:
+        self._context = context
+        self._tag = tag
+        self._name = name
+        self._tasks = tasks
+        self._over = threading.Event()
+        self._is_cancelled = False
+        self._answers: list[bytes] = []
+        self._error: Exception | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
+
+        # With what the caller's thread says of its jobs, such as their pool.
+        InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is over by then."""
+        return self._over.wait(seconds)
+
+    def answers(self) -> list[bytes]:
+        """What the tasks answered, of a window that is over; they are nowhere else then. Raises
+        `WorkerDied`, `SparkFailed`.
+        """
+        if self._error is not None:
+            raise self._error
+        found, self._answers = self._answers, []
+        return found
+
+    def cancel(self) -> None:
+        """Have it end, if it has not."""
+        self._is_cancelled = True
+        if self._over.is_set():
+            return
+        try:
+            self._context.cancelJobsWithTag(self._tag)
+        except Exception:  # Spark itself is at its end
+            return
+        self._over.wait(_END)
+
+    def _run(self) -> None:
+        try:
+            self._answers = self._collected()
+        except Exception as e:
+            self._error = self._said(str(e))
+            self._error.__cause__ = e
+        finally:
+            self._tasks = []
+            self._over.set()
+
+    def _collected(self) -> list[bytes]:
+        context = self._context
+        context.addJobTag(self._tag)
+        context.setJobDescription(f"kvmq: {self._name}")
+        tries = _TRIES if _TRIES_ONCE.fullmatch(context.master or "") else 1
+        while True:
+            if self._is_cancelled:
+                raise SparkFailed("the job was cancelled")
+            try:
+                found: list[bytes] = (
+                    context.parallelize(self._tasks, len(self._tasks))
+                    .mapPartitions(answers)
+                    .collect()
+                )
+            except Exception as e:
+                tries -= 1
+                if self._is_cancelled or not tries or not _DIED.search(str(e)):
+                    raise
+            else:
+                return found
+
+    def _said(self, text: str) -> Exception:
+        if _DIED.search(text) and not self._is_cancelled:
+            return WorkerDied(
+                f"a task of Spark ({self._name}) ended in the middle, again and again, perhaps for "
+                f"want of memory: {spoken_of(text)}; nothing was changed, the next run begins again"
+            )
+        return SparkFailed(f"a job of Spark ({self._name}) failed: {spoken_of(text)}")

@@ -1,0 +1,93 @@
+"""Moved: what was in the log when a query was planned, and is in archives when it is read.
+
+The idea: a worker may hand a segment over between the two, and its file goes at once. The archives
+that came in its place have its messages, under the positions that they had; so whoever was to read
+a stretch of the log reads from them what stood in that stretch.
+
+Invariant: the same messages as the stretch had of the topics that are there, or an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.archived import view_store
+from kvstore.config import StoreConfig
+from kvstore.errors import ArchiveMissing
+from tiering.archive.directory import Rows
+from tiering.archive.layout import NO_QUEUE
+from tiering.spark.listing import Held, Opener, Stretch, live_rows
+from tiering.spark.options import ReadOptions
+from tiering.spark.splits import Piece, Ranges, Split, runs_of
+
+I64 = NDArray[np.int64]
+
+
+def moved(options: ReadOptions, opener: Opener, stretch: Stretch, split: Split) -> Iterator[Piece]:
+    """What archives have of a stretch of the log. Raises ArchiveMissing if none is of it: it went
+    by retention.
+    """
+    folder = Path(options.path)
+    view = view_store(folder, StoreConfig())
+    ids = {topic.name: topic.id for topic in view.topics}
+    held = [
+        one
+        for row, one in live_rows(folder, view)
+        if any(first < stretch.end and stretch.begin < end for first, end in row.segments)
+    ]
+    if not held:
+        raise ArchiveMissing(
+            f"segment {stretch.path} left the log after the query was planned; run it again",
+            stretch.path,
+        )
+    for one in held:
+        yield from _piece(opener, one, stretch, split, ids)
+
+
+def _piece(
+    opener: Opener, held: Held, stretch: Stretch, split: Split, ids: dict[str, int]
+) -> Iterator[Piece]:
+    archive = opener.archive(held)
+    rows = archive.rows()
+    names = [topic.name for topic in archive.manifest.topics]
+    mine = np.array(
+        [
+            topic.name in split.topics and ids.get(topic.name) == topic.id
+            for topic in archive.manifest.topics
+        ],
+        np.bool_,
+    )
+    may = mine[rows.topics] & (rows.queues != NO_QUEUE)
+    may &= (rows.first_position < stretch.end) & (rows.last_position >= stretch.begin)
+    low, end = _offsets(split.ranges, names, rows)
+    may &= (rows.first_offset < end) & (rows.last_offset >= low)
+    blocks = np.flatnonzero(may)
+    if len(blocks):
+        parts = blocks[(rows.first_offset < low)[blocks] | (rows.last_offset >= end)[blocks]]
+        cuts = {block: (int(low[block]), int(end[block])) for block in parts.tolist()}
+        yield Piece(held, list(runs_of(blocks)), cuts, (stretch.begin, stretch.end))
+
+
+class _Asked(NamedTuple):
+    """The offsets that are asked for of each block's queue."""
+
+    low: I64
+    end: I64
+
+
+def _offsets(ranges: Ranges | None, names: list[str], rows: Rows) -> _Asked:
+    count = len(rows.queues)
+    if ranges is None:
+        return _Asked(np.zeros(count, np.int64), np.full(count, 1 << 62))
+    numbers = {name: i for i, name in enumerate(ranges.names)}
+    topics = np.array([numbers.get(name, -1) for name in names], np.int64)
+    at, is_asked = ranges.find(topics[rows.topics], rows.queues)
+    return _Asked(
+        np.where(is_asked, ranges.low[at], 0).astype(np.int64),
+        np.where(is_asked, ranges.end[at], 0).astype(np.int64),
+    )

@@ -1,0 +1,14 @@
+"""Report: what operators ask of archives and stores, as SQL views and as a page.
+
+- `counting`: messages and bytes by topic, tier and day, without reading bodies.
+- `tables`: that, and the list of archives, as tables of Spark.
+- `views`: the views, made by `create_views`.
+- `figures`, `gather`: what a report says, as values, and Spark asked for them.
+- `page`, `svg`, `texts`: the same as a page of HTML, its plots, its numbers.
+"""
+
+from __future__ import annotations
+
+from tiering.spark.report.views import VIEWS, create_views
+
+__all__ = ["VIEWS", "create_views"]

@@ -1,0 +1,205 @@
+"""Views: the tables that operators ask, by name, of one store or one place of archives.
+
+The idea: each view is a query that has not run; making all of them reads nothing. What can be told
+from directories is (`volume`, `retention`, `archives`); the others read the columns they need, and
+never bodies. Days are UTC, costs are what is stored now for a month.
+
+Invariant: what a view gives is summed up by Spark; no message passes through the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
+
+from kvstore.clock import Clock, SystemClock
+from kvstore.record.names import (
+    DLQ_ATTEMPTS,
+    DLQ_ORIGIN_GROUP,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_PREFIX,
+    RETRY_TOPIC,
+)
+from tiering.prices import GB, Prices, check_prices
+from tiering.spark import source
+from tiering.spark.report import tables
+from tiering.spark.report.counting import DAY_MS
+
+VIEWS: Final = {
+    "messages": "every message",
+    "archives": "every archive: what the catalog, or the archive itself, says of it",
+    "volume": "messages, bytes and cost by topic, tier and day",
+    "dead_letters": "dead letters by topic, group, attempts and day",
+    "delays": "milliseconds from born to stored by topic and day: median, p90, p99, most",
+    "keys": "how many messages of a topic have a key",
+    "retention": "what of each topic is older than so many days, and what that costs",
+}
+KEPT_DAYS: Final = (1, 7, 30, 90, 180, 365)
+"""The times of retention that `retention` asks about."""
+ACCURACY: Final = 10_000
+"""Percentiles are of a rank that is off by one in so many, at most."""
+SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_COLUMNS: Final = {
+    "dead_letters": ("topic", "properties", "stored_at"),
+    "delays": ("topic", "born_at", "stored_at"),
+    "keys": ("topic", "keys"),
+}
+
+
+def create_views(
+    spark: SparkSession,
+    path: str,
+    *,
+    options: Mapping[str, str] | None = None,
+    prices: Prices | None = None,
+    now_ms: int | None = None,
+    clock: Clock | None = None,
+    only: Collection[str] | None = None,
+) -> None:
+    """Make the views (`VIEWS`, or `only` some) of a store's folder, or of a folder or bucket of
+    archives.
+
+    `options` are those of `spark.read.format("kvmq")`; `prices` (default: the examples of
+    `tiering.Prices`) make costs of bytes; `retention` counts ages back from `now_ms`, or the
+    clock's time. Views of these names that the session had are replaced. Raises PolicyIllegal for
+    prices that are none; a query raises what reading raises.
+
+    >>> create_views(spark, "data")  # doctest: +SKIP
+    >>> spark.sql("SELECT topic, sum(cost_per_month) FROM volume GROUP BY topic")  # doctest: +SKIP
+    """
+    prices = prices or Prices()
+    check_prices(prices)
+    now = now_ms if now_ms is not None else (clock or SystemClock()).now_ms()
+    spark.dataSource.register(tables.ReportSource)
+    given = dict(options or {})
+    of = _Of(spark, path, given)
+    # Once for both: Spark starts a Python for each table that is named.
+    volume = cache(lambda: _volume(of.table("volume"), prices))
+    makers: dict[str, Callable[[], DataFrame]] = {
+        "messages": of.messages,
+        "archives": lambda: of.table("archives"),
+        "volume": volume,
+        "dead_letters": lambda: _dead_letters(of.messages(*_COLUMNS["dead_letters"])),
+        "delays": lambda: delays_of(spark, path, given),
+        "keys": lambda: _keys(of.messages(*_COLUMNS["keys"])),
+        "retention": lambda: _retention(volume(), now),
+    }
+    assert makers.keys() == VIEWS.keys(), "VIEWS names them all"
+    for name, make in makers.items():
+        if only is None or name in only:
+            make().createOrReplaceTempView(name)
+
+
+class _Of:
+    """What the views are of."""
+
+    def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str]) -> None:
+        self._spark, self._path = spark, path
+        self._options = dict(options)
+        self._mine = {k: v for k, v in options.items() if k.lower() != "columns"}
+
+    def messages(self, *columns: str) -> DataFrame:
+        """Messages, of these columns or of those that the options say."""
+        reader = self._spark.read.format(source.NAME)
+        if not columns:
+            return reader.options(**self._options).load(self._path)
+        return reader.options(**self._mine, columns=",".join(columns)).load(self._path)
+
+    def table(self, name: str) -> DataFrame:
+        """What is counted, or listed."""
+        reader = self._spark.read.format(tables.NAME).options(**self._mine)
+        return reader.option(tables.TABLE, name).load(self._path)
+
+
+def _volume(counted: DataFrame, prices: Prices) -> DataFrame:
+    stored = F.sum("stored_bytes")
+    price = F.lit(None).cast("double")
+    for tier in ("hot", "warm", "cold"):
+        price = F.when(F.col("tier") == tier, float(getattr(prices, tier).gb_month)).otherwise(
+            price
+        )
+    summed = counted.groupBy("topic", "tier", "day").agg(
+        F.sum("messages").alias("messages"),
+        F.sum("raw_bytes").alias("raw_bytes"),
+        F.round(stored).cast("bigint").alias("stored_bytes"),
+        (stored / GB).alias("_gb"),
+    )
+    return summed.withColumn("cost_per_month", F.col("_gb") * price).drop("_gb")
+
+
+def _dead_letters(messages: DataFrame) -> DataFrame:
+    origin = F.col("properties")
+    of_group = origin[DLQ_ORIGIN_GROUP]
+    is_one = of_group.isNotNull() | F.col("topic").startswith(DLQ_PREFIX)
+    named = F.substring(F.col("topic"), len(DLQ_PREFIX) + 1, 1 << 16)
+    return (
+        messages.where(is_one)
+        .select(
+            # RocketMQ names the group by the topic alone, and the origin as a retry does.
+            F.coalesce(origin[DLQ_ORIGIN_TOPIC], origin[RETRY_TOPIC]).alias("topic"),
+            F.coalesce(of_group, named).alias("group"),
+            F.expr(f"try_cast(properties['{DLQ_ATTEMPTS}'] AS INT)").alias("attempts"),
+            _day().alias("day"),
+            F.col("topic").alias("kept_in"),
+        )
+        .groupBy("topic", "group", "day", "attempts", "kept_in")
+        .agg(F.count(F.lit(1)).alias("messages"))
+    )
+
+
+def delays_of(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str],
+    *,
+    of: Sequence[str] | None = None,
+    with_sums: bool = False,
+) -> DataFrame:
+    """Delays by topic and day, of some topics or of all; `with_sums`: those of each topic on any
+    day (day null), and of all topics (topic null), as well.
+    """
+    messages = _Of(spark, path, options).messages(*_COLUMNS["delays"])
+    if of is not None:
+        messages = messages.where(F.col("topic").isin(list(of)))
+    delay = F.unix_millis("stored_at") - F.unix_millis("born_at")
+    found = messages.select("topic", _day().alias("day"), delay.alias("_delay"))
+    by = found.rollup("topic", "day") if with_sums else found.groupBy("topic", "day")
+    asked = F.percentile_approx("_delay", list(SHARES.values()), ACCURACY)
+    summed = by.agg(
+        F.count(F.lit(1)).alias("messages"),
+        asked.alias("_shares"),
+        F.max("_delay").alias("max"),
+    )
+    shares = [F.col("_shares")[i].alias(name) for i, name in enumerate(SHARES)]
+    return summed.select("topic", "day", "messages", *shares, "max")
+
+
+def _keys(messages: DataFrame) -> DataFrame:
+    # A key that a message has twice is its key once.
+    each = messages.select("topic", F.explode(F.array_distinct("keys")).alias("key"))
+    return each.groupBy("topic", "key").agg(F.count(F.lit(1)).alias("messages"))
+
+
+def _retention(volume: DataFrame, now_ms: int) -> DataFrame:
+    kept = F.explode(F.array(*[F.lit(days) for days in KEPT_DAYS]))
+    each = volume.withColumn("kept_days", kept)
+    # A day is over when its last message is.
+    over = F.unix_date("day").cast("bigint") + 1 + F.col("kept_days") <= F.lit(now_ms / DAY_MS)
+    return (
+        each.where(over)
+        .groupBy("topic", "kept_days")
+        .agg(*[F.sum(name).alias(name) for name in SUMS])
+    )
+
+
+SUMS: Final = ("messages", "raw_bytes", "stored_bytes", "cost_per_month")
+"""What can be summed up of `volume`."""
+
+
+def _day() -> Column:
+    """The day of `stored_at`, UTC whatever the session's time zone is."""
+    return F.date_from_unix_date(F.floor(F.unix_millis("stored_at") / DAY_MS).cast("int"))

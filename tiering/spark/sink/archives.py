@@ -1,0 +1,217 @@
+"""Archives: a task's sorted records -> archives, put into a place and read back.
+
+The idea: as a worker does with a segment (`tiering.regroup`): a dictionary is trained on a sample,
+records go through the one writer, what was written is held against what was to be. An archive has
+so many bytes of records, and is put before the next is begun. Topics that are encrypted have
+archives of their own.
+
+Invariants: an archive's name is new, whoever else makes some; nothing counts by being put; a file
+here goes when its archive is in the place.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.files import Files
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.dictionary import train
+from tiering.archive.integers import Column
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.reader import Archive
+from tiering.archive.records import Fields, slices
+from tiering.archive.tail import FileSource
+from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.classes import read_class
+from tiering.commits import CommittedArchive, HeldRange
+from tiering.copying import read_whole
+from tiering.objectnames import job_object_key
+from tiering.place import Place
+from tiering.regroup import Summed
+from tiering.spark.sink.collecting import Collected
+from tiering.spark.sink.options import SinkOptions
+
+_SAMPLED: Final = 4096
+_STRETCH: Final = 8 << 20
+"""Bytes of records that the writer is given at once."""
+_NUMBER_BITS: Final = 56
+
+
+class Making:
+    """Makes the archives of one task. `ids` gives the ids of topics by their names."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        store_id: str,
+        job: str,
+        place: Place,
+        folder: Path,
+        files: Files,
+        keys: KeyProvider | None,
+    ) -> None:
+        self._options = options
+        self._store_id = store_id
+        self._job = job
+        self._place = place
+        self._folder = folder
+        self._files = files
+        self._keys = keys
+
+    def make(
+        self, found: Collected, ids: Callable[[list[str]], dict[str, int]]
+    ) -> list[CommittedArchive]:
+        """Put the archives of all records. Raises PlaceError, ArchiveDamaged, KeyDestroyed."""
+        if not len(found.offset):
+            return []
+        topics = self._topics(found, ids(found.topics))
+        secret = np.array([self._is_secret(name) for name in found.topics], np.bool_)
+        out: list[CommittedArchive] = []
+        for encrypted in (False, True):
+            rows = np.flatnonzero(secret[found.topic_of] == encrypted)
+            if not len(rows):
+                continue
+            kind = msgspec.structs.replace(
+                read_class(self._options.retention_class), encrypted=encrypted
+            ).name
+            settings = self._settings(found, rows, encrypted=encrypted)
+            out += [
+                self._archive(found, part, topics, kind, settings)
+                for part in self._rolled(found, rows)
+            ]
+        return out
+
+    def _topics(self, found: Collected, ids: dict[str, int]) -> list[ArchivedTopic]:
+        queues = np.zeros(len(found.topics), np.int64)
+        np.maximum.at(queues, found.topic_of, found.queue + 1)
+        return [
+            ArchivedTopic(name=name, id=ids[name], queues=int(count), read_queues=int(count))
+            for name, count in zip(found.topics, queues.tolist(), strict=True)
+        ]
+
+    def _is_secret(self, topic: str) -> bool:
+        return self._keys is not None and self._keys.key_for_writing(topic) is not None
+
+    def _settings(self, found: Collected, rows: Column, *, encrypted: bool) -> ArchiveSettings:
+        options = self._options
+        settings = ArchiveSettings(
+            codec=options.codec, level=options.level, block_bytes=options.block_bytes,
+            keys=self._keys,
+        )  # fmt: skip
+        if encrypted:
+            return settings
+        records = found.records
+        sample = rows[:: max(len(rows) // _SAMPLED, 1)]
+        fields = Fields(
+            records._replace(starts=records.starts[sample], sizes=records.sizes[sample])
+        )
+        total = min(int(records.sizes[rows].sum()), options.archive_bytes)
+        dictionary = train(fields, total, options.codec, options.level)
+        return msgspec.structs.replace(settings, dictionary=dictionary)
+
+    def _rolled(self, found: Collected, rows: Column) -> Iterator[Column]:
+        """The rows of one archive after the other."""
+        ends = np.cumsum(found.records.sizes[rows])
+        at = 0
+        while at < len(rows):
+            before = int(ends[at - 1]) if at else 0
+            room = before + self._options.archive_bytes
+            stop = max(int(np.searchsorted(ends, room, side="right")), at + 1)
+            yield rows[at:stop]
+            at = stop
+
+    def _archive(
+        self,
+        found: Collected,
+        rows: Column,
+        topics: list[ArchivedTopic],
+        kind: str,
+        settings: ArchiveSettings,
+    ) -> CommittedArchive:
+        """Write, read back and put one archive."""
+        position, sizes = found.position[rows], found.records.sizes[rows]
+        first, end = int(position.min()), int((position + sizes).max())
+        sink = Summed()
+        origin = ArchiveOrigin(
+            store_id=self._store_id, segments=((first, end),), retention_class=kind
+        )
+        writer = ArchiveWriter(sink, settings, origin)
+        held: dict[tuple[int, int], HeldRange] = {}
+
+        def chunks() -> Iterator[bytes]:
+            for part in _stretches(found, rows):
+                topic, queue = int(found.topic_of[part[0]]), int(found.queue[part[0]])
+                a, b = int(part[0]), int(part[-1]) + 1
+                writer.add(topics[topic], queue, found.records.rows(a, b))
+                low, high = int(found.offset[a]), int(found.offset[b - 1])
+                before = held.get((topic, queue))
+                low = low if before is None else before.first
+                held[topic, queue] = HeldRange(found.topics[topic], queue, low, high)
+                yield from sink.taken()
+            writer.finish()
+            yield from sink.taken()
+
+        number = secrets.randbits(_NUMBER_BITS)
+        key = job_object_key(self._store_id, self._job, first, number, kind)
+        path = self._folder / f"{number}.made"
+        self._files.write_new(path, chunks(), replace=True)
+        try:
+            self._prove(path, found, rows)
+            self._put(path, key, sink)
+        finally:
+            self._files.remove(path)
+        return CommittedArchive(
+            key=key, size=sink.size, crc=sink.crc, messages=len(rows), first_position=first,
+            end_position=end, queues=list(held.values()),
+        )  # fmt: skip
+
+    def _prove(self, path: Path, found: Collected, rows: Column) -> None:
+        """Read the archive back from the disk, and hold each record against what was to be."""
+        archive = Archive.open(FileSource(path, self._files), keys=self._keys)
+        records = found.records
+        starts = records.starts[rows]
+        stops = starts + records.sizes[rows]
+        done = 0
+        for group in archive.groups():
+            mine = slice(done, done + group.count)
+            if group.records() != slices(records.buffer, starts[mine], stops[mine]):
+                raise ArchiveDamaged(
+                    f"what block {group.number} of {path} and those with it give back is not what "
+                    "was written; nothing was committed",
+                    str(path),
+                    group.number,
+                )
+            done += group.count
+        if done != len(rows):
+            raise ArchiveDamaged(f"{path} lacks records; nothing was committed", str(path))
+
+    def _put(self, path: Path, key: str, sink: Summed) -> None:
+        self._place.put(key, path)
+        if read_whole(self._place, key, sink.size) != sink.crc:
+            raise ArchiveDamaged(
+                f"{self._place.name}/{key} is not what was put there; nothing was committed",
+                f"{self._place.name}/{key}",
+            )
+
+
+def _stretches(found: Collected, rows: Column) -> Iterator[Column]:
+    """Rows that follow each other and are of one queue, some megabytes at a time."""
+    change = (np.diff(found.topic_of[rows]) != 0) | (np.diff(found.queue[rows]) != 0)
+    change |= np.diff(rows) != 1
+    begins = [0, *(np.flatnonzero(change) + 1).tolist()]
+    for a, b in zip(begins, [*begins[1:], len(rows)], strict=True):
+        mine = rows[a:b]
+        ends = np.cumsum(found.records.sizes[mine])
+        at = 0
+        while at < len(mine):
+            before = int(ends[at - 1]) if at else 0
+            stop = max(int(np.searchsorted(ends, before + _STRETCH, side="right")), at + 1)
+            yield mine[at:stop]
+            at = stop
