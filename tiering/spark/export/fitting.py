@@ -39,6 +39,8 @@ VALUE: Final = "value"
 REASON: Final = "reason"
 _BROKEN: Final = "_kvmq_broken"
 _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_JUDGED: Final = (BooleanType, IntegralType, FloatType, DoubleType)
+"""Simple types whose values are told by looking at the JSON."""
 _SHOWN: Final = 60
 
 
@@ -111,23 +113,37 @@ def broken(body: bytes | None) -> str | None:
         return "JSON, but not an object"
     except msgspec.DecodeError as e:
         return f"not JSON: {e}"
+    except RecursionError:
+        return "JSON that is nested too deep"
     return None
 
 
 def misfit(body: bytes, schema: StructType) -> str:
     """Why an object (see `broken`) does not fit, by the first field that doesn't."""
-    found = next(_misfits_of(msgspec.json.decode(body), schema, ""), None)
-    return found or f"does not fit {schema.simpleString()}"
+    try:
+        found = list(_misfits_of(msgspec.json.decode(body), schema, ""))
+    except (msgspec.DecodeError, RecursionError):
+        # A number, say, that no Python's float can be; Spark would not have it either.
+        found = []
+    if found:
+        # The first that is sure, or else the first that may be it.
+        return min(found, key=lambda one: not one.sure).text
+    return f"does not fit {schema.simpleString()}"
 
 
-def _misfits_of(value: Any, kind: DataType, path: str) -> Iterator[str]:
-    """What is not as the type has it; of types that have a notation of their own, such as times,
-    only Spark can tell, and they are named where nothing else is found.
-    """
+class _Misfit(NamedTuple):
+    """A field that does not fit; not `sure` where only Spark can tell, as of times."""
+
+    sure: bool
+    text: str
+
+
+def _misfits_of(value: Any, kind: DataType, path: str) -> Iterator[_Misfit]:
+    """What is not as the type has it."""
     if value is None:
         return
     parts: list[tuple[Any, DataType, str]] = []
-    right = True
+    right = sure = True
     if isinstance(kind, StructType):
         right = isinstance(value, dict)
         if right:
@@ -145,10 +161,11 @@ def _misfits_of(value: Any, kind: DataType, path: str) -> Iterator[str]:
             parts = [(one, kind.valueType, f"{path}[{name!r}]") for name, one in value.items()]
     else:
         right = _is_one(value, kind)
+        sure = isinstance(kind, _JUDGED)
     if not right:
         text = msgspec.json.encode(value).decode()
         shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-        yield f"{path} is {shown}, not {kind.simpleString()}"
+        yield _Misfit(sure, f"{path} is {shown}, not {kind.simpleString()}")
     for part in parts:
         yield from _misfits_of(*part)
 

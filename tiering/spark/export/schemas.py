@@ -123,7 +123,7 @@ def _is_object(body: bytes) -> bool:
     try:
         msgspec.json.decode(body, type=dict[str, Any])
         body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 

@@ -38,9 +38,15 @@ UNFIT = {
     b'{"id": 9223372036854775808}': "id is 9223372036854775808, not bigint",
     b'{"paid": 1}': "paid is 1, not boolean",
     b'{"at": "soon"}': 'at is "soon", not timestamp',
+    b'{"at": "2026-11-01T10:00:00Z", "more": {"n": "x"}}': 'more.n is "x", not int',
     b'{"more": {"n": 3000000000}}': "more.n is 3000000000, not int",
     b'{"more": {"all": [1, 2, "x"]}}': r'more.all\[2\] is "x", not int',
     b'{"more": [1]}': r"more is \[1\], not struct",
+    # What a parser itself may fail at ends nothing but its own message's way.
+    b'{"more": ' + b"[" * 5000 + b"]" * 5000 + b"}": "too deep",
+    b'{"id": 1e999999999}': "does not fit",
+    b'{"note": "\\ud800"}': "not JSON",
+    b'{"note": ' + b"1" * 2000 + b"}": "does not fit",
 }
 
 
