@@ -187,6 +187,10 @@ class PartReader:
     # --- the log ---
 
     def _of_log(self, stretch: Stretch, split: Split) -> Iterator[pa.RecordBatch]:
+        if self._opener.files.size(Path(stretch.path)) is None:
+            for piece in moved(self._options, self._opener, stretch, split):
+                yield from filter(len, self._of_archive(piece))
+            return
         for records in self.log_records(stretch, split):
             for one in of_records(records, stretch.base):
                 out = self._exactly(batch_of(one, self._made))
@@ -200,9 +204,9 @@ class PartReader:
         path = Path(stretch.path)
         files = self._opener.files
         if files.size(path) is None:
-            for piece in moved(self._options, self._opener, stretch, split):
-                yield from filter(len, self._of_archive(piece))
-            return
+            raise ArchiveMissing(
+                f"segment {path} left the log after the query was planned; run it again", str(path)
+            )
         mapped = files.map(path, writable=False)
         try:
             for rows, found in self._records(mapped.buffer, stretch, split):
