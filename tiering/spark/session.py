@@ -59,8 +59,8 @@ def session(
     progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
     """A session for the time of the block: the active one, that of `spark-submit`, or one on this
-    machine (`master`; one of all cores if nothing says another). `settings` are Spark's; `progress` is
-    told of the stages that run, in tasks.
+    machine (`master`; one of all cores if nothing says another). `settings` are Spark's; `progress`
+    is told of the stages that run, in tasks.
 
     >>> with session() as spark:
     ...     spark.read.format("kvmq").load("data").count()  # doctest: +SKIP
