@@ -28,7 +28,6 @@ from kvstore.index.keys import (
     ARCHIVE_FIRST,
     ARCHIVES,
     META,
-    NO_ARCHIVE,
     PLACES,
     STORE_ID,
     behind,
@@ -140,7 +139,7 @@ def _first(index: Index, topic: int, queue: int, first_segment: int, end: int) -
     for key, value in index.families.rows(PLACES, prefix, behind(prefix)):
         place = read_place(key, value)[2]
         is_held = place.segment < ARCHIVE_FIRST or place.is_archived
-        is_nobodys = place.is_archived and place.archive == NO_ARCHIVE
+        is_nobodys = place.is_nobodys
         if is_held and not is_nobodys and place.segment >= first_segment:
             return place.first
     return end

@@ -405,6 +405,7 @@ class Reader:
     def _first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
         """The first offset stored at or after `time`, `high` if there is none."""
         is_archived, behind = False, high
+        gap: int | None = None
         for place in self._index.queues.places(topic.base + queue, self.first_segment()):
             # Places narrow it to one segment or archive, so that no other one is touched.
             if place.first < low or place.first >= high:
@@ -413,16 +414,28 @@ class Reader:
             if place.segment == NOWHERE:
                 # What is behind it is not in a place yet, so no archive has it.
                 behind = place.first
+            elif place.is_nobodys:
+                # It says no time: what is before it is looked through by itself.
+                gap = place.first if gap is None else gap
             elif place.stored_at < time:
-                low, is_archived, behind = place.first, place.is_archived, high
+                low, is_archived, behind, gap = place.first, place.is_archived, high, None
             else:
                 high = place.first
                 break
+        end = high if gap is None else gap
         if is_archived and self.cold is not None:
-            found = self.cold.first_from(topic, queue, time, low, min(behind, high))
+            found = self.cold.first_from(topic, queue, time, low, min(behind, end))
             if found is not None:
                 return found
-            low = min(behind, high)
+            low = min(behind, end)
+        low = self._first_in_log(topic, queue, time, low, end)
+        if gap is None or low < gap:
+            return low
+        beyond = self._index.after(topic.base + queue, gap, self.first_segment())
+        return self._first_in_log(topic, queue, time, min(beyond or high, high), high)
+
+    def _first_in_log(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
+        """The same of entries that the log has."""
         while low < high:
             middle = (low + high) // 2
             if self._stored_at(self.positions(topic, queue, middle, 1)[0]) < time:

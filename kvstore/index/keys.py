@@ -143,6 +143,11 @@ class Place(NamedTuple):
         return ARCHIVE_FIRST <= self.segment < NOWHERE
 
     @property
+    def is_nobodys(self) -> bool:
+        """Whether nobody has the entries any more."""
+        return self.is_archived and self.archive == NO_ARCHIVE
+
+    @property
     def archive(self) -> int:
         """The number of the archive that has the entries."""
         return self.segment - ARCHIVE_FIRST

@@ -23,7 +23,6 @@ from kvstore.index import runs
 from kvstore.index.families import Families
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
-    NO_ARCHIVE,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
@@ -130,7 +129,7 @@ class Queues:
         if found and (found[0].segment < first_segment or found[0].segment >= ARCHIVE_FIRST):
             there = [p for p in found if p.segment >= first_segment]
             # What nobody has is worth telling between others alone.
-            return list(dropwhile(lambda p: p.is_archived and p.archive == NO_ARCHIVE, there))
+            return list(dropwhile(lambda p: p.is_nobodys, there))
         return found
 
     def follow(self, newer: Families) -> None:

@@ -72,5 +72,5 @@ def held(folder: Path) -> dict[int, StoredMessage]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with session(master="local[2]", settings={"spark.sql.shuffle.partitions": "2"}) as one:
+    with session(master="local[2,4]", settings={"spark.sql.shuffle.partitions": "2"}) as one:
         yield one
