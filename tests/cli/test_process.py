@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -39,13 +39,23 @@ def verbs() -> list[str]:
 
 @pytest.mark.parametrize("verb", verbs())
 def test_every_verb_has_help_and_json(kvmq: Kvmq, verb: str) -> None:
-    help_text = kvmq(verb, "--help")
-    assert help_text.code == 0
     found = command.get_command(click.Context(command), verb)
-    for sub in found.commands if isinstance(found, click.Group) else ():
-        assert "--json" in kvmq(verb, sub, "--help").out
-    if not isinstance(found, click.Group):
-        assert "--json" in help_text.out
+    assert found is not None
+    for words, one in below(found, verb):
+        help_text = kvmq(*words, "--help")
+        assert help_text.code == 0
+        assert isinstance(one, click.Group) or "--json" in help_text.out, words
+
+
+def below(found: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A verb and all those below it."""
+    yield words, found
+    if isinstance(found, click.Group):
+        context = click.Context(found)
+        for name in found.list_commands(context):
+            one = found.get_command(context, name)
+            assert one is not None
+            yield from below(one, *words, name)
 
 
 def test_the_version_is_printed(kvmq: Kvmq) -> None:
