@@ -107,6 +107,8 @@ class _Attaching:
             for held in _in_log(families, queue, place)
         }
         """By first offset where the log's entries of a place end."""
+        self._new: set[int] = set()
+        """Where places were put: these hold, whatever there was before."""
 
     def run(self, stretches: Sequence[Stretch]) -> None:
         """Put the places of rising stretches."""
@@ -139,7 +141,8 @@ class _Attaching:
             if place.first > one.last:
                 break
             if place.segment == NOWHERE or (place.is_archived and place.archive == NO_ARCHIVE):
-                if place.segment == NOWHERE or place.first >= one.first:
+                is_over = place.segment == NOWHERE or place.first >= one.first
+                if is_over and place.first not in self._new:
                     self._batch.delete(PLACES, place_key(*self._queue, place.first))
                 if place.segment != NOWHERE:
                     around = log = None
@@ -150,7 +153,7 @@ class _Attaching:
         if log is not None:
             if log.end > one.first:
                 self._refuse(one)
-            if log.end < one.first:
+            if log.end < one.first and log.end not in self._new:
                 # With the time of what is before it, so that a search by time looks there.
                 self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
         return around
@@ -168,6 +171,7 @@ class _Attaching:
         return min([*firsts, *(other.first for other in behind_it)], default=None)
 
     def _put(self, first: int, value: bytes) -> None:
+        self._new.add(first)
         self._batch.put(PLACES, place_key(*self._queue, first), value)
 
     def _refuse(self, one: Stretch) -> None:

@@ -236,6 +236,30 @@ def test_archives_whose_offsets_come_by_turns_fit_into_each_other(
         assert store.put("orders", b"", queue=0).offset == 19
 
 
+@pytest.mark.parametrize("begin", ["nothing", "an archive", "the log"])
+@pytest.mark.parametrize("gap", [0, 5])
+def test_several_archives_of_one_queue_go_on_behind_it(
+    tmp_path: Path, clock: VirtualClock, begin: str, gap: int
+) -> None:
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("orders", queues=1)
+        if begin == "an archive":
+            write(tmp_path / "first", rows(0, *range(4), at=clock.now_ms() - 10))
+            tiering.attach(store, tmp_path / "first")
+        elif begin == "the log":
+            store.put_batch([Message("orders", b"", queue=0)] * 4)
+        end = store.bounds("orders", 0).next_offset
+        due = [*range(end + gap, end + gap + 4), end + gap + 4, end + 2 * gap + 5]
+        now = clock.now_ms()
+        clock.advance(1)
+        tasks = [rows(0, *offsets, at=now) for offsets in (due[:4], due[4:5], due[5:])]
+        write(tmp_path / "out", *tasks)
+        tiering.attach(store, tmp_path / "out")
+        assert [m.offset for m in whole(store)["orders", 0]] == [*range(end), *due]
+        assert store.put("orders", b"", queue=0).offset == due[-1] + 1
+        assert [m.offset for m in whole(store)["orders", 0]] == [*range(end), *due, due[-1] + 1]
+
+
 def conflict(store: Store, source: Path, told: str, **options: Any) -> AttachConflict:
     before, topics = read_all(store), store.topics()
     archives = len(list(decode_rows(store.handover.rows())))
