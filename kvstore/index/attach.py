@@ -20,13 +20,17 @@ import numpy as np
 from kvstore.archived import Here, Queue, Stretch
 from kvstore.errors import CallerError
 from kvstore.index.families import Batch, Families
+from kvstore.index.handover import next_number
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
+    COMING,
+    META,
     NO_ARCHIVE,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
     RUNS,
+    U32,
     Place,
     behind,
     place_key,
@@ -91,6 +95,23 @@ def attach(families: Families, batch: Batch, stretches: Iterable[Stretch]) -> No
         queues.setdefault((one.topic, one.queue), []).append(one)
     for queue, mine in queues.items():
         _Attaching(families, batch, queue).run(sorted(mine, key=lambda one: one.first))
+
+
+def announce(families: Families, batch: Batch) -> None:
+    """Put into a batch that archives are to come whose numbers are taken from here on."""
+    batch.put(META, COMING, U32.pack(next_number(families)))
+
+
+def forget(batch: Batch) -> None:
+    """Put into a batch that none are to come any more."""
+    batch.delete(META, COMING)
+
+
+def comes_from(families: Families) -> int:
+    """From which number on archives may come that are not there yet."""
+    noted = families.get(META, COMING)
+    following = next_number(families)
+    return following if noted is None else min(following, U32.unpack(noted)[0])
 
 
 class _Attaching:
