@@ -260,6 +260,30 @@ def test_several_archives_of_one_queue_go_on_behind_it(
         assert [m.offset for m in whole(store)["orders", 0]] == [*range(end), *due, due[-1] + 1]
 
 
+@pytest.mark.parametrize("how", ["attached", "attached and rebuilt", "restored"])
+def test_a_search_by_time_knows_the_times_of_each_queue(
+    tmp_path: Path, clock: VirtualClock, how: str
+) -> None:
+    # Small queues share a group, of which a directory says one time.
+    now = clock.now_ms()
+    clock.advance(3600)
+    early = [rows(1, 0, at=now)[0] | {"topic": topic} for topic in ("a", "z")]
+    tasks = [[*early[:1], *rows(0, 0, 1, at=now + 5)], [*rows(0, 2, 3, at=now + 6), *early[1:]]]
+    write(tmp_path / "out", *tasks)
+    path = tmp_path / "store"
+    if how == "restored":
+        tiering.restore(tmp_path / "out", path, config=config(clock))
+    else:
+        with kvstore.open(path, config(clock)) as store:
+            tiering.attach(store, tmp_path / "out")
+    if how == "attached and rebuilt":
+        kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert [m.stored_at - now for m in read_queue(store, "orders", 0)] == [5, 6, 6, 7]
+        found = [store.offset_at("orders", 0, now + n) for n in range(9)]
+        assert found == [0, 0, 0, 0, 0, 0, 1, 3, 4]
+
+
 def conflict(store: Store, source: Path, told: str, **options: Any) -> AttachConflict:
     before, topics = read_all(store), store.topics()
     archives = len(list(decode_rows(store.handover.rows())))
