@@ -446,6 +446,30 @@ def test_what_was_attached_is_there_after_the_index_is_made_anew(
         assert [m.body for m in found["mine", 0]] == [b"1", b"2"]
 
 
+def test_what_was_put_behind_something_attached_is_there_after_the_index_is_made_anew(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("orders", queues=1)
+        for number in range(3):
+            # Alone between what is attached, and last of all.
+            end = store.put("orders", b"put%d" % number, queue=0).offset + 1
+            write(tmp_path / f"out{number}", rows(0, end, end + 5, at=clock.now_ms()))
+            clock.advance(1)
+            tiering.attach(store, tmp_path / f"out{number}")
+        store.put("orders", b"last", queue=0)
+        before = whole(store)
+    assert [m.offset for m in before["orders", 0]] == [0, 1, 6, 7, 8, 13, 14, 15, 20, 21]
+    for lost in (None, "index"):
+        if lost is not None:
+            shutil.rmtree(path / lost)
+        kvstore.rebuild(path, config(clock))
+        with kvstore.open(path, config(clock)) as store:
+            assert store.recovery.damage == []
+            assert whole(store) == before
+
+
 def test_a_kill_at_any_step_leaves_nothing_or_all(tmp_path: Path, clock: VirtualClock) -> None:
     due = archived(tmp_path / "source", clock, 90)
     source = tmp_path / "source" / "archive"
