@@ -36,7 +36,7 @@ from kvstore.archived import (
 from kvstore.config import StoreConfig
 from kvstore.consume.reader import Reader
 from kvstore.errors import CallerError
-from kvstore.index.attach import attach, here
+from kvstore.index.attach import attach, forget, here
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_rows
 from kvstore.index.index import Index
@@ -199,6 +199,7 @@ class HandOver:
                     self._topics.stage_rows(batch, infos)
                     put_rows(batch, arriving)
                     attach(self._index.families, batch, stretches)
+                    forget(batch)
 
                 self._index.change(put, arriving, keys)
                 self._topics.settle_rows(infos)

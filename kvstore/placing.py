@@ -18,11 +18,13 @@ import msgspec
 
 from kvstore.archived import Archived, Contents
 from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
+from kvstore.index.attach import forget
 from kvstore.index.families import Batch
 from kvstore.index.handover import place_again, put_gone, read_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
+    COMING,
     META,
     NEXT_ARCHIVE,
     NEXT_TOPIC_ID,
@@ -41,6 +43,11 @@ _log = logging.getLogger("kvmq")
 def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived]) -> None:
     """Make the places of archived messages anew, if that is to be done."""
     families = index.families
+    if families.get(META, COMING) is not None:
+        # An attach did not come to its end, and never will.
+        batch = families.batch()
+        forget(batch)
+        families.write(batch)
     if families.get(META, UNPLACED) is None:
         return
     batch = families.batch()

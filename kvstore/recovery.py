@@ -147,6 +147,7 @@ class _Recovery:
         # From the beginning the log tells its times itself; what it held before that is gone.
         replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
         replay.is_anew = start <= log.first
+        replay.is_between = replay.is_anew and any(n * log.segment_size > start for n in self._gone)
         scan = LogScan(
             log.segments,
             start,

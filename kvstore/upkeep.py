@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from kvstore.config import Retention, StoreConfig
 from kvstore.consume.reader import Reader
+from kvstore.index.attach import announce
+from kvstore.index.families import Batch
 from kvstore.index.handover import put_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
@@ -104,7 +106,12 @@ class Upkeep:
             # nothing behind the gap, and go on within it.
             log.segments.create(leaving.stop)
             there = log.segments.numbers
-            index.change(lambda batch: put_gone(batch, index.gone(), leaving, there, size))
+
+            def put(batch: Batch) -> None:
+                put_gone(batch, index.gone(), leaving, there, size)
+                announce(index.families, batch)
+
+            index.change(put)
             log.skip(count)
             for number in leaving:
                 if log.segments.has(number):

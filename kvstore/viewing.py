@@ -22,7 +22,7 @@ import msgspec
 from kvstore import opening
 from kvstore.archived import ArchivedTopic, Catalog, LogFile, Queue, Reach, View
 from kvstore.config import StoreConfig
-from kvstore.index.handover import next_number
+from kvstore.index.attach import comes_from
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -74,7 +74,7 @@ class Viewing:
             )
             durable = index.checkpoint.durable
             log, missing = _files(path, config, index, size)
-            return View(catalog, topics, log, durable, next_number(families)), missing
+            return View(catalog, topics, log, durable, comes_from(families)), missing
 
     def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
         """See Viewer."""

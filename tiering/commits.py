@@ -11,7 +11,7 @@ not; commits and lists are never changed; an id is given to one topic, and a top
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -128,6 +128,14 @@ def commits_of(place: Place, store_id: str) -> list[Commit]:
         if found is not None:
             return found
     return []
+
+
+def jobs_there(place: Place, store_id: str, jobs: Collection[str]) -> set[str]:
+    """Those of some jobs that have a commit, whether or not it counts."""
+    if not jobs:
+        return set()
+    names = (COMMIT_NAME.fullmatch(info.key) for info in place.list(jobs_prefix(store_id)))
+    return {name[2] for name in names if name is not None} & set(jobs)
 
 
 def committed(place: Place, store_id: str, job: str) -> Commit | None:

@@ -245,6 +245,17 @@ class _Times:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], tuple[I64, I64]] = {}
+        self._blocks: dict[str, tuple[I64, I64]] = {}
+
+    def of(self, archive: Archive, block: int) -> tuple[int, int]:
+        """The least and the greatest time of a whole block; what an archive keeps of its directory
+        says it of groups alone.
+        """
+        found = self._blocks.get(archive.name)
+        if found is None:
+            rows = archive.rows()
+            found = self._blocks[archive.name] = rows.least_stored_at, rows.greatest_stored_at
+        return int(found[0][block]), int(found[1][block])
 
     def within(self, archive: Archive, block: int, low: int, high: int) -> tuple[int, int] | None:
         """The least and the greatest time of a block's messages from one offset to another."""
@@ -282,5 +293,5 @@ def _apart(one: Held, log: Sequence[Here], archive: Archive, times: _Times) -> I
         found = None
         if len(parts) > 1 or (first, last) != ends:
             found = times.within(archive, block, first, last)
-        low, high = found or directory.stored_within(block)
+        low, high = found or times.of(archive, block)
         yield Stretch(one.topic, one.queue, first, last, low, high, one.archive)

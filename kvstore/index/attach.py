@@ -20,13 +20,17 @@ import numpy as np
 from kvstore.archived import Here, Queue, Stretch
 from kvstore.errors import CallerError
 from kvstore.index.families import Batch, Families
+from kvstore.index.handover import next_number
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
+    COMING,
+    META,
     NO_ARCHIVE,
     NOWHERE,
     OFFSET_MAX,
     PLACES,
     RUNS,
+    U32,
     Place,
     behind,
     place_key,
@@ -93,6 +97,23 @@ def attach(families: Families, batch: Batch, stretches: Iterable[Stretch]) -> No
         _Attaching(families, batch, queue).run(sorted(mine, key=lambda one: one.first))
 
 
+def announce(families: Families, batch: Batch) -> None:
+    """Put into a batch that archives are to come whose numbers are taken from here on."""
+    batch.put(META, COMING, U32.pack(next_number(families)))
+
+
+def forget(batch: Batch) -> None:
+    """Put into a batch that none are to come any more."""
+    batch.delete(META, COMING)
+
+
+def comes_from(families: Families) -> int:
+    """From which number on archives may come that are not there yet."""
+    noted = families.get(META, COMING)
+    following = next_number(families)
+    return following if noted is None else min(following, U32.unpack(noted)[0])
+
+
 class _Attaching:
     """One queue."""
 
@@ -107,6 +128,8 @@ class _Attaching:
             for held in _in_log(families, queue, place)
         }
         """By first offset where the log's entries of a place end."""
+        self._new: set[int] = set()
+        """Where places were put: these hold, whatever there was before."""
 
     def run(self, stretches: Sequence[Stretch]) -> None:
         """Put the places of rising stretches."""
@@ -139,7 +162,8 @@ class _Attaching:
             if place.first > one.last:
                 break
             if place.segment == NOWHERE or (place.is_archived and place.archive == NO_ARCHIVE):
-                if place.segment == NOWHERE or place.first >= one.first:
+                is_over = place.segment == NOWHERE or place.first >= one.first
+                if is_over and place.first not in self._new:
                     self._batch.delete(PLACES, place_key(*self._queue, place.first))
                 if place.segment != NOWHERE:
                     around = log = None
@@ -150,7 +174,7 @@ class _Attaching:
         if log is not None:
             if log.end > one.first:
                 self._refuse(one)
-            if log.end < one.first:
+            if log.end < one.first and log.end not in self._new:
                 # With the time of what is before it, so that a search by time looks there.
                 self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
         return around
@@ -168,6 +192,7 @@ class _Attaching:
         return min([*firsts, *(other.first for other in behind_it)], default=None)
 
     def _put(self, first: int, value: bytes) -> None:
+        self._new.add(first)
         self._batch.put(PLACES, place_key(*self._queue, first), value)
 
     def _refuse(self, one: Stretch) -> None:

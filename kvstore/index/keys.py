@@ -58,6 +58,7 @@ RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: what receipts are 
 ADOPTED: Final = b"adopted"  # JSON: what was imported, from where
 GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
 NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
+COMING: Final = b"coming"  # u32: archives with numbers from this one on are being attached
 UNPLACED: Final = b"unplaced"  # there while places of archived messages have to be made anew
 
 U32: Final = Struct(">I")

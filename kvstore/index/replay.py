@@ -71,6 +71,10 @@ class Replay:
         """Whether the log is replayed from its beginning: a queue's first record may follow on what
         is not in the log any more, wherever that ended.
         """
+        self.is_between = False
+        """Whether also archives have what lies between segments of that log, and behind them: then
+        all that is known of a queue's next record is that its offset is above the one before.
+        """
         self.refused: list[tuple[int, int, int, int]] = []
         """Records that were not indexed: position, size, offset, and the offset that was due."""
         self._held: dict[int, _Row] = {}
@@ -135,7 +139,8 @@ class Replay:
                 return
         is_first = self.is_anew and key not in self._following
         is_gap = offset > following and (self.gaps_expected or not following or is_first)
-        if offset == following or is_gap:
+        is_between = self.is_between and offset >= self._following.get(key, 0)
+        if offset == following or is_gap or is_between:
             self._take(row)
         else:
             self._held[key] = row

@@ -236,6 +236,54 @@ def test_archives_whose_offsets_come_by_turns_fit_into_each_other(
         assert store.put("orders", b"", queue=0).offset == 19
 
 
+@pytest.mark.parametrize("begin", ["nothing", "an archive", "the log"])
+@pytest.mark.parametrize("gap", [0, 5])
+def test_several_archives_of_one_queue_go_on_behind_it(
+    tmp_path: Path, clock: VirtualClock, begin: str, gap: int
+) -> None:
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("orders", queues=1)
+        if begin == "an archive":
+            write(tmp_path / "first", rows(0, *range(4), at=clock.now_ms() - 10))
+            tiering.attach(store, tmp_path / "first")
+        elif begin == "the log":
+            store.put_batch([Message("orders", b"", queue=0)] * 4)
+        end = store.bounds("orders", 0).next_offset
+        due = [*range(end + gap, end + gap + 4), end + gap + 4, end + 2 * gap + 5]
+        now = clock.now_ms()
+        clock.advance(1)
+        tasks = [rows(0, *offsets, at=now) for offsets in (due[:4], due[4:5], due[5:])]
+        write(tmp_path / "out", *tasks)
+        tiering.attach(store, tmp_path / "out")
+        assert [m.offset for m in whole(store)["orders", 0]] == [*range(end), *due]
+        assert store.put("orders", b"", queue=0).offset == due[-1] + 1
+        assert [m.offset for m in whole(store)["orders", 0]] == [*range(end), *due, due[-1] + 1]
+
+
+@pytest.mark.parametrize("how", ["attached", "attached and rebuilt", "restored"])
+def test_a_search_by_time_knows_the_times_of_each_queue(
+    tmp_path: Path, clock: VirtualClock, how: str
+) -> None:
+    # Small queues share a group, of which a directory says one time.
+    now = clock.now_ms()
+    clock.advance(3600)
+    early = [rows(1, 0, at=now)[0] | {"topic": topic} for topic in ("a", "z")]
+    tasks = [[*early[:1], *rows(0, 0, 1, at=now + 5)], [*rows(0, 2, 3, at=now + 6), *early[1:]]]
+    write(tmp_path / "out", *tasks)
+    path = tmp_path / "store"
+    if how == "restored":
+        tiering.restore(tmp_path / "out", path, config=config(clock))
+    else:
+        with kvstore.open(path, config(clock)) as store:
+            tiering.attach(store, tmp_path / "out")
+    if how == "attached and rebuilt":
+        kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert [m.stored_at - now for m in read_queue(store, "orders", 0)] == [5, 6, 6, 7]
+        found = [store.offset_at("orders", 0, now + n) for n in range(9)]
+        assert found == [0, 0, 0, 0, 0, 0, 1, 3, 4]
+
+
 def conflict(store: Store, source: Path, told: str, **options: Any) -> AttachConflict:
     before, topics = read_all(store), store.topics()
     archives = len(list(decode_rows(store.handover.rows())))
@@ -396,6 +444,30 @@ def test_what_was_attached_is_there_after_the_index_is_made_anew(
         for queue, messages in due.items():
             same(found[queue], messages)
         assert [m.body for m in found["mine", 0]] == [b"1", b"2"]
+
+
+def test_what_was_put_behind_something_attached_is_there_after_the_index_is_made_anew(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("orders", queues=1)
+        for number in range(3):
+            # Alone between what is attached, and last of all.
+            end = store.put("orders", b"put%d" % number, queue=0).offset + 1
+            write(tmp_path / f"out{number}", rows(0, end, end + 5, at=clock.now_ms()))
+            clock.advance(1)
+            tiering.attach(store, tmp_path / f"out{number}")
+        store.put("orders", b"last", queue=0)
+        before = whole(store)
+    assert [m.offset for m in before["orders", 0]] == [0, 1, 6, 7, 8, 13, 14, 15, 20, 21]
+    for lost in (None, "index"):
+        if lost is not None:
+            shutil.rmtree(path / lost)
+        kvstore.rebuild(path, config(clock))
+        with kvstore.open(path, config(clock)) as store:
+            assert store.recovery.damage == []
+            assert whole(store) == before
 
 
 def test_a_kill_at_any_step_leaves_nothing_or_all(tmp_path: Path, clock: VirtualClock) -> None:

@@ -30,12 +30,13 @@ from tiering.commits import (
     commits_of,
     committed,
     encode_commit,
+    jobs_there,
     remove_replaced,
     remove_unnamed,
     take_ids,
 )
-from tiering.errors import ObjectExists, OffsetsTaken, PlaceError
-from tiering.objectnames import commit_key
+from tiering.errors import ObjectExists, ObjectNotFound, OffsetsTaken, PlaceError
+from tiering.objectnames import commit_key, job_folder
 from tiering.overlaps import Range, first_twice, ranges_of
 from tiering.place import Place
 from tiering.spark.sink.options import SinkOptions
@@ -129,10 +130,14 @@ def commit(
     if before is None:
         old = commits_of(place, store_id)
         _check_offsets(place, store_id, archives, [] if overwrite else old)
+        _check_there(place, store_id, job, archives)
         replaced = [one for one in old if one.job != job] if overwrite else []
+        # What one of these has replaced may be there still, and must not count once that one went.
+        before_them = {name for one in replaced for name in one.replaces}
+        gone = {one.job for one in replaced} | jobs_there(place, store_id, before_them)
         made = Commit(
             job=job, archives=sorted(archives, key=lambda one: one.key), query=query, batch=batch,
-            replaces=sorted(one.job for one in replaced),
+            replaces=sorted(gone),
         )  # fmt: skip
         try:
             place.put(commit_key(store_id, job), encode_commit(made))
@@ -145,6 +150,21 @@ def commit(
             _unless_unreachable(lambda: remove_replaced(place, store_id, replaced))
     _unless_unreachable(lambda: remove_unnamed(place, store_id, job))
     return before is None
+
+
+def _check_there(
+    place: Place, store_id: str, job: str, archives: Sequence[CommittedArchive]
+) -> None:
+    """Nobody has removed meanwhile what the job has put, as a write a day later may."""
+    there = {info.key: info.size for info in place.list(job_folder(store_id, job))}
+    for one in archives:
+        if there.get(one.key) != one.size:
+            raise ObjectNotFound(
+                f"{place.name}/{one.key} is not there any more as it was put: somebody has removed "
+                "it, as each write does with what was put more than a day before and not "
+                "committed; nothing of the job counts: run it again, in smaller jobs",
+                place.name,
+            )
 
 
 def _check_offsets(

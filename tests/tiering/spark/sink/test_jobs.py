@@ -22,7 +22,7 @@ from tiering import NothingToRestore
 from tiering.archive.keyfile import KeyFile
 from tiering.archive.reader import Archive
 from tiering.commits import commits_of, read_ids, remove_unnamed, sweep, take_ids
-from tiering.errors import OffsetsTaken, PlaceError, RowIllegal, StoresAmbiguous
+from tiering.errors import ObjectNotFound, OffsetsTaken, PlaceError, RowIllegal, StoresAmbiguous
 from tiering.objectnames import commit_key, job_folder
 from tiering.place import open_place
 from tiering.spark.sink import jobs
@@ -134,6 +134,39 @@ def test_an_overwrite_that_is_cut_off_shows_the_new_rows_and_is_finished_later(
     sweep(job.place, 0)
     assert len(objects(out)) == 1
     assert bodies(out) == [b"0 of b", b"1 of b"]
+
+
+def test_what_was_replaced_twice_over_never_counts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    write(out, placed(0, 1, text=b"first"), name="ab")
+
+    def unreachable(*_: object) -> None:
+        raise PlaceError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "remove_replaced", unreachable)
+        write(out, placed(0, 1, text=b"second"), name="cd", overwrite=True)
+    write(out, placed(0, 1, text=b"third"), name="ef", overwrite=True)
+    assert bodies(out) == [b"third1"]
+    sweep(open_place(out), 0)
+    assert bodies(out) == [b"third1"]
+    assert len(objects(out)) == 1
+    write(out, placed(0, 1, text=b"fourth"), name="12", overwrite=True)
+    (last,) = commits_of(open_place(out), next(out.iterdir()).name)
+    assert last.replaces == ["ef" * 16], "what is gone for good is not named for ever"
+
+
+def test_a_job_whose_archives_were_taken_for_a_dead_ones_does_not_count(tmp_path: Path) -> None:
+    job = Job(tmp_path / "out")
+    job.task(0, made_up("a", 5))
+    job.task(1, made_up("b", 5))
+    (tmp_path / "out" / job.archives[0].key).unlink()
+    with pytest.raises(ObjectNotFound, match="not there any more"):
+        job.commit()
+    with pytest.raises(NothingToRestore):
+        read(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from pyspark.sql.datasource import InputPartition
 
 import kvstore
+import tiering
 from kvstore import ConfigError, Message, Retention, Store, StoreConfig, StoredMessage
 from kvstore.errors import ArchiveMissing
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
+from tests.tiering.spark.sink.jobs import write
 from tests.tiering.spark.stream.streaming import (
     COLUMNS,
     Row,
@@ -516,3 +520,44 @@ def test_a_part_is_sent_with_what_it_needs(folder: Path) -> None:
     assert len(parts) > 5
     assert max(len(pickle.dumps(part)) for part in parts) < 3000
     assert json.loads(json.dumps(end)) == end
+
+
+def test_what_is_attached_comes_though_newer_archives_came_before_it(
+    tmp_path: Path, clock: VirtualClock, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+    rows = [{"topic": "orders", "body": b"%d" % n, "stored_at": now} for n in range(3)]
+    write(tmp_path / "out", rows)
+    put(store, "events", 5)
+    offset, _ = drain(reader(store.path))
+    take_in = store.handover.take_in
+
+    def late(*args: Any) -> None:
+        nonlocal offset
+        store.seal()
+        clock.advance(10 * DAY)
+        with Worker(store, POLICY) as worker:
+            worker.run_once()
+        put(store, "events", 2)
+        offset, batches = drain(reader(store.path), offset)
+        assert len([row for rows in batches for row in rows]) == 2
+        take_in(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.handover, "take_in", late)
+        tiering.attach(store, tmp_path / "out")
+    offset, batches = drain(reader(store.path), offset)
+    assert [row["offset"] for rows in batches for row in rows] == [0, 1, 2]
+    assert offset["archives"] > 1
+
+
+def test_an_attach_that_was_killed_is_not_waited_for(store: Store) -> None:
+    put(store, "events", 5)
+    store.handover.give_up(1, 0)
+    for _ in range(3):
+        store.handover.take_number()
+    store.handover.set_rows(())
+    assert drain(reader(store.path))[0]["archives"] == 0
+    store.close()
+    with kvstore.open(store.path, store.config):
+        assert drain(reader(store.path))[0]["archives"] == 3
