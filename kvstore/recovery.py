@@ -96,6 +96,8 @@ class _Recovery:
         log.start(report.end, self._checkpoint.durable)
         if log.writable:
             self._save(report.end)
+            if self._replay.before_archives:
+                self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
         return report, max(self._checkpoint.stored_at, self._replay.last_stored)
 
