@@ -96,6 +96,8 @@ class _Recovery:
         log.start(report.end, self._checkpoint.durable)
         if log.writable:
             self._save(report.end)
+            if self._replay.before_archives:
+                self._index.change(lambda batch: None, ended=self._replay.before_archives)
         report.seconds = clock.monotonic() - began
         return report, max(self._checkpoint.stored_at, self._replay.last_stored)
 
@@ -147,7 +149,6 @@ class _Recovery:
         # From the beginning the log tells its times itself; what it held before that is gone.
         replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
         replay.is_anew = start <= log.first
-        replay.is_between = replay.is_anew and any(n * log.segment_size > start for n in self._gone)
         scan = LogScan(
             log.segments,
             start,

@@ -25,6 +25,7 @@ from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     NO_ARCHIVE,
+    NOWHERE,
     PLACES,
     QUEUE_MASK,
     RUNS,
@@ -199,7 +200,10 @@ def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyR
     places: dict[tuple[int, int], list[Place]] = {}
     for key, value in index.families.rows(PLACES, b""):
         topic, queue, place = read_place(key, value)
-        places.setdefault((topic, queue), []).append(place)
+        there = places.setdefault((topic, queue), [])
+        if there and there[-1].segment == NOWHERE:
+            there.pop()  # says nothing where something came behind it
+        there.append(place)
     for number in cold.archived.numbers():
         try:
             held = cold.archived.contents(number).held

@@ -166,7 +166,7 @@ class _Attaching:
         self._own = open_place(store.path / FOLDER, files=self._files, clock=self._config.clock)
         rows = {row.number: row for row in decode_rows(self._side.rows())}
         self._fitting = Fitting(store, place.name, rows, keys)
-        self._known = rows.keys()
+        self._known = {row.key for row in rows.values()}
 
     def run(self, store_id: str | None, topics: Collection[str] | None) -> AttachReport:
         """See `attach`."""

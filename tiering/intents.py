@@ -50,9 +50,9 @@ class Intents:
         if self._files.size(self._path(number)) is not None:
             self._files.remove(self._path(number))
 
-    def unfinished(self, known: Collection[int]) -> Iterator[Intent]:
-        """What was noted and is not in the catalog, which has the archives `known`; notes of those
-        are forgotten.
+    def unfinished(self, known: Collection[str]) -> Iterator[Intent]:
+        """What was noted and is not in the catalog, which names the objects `known`; notes of those
+        are forgotten. (A copy's number is in the catalog only until the first object is gone.)
         """
         for name in self._files.list_dir(self._folder) if self._folder.is_dir() else ():
             if not name.endswith(_SUFFIX):
@@ -64,7 +64,7 @@ class Intents:
                 # Cut off while it was written: what it was to announce was not begun.
                 self._files.remove(path)
                 continue
-            if intent.number in known:
+            if intent.key in known:
                 self.forget(intent.number)
             else:
                 yield intent

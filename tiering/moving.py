@@ -113,9 +113,9 @@ class Mover:
 
     # --- after a crash ---
 
-    def tidy(self, known: set[int]) -> list[str]:
+    def tidy(self, known: set[str]) -> list[str]:
         """Remove what a worker that was cut off has left: files, and objects that never came into
-        the catalog. Returns the names of these.
+        the catalog, which has those that are `known`. Returns the names of these.
         """
         removed = []
         for intent in self.intents.unfinished(known):

@@ -366,7 +366,7 @@ class Worker:
         run = Run(self.history)
         self._doer.unfit.clear()
         self._looker.judge.begin()
-        known = {row.number for row in decode_rows(self._side.rows())}
+        known = {row.key for row in decode_rows(self._side.rows())}
         self._try_places(run)
         with run.noting("tidying", StoreError):
             run.removed += self._mover.tidy(known) + self._shifter.tidy()

@@ -132,6 +132,13 @@ class Queues:
             return list(dropwhile(lambda p: p.is_nobodys, there))
         return found
 
+    def archived(self, queue: int) -> list[int]:
+        """Where places of a queue begin that an archive has, or nobody any more: as they are."""
+        prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
+        rows = self._families.rows(PLACES, prefix, _behind(prefix))
+        places = (read_place(key, value)[2] for key, value in rows)
+        return [place.first for place in places if place.is_archived]
+
     def follow(self, newer: Families) -> None:
         """Take places of archives from an index that is newer than this one, which stays as it is;
         before the segments that they stand for are gone.

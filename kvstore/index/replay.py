@@ -13,6 +13,7 @@ indexed is listed in `refused`.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -71,10 +72,8 @@ class Replay:
         """Whether the log is replayed from its beginning: a queue's first record may follow on what
         is not in the log any more, wherever that ended.
         """
-        self.is_between = False
-        """Whether also archives have what lies between segments of that log, and behind them: then
-        all that is known of a queue's next record is that its offset is above the one before.
-        """
+        self.before_archives: set[int] = set()
+        """Queues of which entries came before some that archives have: they end behind those."""
         self.refused: list[tuple[int, int, int, int]] = []
         """Records that were not indexed: position, size, offset, and the offset that was due."""
         self._held: dict[int, _Row] = {}
@@ -137,13 +136,26 @@ class Replay:
             if offset == following + 1:
                 self._take(row)  # the one before it should have been at `following`
                 return
-        is_first = self.is_anew and key not in self._following
-        is_gap = offset > following and (self.gaps_expected or not following or is_first)
-        is_between = self.is_between and offset >= self._following.get(key, 0)
-        if offset == following or is_gap or is_between:
+        is_gap = offset > following and (self.gaps_expected or not following)
+        if offset == following or is_gap or self._is_beside_archives(key, offset, following):
             self._take(row)
         else:
             self._held[key] = row
+
+    def _is_beside_archives(self, key: int, offset: int, following: int) -> bool:
+        """Whether an entry may be where it is since others of its queue are in archives, before it
+        or behind: an erasure moves segments out of turn. What archives have is placed before.
+        """
+        if not self.is_anew:
+            return False
+        if key not in self._following and offset > following:
+            return True
+        archived = self._index.queues.archived(key)
+        if key not in self._following:
+            self.before_archives.update([key] if archived else ())
+            return bool(archived)
+        at = bisect_left(archived, following)
+        return at < len(archived) and archived[at] <= offset
 
     def _end(self, key: int) -> int:
         found = self._following.get(key)

@@ -63,6 +63,34 @@ def test_an_object_that_was_announced_goes_only_if_it_is_what_was_announced(
         assert worker.run_once().removed == []
 
 
+def test_what_the_catalog_names_stays_though_a_note_of_its_copying_was_left(
+    store: Store, clock: VirtualClock
+) -> None:
+    policy = Policy(
+        hot_for=60.0, warm_for=DAY, warm="archive", cold="cold", grace=60.0, clock_doubt=0.0
+    )
+    before = held(store)
+    with Worker(store, policy) as worker:
+        clock.advance(100.0)
+        worker.run_once()
+        clock.advance(2 * DAY)
+        assert worker.run_once().shifted
+        live, left = {}, {}
+        for row in decode_rows(store.catalog().rows):
+            (live if row.state == "live" else left)[row.first_position] = row
+        # Killed before it forgot; and the next run could not tidy up, as the place was away.
+        notes = Intents(store.path / "tiering" / "intents", store.config.files)
+        clock.advance(100.0)
+        assert len(worker.run_once().removed) == len(left)
+        for position, row in live.items():
+            number = left[position].number
+            notes.note(Intent(number, row.place, row.key, row.size, row.crc))
+        assert worker.run_once().removed == []
+        assert worker.verify().ok
+        assert not list((store.path / "tiering" / "intents").iterdir())
+    assert held(store) == before
+
+
 def test_a_note_that_is_no_text_is_passed_over(
     store: Store, clock: VirtualClock, tmp_path: Path
 ) -> None:

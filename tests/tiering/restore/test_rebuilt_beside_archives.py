@@ -1,0 +1,68 @@
+"""A store is rebuilt of which segments became archives out of turn, as an erasure has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Message, Store
+from kvstore.errors import RecordDamaged
+from kvstore.rebuild import _drop_derived
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import config
+from tiering import Policy, Worker
+
+POLICY = Policy(hot_for=1e6, warm="archive", clock_doubt=0.0)
+
+
+def offsets(store: Store) -> list[int]:
+    """What can be read; what was erased may count as damage after a rebuild."""
+    found, (low, high) = [], store.bounds("a", 0)
+    while low < high:
+        try:
+            page = store.pull("a", 0, low)
+        except RecordDamaged as e:
+            low = e.next_offset or high
+            continue
+        found += [m.offset for m in page.messages]
+        low = page.next_offset
+    return found
+
+
+@pytest.mark.parametrize(
+    ("segments", "left"),
+    [
+        (["k", "xk", "k"], [0, 2, 3]),
+        (["kk", "xx", "k"], [0, 1, 4]),
+        (["k", "xk"], [0, 2]),
+        (["kx", "k", "xk", "k", "kx", "k"], [0, 2, 4, 5, 6, 8]),
+    ],
+)
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_what_the_log_has_before_and_between_archives_is_there_and_no_offset_is_given_again(
+    tmp_path: Path, clock: VirtualClock, segments: list[str], left: list[int], is_cut_off: bool
+) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("a", queues=1)
+        store.create_topic("b", queues=1)
+        for kinds in segments:
+            store.put_batch([Message("b", b"beside", queue=0)])
+            store.put_batch([Message("a", b"m", queue=0, keys=(kind,)) for kind in kinds])
+            store.seal()
+        with Worker(store, POLICY) as worker:
+            assert worker.erase(key="x").is_proven
+        assert offsets(store) == left
+        end = store.bounds("a", 0).next_offset
+    if is_cut_off:
+        assert _drop_derived(path, config(clock))  # killed before the store was opened
+    else:
+        kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert offsets(store) == left
+        assert store.verify(archives=True).problems == []
+        assert store.put("a", b"new", queue=0).offset == end
+    with kvstore.open(path, config(clock)) as store:
+        assert offsets(store) == [*left, end]
