@@ -71,6 +71,14 @@ class Commits:
         found = self._folders.names(layout.PENDING) + self._folders.names(layout.DONE)
         return max((layout.number_of(one) for one in found if one.startswith(kind)), default=-1)
 
+    def committed(self, name: str) -> Manifest | None:
+        """What was committed under a name; None if nothing was, or it is not kept any more."""
+        for folder in (layout.PENDING, layout.DONE):
+            file = f"{folder}/{name}{layout.MANIFEST}"
+            if self._folders.exists(file):
+                return self._read(file)
+        return None
+
     def once(self, name: str, stage: Callable[[], Manifest]) -> Manifest | None:
         """Commit what `stage` makes below the name's staging folder, and says in the manifest. None
         if it was committed before; then `stage` is not called. Raises ExportBusy if another export
