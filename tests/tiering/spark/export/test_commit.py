@@ -214,6 +214,7 @@ def test_of_what_is_done_the_newest_notes_are_kept(spark: SparkSession, tmp_path
     commits = Commits(folders)
     commits.begin()
     put(tmp_path, {f"{DONE}/{batch_name(n)}.json": b"" for n in range(KEPT + 5)})
+    put(tmp_path, {f"{DONE}/{batch_name(3)}.json.bak": b"a copy that somebody made"})
     commits.once(batch_name(KEPT + 5), lambda: Manifest(name=batch_name(KEPT + 5)))
     assert len(list((tmp_path / DONE).glob("*.json"))) == KEPT
     assert commits.last(BATCH) == KEPT + 5
