@@ -22,7 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kvstore.errors import ArchiveDamaged, ArchiveMissing, RecordDamaged, SegmentDamaged
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    KeyMissing,
+    RecordDamaged,
+    SegmentDamaged,
+)
 from tiering.archive.block import BlockGroup
 from tiering.archive.layout import NO_QUEUE, Sizes
 from tiering.archive.reader import Archive
@@ -56,7 +62,10 @@ _log = logging.getLogger("kvmq")
 
 
 class PartReader:
-    """Reads parts; `names` are the columns that are asked for."""
+    """Reads parts; `names` are the columns that are asked for. `is_stream`: what is left out is
+    never asked for again, so what may only be elsewhere (an archive that was merged, a key that is
+    not at hand) ends the part, whatever the options say.
+    """
 
     def __init__(
         self,
@@ -64,7 +73,11 @@ class PartReader:
         wanted: Wanted,
         names: Sequence[str],
         opener: Opener | None = None,
+        *,
+        is_stream: bool = False,
     ) -> None:
+        self._is_stream = is_stream
+        self._told: set[tuple[str, str]] = set()
         self._options = options
         self._wanted = wanted
         self._names = list(names)
@@ -124,6 +137,11 @@ class PartReader:
                         # Here, where a failure is its own.
                         _ = found.records()
                     yield members, one
+            except KeyMissing as e:
+                # Told once, and not for each of its blocks.
+                if (name, e.topic) not in self._told:
+                    self._failed(name, e)
+                    self._told.add((name, e.topic))
             except (ArchiveDamaged, RecordDamaged) as e:
                 self._failed(f"{name}, block {members[0]}", e)
 
@@ -252,7 +270,8 @@ class PartReader:
         return batch
 
     def _failed(self, what: str, error: Exception) -> None:
-        if self._options.damaged == "fail":
+        is_elsewhere = self._is_stream and isinstance(error, ArchiveMissing)
+        if self._options.damaged == "fail" or is_elsewhere:
             raise error
         _log.warning("left out: %s: %s", what, error)
 

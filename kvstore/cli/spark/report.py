@@ -30,6 +30,7 @@ def report(
     PATH is a store's folder, or a folder or the URL of a bucket of archives. The page is one file
     that needs nothing else.
     """
+    from tiering.spark.report import texts
     from tiering.spark.report.gather import gather
     from tiering.spark.report.page import page
 
@@ -48,11 +49,13 @@ def report(
         out.document(figures)
         return
     total = figures.total.sums
+    places = texts.decimals([total.cost_per_month])
+    cost = texts.money(total.cost_per_month, places).replace("\u2009", " ")
     rows = [
         ("messages", f"{total.messages:,}"),
         ("records", size_text(total.raw_bytes)),
         ("stored", size_text(total.stored_bytes)),
-        (f"{figures.currency} a month", f"{total.cost_per_month:,.3g}"),
+        (f"{figures.currency} a month", cost),
         ("dead letters", f"{figures.dead_letters_count:,}"),
     ]
     out.table(("what", "value"), rows)

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kvstore.errors import StoreError
 from tiering.errors import ExportBroken, ExportBusy
 from tiering.spark.export import layout
 from tiering.spark.export.hadoop import Folders
@@ -26,6 +27,8 @@ from tiering.spark.export.manifest import Append, Manifest, decoded
 
 KEPT: Final = 20
 """How many manifests of each kind are kept when they are done. The newest is needed."""
+_MANIFEST: Final = "manifest"
+"""What a manifest's name begins with that is not committed yet."""
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -56,6 +59,10 @@ class Commits:
         for file in self._folders.names(layout.PENDING):
             self._finish(self._read(f"{layout.PENDING}/{file}"))
         for name in self._folders.names(layout.STAGING):
+            # From here on whoever staged it can't commit it any more; or just has.
+            for part in self._folders.names(f"{layout.STAGING}/{name}"):
+                if part.startswith(_MANIFEST):
+                    self._folders.delete(staged(name, part))
             if not self._folders.exists(f"{layout.PENDING}/{name}{layout.MANIFEST}"):
                 self._folders.delete(f"{layout.STAGING}/{name}")
 
@@ -63,6 +70,14 @@ class Commits:
         """The newest number that is committed of `layout.BATCH` or `COMPACTION`; -1 for none."""
         found = self._folders.names(layout.PENDING) + self._folders.names(layout.DONE)
         return max((layout.number_of(one) for one in found if one.startswith(kind)), default=-1)
+
+    def committed(self, name: str) -> Manifest | None:
+        """What was committed under a name; None if nothing was, or it is not kept any more."""
+        for folder in (layout.PENDING, layout.DONE):
+            file = f"{folder}/{name}{layout.MANIFEST}"
+            if self._folders.exists(file):
+                return self._read(file)
+        return None
 
     def once(self, name: str, stage: Callable[[], Manifest]) -> Manifest | None:
         """Commit what `stage` makes below the name's staging folder, and says in the manifest. None
@@ -76,12 +91,17 @@ class Commits:
                 self._finish(self._read(pending))
             return None
         self._folders.delete(f"{layout.STAGING}/{name}")
-        made = stage()
-        self._mine()
-        manifest = staged(name, "manifest")
-        self._folders.write(manifest, made.encoded())
-        # From where whoever takes over removes it: then this fails.
-        self._folders.rename(manifest, pending)
+        manifest = staged(name, f"{_MANIFEST}-{self._run}")
+        try:
+            made = stage()
+            self._folders.write(manifest, made.encoded())
+            # Whoever takes over from here on finds the manifest, and removes it: then this fails.
+            self._mine()
+            self._folders.rename(manifest, pending)
+        except Exception:
+            # Another one that began has removed files under the hands of this: that is to be told.
+            self._mine()
+            raise
         self._finish(made)
         self._trim(kind)
         return made
@@ -106,8 +126,8 @@ class Commits:
             if folders.exists(move.to):
                 continue
             if folders.exists(move.staged):
-                folders.rename(move.staged, move.to)
-            else:
+                self._renamed(move.staged, move.to)
+            elif not folders.exists(move.to):
                 raise ExportBroken(
                     f"{made.name} is committed, and its file {folders.at(move.to)} is gone; "
                     f"put it back, or export to a new folder"
@@ -118,9 +138,20 @@ class Commits:
         for old in made.removes:
             folders.delete(old)
         manifest = f"{made.name}{layout.MANIFEST}"
-        folders.delete(f"{layout.DONE}/{manifest}")
-        folders.rename(f"{layout.PENDING}/{manifest}", f"{layout.DONE}/{manifest}")
+        if folders.exists(f"{layout.DONE}/{manifest}"):
+            # By another run, or by a rename that copies before it removes.
+            folders.delete(f"{layout.PENDING}/{manifest}")
+        else:
+            self._renamed(f"{layout.PENDING}/{manifest}", f"{layout.DONE}/{manifest}")
         folders.delete(f"{layout.STAGING}/{made.name}")
+
+    def _renamed(self, name: str, to: str) -> None:
+        """Rename a file of what is committed, unless a run that begins just now has done it."""
+        try:
+            self._folders.rename(name, to)
+        except StoreError:
+            if not self._folders.exists(to):
+                raise
 
     def _trim(self, kind: str) -> None:
         filed = [one for one in self._folders.names(layout.DONE) if one.startswith(kind)]

@@ -45,8 +45,11 @@ def compaction_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """The number of a batch or compaction, by its name or that of its manifest."""
-    return int(name.removesuffix(MANIFEST).rpartition("-")[2])
+    """The number of a batch or compaction, by its name or that of its manifest; -1 for what
+    somebody else has put there.
+    """
+    digits = name.removesuffix(MANIFEST).rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else -1
 
 
 def schema_name(topic: str) -> str:

@@ -53,13 +53,16 @@ class Counted(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module. `removes` are files that what was moved replaces."""
+    """See the module. `removes` are files that what was moved replaces; `of` is which messages a
+    batch has, as the stream's checkpoint says it, if there is one.
+    """
 
     name: str
     moves: tuple[Move, ...] = ()
     removes: tuple[str, ...] = ()
     appends: tuple[Append, ...] = ()
     topics: dict[str, Counted] = {}
+    of: str | None = None
     version: int = VERSION
 
     def encoded(self) -> bytes:

@@ -10,6 +10,7 @@ target is (format, tables, the checkpoint it belongs to) is settled by its first
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import uuid
@@ -128,21 +129,40 @@ class Exporter:
         """
         try:
             with spoken():
-                self._export(rows, layout.batch_name(batch))
+                self._export(rows, batch)
         except Exception as e:
             # Spark makes a text of it; whoever runs the stream wants the error.
             self.failed = e
             raise
 
-    def _export(self, rows: DataFrame, name: str) -> None:
-        made = self._commits.once(name, lambda: self._staged(rows, name))
+    def _export(self, rows: DataFrame, batch: int) -> None:
+        name = layout.batch_name(batch)
+        of = self._of(batch)
+        made = self._commits.once(name, lambda: self._staged(rows, name, of))
         if made is None:
+            self._check_again(batch, of)
             return
         self.report.batches += 1
         for topic, one in made.topics.items():
             self.report.topics.setdefault(topic, Counted()).add(one)
         if self._progress is not None:
             self._progress(_DONE, self.report.total.messages, 0)
+
+    def _of(self, batch: int) -> str | None:
+        """Which messages a batch has, as the checkpoint says it; None without one."""
+        return _sum_of(self.folders.read(f"{layout.CHECKPOINT}/offsets/{batch}"))
+
+    def _check_again(self, batch: int, of: str | None) -> None:
+        """Raises ExportBroken if a batch that comes again is another: from an older checkpoint."""
+        newest = self._commits.last(layout.BATCH)
+        kept = self._commits.committed(layout.batch_name(batch))
+        if of is None or (batch == newest and kept is not None and kept.of in (None, of)):
+            return
+        raise ExportBroken(
+            f"{self.folders.root} has exported batch {newest}, and its checkpoint is older than "
+            f"that: it begins another batch {batch}; put the newest _kvmq/checkpoint back, or "
+            "export to a new folder"
+        )
 
     def compact(self, *, target_bytes: int = TARGET_BYTES, least: int = LEAST) -> Compacted:
         """Put small files together. Raises ConfigError for what is not Parquet of our own."""
@@ -183,11 +203,21 @@ class Exporter:
             )
         return found.id
 
-    def _staged(self, rows: DataFrame, name: str) -> Manifest:
+    def _staged(self, rows: DataFrame, name: str, of: str | None) -> Manifest:
         place = in_place if self.tables is None else self.tables.place(name)
         moves = self._stager.stage(rows, name, place)
         appends = () if self.tables is None else self.tables.appends(moves)
-        return Manifest(name=name, moves=tuple(moves), appends=appends, topics=counted(moves))
+        topics = counted(moves)
+        return Manifest(name=name, moves=tuple(moves), appends=appends, topics=topics, of=of)
+
+
+def _sum_of(said: bytes | None) -> str | None:
+    """A checksum of the offsets that a batch goes to: what else Spark notes there is of a run."""
+    if said is None:
+        return None
+    # A line of Spark's format, one of the run's settings, and one for each source.
+    offsets = b"\n".join(said.splitlines()[2:])
+    return hashlib.sha256(offsets).hexdigest()
 
 
 def _check_compaction(format: str, target_bytes: int, least: int) -> None:

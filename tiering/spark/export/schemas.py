@@ -4,8 +4,8 @@ The idea: a topic's schema is given, in Spark's DDL or its JSON, or found in a s
 Whichever it was, it is pinned: written beside the export, and from then on the schema of that
 topic, so that all files of a topic have the same columns.
 
-Invariant: a pinned schema does not change; one that is given and says something else is refused
-before anything is read.
+Invariants: a pinned schema does not change; one that is given and says something else is refused
+before anything is read. None is pinned that bodies could not be written by: it would stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.errors import PySparkException
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from kvstore.errors import ConfigError, shown
 from tiering.errors import ExportBroken, SchemaContradicts, SchemaIllegal
@@ -30,6 +44,10 @@ SAMPLED: Final = 10_000
 """Messages of a topic that are looked at to find its schema."""
 UNFIT: Final = "_kvmq_unfit"
 """A field that no schema may have: there Spark says what it could not parse."""
+_SIMPLE: Final = (
+    StringType, BooleanType, IntegralType, FractionalType, DecimalType, BinaryType, DateType,
+    TimestampType, TimestampNTZType,
+)  # fmt: skip
 Given = Mapping[str, "str | Mapping[str, Any] | StructType"]
 """By topic, a schema: Spark's DDL, its JSON as an object, or Spark's own value."""
 
@@ -94,6 +112,12 @@ class Schemas:
                 "at none is an object of JSON with a field; leave the topic out of those to "
                 "infer, or give its schema"
             )
+        wrong = _unfit_for_bodies(found, "")
+        if wrong is not None:
+            raise SchemaIllegal(
+                f"the schema in the bodies of topic {topic} is {ddl(found)}, where {wrong}; "
+                "leave the topic out of those to infer, or give its schema"
+            )
         self._pin(topic, found, f"inferred from {len(objects)} messages")
         return found
 
@@ -144,12 +168,41 @@ def parse(topic: str, schema: str | Mapping[str, Any] | StructType) -> StructTyp
             f"the schema of topic {topic} is {shown(schema)}, which is none ({said}); say it as "
             "Spark's DDL, such as 'id BIGINT, note STRING', or as the JSON of a struct"
         ) from e
-    if not isinstance(found, StructType) or not found.fields or UNFIT in found.names:
+    if not isinstance(found, StructType):
         raise SchemaIllegal(
-            f"the schema of topic {topic} is {shown(schema)}; it must be a struct with one field "
-            f"or more, none of them named {UNFIT}"
+            f"the schema of topic {topic} is {shown(schema)}; it must be a struct, such as "
+            "'id BIGINT, note STRING'"
         )
+    wrong = _unfit_for_bodies(found, "")
+    if wrong is not None:
+        raise SchemaIllegal(f"the schema of topic {topic} is {shown(schema)}, where {wrong}")
     return found
+
+
+def _unfit_for_bodies(kind: DataType, path: str) -> str | None:
+    """What of a type JSON or Parquet can not have, or readers not tell apart; None if fine."""
+    at = path or "it"
+    parts: list[tuple[DataType, str]] = []
+    if isinstance(kind, StructType):
+        if not kind.fields:
+            return f"{at} has no field; it must have one or more"
+        if not path and UNFIT in kind.names:
+            return f"a field is named {UNFIT}, which is the export's own"
+        folded = [name.casefold() for name in kind.names]
+        twice = next((n for n in kind.names if folded.count(n.casefold()) > 1), None)
+        if twice is not None:
+            return f"{at} has field {twice!r} twice, but for case, which Spark could not read"
+        parts = [(one.dataType, f"{path}.{one.name}".lstrip(".")) for one in kind.fields]
+    elif isinstance(kind, ArrayType):
+        parts = [(kind.elementType, f"{path}[]")]
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType):
+            return f"{at} has keys of type {kind.keyType.simpleString()}; JSON has texts alone"
+        parts = [(kind.valueType, f"{path}[]")]
+    elif not isinstance(kind, _SIMPLE):
+        return f"{at} is of type {kind.simpleString()}, which bodies can't be; say STRING"
+    found = (_unfit_for_bodies(*part) for part in parts)
+    return next((one for one in found if one is not None), None)
 
 
 def read_schemas(text: str, where: str) -> dict[str, Any]:

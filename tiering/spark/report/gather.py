@@ -122,7 +122,9 @@ def _keys(keys: DataFrame, volume: DataFrame, top: int) -> tuple[int, list[KeyCo
         most = kept.orderBy(*order).limit(top).join(of_topics, "topic", "left").orderBy(*order)
         rows = most.collect()
         return kept.count(), [
-            KeyCount(row.topic, row.key, row.messages, row.messages / row["of"]) for row in rows
+            # Of a topic that came between the two looks the keys may be all that is known.
+            KeyCount(row.topic, row.key, row.messages, row.messages / (row["of"] or row.messages))
+            for row in rows
         ]
 
 

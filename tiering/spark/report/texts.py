@@ -31,8 +31,9 @@ _MONTHS: Final = [
 ]
 _SHORT: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
-_DECIMALS_MAX: Final = 9
+_DECIMALS_MAX: Final = 6
 MINUS: Final = "\u2212"
+_RAISED: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def name(text: str) -> str:
@@ -102,6 +103,10 @@ def amount(number: float) -> str:
     """An amount of money that is round."""
     if number >= 1000:
         return f"{number:,.0f}"
+    if 0 < number < 10**-_DECIMALS_MAX:
+        # Nobody counts more zeros than that.
+        digits, _, power = f"{number:.2e}".partition("e")
+        return f"{float(digits):g}\u2009·\u200910{str(int(power)).translate(_RAISED)}"
     return format(Decimal(f"{number:.3g}"), "f")
 
 

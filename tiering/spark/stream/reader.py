@@ -108,7 +108,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Topics are those of the offsets, whatever the options say by now.
         options = self._options
         wanted = Wanted(keys=None if options.keys is None else frozenset(options.keys))
-        return PartReader(options, wanted, self._names).batches(partition)
+        return PartReader(options, wanted, self._names, is_stream=True).batches(partition)
 
     def stop(self) -> None:
         """Let go of what was kept."""

@@ -160,11 +160,61 @@ def test_an_export_that_began_later_goes_on_and_the_earlier_one_ends(
     assert second.once(batch_name(0), lambda: Manifest(name=batch_name(0))) is not None
 
 
+class Overtaken(Folders):
+    """Files of a process that is overtaken by another one before it changes a name with some text
+    in it.
+    """
+
+    def __init__(self, spark: SparkSession, root: str, at: str, other: Callable[[], None]) -> None:
+        super().__init__(spark, root)
+        self.at_name, self.other = at, other
+
+    def _one(self, name: str) -> None:
+        if self.at_name and self.at_name in name:
+            self.at_name = ""
+            self.other()
+
+    def write(self, name: str, data: bytes) -> None:
+        self._one(name)
+        super().write(name, data)
+
+    def rename(self, name: str, to: str) -> None:
+        self._one(to)
+        super().rename(name, to)
+
+
+@pytest.mark.parametrize("at", ["/manifest", "/pending/", "=a/", "=b/", "/done/"])
+def test_wherever_another_export_overtakes_one_each_file_is_there_once(
+    spark: SparkSession, tmp_path: Path, at: str
+) -> None:
+    """Before its manifest has its place the first one ends, and from then on both do the same."""
+    put(tmp_path, OLD)
+    folders = Folders(spark, str(tmp_path))
+    second = Commits(folders, Told())
+    overtaken = Overtaken(spark, str(tmp_path), at, second.begin)
+    first = Commits(overtaken, Told())
+    first.begin()
+    name = batch_name(0)
+    try:
+        first.once(name, stage_to(folders, name))
+        is_done = True
+    except ExportBusy:
+        is_done = False
+    assert is_done == (at not in ("/manifest", "/pending/"))
+    assert overtaken.at_name == ""
+    assert second.last(BATCH) == (0 if is_done else -1)
+    assert (second.once(name, stage_to(folders, name)) is None) == is_done
+    second.begin()
+    assert seen(tmp_path) == NEW
+    assert second.last(BATCH) == 0
+
+
 def test_of_what_is_done_the_newest_notes_are_kept(spark: SparkSession, tmp_path: Path) -> None:
     folders = Folders(spark, str(tmp_path))
     commits = Commits(folders)
     commits.begin()
     put(tmp_path, {f"{DONE}/{batch_name(n)}.json": b"" for n in range(KEPT + 5)})
+    put(tmp_path, {f"{DONE}/{batch_name(3)}.json.bak": b"a copy that somebody made"})
     commits.once(batch_name(KEPT + 5), lambda: Manifest(name=batch_name(KEPT + 5)))
     assert len(list((tmp_path / DONE).glob("*.json"))) == KEPT
     assert commits.last(BATCH) == KEPT + 5

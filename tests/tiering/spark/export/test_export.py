@@ -15,6 +15,7 @@ from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import ExportBroken, SparkUnsuitable
 from tiering.spark.export import Compacted, Exporter
 from tiering.spark.export.hadoop import Folders
+from tiering.spark.export.layout import CHECKPOINT
 
 
 def test_batches_are_added_and_one_that_comes_again_changes_nothing(
@@ -92,7 +93,7 @@ def test_a_crash_within_a_compaction_loses_and_doubles_nothing(
     all is done but the filing.
     """
     before = ids(many)
-    for after in (7, 8, 10, 13):
+    for after in (7, 8, 10, 12):
         folder = Path(shutil.copytree(many, tmp_path / f"out{after}"))
         with pytest.raises(CrashError):
             compacted(spark, folder, after)
@@ -136,3 +137,23 @@ def test_a_session_without_a_jvm_is_told_to_be_none_for_this(tmp_path: Path) -> 
 
     with pytest.raises(SparkUnsuitable, match="Spark Connect"):
         Folders(Connected(), str(tmp_path))  # type: ignore[arg-type] # it has nothing, on purpose
+
+
+def test_a_checkpoint_that_is_older_than_the_export_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its batches are others under the same numbers, and would be taken for those exported."""
+    exporter, empty = Exporter(spark, str(tmp_path)), frame(spark, [])
+
+    def export(batch: int, end: int, at: int) -> None:
+        noted = f'v1\n{{"batchTimestampMs":{at}}}\n{{"end": {end}}}'
+        exporter.folders.write(f"{CHECKPOINT}/offsets/{batch}", noted.encode())
+        exporter.export_batch(empty, batch)
+
+    export(0, 100, 1)
+    export(1, 200, 2)
+    export(1, 200, 3)
+    for batch, end in ((1, 250), (0, 100)):
+        with pytest.raises(ExportBroken, match="older than"):
+            export(batch, end, 4)
+    assert exporter.report.batches == 2

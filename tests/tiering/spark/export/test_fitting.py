@@ -114,13 +114,30 @@ def test_a_topic_without_objects_has_no_schema_to_infer(
 
 
 @pytest.mark.parametrize(
+    "body", [b'{"a": 1, "a": "x"}', b'{"id": 1, "Id": 2}', b'{"n": 1, "_kvmq_unfit": 2}'],
+    ids=["twice", "case", "reserved"],
+)  # fmt: skip
+def test_a_schema_that_could_not_be_written_is_not_pinned(
+    spark: SparkSession, tmp_path: Path, body: bytes
+) -> None:
+    schemas = Schemas(Folders(spark, str(tmp_path)), infer=["orders"])
+    with pytest.raises(SchemaIllegal, match="give its schema"):
+        schemas.infer(spark, "orders", [body])
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+@pytest.mark.parametrize(
     "schema",
-    ["", "no type", "INT", {"type": "struct"}, {"fields": 1}, "_kvmq_unfit INT", 5],
-    ids=["empty", "no DDL", "no struct", "no fields", "no list", "reserved", "number"],
-)
+    ["", "no type", "INT", {"type": "struct"}, {"fields": 1}, "_kvmq_unfit INT", 5, "a TIME",
+     "m MAP<INT, INT>", "v VARCHAR(3)", "a ARRAY<STRUCT<n: INTERVAL DAY>>", "s STRUCT<>",
+     "id INT, ID INT"],
+    ids=["empty", "no DDL", "no struct", "no fields", "no list", "reserved", "number", "no JSON",
+         "keys", "length", "nested", "nothing", "case"],
+)  # fmt: skip
 def test_a_schema_that_is_none_is_refused(spark: SparkSession, tmp_path: Path, schema: Any) -> None:
     with pytest.raises(SchemaIllegal, match="topic orders"):
         Schemas(Folders(spark, str(tmp_path)), {"orders": schema})
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_schemas_are_read_as_ddl_or_as_sparks_json(spark: SparkSession, tmp_path: Path) -> None:

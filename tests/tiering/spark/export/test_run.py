@@ -18,10 +18,10 @@ from kvstore.cli.spark.export import export as verb
 from kvstore.cli.spark.export import watched
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import SEGMENT
-from tests.tiering.spark.export.batches import contents, read
+from tests.tiering.spark.export.batches import contents, frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError
 from tiering.errors import ExportBroken, SchemaIllegal
-from tiering.spark.export import Counted, ExportReport, export
+from tiering.spark.export import Counted, Exporter, ExportReport, export
 from tiering.spark.export.layout import CHECKPOINT
 
 
@@ -85,11 +85,13 @@ def test_a_run_that_ends_half_way_is_gone_on_with(
         export(spark, str(folder), str(tmp_path))
 
 
-def test_an_error_of_a_batch_comes_out_as_it_is(
-    spark: SparkSession, folder: Path, tmp_path: Path
+def test_an_error_of_a_batch_is_kept_for_whoever_runs_the_stream(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    with pytest.raises(SchemaIllegal, match="topic events"):
-        export(spark, str(folder), str(tmp_path), topics=["events"], infer=["events"])
+    exporter = Exporter(spark, str(tmp_path), infer=["events"])
+    with pytest.raises(SchemaIllegal, match="topic events") as failed:
+        exporter.export_batch(frame(spark, [row(0, "events", b"plain")]), 0)
+    assert exporter.failed is failed.value
     assert read(tmp_path) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore import ArchiveAccess, Message, StoreConfig, StoredMessage
-from kvstore.errors import ArchiveDamaged, ArchiveMissing
+from kvstore.errors import ArchiveDamaged, ArchiveMissing, KeyMissing
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.tiering.spark.report.conftest import Past
@@ -21,8 +21,11 @@ from tiering import KeyFile, Policy, Worker
 from tiering.archive.layout import PART_HEAD
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
+from tiering.spark.reading import PartReader
 from tiering.spark.report.counting import DAY_MS, Tally, count_archive
 from tiering.spark.report.tables import ArchivesReader, VolumeReader
+from tiering.spark.splits import splits_of
+from tiering.spark.wanted import Wanted
 
 DAY = 86_400.0
 NOON = 1_788_220_800_000
@@ -137,6 +140,32 @@ def test_what_no_key_opens_is_counted_as_if_it_had_come_evenly(slow: Slow) -> No
     assert sum(mine.values()) == sum(exact.values())
     assert (min(mine), max(mine)) == (min(exact), max(exact))
     assert raw_of_topics(rows) == raw
+
+
+def test_without_its_key_a_topic_ends_a_query_or_is_left_out(
+    slow: Slow, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But a stream, which would never come back to it, ends all the same."""
+
+    def topics(*, is_stream: bool = False, **given: str) -> set[str]:
+        options = read_options({"path": str(slow.folder), "split_bytes": "500", **given})
+        wanted = Wanted.of(options)
+        splits, _ = splits_of(listing(options), wanted, options, Opener(options))
+        reader = PartReader(options, wanted, ["topic", "keys"], is_stream=is_stream)
+        return {
+            topic
+            for split in splits
+            for batch in reader.batches(split)
+            for topic in batch.column(0).to_pylist()
+        }
+
+    assert topics(key_file=str(slow.keys)) == {"open", "secret"}
+    for given in ({}, {"damaged": "skip", "is_stream": True}):
+        with pytest.raises(KeyMissing, match="'secret' is encrypted"):
+            topics(**given)  # type: ignore[arg-type] # one of them is a flag
+    caplog.clear()
+    assert topics(damaged="skip") == {"open"}
+    assert len(caplog.messages) == len(set(caplog.messages)) > 0
 
 
 def test_bodies_are_not_read(slow: Slow, tmp_path: Path) -> None:

@@ -173,6 +173,8 @@ def test_marks_below_a_panel_are_few_whatever_the_span() -> None:
         (texts.tick(1 << 19), "512 KiB"),
         (texts.share(1, 0), "–"), (texts.share(1, 200), "0.5 %"), (texts.share(1, 3), "33 %"),
         (texts.money(0.000123, 6), "0.000123"), (texts.money(1234.5, 2), "1,234.50"),
+        (texts.amount(2.5e-10), "2.5\u2009·\u200910⁻¹⁰"),
+        (texts.money(4e-9, texts.decimals([4e-9])), "<\u20090.000001"),
         (texts.money(0.0001, 2), "<\u20090.01"), (texts.amount(5e-05), "0.00005"),
         (texts.delay(90_000), "1.5 min"), (texts.delay(-5), f"{texts.MINUS}5 ms"),
         (texts.delay(0), "0 ms"),
@@ -188,7 +190,7 @@ def test_amounts_in_a_column_have_the_decimals_of_the_largest() -> None:
     assert texts.decimals([0.00722, 0.0001]) == 5
     assert texts.decimals([12.0, 0.001]) == 2
     assert texts.decimals([]) == 2
-    assert texts.decimals([1e-30]) == 9
+    assert texts.decimals([1e-30]) == 6
 
 
 def test_years_of_everything_stay_a_page_of_reasonable_size() -> None:
