@@ -10,7 +10,7 @@ from kvstore import Message, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
 from tiering import Policy, Worker
-from tiering.catalog import decode_rows
+from tiering.catalog import ArchiveRow, decode_rows
 from tiering.intents import Intent, Intents
 from tiering.objectnames import SUFFIX
 
@@ -75,7 +75,8 @@ def test_what_the_catalog_names_stays_though_a_note_of_its_copying_was_left(
         worker.run_once()
         clock.advance(2 * DAY)
         assert worker.run_once().shifted
-        live, left = {}, {}
+        live: dict[int, ArchiveRow] = {}
+        left: dict[int, ArchiveRow] = {}
         for row in decode_rows(store.catalog().rows):
             (live if row.state == "live" else left)[row.first_position] = row
         # Killed before it forgot; and the next run could not tidy up, as the place was away.
