@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 
+# One more than there are processors: tests wait for processes, disks and Java a third of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
 # Those of the source folders that are there; mypy refuses a folder that is missing.
 SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench)
 
@@ -24,7 +27,7 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -q -n logical --dist worksteal
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
