@@ -27,7 +27,7 @@ from kvstore.archived import ArchivedTopic as TopicRow
 from kvstore.archived import Arriving, Queue
 from kvstore.errors import CallerError, StoreError, TopicNotFound
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveOrigin
 from tiering.bucket import ArchiveObject, newest, objects_of
@@ -35,6 +35,7 @@ from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.classes import RetentionClass, read_class
 from tiering.commits import sweep
 from tiering.contents import FOLDER, contents, fields_of, row_of
+from tiering.elsewhere import OpenedArchive, open_elsewhere
 from tiering.errors import (
     AttachConflict,
     NothingToRestore,
@@ -44,13 +45,11 @@ from tiering.errors import (
 )
 from tiering.fitting import Fitting
 from tiering.intents import Intent, Intents
-from tiering.keys import provider_of
 from tiering.moved import Moved, Plan, plan, write_moved
 from tiering.moving import WORK, archived_topic
 from tiering.objectnames import SUFFIX, object_key
 from tiering.overlaps import Range, ranges_of
 from tiering.place import Place, open_place
-from tiering.places.settings import is_remote
 from tiering.putting import put_announced, take_away
 from tiering.storeside import Progress, Store, TopicFacts
 
@@ -83,19 +82,10 @@ class AttachReport(msgspec.Struct, frozen=True, kw_only=True):
     superseded: int = 0
 
 
-class _Found(NamedTuple):
-    object: ArchiveObject
-    archive: Archive
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.archive.manifest
-
-
 class _Coming(NamedTuple):
     """An archive, and what is taken of it."""
 
-    found: _Found
+    found: OpenedArchive
     plan: Plan
 
 
@@ -121,17 +111,11 @@ def attach(
     a reader sees was changed then. `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`,
     `ArchiveDamaged`, `PlaceError`, `TieringBusy` if another attach is under way.
     """
-    given = dict(options or {})
-    store_id = given.pop("store_id", None)
     config = store.config
-    if is_remote(str(source)):
-        given = {**config.archives.options, **given}
-    if keys is None:
-        keys = provider_of(config.archives.keys, config.files)
-    place = open_place(source, options=given, files=config.files, clock=config.clock)
+    found = open_elsewhere(source, options, keys, config.archives, config.files, config.clock)
     with _alone(store):
-        one = _Attaching(store, place, keys, progress)
-        return one.run(None if store_id is None else str(store_id), topics)
+        one = _Attaching(store, found.place, found.keys, progress)
+        return one.run(found.store_id, topics)
 
 
 @contextmanager
@@ -202,16 +186,14 @@ class _Attaching:
             # Where nothing may be removed it costs space, and no more.
             sweep(self._place, self._config.clock.now_ms())
 
-    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[_Found]:
+    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
         for number, one in enumerate(objects):
             self._tell("opening archives", number, len(objects))
-            archive = Archive.open(self._place.source(one.key, one.size), keys=self._keys)
-            _ = archive.manifest, archive.directory
-            yield _Found(one, archive)
+            yield OpenedArchive.of(self._place, one, self._keys)
 
     def _planned(
         self,
-        found: Sequence[_Found],
+        found: Sequence[OpenedArchive],
         described: Mapping[str, ArchivedTopic],
         known: Mapping[str, TopicFacts],
     ) -> list[_Coming]:
@@ -249,7 +231,7 @@ class _Attaching:
     def _bring(
         self,
         coming: Sequence[_Coming],
-        found: Sequence[_Found],
+        found: Sequence[OpenedArchive],
         described: Mapping[str, ArchivedTopic],
         known: Mapping[str, TopicFacts],
         source_id: str,
@@ -361,7 +343,7 @@ def _class_of(name: str) -> str:
 
 
 def _described(
-    found: Sequence[_Found], wanted: Collection[str] | None, place: str
+    found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: str
 ) -> dict[str, ArchivedTopic]:
     """The topics that are wanted, as the newest archive describes each, with room for all queues.
     Of several of one name (it was deleted and made again) the last one counts.
@@ -393,7 +375,7 @@ def _described(
     return out
 
 
-def _wanted(one: _Found, described: Mapping[str, ArchivedTopic]) -> Iterator[Range]:
+def _wanted(one: OpenedArchive, described: Mapping[str, ArchivedTopic]) -> Iterator[Range]:
     ids = {topic.name: topic.id for topic in one.manifest.topics}
     for held in ranges_of(one.archive, one.object.key):
         if held.topic in described and ids[held.topic] == described[held.topic].id:

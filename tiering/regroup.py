@@ -12,7 +12,7 @@ must not be let go of; the same segment and job give the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,17 +21,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.errors import ArchiveDamaged, SegmentDamaged
+from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, LocalFiles
 from kvstore.record.layout import STORED_TIME, stored_time_at
 from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.reader import Archive
-from tiering.archive.records import Fields, RecordBatch, slices
-from tiering.archive.tail import FileSource
+from tiering.archive.records import Fields, RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.match import Match
 from tiering.objectnames import SUFFIX
+from tiering.proof import prove
 from tiering.segment import SegmentRecords, read_segment
 
 if TYPE_CHECKING:
@@ -274,29 +273,14 @@ class _Regrouping:
             yield from sink.taken()
 
         self._files.write_new(path, chunks(), replace=True)
-        self._prove(path, found, (order[a:b] for a, b in mine))
+        due = np.concatenate([order[a:b] for a, b in mine])
+        prove(
+            path, self._files, job.settings.keys, self._buffer, found.starts[due],
+            found.sizes[due], stays="the segment stays as it is",
+        )  # fmt: skip
         return Made(
             path=str(path), size=sink.size, crc=sink.crc, manifest=manifest[0], queues=queues
         )
-
-    def _prove(self, path: Path, found: SegmentRecords, rows: Iterable[I64]) -> None:
-        """Read the archive back from the disk, and hold each record against the segment's."""
-        archive = Archive.open(FileSource(path, self._files), keys=self._job.settings.keys)
-        due = np.concatenate(list(rows))
-        starts, stops = found.starts[due], found.starts[due] + found.sizes[due]
-        done = 0
-        for group in archive.groups():
-            mine = slice(done, done + group.count)
-            if group.records() != slices(self._buffer, starts[mine], stops[mine]):
-                raise ArchiveDamaged(
-                    f"what block {group.number} of {path} and those with it give back is not what "
-                    "the segment has; the segment stays as it is",
-                    str(path),
-                    group.number,
-                )
-            done += group.count
-        if done != len(due):
-            raise ArchiveDamaged(f"{path} lacks records of the segment, which stays", str(path))
 
     def _held(self, topic: int, queue: int, found: SegmentRecords, rows: I64) -> HeldQueue:
         at = int(found.starts[rows[0]])

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import gcd
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -37,16 +37,15 @@ from tiering.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog import ArchiveRow, Tier, encode_row
 from tiering.contents import FOLDER, contents, row_of
 from tiering.copying import fetch
+from tiering.elsewhere import OpenedArchive, open_elsewhere
 from tiering.errors import (
     NothingToRestore,
     ObjectNotFound,
     ObjectTooShort,
     TargetNotEmpty,
 )
-from tiering.keys import provider_of
 from tiering.objectnames import object_key
 from tiering.place import Place, open_place
-from tiering.places.settings import is_remote
 from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 from tiering.untangling import untangled
@@ -89,15 +88,6 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[RestoreProblem] = []
 
 
-class _Found(NamedTuple):
-    object: ArchiveObject
-    archive: Archive
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.archive.manifest
-
-
 def restore(
     source: str | Path,
     target: str | Path,
@@ -125,19 +115,15 @@ def restore(
 
     Raises `TargetNotEmpty`, `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`, `PlaceError`.
     """
-    given = dict(options or {})
-    store_id = given.pop("store_id", None)
     settings = config if config is not None else StoreConfig()
-    if is_remote(str(source)):
-        given = {**settings.archives.options, **given}
-    if keys is None:
-        keys = provider_of(settings.archives.keys, settings.files)
-    place = open_place(source, options=given, files=settings.files, clock=settings.clock)
+    place, store_id, keys = open_elsewhere(
+        source, options, keys, settings.archives, settings.files, settings.clock
+    )
     folder = Path(target)
     was_there = folder.exists()
     if was_there and (not folder.is_dir() or any(folder.iterdir())):
         raise TargetNotEmpty(f"{folder} is not an empty folder; a store is restored to a new one")
-    own_id, objects = objects_of(place, None if store_id is None else str(store_id))
+    own_id, objects = objects_of(place, store_id)
     wanted = Wanted(None if topics is None else frozenset(topics), until)
     one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
     try:
@@ -226,23 +212,21 @@ class _Restoring:
             **self._counts,
         )
 
-    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[_Found]:
+    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
         for number, one in enumerate(objects):
             if self._progress is not None:
                 self._progress("opening archives", number, len(objects))
             try:
-                archive = Archive.open(self._place.source(one.key, one.size), keys=self._keys)
-                # Both are looked at now: what can't be read of them costs the archive.
-                _ = archive.manifest, archive.directory
+                found = OpenedArchive.of(self._place, one, self._keys)
             except _DAMAGE as e:
                 self._damaged(one, e)
             else:
-                yield _Found(one, archive)
+                yield found
 
     def _damaged(self, one: ArchiveObject, error: Exception) -> None:
         self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
 
-    def _check_topics(self, found: Sequence[_Found]) -> None:
+    def _check_topics(self, found: Sequence[OpenedArchive]) -> None:
         known = {topic.name for one in found for topic in one.manifest.topics}
         missing = sorted((self._wanted.topics or frozenset()) - known)
         if missing:
@@ -254,7 +238,7 @@ class _Restoring:
             why = self._problems[0].reason if self._problems else "there are none"
             raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
 
-    def _take(self, one: _Found) -> None:
+    def _take(self, one: OpenedArchive) -> None:
         """Have an archive, or what is wanted of it, in the store."""
         share = self._wanted.share(one.archive)
         if share == 0:
@@ -313,7 +297,7 @@ class _Restoring:
             except (KeyMissing, KeyDestroyed) as e:
                 self._unreadable[topic.name] = str(e)
 
-    def _topics(self, found: Sequence[_Found]) -> tuple[list[ArchivedTopic], list[Held]]:
+    def _topics(self, found: Sequence[OpenedArchive]) -> tuple[list[ArchivedTopic], list[Held]]:
         """The topics, as the newest archive has each, and what is held of them. Of several of one
         name (it was deleted and made again) the last one counts.
         """

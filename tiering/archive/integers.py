@@ -12,7 +12,7 @@ that so many rows were expected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -331,6 +331,19 @@ def total(values: Column, what: str, limit: int) -> int:
     if len(values) and (int(values.min()) < 0 or float(values.sum(dtype=np.float64)) > limit):
         raise ArchiveDamaged(f"{what} in a block take more than the {limit} bytes there are")
     return int(values.sum()) if len(values) else 0
+
+
+def by_bytes(sizes: Column, most: int) -> Iterator[tuple[int, int]]:
+    """Things of these sizes cut into stretches of at most so many bytes, or of a larger one alone:
+    the first of each, and the one behind its last.
+    """
+    ends = np.cumsum(sizes)
+    at = 0
+    while at < len(ends):
+        before = int(ends[at - 1]) if at else 0
+        stop = max(int(np.searchsorted(ends, before + most, side="right")), at + 1)
+        yield at, stop
+        at = stop
 
 
 def bounds_of(lengths: Sequence[int] | Column) -> Column:

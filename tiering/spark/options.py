@@ -10,7 +10,7 @@ would read everything.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -55,27 +55,43 @@ _COUNTS: Final = ("split_bytes", "max_messages_per_trigger", "max_bytes_per_trig
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """The options as Spark gives them. Raises ConfigError."""
-    found: dict[str, object] = {}
-    place: dict[str, str] = {}
-    known = [name for name in ReadOptions.__struct_fields__ if name != "place"]
-    for name, value in given.items():
-        lower = name.lower().replace("_", "")
-        if name.lower().startswith(PLACE):
-            place[name.lower()[len(PLACE) :]] = value
-            continue
-        field = next((one for one in known if one.replace("_", "") == lower), None)
-        if field is None:
-            raise ConfigError(
-                f"there is no option {name!r}; there are {', '.join(sorted(known))}, and "
-                f"{PLACE}NAME for settings of a place"
-            )
-        found[field] = _parsed(field, value)
+    fields, place = by_field(given, ReadOptions.__struct_fields__)
+    found = {field: _parsed(field, value) for field, value in fields.items()}
     if "path" not in found:
         raise ConfigError(
             "nothing says what to read: give a store's folder, or a folder or bucket of archives, "
             "as load(path)"
         )
     return msgspec.convert({**found, "place": place}, ReadOptions)
+
+
+def by_field(
+    given: Mapping[str, str],
+    fields: Iterable[str],
+    *,
+    of: str = "",
+    passed_over: Collection[str] = (),
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What options say by the fields that they are for, whatever case and underlines they are
+    written with, and the settings of a place. Raises ConfigError for one that there is not; `of` is
+    what it is no option of.
+    """
+    known = {field.replace("_", ""): field for field in fields if field != "place"}
+    found: dict[str, str] = {}
+    place: dict[str, str] = {}
+    for name, value in given.items():
+        lower = name.lower()
+        field = known.get(lower.replace("_", ""))
+        if lower.startswith(PLACE):
+            place[lower[len(PLACE) :]] = value
+        elif field is not None:
+            found[field] = value
+        elif lower not in passed_over:
+            raise ConfigError(
+                f"there is no option {name!r}{of}; there are {', '.join(sorted(known.values()))}, "
+                f"and {PLACE}NAME for settings of a place"
+            )
+    return found, place
 
 
 def _parsed(name: str, value: str) -> object:

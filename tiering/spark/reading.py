@@ -30,6 +30,7 @@ from kvstore.errors import (
     SegmentDamaged,
 )
 from tiering.archive.block import BlockGroup
+from tiering.archive.integers import by_bytes
 from tiering.archive.layout import NO_QUEUE, Sizes
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
@@ -84,7 +85,7 @@ class PartReader:
         self._opener = opener or Opener(options)
         extra = ["keys"] if wanted.keys is not None and "keys" not in self._names else []
         self._made = [*self._names, *extra]
-        self._properties = not _OF_PROPERTIES.isdisjoint(self._made)
+        self._properties = wanted.tags is not None or not _OF_PROPERTIES.isdisjoint(self._made)
         self._bodies = "body" in self._made
 
     def batches(self, split: Split) -> Iterator[pa.RecordBatch]:
@@ -130,12 +131,11 @@ class PartReader:
         """What blocks have of what is asked for, group by group."""
         for members, group in self._groups(archive, blocks):
             try:
-                found = group()
-                if self._has_tag(found):
-                    one = taken(found, properties=self._properties, bodies=self._bodies)
-                    if not found.columns.is_ordinary:
-                        # Here, where a failure is its own.
-                        _ = found.records()
+                # All of it here, where a failure is its own.
+                one = taken(group(), properties=self._properties)
+                if self._has_tag(one):
+                    if self._bodies and one.odd is None:
+                        _ = one.group.bodies
                     yield members, one
             except KeyMissing as e:
                 # Told once, and not for each of its blocks.
@@ -182,14 +182,14 @@ class PartReader:
                 part = data[at - begin : end - begin]
                 yield members, partial(archive.decode_group, int(members[0]), part)
 
-    def _has_tag(self, group: BlockGroup) -> bool:
+    def _has_tag(self, one: Taken) -> bool:
         """Whether a group may have messages with a tag that is asked for; bodies are not read for
         it.
         """
         tags = self._wanted.tags
-        if tags is None or not group.columns.is_ordinary:
+        if tags is None or one.odd is not None:
             return True
-        found = batch_of(of_groups([taken(group, properties=True, bodies=False)]), ["tag"])
+        found = batch_of(of_groups([one]), ["tag"])
         wanted = pa.array(sorted(tags), pa.string())
         return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
 
@@ -254,8 +254,9 @@ class PartReader:
         live &= (found.starts >= first) & (found.starts < last)
         if split.ranges is not None:
             live &= _within(split.ranges, names, found)
-        for rows in _chunks(np.flatnonzero(live), found.sizes):
-            yield rows, found
+        rows = np.flatnonzero(live)
+        for a, b in by_bytes(found.sizes[rows], _LOG_BYTES):
+            yield rows[a:b], found
 
     # --- both ---
 
@@ -326,14 +327,3 @@ def _runs(
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _chunks(rows: I64, sizes: I64) -> Iterator[I64]:
-    """Rows in stretches of some megabytes."""
-    ends = np.cumsum(sizes[rows])
-    at = 0
-    while at < len(rows):
-        before = int(ends[at - 1]) if at else 0
-        stop = max(int(np.searchsorted(ends, before + _LOG_BYTES, side="right")), at + 1)
-        yield rows[at:stop]
-        at = stop

@@ -31,34 +31,39 @@ _TOPIC_ROWS: Final = 64
 
 
 class Taken(NamedTuple):
-    """A group with what was decoded of it: its properties only if they are wanted."""
+    """A group with what was decoded of it: its properties only if they are wanted; all of it, as
+    `odd`, if it is out of the ordinary.
+    """
 
     group: BlockGroup
     properties: PropertyColumns | None
+    odd: Rows | None = None
 
     @property
     def alike(self) -> Hashable:
         """What it has in common with those that it can be joined with; None: there are none."""
-        if not self.group.columns.is_ordinary:
+        if self.odd is not None:
             return None
         return () if self.properties is None else self.properties.plain_names
 
 
-def taken(group: BlockGroup, *, properties: bool, bodies: bool) -> Taken:
-    """Decode what is wanted of a group. Raises ArchiveDamaged."""
-    is_ordinary = group.columns.is_ordinary
-    if bodies or not is_ordinary:
-        _ = group.bodies
-    return Taken(group, group.property_columns() if properties and is_ordinary else None)
+def taken(group: BlockGroup, *, properties: bool) -> Taken:
+    """Decode a group but for its bodies, or all of one that is out of the ordinary. Raises
+    ArchiveDamaged, RecordDamaged.
+    """
+    columns = group.columns
+    if not columns.is_ordinary:
+        return Taken(group, None, MessageRows(group.records(), columns.position.tolist()))
+    return Taken(group, group.property_columns() if properties else None)
 
 
 def of_groups(groups: Sequence[Taken]) -> Rows:
-    """All messages of groups that are alike. Raises ArchiveDamaged, RecordDamaged."""
-    first = groups[0].group
-    if first.columns.is_ordinary:
+    """All messages of groups that are alike. Raises ArchiveDamaged."""
+    odd = groups[0].odd
+    if odd is None:
         return GroupRows(groups)
     assert len(groups) == 1, "only ordinary ones are joined"
-    return MessageRows(first.records(), first.columns.position.tolist())
+    return odd
 
 
 def of_records(batch: RecordBatch, base: int) -> Iterator[Rows]:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 J = TypeVar("J")
 Check = Callable[[], None]
 _TURNS: Final = 4
-"""Tasks of a window that a core has one after the other: each window costs a tenth of a second."""
+"""Tasks of a window that a core has one after the other: at a window's end cores may wait."""
 WINDOW_MAX: Final = 64
 """Tasks of a window at most: their answers are in the driver's memory together."""
 _WINDOWS: Final = 2

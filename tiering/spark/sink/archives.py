@@ -23,17 +23,16 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.dictionary import train
-from tiering.archive.integers import Column
+from tiering.archive.integers import Column, by_bytes
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.reader import Archive
-from tiering.archive.records import Fields, slices
-from tiering.archive.tail import FileSource
+from tiering.archive.records import Fields
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.classes import read_class
 from tiering.commits import CommittedArchive, HeldRange
 from tiering.copying import read_whole
 from tiering.objectnames import job_object_key
 from tiering.place import Place
+from tiering.proof import prove
 from tiering.regroup import Summed
 from tiering.spark.sink.collecting import Collected
 from tiering.spark.sink.options import SinkOptions
@@ -118,14 +117,8 @@ class Making:
 
     def _rolled(self, found: Collected, rows: Column) -> Iterator[Column]:
         """The rows of one archive after the other."""
-        ends = np.cumsum(found.records.sizes[rows])
-        at = 0
-        while at < len(rows):
-            before = int(ends[at - 1]) if at else 0
-            room = before + self._options.archive_bytes
-            stop = max(int(np.searchsorted(ends, room, side="right")), at + 1)
-            yield rows[at:stop]
-            at = stop
+        for a, b in by_bytes(found.records.sizes[rows], self._options.archive_bytes):
+            yield rows[a:b]
 
     def _archive(
         self,
@@ -163,7 +156,10 @@ class Making:
         path = self._folder / f"{number}.made"
         self._files.write_new(path, chunks(), replace=True)
         try:
-            self._prove(path, found, rows)
+            prove(
+                path, self._files, self._keys, found.records.buffer, found.records.starts[rows],
+                sizes, stays="nothing was committed",
+            )  # fmt: skip
             self._put(path, key, sink)
         finally:
             self._files.remove(path)
@@ -171,26 +167,6 @@ class Making:
             key=key, size=sink.size, crc=sink.crc, messages=len(rows), first_position=first,
             end_position=end, queues=list(held.values()),
         )  # fmt: skip
-
-    def _prove(self, path: Path, found: Collected, rows: Column) -> None:
-        """Read the archive back from the disk, and hold each record against what was to be."""
-        archive = Archive.open(FileSource(path, self._files), keys=self._keys)
-        records = found.records
-        starts = records.starts[rows]
-        stops = starts + records.sizes[rows]
-        done = 0
-        for group in archive.groups():
-            mine = slice(done, done + group.count)
-            if group.records() != slices(records.buffer, starts[mine], stops[mine]):
-                raise ArchiveDamaged(
-                    f"what block {group.number} of {path} and those with it give back is not what "
-                    "was written; nothing was committed",
-                    str(path),
-                    group.number,
-                )
-            done += group.count
-        if done != len(rows):
-            raise ArchiveDamaged(f"{path} lacks records; nothing was committed", str(path))
 
     def _put(self, path: Path, key: str, sink: Summed) -> None:
         self._place.put(key, path)
@@ -207,11 +183,5 @@ def _stretches(found: Collected, rows: Column) -> Iterator[Column]:
     change |= np.diff(rows) != 1
     begins = [0, *(np.flatnonzero(change) + 1).tolist()]
     for a, b in zip(begins, [*begins[1:], len(rows)], strict=True):
-        mine = rows[a:b]
-        ends = np.cumsum(found.records.sizes[mine])
-        at = 0
-        while at < len(mine):
-            before = int(ends[at - 1]) if at else 0
-            stop = max(int(np.searchsorted(ends, before + _STRETCH, side="right")), at + 1)
-            yield mine[at:stop]
-            at = stop
+        for begin, end in by_bytes(found.records.sizes[rows[a:b]], _STRETCH):
+            yield rows[a + begin : a + end]

@@ -21,7 +21,7 @@ from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 from tiering.classes import RetentionClass, read_class
 from tiering.place import Place, open_place
 from tiering.places.settings import is_remote
-from tiering.spark.options import PLACE
+from tiering.spark.options import by_field
 
 ARCHIVE_BYTES: Final = 512 << 20
 SPILL_BYTES: Final = 64 << 20
@@ -56,24 +56,10 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """The options as Spark gives them. Raises ConfigError, PolicyIllegal."""
-    found: dict[str, object] = {}
-    place: dict[str, str] = {}
-    known = [name for name in SinkOptions.__struct_fields__ if name != "place"]
-    for name, value in given.items():
-        lower = name.lower()
-        if lower.startswith(PLACE):
-            place[lower[len(PLACE) :]] = value
-            continue
-        if lower in _SPARKS:
-            continue
-        bare = lower.replace("_", "")
-        field = next((one for one in known if one.replace("_", "") == bare), None)
-        if field is None:
-            raise ConfigError(
-                f"there is no option {name!r} of writing; there are {', '.join(sorted(known))}, "
-                f"and {PLACE}NAME for settings of a place"
-            )
-        found[field] = _parsed(field, value)
+    fields, place = by_field(
+        given, SinkOptions.__struct_fields__, of=" of writing", passed_over=_SPARKS
+    )
+    found = {field: _parsed(field, value) for field, value in fields.items()}
     if not found.get("path"):
         raise ConfigError(
             "nothing says where archives are to go: give a folder, or a bucket's URL, as save(path)"

@@ -1,0 +1,48 @@
+"""Proof: an archive gives back the records that it was made of, byte for byte.
+
+Invariant: what is looked at is what is on the disk, all of it, in the archive's own order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.files import Files
+from tiering.archive.crypto import KeyProvider
+from tiering.archive.reader import Archive
+from tiering.archive.records import slices
+from tiering.archive.tail import FileSource
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+I64 = NDArray[np.int64]
+
+
+def prove(
+    path: Path, files: Files, keys: KeyProvider | None, buffer: Buffer, starts: I64, sizes: I64,
+    *, stays: str,
+) -> None:  # fmt: skip
+    """Read an archive back, and hold each record against the one that starts there in the buffer;
+    `stays` says what is as it was if they differ. Raises ArchiveDamaged.
+    """
+    archive = Archive.open(FileSource(path, files), keys=keys)
+    stops = starts + sizes
+    done = 0
+    for group in archive.groups():
+        mine = slice(done, done + group.count)
+        if group.records() != slices(buffer, starts[mine], stops[mine]):
+            raise ArchiveDamaged(
+                f"what block {group.number} of {path} and those with it give back is not what was "
+                f"put into it; {stays}",
+                str(path),
+                group.number,
+            )
+        done += group.count
+    if done != len(starts):
+        raise ArchiveDamaged(f"{path} lacks records that were put into it; {stays}", str(path))
