@@ -39,7 +39,7 @@ class BlockSpan(NamedTuple):
 
 
 SHARED: Final = 2
-"""How many times as many bytes as a block small ones have together that share a group."""
+"""How many times as many bytes as one block those have together that share a group."""
 _SMALL: Final = 8
 """A block is small if so many of them are one."""
 
@@ -102,11 +102,12 @@ def encode_blocks(
 ) -> tuple[list[EncodedGroup], BlockRows]:
     """The blocks of many queues at once; each span begins where the one before ends.
 
-    Blocks that follow each other share a group of up to `group_bytes` of records, unless they are
-    encrypted and of different topics, or one must hold its records whole; of up to `SHARED` times
-    as many, if all are small and it still takes no more than `group_bytes` when encoded. Give it
-    some megabytes, whatever topics and queues they are of: one call a queue costs several times as
-    much where queues are small.
+    Blocks that follow each other share a group of up to `shared` times `group_bytes` of records,
+    if it takes no more than `group_bytes` when encoded, else of up to `group_bytes`; unless they
+    are encrypted and of different topics, or one must hold its records whole. A group that has half
+    of `group_bytes` ends with its topic, so that who reads one topic reads little else; but not
+    where all blocks are small. Give it some megabytes, whatever topics and queues they are of: one
+    call a queue costs several times as much where queues are small.
     """
     rows = _rows_of(fields, spans)
     whole = _to_keep_whole(fields, spans)
@@ -114,9 +115,10 @@ def encode_blocks(
     found = payloads_of(fields, spans, grouped, whole)
     groups = []
     for (begin, end), payloads in zip(pairwise(grouped), found, strict=True):
-        group = _encode_group(spans[begin], end - begin, payloads, coder)
+        is_small = int(rows.raw_bytes[begin:end].max()) * _SMALL <= group_bytes
+        group = _encode_group(spans[begin], end - begin, payloads, coder, thorough=is_small)
         if shared > 1 and end - begin > 1 and len(group.data) > group_bytes:
-            # What hardly compresses: seldom, so that it is encoded twice does not count.
+            # What hardly compresses is encoded twice: that takes less time than what does, once.
             mine = spans[begin:end]
             groups += encode_blocks(fields, mine, coder, group_bytes=group_bytes, shared=1)[0]
         else:
@@ -156,13 +158,14 @@ def _grouped(
     begins = []
     size = count = largest = 0
     for i, span in enumerate(spans):
+        is_half = size * 2 >= group_bytes
         size += sizes[i]
         count += counts[i]
         largest = max(largest, sizes[i])
-        most = group_bytes * (shared if largest * _SMALL <= group_bytes else 1)
         if (
             not i
-            or size > most
+            or size > group_bytes * shared
+            or (is_half and span.topic != spans[i - 1].topic and largest * _SMALL > group_bytes)
             or count > BLOCK_ROWS_MAX
             or whole[i] != whole[i - 1]
             or not _may_share(spans[i - 1], span)
@@ -177,13 +180,15 @@ def _may_share(a: BlockSpan, b: BlockSpan) -> bool:
     return a.secret == b.secret and (a.secret is None or a.topic_number == b.topic_number)
 
 
-def _encode_group(span: BlockSpan, blocks: int, payloads: Payloads, coder: Coder) -> EncodedGroup:
-    """One group; `span` is its first block."""
+def _encode_group(
+    span: BlockSpan, blocks: int, payloads: Payloads, coder: Coder, *, thorough: bool
+) -> EncodedGroup:
+    """One group, whose first block is `span`; `thorough` where blocks are small: less repeats."""
     parts = [
         coder.encode(
             payload,
             dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
-            thorough=blocks > 1,
+            thorough=thorough,
             digits=kind is PartKind.BODIES,
             kind=kind,
             topic=span.topic_number if span.secret is not None else 0,

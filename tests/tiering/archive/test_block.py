@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 from pathlib import Path
 
@@ -187,16 +188,53 @@ def test_the_same_records_give_the_same_bytes() -> None:
     assert found[0] == found[1]
 
 
-def test_small_blocks_share_a_group_up_to_its_size() -> None:
+def test_blocks_share_a_group_of_up_to_two_blocks_bytes() -> None:
     parts = [[record(i)] for i in range(10)]
     size = len(record(0))
     coder = Coder()
     encoded = encode(parts, coder, queue=0, group_bytes=4 * size)
-    assert [group.blocks for group in encoded.groups] == [4, 4, 2]
+    assert [group.blocks for group in encoded.groups] == [8, 2]
     assert sum(len(group.data) for group in encoded.groups) < sum(
         len(group.data) for group in encode(parts, coder, queue=0).groups
     )
     assert [block.records() for block in decode(encoded, coder, queue=0)] == parts
+
+
+def test_a_group_of_several_blocks_takes_no_more_than_one_block_has_bytes() -> None:
+    draw = random.Random(1)
+    parts = [[record(i, body=draw.randbytes(4000))] for i in range(10)]
+    size = len(parts[0][0])
+    encoded = encode(parts, coder := Coder(), queue=0, group_bytes=4 * size)
+    assert [group.blocks for group in encoded.groups] == [4, 4, 2]
+    assert all(len(group.data) <= 4 * size for group in encoded.groups)
+    assert [block.records() for block in decode(encoded, coder, queue=0)] == parts
+
+
+@pytest.mark.parametrize(
+    ("blocks_a_topic", "group_records", "shared"),
+    [
+        # Half of it, and another topic: the group ends.
+        (2, 4, [2, 2, 2, 2, 2]),
+        # Less than half: it goes on; and ends where that topic does.
+        (1, 4, [2, 2, 2, 2, 2]),
+        # Blocks of which eight are one go on whatever the topic.
+        (1, 8, [10]),
+        # As long as the topic goes on, so does the group.
+        (10, 4, [8, 2]),
+    ],
+)
+def test_a_group_that_has_half_a_block_ends_with_its_topic_unless_blocks_are_small(
+    blocks_a_topic: int, group_records: int, shared: list[int]
+) -> None:
+    records = [record(i) for i in range(10)]
+    fields = Fields(RecordBatch.of_records(records))
+    spans = [
+        BlockSpan(f"topic-{i // blocks_a_topic}", 0, i, i + 1, i // blocks_a_topic)
+        for i in range(10)
+    ]
+    most = group_records * max(map(len, records))
+    groups, _ = encode_blocks(fields, spans, Coder(), group_bytes=most)
+    assert [group.blocks for group in groups] == shared
 
 
 def test_blocks_of_topics_with_keys_of_their_own_do_not_share_a_group() -> None:

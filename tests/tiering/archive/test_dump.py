@@ -98,9 +98,12 @@ def test_a_damaged_block_is_shown_and_passed_over(made: Made, archive: Path) -> 
     data[at + sum(sizes) - 10] ^= 1
     archive.write_bytes(data)
     found = lines(archive, code=DAMAGED)
-    (damage,) = of_kind(found, "damage")
-    assert "block 2" in damage["reason"]
-    assert len(of_kind(found, "record")) == 48 - opened.directory.count(2)
+    shared = opened.directory.within(2) or range(2, 3)
+    damage = of_kind(found, "damage")
+    assert [f"block {block}" in one["reason"] for one, block in zip(damage, shared, strict=True)]
+    lost = sum(map(opened.directory.count, shared))
+    assert 0 < lost < 48
+    assert len(of_kind(found, "record")) == 48 - lost
 
 
 def test_an_archive_whose_end_is_missing_is_damage(made: Made, archive: Path) -> None:
