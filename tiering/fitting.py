@@ -262,7 +262,7 @@ class _Times:
         key = archive.name, block
         found = self._kept.get(key)
         if found is None:
-            group = archive.lazy_group(block)
+            group = archive.lazy_group(archive.directory.group(block))
             begins = bounds_of(group.members.stretches.counts)
             at = block - group.number
             rows = slice(int(begins[at]), int(begins[at + 1]))

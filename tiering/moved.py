@@ -80,7 +80,7 @@ def _groups(archive: Archive) -> Iterator[BlockGroup]:
     """All groups, whose bodies are read only where somebody asks for them."""
     number, blocks = 0, len(archive.rows().topics)
     while number < blocks:
-        group = archive.lazy_group(number)
+        group = archive.lazy_group(archive.directory.group(number))
         yield group
         number = group.number + group.blocks
 

@@ -66,7 +66,7 @@ def offsets_of(archive: Archive, topic: str, queue: int, low: int, high: int) ->
         directory = archive.directory
         if directory.last_offset(block) < low or directory.first_offset(block) > high:
             continue
-        group = archive.lazy_group(block)
+        group = archive.lazy_group(archive.directory.group(block))
         begins = bounds_of(group.members.stretches.counts)
         at = block - group.number
         found.append(group.columns.offset[begins[at] : begins[at + 1]])

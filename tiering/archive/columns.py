@@ -11,7 +11,7 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -37,6 +37,7 @@ from kvstore.record.layout import (
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.integers import (
+    CONSTANT,
     Column,
     bounds_of,
     decode_column,
@@ -44,6 +45,7 @@ from tiering.archive.integers import (
     encode_column,
     encode_columns,
     encode_stretches,
+    read_signed,
     read_varint,
     total,
     write_varint,
@@ -62,6 +64,10 @@ _FOLLOWS: Final = b"\x00"
 _GIVEN: Final = b"\x01"
 _U32_MAX: Final = 0xFFFF_FFFF
 _I32_OFFSET: Final = 1 << 31
+_SELDOM: Final = 7
+"""Columns that are the same in all rows as a rule."""
+_CONSTANTS_MAX: Final = 128
+"""Bytes that these take at most, if so."""
 _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
 
@@ -162,6 +168,35 @@ def _missing(offsets: Column, inner: Column) -> Column:
     return found - np.repeat(found[begins], np.diff(inner))
 
 
+class _Constants(NamedTuple):
+    """What is the same in all rows: one value a column, and whether `decode` has its shortcut for
+    such messages.
+    """
+
+    values: Column
+    is_ordinary: bool
+
+
+@lru_cache(maxsize=256)
+def _constants(data: bytes) -> _Constants | None:
+    """The columns that differ seldom, if those bytes are all of them, none differs here, and CRCs
+    are the bodies'; None: look at each.
+    """
+    values, at = [], 0
+    for _ in range(_SELDOM):
+        if data[at : at + 1] != bytes((CONSTANT,)):
+            return None
+        value, at = read_signed(data, at + 1)
+        values.append(value)
+    flags, system_flags, version, reconsume_times, *_ = values
+    unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
+    fits = not unsigned & ~_U32_MAX and version in (1, 2)
+    if data[at:] != _FOLLOWS or system_flags & HOSTS_V6 or not fits:
+        return None
+    is_ordinary = not system_flags & NOT_ORDINARY and version == 1
+    return _Constants(np.array(values, np.int64), is_ordinary)
+
+
 _ROWS: Final = (
     "offset", "position", "stored_at", "born_at", "flags", "system_flags", "version",
     "reconsume_times", "prepared_position", "_born_host", "_store_host", "body_crc", "sizes",
@@ -243,6 +278,21 @@ class Columns:
         return column
 
     def _read_seldom(self) -> None:
+        rest = self._payload[self._at :]
+        constants = _constants(rest) if len(rest) <= _CONSTANTS_MAX else None
+        if constants is None:
+            self._read_each()
+            return
+        # As a rule: the same bytes in each group.
+        (
+            self.flags, self.system_flags, self.version, self.reconsume_times,
+            self.prepared_position, self._born_host, self._store_host,
+        ) = np.broadcast_to(constants.values[:, None], (_SELDOM, self.count)).copy()  # fmt: skip
+        self.has_v6 = False
+        self.is_ordinary = constants.is_ordinary
+        self._at = len(self._payload)
+
+    def _read_each(self) -> None:
         self.flags = self._next()
         self.system_flags = self._next()
         self.version = self._next()

@@ -70,9 +70,17 @@ class Members(NamedTuple):
     last_offsets: I64
 
 
+class GroupPlace(NamedTuple):
+    """A group of an archive: where in the file it begins, the sizes of its parts, its blocks."""
+
+    at: int
+    sizes: Sizes
+    members: Members
+
+
 class Rows(NamedTuple):
-    """All of a directory, in columns of one row a block, but for topics' ids and the decoded sizes
-    of groups.
+    """All of a directory, in columns of one row a block, but for topics' ids, and the sizes of
+    groups' parts in the file and when decoded.
     """
 
     topic_ids: I64
@@ -87,6 +95,7 @@ class Rows(NamedTuple):
     greatest_stored_at: I64
     raw_bytes: I64
     groups: I64
+    part_sizes: tuple[I64, I64, I64]
     decoded_sizes: tuple[I64, I64, I64]
 
     def row(self, block: int) -> Row:
@@ -216,6 +225,7 @@ def decode_rows(payload: bytes, blocks_size: int) -> Rows:
         p.least + p.time_span,
         p.raw_bytes,
         np.repeat(np.arange(len(p.per_group)), p.per_group),
+        (p.group_fixed, p.group_properties, p.group_bodies),
         (p.fixed, p.properties, p.bodies),
     )
 
@@ -397,6 +407,10 @@ class Directory:
             first_offsets,
             first_offsets + span,
         )
+
+    def group(self, block: int) -> GroupPlace:
+        """The group that a block is in."""
+        return GroupPlace(*self.place(block), self.members(block))
 
     @property
     def memory_bytes(self) -> int:

@@ -13,6 +13,7 @@ that so many rows were expected.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,11 @@ _DISTINCT_ROWS: Final = 24
 """So many rows must be there, and are looked at first."""
 _SHORT: Final = 40
 """Columns of so many rows are unpacked without numpy."""
+_TAKEN: Final = 8
+_WINDOW_BITS: Final = 57
+"""Numbers of so many bits at most are within the eight bytes that begin where they do."""
+_WINDOWS_KEPT: Final = 1024
+"""Rows for which it is known where numbers of some width lie, for all who ask."""
 _MASK: Final = (1 << 64) - 1
 _BYTES: Final = [bytes((i,)) for i in range(256)]
 
@@ -243,7 +249,9 @@ def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
     at += 1
     if kind == CONSTANT:
         value, at = read_signed(data, at)
-        return np.full(count, value, np.int64), at
+        same = np.empty(count, np.int64)
+        same.fill(value)
+        return same, at
     if kind == RANGE:
         least, at = read_signed(data, at)
         rest, at = _unpack(data, at, count)
@@ -313,10 +321,41 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
         mask = (1 << bits) - 1
         cut = [joint >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
         return np.array(cut, np.uint64), stop
-    spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
-    whole = np.zeros((count, 64), np.uint8)
-    whole[:, 64 - bits :] = spread.reshape(count, bits)
-    return np.packbits(whole).view(">u8").astype(np.uint64), stop
+    if bits > _WINDOW_BITS:
+        spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
+        whole = np.zeros((count, 64), np.uint8)
+        whole[:, 64 - bits :] = spread.reshape(count, bits)
+        return np.packbits(whole).view(">u8").astype(np.uint64), stop
+    if stop + _TAKEN > len(data):
+        data, at = data[at:stop] + bytes(_TAKEN), 0
+    # The eight bytes from where each begins, without what lies around it.
+    begins, shifts = _windows(bits, count)
+    taken = np.ndarray((len(data) - _TAKEN - at + 1,), ">u8", data, at, (1,))
+    found = taken[begins].astype(np.uint64)
+    found <<= shifts
+    found >>= np.uint64(64 - bits)
+    return found, stop
+
+
+def _windows(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Of numbers of so many bits: the byte that each begins in, and the bits before it there."""
+    if count > _WINDOWS_KEPT:
+        return _windows_of(bits, count)
+    begins, shifts = _kept_windows(bits)
+    return begins[:count], shifts[:count]
+
+
+@cache
+def _kept_windows(bits: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    return _windows_of(bits, _WINDOWS_KEPT)
+
+
+def _windows_of(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    at = np.arange(count) * bits
+    found = at >> 3, (at & 7).astype(np.uint64)
+    for column in found:
+        column.setflags(write=False)
+    return found
 
 
 def _short() -> ArchiveDamaged:

@@ -27,8 +27,9 @@ from tiering.archive.check import Problem, problems
 from tiering.archive.coder import Coder
 from tiering.archive.columns import Stretches
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.directory import Directory, Rows, decode_rows
+from tiering.archive.directory import Directory, GroupPlace, Rows, decode_rows
 from tiering.archive.filter import Filter
+from tiering.archive.groups import Groups
 from tiering.archive.keyindex import KeyFences
 from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section, Sizes
 from tiering.archive.manifest import Manifest, decode_manifest, with_figures
@@ -189,8 +190,9 @@ class Archive:
         groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
         KeyMissing.
         """
-        at, sizes = self.directory.place(number)
-        return self.decode_group(number, read_exactly(self.source, at, sum(sizes)))
+        place = self.directory.group(number)
+        data = read_exactly(self.source, place.at, sum(place.sizes))
+        return self.decode_group(place, data, asked=number)
 
     def block_of(self, number: int, group: BlockGroup) -> Block:
         """A block of its group. Raises ArchiveDamaged."""
@@ -199,11 +201,12 @@ class Archive:
 
     def groups(self) -> Iterator[BlockGroup]:
         """All groups, one after the other. Raises ArchiveDamaged, KeyDestroyed."""
-        number = 0
-        while number < self.directory.blocks:
-            group = self.read_group(number)
-            yield group
-            number += group.blocks
+        for place in self.all_groups():
+            yield self.decode_group(place, read_exactly(self.source, place.at, sum(place.sizes)))
+
+    def all_groups(self) -> Groups:
+        """Where all groups are and what they have, in columns: for whoever reads many."""
+        return Groups(self.rows())
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
         """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
@@ -218,32 +221,35 @@ class Archive:
         group = None
         for number in blocks:
             if group is None or number not in group:
-                at, sizes = place(number)
-                group = self.decode_group(number, data[at - begin :][: sum(sizes)])
+                found = self.directory.group(number)
+                part = data[found.at - begin :][: sum(found.sizes)]
+                group = self.decode_group(found, part, asked=number)
             yield self.block_of(number, group)
 
-    def lazy_group(self, number: int) -> BlockGroup:
-        """The same without the bodies, which are read when somebody needs them: for whoever looks
-        at the other columns, or at those first. Raises as `read_group` does.
+    def lazy_group(self, place: GroupPlace) -> BlockGroup:
+        """A group without the bodies, which are read when somebody needs them: for whoever looks at
+        the other columns, or at those first. Raises as `read_group` does.
         """
-        at, sizes = self.directory.place(number)
+        at, sizes, _ = place
         heads = sizes[0] + sizes[1]
         # With the first bytes of the bodies, which say how much they take.
         data = read_exactly(self.source, at, heads + PART_HEAD.size)
         return self.decode_group(
-            number, data, bodies=lambda: read_exactly(self.source, at + heads, sizes[2])
+            place, data, bodies=lambda: read_exactly(self.source, at + heads, sizes[2])
         )
 
     def decode_group(
         self,
-        number: int,
+        place: GroupPlace,
         data: bytes | memoryview,
         *,
+        asked: int | None = None,
         bodies: Callable[[], bytes] | None = None,
     ) -> BlockGroup:
-        """The same from its bytes, which are at `directory.place`: several can be read at once."""
-        members = self.directory.members(number)
-        sizes = self.directory.place(number)[1]
+        """A group from its bytes, of which several can be read at once; `asked` is the block that
+        errors are to be about, instead of its first.
+        """
+        _, sizes, members = place
         topics = self._topics
         topic, key_id = topics[members.topics[0]]
         blocks = GroupBlocks(
@@ -251,7 +257,7 @@ class Archive:
             members.queues,
             Stretches(members.counts, members.first_offsets, members.last_offsets),
         )
-        with self._block_damage(number):
+        with self._block_damage(members.first if asked is None else asked):
             return BlockGroup(
                 data if bodies is None else data[: sizes[0] + sizes[1]], sizes,
                 self._stated_sizes(data, sizes), self._coder, blocks,

@@ -9,6 +9,7 @@ Invariant: both ways say the same, byte for byte.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
@@ -20,7 +21,11 @@ ID_DIGITS: Final = 32
 DIGITS_MAX: Final = 18
 """Decimal digits that always fit 64 bits."""
 _POWERS: Final = 10 ** np.arange(DIGITS_MAX + 1, dtype=np.int64)
-_ZERO: Final = 48
+_FOUR: Final = 4
+_FOURS: Final = np.frombuffer(b"".join(b"%04d" % i for i in range(10**_FOUR)), np.uint8).reshape(
+    -1, _FOUR
+)
+"""The four digits of each number below 10,000."""
 
 
 class Joined(NamedTuple):
@@ -79,18 +84,21 @@ class Constant(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """Ids of 32 digits, side by side."""
+    """Ids of 32 digits, as 16 bytes each, side by side."""
 
-    data: bytes
+    raw: bytes
 
     def values(self) -> list[bytes]:
         """See Texts."""
-        data = self.data
+        data = self._digits()
         return [data[i : i + ID_DIGITS] for i in range(0, len(data), ID_DIGITS)]
 
     def joined(self) -> Joined:
         """See Texts."""
-        return Joined(self.data, np.arange(0, len(self.data) + 1, ID_DIGITS))
+        return Joined(self._digits(), np.arange(0, 2 * len(self.raw) + 1, ID_DIGITS))
+
+    def _digits(self) -> bytes:
+        return self.raw.hex().upper().encode("ascii")
 
 
 class Numbers(NamedTuple):
@@ -117,9 +125,10 @@ class Numbers(NamedTuple):
         wide = np.empty((count, stem + digits), np.uint8)
         wide[:, :stem] = np.frombuffer(self.prefix, np.uint8)
         left = numbers
-        for place in range(stem + digits - 1, stem - 1, -1):
-            left, digit = np.divmod(left, 10)
-            wide[:, place] = digit + _ZERO
+        for end in range(stem + digits, stem, -_FOUR):
+            left, four = np.divmod(left, len(_FOURS))
+            begin = max(end - _FOUR, stem)
+            wide[:, begin:end] = _FOURS[four, _FOUR - (end - begin) :]
         if int(lengths.min()) == digits:
             return Joined(wide.tobytes(), np.arange(count + 1) * (stem + digits))
         # A shorter one lacks the first places behind the text.
@@ -158,3 +167,32 @@ class Pieces(NamedTuple):
         """See Texts."""
         begin, end = int(self.bounds[0]), int(self.bounds[-1])
         return Joined(self.data[begin:end], self.bounds - begin)
+
+
+def beside(parts: Sequence[Texts]) -> Joined:
+    """The values of several side by side: where all are said in the same way, at one go."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first.joined()
+    if isinstance(first, Ids):
+        ids = [one.raw for one in parts if isinstance(one, Ids)]
+        if len(ids) == len(parts):
+            return Ids(b"".join(ids)).joined()
+    if isinstance(first, Constant):
+        rows = [one.rows for one in parts if isinstance(one, Constant) and one.value == first.value]
+        if len(rows) == len(parts):
+            return Constant(first.value, sum(rows)).joined()
+    if isinstance(first, Numbers):
+        form = first[:2]
+        columns = [one.numbers for one in parts if isinstance(one, Numbers) and one[:2] == form]
+        if len(columns) == len(parts):
+            return Numbers(*form, np.concatenate(columns)).joined()
+    return joined_beside([one.joined() for one in parts])
+
+
+def joined_beside(parts: Sequence[Joined]) -> Joined:
+    """What is side by side in each part, side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = np.concatenate([np.diff(part.bounds) for part in parts])
+    return Joined(b"".join(part.data for part in parts), bounds_of(sizes))

@@ -240,7 +240,7 @@ def _read_ids(data: bytes, at: int, born: Column) -> tuple[Ids, int]:
         if name == "time":
             column = (column + born) & _TIME_MASK
         ids[name] = column & ((1 << 8 * _ID[name].itemsize) - 1)
-    return Ids(ids.tobytes().hex().upper().encode()), at
+    return Ids(ids.tobytes()), at
 
 
 def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[Numbers, int, int]:

@@ -30,8 +30,9 @@ from kvstore.errors import (
     SegmentDamaged,
 )
 from tiering.archive.block import BlockGroup
+from tiering.archive.directory import GroupPlace
 from tiering.archive.integers import by_bytes
-from tiering.archive.layout import NO_QUEUE, Sizes
+from tiering.archive.layout import NO_QUEUE
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
 from tiering.archive.tail import read_exactly
@@ -167,20 +168,23 @@ class PartReader:
         self, archive: Archive, blocks: I64
     ) -> Iterator[tuple[I64, Callable[[], BlockGroup]]]:
         """The groups that blocks are in, each with those of it that are asked for."""
-        place = archive.directory.place
-        lazily = self._wanted.tags is not None or not _BODIES & set(self._made)
-        of = np.array([archive.directory.group_of(block) for block in blocks.tolist()], np.int64)
-        each = np.split(blocks, np.flatnonzero(np.diff(of)) + 1) if len(blocks) else []
-        if lazily:
-            for members in each:
-                yield members, partial(archive.lazy_group, int(members[0]))
+        if not len(blocks):
             return
-        for run in _runs(each, [place(int(members[0])) for members in each]):
-            begin = run[0][1]
-            data = memoryview(read_exactly(archive.source, begin, run[-1][2] - begin))
-            for members, at, end in run:
-                part = data[at - begin : end - begin]
-                yield members, partial(archive.decode_group, int(members[0]), part)
+        groups = archive.all_groups()
+        of = groups.rows.groups[blocks]
+        each = np.split(blocks, np.flatnonzero(np.diff(of)) + 1)
+        found = zip(each, map(groups.__getitem__, dict.fromkeys(of.tolist())), strict=True)
+        if self._wanted.tags is not None or not _BODIES & set(self._made):
+            for members, place in found:
+                yield members, partial(archive.lazy_group, place)
+            return
+        for run in _runs(found):
+            begin, last = run[0][1].at, run[-1][1]
+            size = last.at + sum(last.sizes) - begin
+            data = memoryview(read_exactly(archive.source, begin, size))
+            for members, place in run:
+                part = data[place.at - begin :][: sum(place.sizes)]
+                yield members, partial(archive.decode_group, place, part)
 
     def _has_tag(self, one: Taken) -> bool:
         """Whether a group may have messages with a tag that is asked for; bodies are not read for
@@ -311,16 +315,16 @@ def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:
     return np.concatenate([np.arange(first, stop) for first, stop in blocks] or [np.empty(0, int)])
 
 
-def _runs(
-    each: Sequence[I64], places: Sequence[tuple[int, Sizes]]
-) -> Iterator[list[tuple[I64, int, int]]]:
-    """Groups that lie one behind the other, as many as are read together: blocks, begin, end."""
-    run: list[tuple[I64, int, int]] = []
-    for members, (at, sizes) in zip(each, places, strict=True):
-        if run and (run[-1][2] != at or at - run[0][1] >= _READ):
+def _runs(groups: Iterable[tuple[I64, GroupPlace]]) -> Iterator[list[tuple[I64, GroupPlace]]]:
+    """Groups that lie one behind the other, as many as are read together; each with its blocks."""
+    run: list[tuple[I64, GroupPlace]] = []
+    end = 0
+    for members, place in groups:
+        if run and (end != place.at or place.at - run[0][1].at >= _READ):
             yield run
             run = []
-        run.append((members, at, at + sum(sizes)))
+        run.append((members, place))
+        end = place.at + sum(place.sizes)
     if run:
         yield run
 

@@ -23,7 +23,7 @@ from tiering.archive.block import BlockGroup
 from tiering.archive.integers import Column, bounds_of
 from tiering.archive.properties import PropertyColumns, fields_of
 from tiering.archive.records import Fields, RecordBatch
-from tiering.archive.texts import Joined, joined_of
+from tiering.archive.texts import Joined, beside, joined_beside, joined_of
 from tiering.spark.arrow import Hosts, Rows
 
 _TOPIC_ROWS: Final = 64
@@ -125,7 +125,7 @@ class GroupRows:
         names = found[0].plain_names if found else None
         if names is None:
             return None
-        return {name: _joined([one.columns[name].joined() for one in found]) for name in names}
+        return {name: beside([one.columns[name] for one in found]) for name in names}
 
     def fields(self) -> list[bytes]:
         """See Rows."""
@@ -135,7 +135,7 @@ class GroupRows:
     def bodies(self) -> Joined:
         """See Rows."""
         each = zip(self._groups, self._columns, strict=True)
-        return _joined([Joined(group.bodies, c.ends) for group, c in each])
+        return joined_beside([Joined(group.bodies, c.ends) for group, c in each])
 
     def stored_bodies(self) -> None:
         """See Rows: ordinary bodies are stored as they were put."""
@@ -256,14 +256,6 @@ def _numbered(values: Sequence[T]) -> tuple[Sequence[T], Column]:
 
 def _beside(columns: Sequence[Column]) -> Column:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def _joined(parts: Sequence[Joined]) -> Joined:
-    """What is side by side in each part, side by side."""
-    if len(parts) == 1:
-        return parts[0]
-    sizes = np.concatenate([np.diff(part.bounds) for part in parts])
-    return Joined(b"".join(part.data for part in parts), bounds_of(sizes))
 
 
 def _hosts_of(numbers: Column) -> Hosts:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,6 +80,20 @@ def test_a_column_that_rises_evenly_takes_no_bits_a_row() -> None:
 
 def test_a_column_of_few_distinct_values_takes_few_bits_a_row() -> None:
     assert len(encode_column(column([10**18, -(10**18)] * 400))) < 800 // 8 + 32
+
+
+@pytest.mark.parametrize("bits", [1, 7, 9, 13, 31, 33, 56, 57, 58, 63])
+@pytest.mark.parametrize("rows", [41, 1024, 1025, 3000])
+def test_a_column_of_numbers_of_any_width_comes_back_however_long(bits: int, rows: int) -> None:
+    draw = random.Random(bits)
+    drawn = [draw.getrandbits(bits) for _ in range(rows - 2)]
+    values = column([0, *drawn, (1 << bits) - 1])
+    data = encode_column(values)
+    # With something behind it, and at the very end.
+    for rest in (b"", b"\xff" * 9):
+        found, at = decode_column(data + rest, 0, rows)
+        assert found.tolist() == values.tolist()
+        assert at == len(data)
 
 
 def test_no_rows_are_no_bytes() -> None:

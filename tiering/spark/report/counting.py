@@ -91,9 +91,8 @@ def stored_bytes(archive: Archive, rows: Rows) -> F64:
     """
     if not len(rows.groups):
         return np.zeros(0)
-    place = archive.directory.place
-    begins = np.flatnonzero(np.diff(rows.groups, prepend=-1))
-    sizes = np.array([sum(place(block)[1]) for block in begins.tolist()], np.float64)
+    fixed, properties, bodies = rows.part_sizes
+    sizes = (fixed + properties + bodies).astype(np.float64)
     raw = np.bincount(rows.groups, rows.raw_bytes)
     rest = archive.source.size - float(sizes.sum())
     of_groups: F64 = sizes[rows.groups] * rows.raw_bytes / raw[rows.groups]
@@ -106,7 +105,7 @@ def _divided(archive: Archive, rows: Rows, blocks: I64) -> Iterator[tuple[int, I
         if not len(members):
             return
         try:
-            group = archive.lazy_group(int(members[0]))
+            group = archive.lazy_group(archive.directory.group(int(members[0])))
             times = group.columns.stored_at
         except (KeyMissing, KeyDestroyed):
             # Nobody can say which day: they are there, and are paid for, all the same.

@@ -1,0 +1,51 @@
+"""Groups: all groups of an archive side by side, for whoever reads many of them.
+
+The idea: a `Directory` takes few bytes, and finds one block by searching; who goes through an
+archive knows which group is next, and takes slices of plain columns.
+
+Invariant: a group is what the directory says it is, whichever of the two is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tiering.archive.directory import GroupPlace, Members, Rows
+from tiering.archive.integers import bounds_of
+from tiering.archive.layout import HEADER_SIZE
+
+
+class Groups:
+    """See the module; `rows` is all that the directory says."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        fixed, properties, bodies = rows.part_sizes
+        self._ats = (bounds_of(fixed + properties + bodies) + HEADER_SIZE).tolist()
+        self._sizes = list(zip(fixed.tolist(), properties.tolist(), bodies.tolist(), strict=True))
+        self._firsts = np.searchsorted(rows.groups, np.arange(len(fixed) + 1)).tolist()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, number: int) -> GroupPlace:
+        rows = self.rows
+        first, stop = self._firsts[number], self._firsts[number + 1]
+        members = Members(
+            first,
+            rows.topics[first:stop].tolist(),
+            rows.queues[first:stop].tolist(),
+            rows.messages[first:stop],
+            rows.first_offset[first:stop],
+            rows.last_offset[first:stop],
+        )
+        return GroupPlace(self._ats[number], self._sizes[number], members)
+
+    def __iter__(self) -> Iterator[GroupPlace]:
+        return map(self.__getitem__, range(len(self)))
+
+    def span(self, first: int, stop: int) -> tuple[int, int]:
+        """Where in the file groups that follow each other begin, and where the last ends."""
+        return self._ats[first], self._ats[stop]
