@@ -3,8 +3,9 @@
 The idea: an archive's blocks lie in the order of topic, queue and offset, so a stretch of the new
 archive, from one place in that order to another, is a run of neighbouring blocks in each of the old
 ones. Where the places are follows from the directories alone: about every `stretch_bytes` of
-records. A queue that is small is not cut; a large one is, at the first offset of a block, so one
-topic that outweighs all others becomes many stretches.
+records, and less at the end, so that nobody waits for the last. A queue that is small is not cut;
+a large one is, at the first offset of a block, so one topic that outweighs all others becomes many
+stretches.
 
 Invariants: every message of the archives is in one stretch, or in one of the counts of what is left
 out as a whole; the plan follows from archives and job, not from who does the work; a stretch's job
@@ -34,6 +35,7 @@ from tiering.compact import Compaction
 from tiering.keys import KeysAtHand
 from tiering.match import Match
 from tiering.mergejob import Dropped, Input, MergeJob, Queue
+from tiering.portions import portion
 
 I64 = NDArray[np.int64]
 Where = tuple[int, int, int]
@@ -42,7 +44,8 @@ OFFSETS: Final = (1 << 63) - 1
 """Above every offset."""
 _WHOLE: Final = 8
 """A queue is not cut if so many of them are a stretch."""
-_SAMPLED_BLOCKS: Final = 128
+_SAMPLED_BLOCKS: Final = 64
+"""Blocks that are looked at for the dictionary: what shares a group with one is decoded as well."""
 
 
 class Span(NamedTuple):
@@ -265,11 +268,11 @@ def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
     firsts = np.flatnonzero(is_first)
     of_queue = np.add.reduceat(blocks.raw_bytes, firsts)
     total = int(ends[-1])
-    # All of one size, so that nobody waits for the last.
-    count = -(-total // stretch_bytes)
     cuts = [_at(blocks, 0)]
-    for number in range(1, count):
-        row = int(np.searchsorted(ends, total * number // count, side="right"))
+    at = portion(total, stretch_bytes)
+    while at < total:
+        row = int(np.searchsorted(ends, at, side="right"))
+        at += portion(total - at, stretch_bytes)
         queue = int(np.searchsorted(firsts, row, side="right")) - 1
         if of_queue[queue] * _WHOLE <= stretch_bytes:
             row = int(firsts[queue])

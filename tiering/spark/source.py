@@ -28,6 +28,7 @@ from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.schema import SCHEMA, spark_schema
 from tiering.spark.splits import Split, splits_of
 from tiering.spark.wanted import Wanted
+from tiering.spark.workers import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,6 +125,7 @@ class KvmqReader(DataSourceReader):
         from tiering.spark.reading import PartReader  # noqa: PLC0415
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
+        settle()
         return PartReader(self._options, self._wanted, self._names).batches(partition)
 
 

@@ -2,8 +2,9 @@
 
 The idea: archives are looked at (directory, and key index where keys are asked for), blocks that
 can't have what is wanted fall away, and what is left is packed, in the order of the log, into parts
-of so many bytes of records. A large archive becomes several parts, small ones share one. Parts of
-the hot log are cut by bytes: a task finds the first record of its part by itself.
+of so many bytes of records. A large archive becomes several parts, small ones share one, and the
+last ones are smaller, so that tasks which run side by side end at about the same time. Parts of the
+hot log are cut by bytes: a task finds the first record of its part by itself.
 
 Invariants: each block and each byte of the log is in one part; nothing is read of a block here.
 """
@@ -24,6 +25,7 @@ from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
+from tiering.portions import portion
 from tiering.spark.listing import AT_ONCE, DAMAGE, Held, Listing, Opener, Stretch
 from tiering.spark.options import ReadOptions
 from tiering.spark.wanted import Wanted
@@ -31,6 +33,7 @@ from tiering.spark.wanted import Wanted
 Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 _NO_CUTS: Final[Mapping[int, tuple[int, int]]] = {}
+_ENDLESS: Final = 1 << 62
 _POSITION_ID: Final = 32
 """Hex digits of an id made of an IPv4 host and a position."""
 
@@ -109,7 +112,7 @@ def splits_of(
     """The parts. Raises what damages an archive, unless the options say to skip such."""
     opened, skipped = opened_of(found, options, opener)
     ids = _ids(found, opened)
-    packing = Packing(options.split_bytes)
+    chosen_of: list[tuple[Held, I64, I64]] = []
     for held, archive in opened:
         try:
             may, sizes = chosen(archive, wanted, ids)
@@ -118,11 +121,16 @@ def splits_of(
                 raise
             skipped.append(Skipped(held.name, str(e)))
             continue
-        packing.add(held, np.flatnonzero(may), sizes)
+        chosen_of.append((held, np.flatnonzero(may), sizes))
     live = {
         name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
     }
-    for stretch in found.log if live else ():
+    log = found.log if live else []
+    total = sum(int(sizes[blocks].sum()) for _, blocks, sizes in chosen_of)
+    packing = Packing(options.split_bytes, total + sum(one.end - one.begin for one in log))
+    for held, blocks, sizes in chosen_of:
+        packing.add(held, blocks, sizes)
+    for stretch in log:
         packing.add_log(stretch, live)
     return packing.splits, skipped
 
@@ -148,7 +156,7 @@ def _open_all(
     def opened(held: Held) -> Opened | Exception:
         try:
             archive = opener.archive(held)
-            _ = archive.manifest, archive.directory
+            _ = archive.manifest
         except DAMAGE as e:
             return e
         return Opened(held, archive)
@@ -216,10 +224,14 @@ def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool)
 
 
 class Packing:
-    """Parts, as they fill."""
+    """Parts, as they fill: of `split_bytes`, and smaller ones at the end of the `total`, if that is
+    known.
+    """
 
-    def __init__(self, split_bytes: int) -> None:
-        self._most = split_bytes
+    def __init__(self, split_bytes: int, total: int = _ENDLESS) -> None:
+        self._split_bytes = split_bytes
+        self._left = total
+        self._most = 0
         self.splits: list[Split] = []
 
     def add(
@@ -263,6 +275,8 @@ class Packing:
 
     def _current(self) -> Split:
         if not self.splits or self.splits[-1].bytes >= self._most:
+            self._left -= self.splits[-1].bytes if self.splits else 0
+            self._most = portion(self._left, self._split_bytes)
             self.splits.append(Split())
         return self.splits[-1]
 

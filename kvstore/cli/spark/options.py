@@ -35,14 +35,10 @@ class Engine(NamedTuple):
     @contextmanager
     def executor(self) -> Iterator[Executor]:
         """That Spark as who does a worker's work, for the time of the block."""
-        from tiering.spark.jobs.executor import SparkExecutor
+        from tiering.spark.jobs.executor import executor
 
-        with self.session() as spark:
-            found = SparkExecutor(spark)
-            try:
-                yield found
-            finally:
-                found.close()
+        with executor(self.master, self.settings) as found:
+            yield found
 
 
 def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:

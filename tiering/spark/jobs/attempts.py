@@ -23,6 +23,7 @@ import msgspec
 
 from tiering.errors import SparkFailed
 from tiering.regroup import SegmentJob
+from tiering.spark.workers import settle
 
 
 class Answer(NamedTuple):
@@ -42,6 +43,7 @@ def answers(tasks: Iterable[bytes]) -> Iterator[bytes]:
 
     Yields the answers, packed; see `answer_of`.
     """
+    settle()
     for task in tasks:
         # What the driver sent; nobody else has an end of the pipe.
         work, args = pickle.loads(task)  # noqa: S301

@@ -18,13 +18,15 @@ import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tiering.errors import SparkFailed, SparkUnsuitable
 from tiering.pool import WorkerDied
 from tiering.spark.failures import spoken_of
 from tiering.spark.jobs.attempts import answer_of, answers, packed
+from tiering.spark.session import JOBS, session
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -134,6 +136,21 @@ class SparkExecutor:
         window.cancel()
         with self._lock:
             self._windows.discard(window)
+
+
+@contextmanager
+def executor(
+    master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkExecutor]:
+    """An executor for the time of the block: of the Spark that there is, or of one that is started
+    for nothing else. Raises as `session` does.
+    """
+    with session(master=master, settings=settings, defaults=JOBS) as spark:
+        found = SparkExecutor(spark)
+        try:
+            yield found
+        finally:
+            found.close()
 
 
 class _Window:

@@ -41,6 +41,7 @@ from tiering.spark.sink.columns import check_schema
 from tiering.spark.sink.jobs import State, commit, look
 from tiering.spark.sink.options import SinkOptions, sink_options
 from tiering.spark.sink.records import Maker, Start
+from tiering.spark.workers import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,6 +70,7 @@ def write_task(
     """A task's part of a job: its rows as archives in the place, none of which counts yet. Raises
     RowIllegal, JobTooLarge, PlaceError, ArchiveDamaged.
     """
+    settle()
     files = LocalFiles()
     with _folder() as folder:
         maker = Maker(SystemClock(), Start(task, state.position, state.ends))

@@ -43,6 +43,7 @@ from tiering.spark.stream.planning import candidates, lost, plan, span_of
 from tiering.spark.stream.sight import PlaceLooker, Sight, StoreLooker, looker
 from tiering.spark.stream.tables import Tables
 from tiering.spark.wanted import Wanted
+from tiering.spark.workers import settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,6 +106,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from tiering.spark.reading import PartReader  # noqa: PLC0415
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
+        settle()
         # Topics are those of the offsets, whatever the options say by now.
         options = self._options
         wanted = Wanted(keys=None if options.keys is None else frozenset(options.keys))
