@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.tiering.spark.jobs import works
 from tiering.errors import SparkFailed, TieringStopped
 from tiering.pool import WorkerDied
 from tiering.spark.jobs.executor import SparkExecutor
+from tiering.spark.jobs.executor import executor as an_executor
 
 
 def never() -> None:
@@ -99,3 +101,16 @@ def test_closing_ends_what_another_thread_waits_for(
     executor.close()
     waiting.join()
     assert len(caught) == 1
+
+
+def test_what_a_worker_has_loaded_is_not_looked_through_after_each_task(
+    executor: SparkExecutor,
+) -> None:
+    assert executor.run(never, gc.get_freeze_count) > 10_000
+
+
+def test_the_spark_that_is_there_does_the_jobs_and_stays(spark: SparkSession) -> None:
+    with an_executor(settings={"spark.app.name": "another"}) as found:
+        assert found.run(never, works.doubled, 4) == 8
+    assert spark.range(3).count() == 3
+    assert spark.conf.get("spark.app.name") != "another"
