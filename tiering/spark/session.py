@@ -53,10 +53,11 @@ and Spark wait 40 ms for each other at each task's end; the larger buffer betwee
 a scan; results are of any size, because what tasks make comes back through the driver."""
 JOBS: Final = {
     **SETTINGS,
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
 }
 """And what one is told that only hands out the worker's steps: its JVM has little to do, and would
-take half as long again for making its own code faster."""
+take half as long again for making its own code faster. Not by the extra options, which are the
+site's; and no garbage collector is named: a JVM that is told of two does not start."""
 
 
 @contextmanager
