@@ -213,11 +213,16 @@ class BlockGroup:
         return payload
 
     def named(self, error: ArchiveDamaged) -> ArchiveDamaged:
-        """The error, saying which block of which archive it is about."""
+        """The error, saying which blocks of which archive it is about."""
         if error.archive:
             return error
-        where = f"block {self.number} of archive {self.archive}" if self.archive else "a block"
-        return ArchiveDamaged(f"{where} is damaged: {error}", self.archive, self.number)
+        where = "a block is"
+        if self.archive and self.blocks == 1:
+            where = f"block {self.number} of archive {self.archive} is"
+        elif self.archive:
+            last = self.number + self.blocks - 1
+            where = f"blocks {self.number} to {last} of archive {self.archive} are"
+        return ArchiveDamaged(f"{where} damaged: {error}", self.archive, self.number)
 
 
 class Block:
