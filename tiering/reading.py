@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.block import Block, BlockGroup
-from tiering.archive.groups import Groups
 from tiering.archive.reader import Archive
 from tiering.archive.tail import read_exactly
 
@@ -77,33 +76,29 @@ class Window:
         """The store's ids of the archive's topics; each block's topic, as a number of these; each
         block's queue.
         """
-        rows = self._groups.rows
+        rows = self.archive.rows()
         return rows.topic_ids, rows.topics, rows.queues
-
-    @cached_property
-    def _groups(self) -> Groups:
-        return self.archive.all_groups()
 
     def block(self, number: int) -> Block:
         """A block; read with those that follow it, unless it is there already."""
         if self._group is None or number not in self._group:
-            group = int(self._groups.rows.groups[number])
-            at, sizes, _ = place = self._groups[group]
+            at, sizes, _ = place = self.archive.directory.group(number)
             if not self._begin <= at < self._begin + len(self._data):
-                self._read(group)
+                self._read(number)
             data = self._data[at - self._begin : at - self._begin + sum(sizes)]
             self._group = self.archive.decode_group(place, data, asked=number)
         return self.archive.block_of(number, self._group)
 
-    def _read(self, group: int) -> None:
-        begin, end = self._groups.span(group, group + 1)
-        of, stop = self._groups.rows.groups, self._stop
-        last = len(self._groups) if stop is None else int(of[stop - 1]) + 1
-        for following in range(group + 2, last + 1):
-            found = self._groups.span(group, following)[1]
-            if found - begin > self._size:
+    def _read(self, number: int) -> None:
+        directory = self.archive.directory
+        begin, sizes = directory.place(number)
+        end = begin + sum(sizes)
+        stop = directory.blocks if self._stop is None else self._stop
+        for following in range(number + 1, stop):
+            at, sizes = directory.place(following)
+            if at + sum(sizes) - begin > self._size:
                 break
-            end = found
+            end = at + sum(sizes)
         self._data = memoryview(read_exactly(self.archive.source, begin, end - begin))
         self._begin = begin
 

@@ -45,7 +45,3 @@ class Groups:
 
     def __iter__(self) -> Iterator[GroupPlace]:
         return map(self.__getitem__, range(len(self)))
-
-    def span(self, first: int, stop: int) -> tuple[int, int]:
-        """Where in the file groups that follow each other begin, and where the last ends."""
-        return self._ats[first], self._ats[stop]
