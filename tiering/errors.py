@@ -169,6 +169,10 @@ class OffsetsTaken(CallerError):
     """What a job has written has offsets that other archives of the place have; nothing counts."""
 
 
+class CommitUncertain(PlaceError):
+    """A place went out of reach while a job was committed: all of the job counts, or nothing."""
+
+
 class AttachConflict(CallerError):
     """Archives can't come into a store as they are; nothing was changed. Where it is for offsets,
     `topic`, `queue`, `first` and `last` say which.

@@ -35,7 +35,7 @@ from tiering.commits import (
     remove_unnamed,
     take_ids,
 )
-from tiering.errors import ObjectExists, ObjectNotFound, OffsetsTaken, PlaceError
+from tiering.errors import CommitUncertain, ObjectNotFound, OffsetsTaken, PlaceError
 from tiering.objectnames import commit_key, job_folder
 from tiering.overlaps import Range, first_twice, ranges_of
 from tiering.place import Place
@@ -124,7 +124,8 @@ def commit(
     batch: int = -1,
 ) -> bool:
     """Have what a job made count; False if it counts already, from an earlier try, which stays as
-    it is. Raises OffsetsTaken, PlaceError; then nothing of it counts.
+    it is. Raises OffsetsTaken, PlaceError, and then nothing of it counts; CommitUncertain if the
+    place can't be asked any more whether it does.
     """
     before = committed(place, store_id, job)
     if before is None:
@@ -139,17 +140,32 @@ def commit(
             job=job, archives=sorted(archives, key=lambda one: one.key), query=query, batch=batch,
             replaces=sorted(gone),
         )  # fmt: skip
-        try:
-            place.put(commit_key(store_id, job), encode_commit(made))
-        except ObjectExists:
-            # Another try of the same batch was first.
-            before = committed(place, store_id, job)
-            if before is None:
-                raise
-        else:
+        before = _put_commit(place, store_id, made)
+        if before is None:
             _unless_unreachable(lambda: remove_replaced(place, store_id, replaced))
     _unless_unreachable(lambda: remove_unnamed(place, store_id, job))
     return before is None
+
+
+def _put_commit(place: Place, store_id: str, made: Commit) -> Commit | None:
+    """Put a commit; what is there in its place if another try of the same batch was first."""
+    key = commit_key(store_id, made.job)
+    try:
+        place.put(key, encode_commit(made))
+    except PlaceError as e:
+        # The put may have got through, and its answer not.
+        try:
+            there = committed(place, store_id, made.job)
+        except PlaceError:
+            raise CommitUncertain(
+                f"{e}. It is not known whether the job counts: it does if {place.name}/{key} is "
+                "there. Look before it is run again: rows without offsets would be there twice",
+                place.name,
+            ) from e
+        if there is None:
+            raise
+        return None if there == made else there
+    return None
 
 
 def _check_there(

@@ -129,7 +129,7 @@ class KvmqWriter(DataSourceArrowWriter):
         return Done(self._state.store_id, self._job, archives=made)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Have all of it count. Raises OffsetsTaken, PlaceError."""
+        """Have all of it count. Raises OffsetsTaken, PlaceError, CommitUncertain."""
         commit(
             self._options.open(), self._state.store_id, self._job, _archives(messages),
             overwrite=self._overwrite,
@@ -163,7 +163,7 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
         return Done(self._state.store_id, job, query, made)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
-        """Have the batch count, unless it does. Raises OffsetsTaken, PlaceError."""
+        """Have the batch count, unless it does. Raises as for a frame."""
         done = next((one for one in messages if isinstance(one, Done)), None)
         if done is not None:
             commit(

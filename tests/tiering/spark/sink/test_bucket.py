@@ -1,0 +1,114 @@
+"""Archives that jobs write to an object store: all of a job or none, whatever the store answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import kvstore
+import tiering
+from kvstore import StoredMessage
+from kvstore.access import ArchiveAccess
+from tests.support.clock import VirtualClock
+from tests.support.contents import read_all
+from tests.tiering.places.conftest import SECRET, bucket, faulty, open_bucket, s3
+from tests.tiering.places.faulty import Fault, FaultyServer
+from tests.tiering.spark.sink.jobs import JOB, frame, made_up
+from tests.tiering.spark.test_reading import read
+from tiering.commits import CommittedArchive
+from tiering.errors import CommitUncertain, OffsetsTaken
+from tiering.place import Place
+from tiering.spark.schema import spark_schema
+from tiering.spark.sink.jobs import commit, look
+from tiering.spark.sink.options import sink_options
+from tiering.spark.sink.writer import KvmqWriter, write_task
+
+__all__ = ["bucket", "faulty", "s3"]
+"""Fixtures of the S3 server, here too."""
+
+
+@dataclass
+class OnceItWasPut(Fault):
+    """A fault that begins with the first put of what it is about."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def takes(self, method: str, target: str) -> bool:
+        put = any(line.startswith("PUT ") and self.part in line for line in self.asked)
+        return put and super().takes(method, target)
+
+
+def settings(endpoint: str) -> dict[str, str]:
+    return {
+        "endpoint": endpoint, "access_key_id": "tester", "secret_access_key": SECRET,
+        "region": "us-east-1",
+    }  # fmt: skip
+
+
+def test_a_frame_goes_to_a_bucket_and_comes_back_byte_for_byte(
+    s3: str, bucket: str, folder: Path, held: dict[int, StoredMessage], tmp_path: Path
+) -> None:
+    place, where = open_bucket(s3, bucket), f"s3://{bucket}/store/one"
+    reached = {f"place.{name}": value for name, value in settings(s3).items()}
+    # So that archives go the way of large objects, under another name at first.
+    given = {"path": where, "place.whole_put_bytes": "1000", **reached}
+    rows = read(folder)[0]
+    half = len(rows) // 2
+
+    def written() -> KvmqWriter:
+        writer = KvmqWriter(spark_schema(list(rows[0])), given, overwrite=False)
+        done = [writer.write(iter([frame(part)])) for part in (rows[:half], rows[half:])]
+        try:
+            writer.commit(done)
+        except OffsetsTaken:
+            writer.abort(done)
+            raise
+        return writer
+
+    written()
+    there = list(place.list())
+    with pytest.raises(OffsetsTaken):
+        written()
+    assert (list(place.list()), list(place.leftovers())) == (there, [])
+    found = read(where, names=None, **reached)[0]
+    assert sorted(found, key=lambda r: r["position"]) == sorted(rows, key=lambda r: r["position"])
+    tiering.restore(where, tmp_path / "restored", options=settings(s3))
+    config = kvstore.StoreConfig(archives=ArchiveAccess(options=settings(s3)))
+    with kvstore.open(tmp_path / "restored", config) as store:
+        assert {m.position: m for queue in read_all(store).values() for m in queue} == held
+
+
+def made(place: Place, endpoint: str) -> tuple[str, list[CommittedArchive]]:
+    """A job of which only the commit is to come."""
+    options = sink_options(
+        {"path": place.name, **{f"place.{k}": v for k, v in settings(endpoint).items()}}
+    )
+    state = look(place, options, overwrite=False)
+    return state.store_id, write_task(options, state, JOB, 0, iter([frame(made_up("a", 5))]))
+
+
+def test_a_commit_whose_answer_was_lost_for_good_is_found_to_count(
+    s3: str, faulty: FaultyServer, bucket: str, clock: VirtualClock
+) -> None:
+    place = open_bucket(faulty.url, bucket, clock=clock, retry_for=1)
+    store_id, archives = made(place, s3)
+    faulty.faults = [Fault("lose", "PUT", ".commit"), Fault("status", "PUT", ".commit", 1000)]
+    assert commit(place, store_id, JOB, archives)
+    assert not commit(place, store_id, JOB, archives)
+
+
+def test_a_job_of_which_nobody_knows_whether_it_counts_is_said_to_be_one(
+    s3: str, faulty: FaultyServer, bucket: str, clock: VirtualClock
+) -> None:
+    place = open_bucket(faulty.url, bucket, clock=clock, retry_for=1)
+    store_id, archives = made(place, s3)
+    faulty.faults = [
+        Fault("lose", "PUT", ".commit"),
+        OnceItWasPut("status", "*", ".commit", 1000, asked=faulty.asked),
+    ]
+    with pytest.raises(CommitUncertain, match=rf"does if {place.name}/{store_id}/job-{JOB}.commit"):
+        commit(place, store_id, JOB, archives)
+    faulty.faults = []
+    assert not commit(place, store_id, JOB, archives), "it did"
