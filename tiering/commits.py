@@ -24,6 +24,7 @@ from tiering.objectnames import (
     COMMIT_NAME,
     IDS_NAME,
     JOB_NAME,
+    OF_JOB,
     commit_key,
     ids_key,
     job_folder,
@@ -178,8 +179,9 @@ def remove_unnamed(place: Place, store_id: str, job: str, before: int | None = N
 
 
 def sweep(place: Place, now: int, age: int = DAY) -> list[str]:
-    """Remove what dead jobs of any store have left in a place: archives that nothing names, last
-    written so many ms ago; and what a commit says it has replaced. Returns the names.
+    """Remove what dead jobs of any store have left in a place: archives that nothing names, and
+    puts of such that were cut off, last written so many ms ago; and what a commit says it has
+    replaced. Returns the names, but for those of puts.
     """
     jobs: dict[tuple[str, str], bool] = {}
     stores: set[str] = set()
@@ -189,6 +191,11 @@ def sweep(place: Place, now: int, age: int = DAY) -> list[str]:
             jobs[made[1], made[2]] = True
         if commit_ is not None:
             stores.add(commit_[1])
+    for info in place.leftovers():
+        # A job may have died before any of its archives had got its name.
+        left = OF_JOB.search(info.key)
+        if left is not None and info.modified < now - age:
+            jobs[left[1], left[2]] = True
     removed = []
     for store_id in sorted(stores):
         removed += _sweep_replaced(place, store_id)

@@ -20,6 +20,8 @@ JOB_NAME: Final = re.compile(
     rf"([0-9a-f]{{32}})/job-([0-9a-f]{{32}})/(\d{{20}})-(\d{{8,}})-([^/]*){re.escape(SUFFIX)}"
 )
 """The name of an archive that a job made: store id, job, first position, number, class."""
+OF_JOB: Final = re.compile(r"([0-9a-f]{32})/job-([0-9a-f]{32})/")
+"""What is in the name of all that a job puts, unfinished or not: store id, job."""
 COMMIT_NAME: Final = re.compile(r"([0-9a-f]{32})/job-([0-9a-f]{32})\.commit")
 """A commit object's name: store id, job."""
 IDS_NAME: Final = re.compile(r"([0-9a-f]{32})/topics-(\d{8})\.ids")

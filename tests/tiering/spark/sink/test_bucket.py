@@ -13,12 +13,13 @@ from kvstore import StoredMessage
 from kvstore.access import ArchiveAccess
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
-from tests.tiering.places.conftest import SECRET, bucket, faulty, open_bucket, s3
+from tests.tiering.places.conftest import SECRET, bucket, faulty, fetch, open_bucket, s3
 from tests.tiering.places.faulty import Fault, FaultyServer
 from tests.tiering.spark.sink.jobs import JOB, frame, made_up
 from tests.tiering.spark.test_reading import read
-from tiering.commits import CommittedArchive
+from tiering.commits import CommittedArchive, sweep
 from tiering.errors import CommitUncertain, OffsetsTaken
+from tiering.objectnames import job_object_key
 from tiering.place import Place
 from tiering.spark.schema import spark_schema
 from tiering.spark.sink.jobs import commit, look
@@ -27,6 +28,8 @@ from tiering.spark.sink.writer import KvmqWriter, write_task
 
 __all__ = ["bucket", "faulty", "s3"]
 """Fixtures of the S3 server, here too."""
+
+DAY = 86_400_000
 
 
 @dataclass
@@ -112,3 +115,17 @@ def test_a_job_of_which_nobody_knows_whether_it_counts_is_said_to_be_one(
         commit(place, store_id, JOB, archives)
     faulty.faults = []
     assert not commit(place, store_id, JOB, archives), "it did"
+
+
+def test_what_a_job_that_died_has_left_without_a_name_goes_a_day_later(
+    s3: str, bucket: str
+) -> None:
+    place = open_bucket(s3, bucket)
+    key = job_object_key("ab" * 16, JOB, 0, 7, "warmever")
+    for name in (key, "of-somebody-else"):
+        fetch(s3, "PUT", f"/{bucket}/store/one/.uploading/{'cd' * 8}/{name}")
+    left = sorted(place.leftovers(), key=lambda info: info.key)
+    sweep(place, left[0].modified + DAY // 2)
+    assert len(list(place.leftovers())) == 2
+    sweep(place, left[0].modified + DAY + 2000)
+    assert list(place.leftovers()) == left[1:]
