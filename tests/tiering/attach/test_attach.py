@@ -19,10 +19,14 @@ from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue
 from tests.support.files import copy_folder
 from tests.tiering.killer import Killer
+from tests.tiering.places.conftest import SECRET, bucket, open_bucket, s3
 from tests.tiering.spark.sink.jobs import write
 from tiering import AttachConflict, NothingToRestore, Policy, Worker
 from tiering.catalog import decode_rows
 from tiering.moved import at_position
+
+__all__ = ["bucket", "s3"]
+"""Fixtures of the S3 server, here too."""
 
 SEGMENT = 64 << 10
 POLICY = Policy(hot_for=60, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.0)
@@ -132,6 +136,33 @@ def test_attached_messages_are_read_in_every_way(tmp_path: Path, clock: VirtualC
         for queue_, messages in due.items():
             same(found_all[queue_][:-1], messages)
             assert found_all[queue_][-1].body == b"on"
+
+
+def test_archives_of_a_bucket_are_attached(
+    tmp_path: Path, clock: VirtualClock, s3: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = archived(tmp_path / "source", clock)
+    place, folder = open_bucket(s3, bucket), tmp_path / "source" / "archive"
+    for path in folder.rglob("*.kvarc"):
+        place.put(str(path.relative_to(folder)), path)
+    there = list(place.list())
+    for name in ("access_key_id", "secret_access_key"):
+        monkeypatch.setenv(f"AWS_{name.upper()}", SECRET)
+    options = {"endpoint": s3, "region": "us-east-1"}
+    with kvstore.open(tmp_path / "target", config(clock)) as store:
+        report = tiering.attach(store, place.name, options=options)
+        assert report.messages == sum(map(len, due.values()))
+        with pytest.raises(AttachConflict, match="has offsets 0 to"):
+            tiering.attach(store, place.name, options=options)
+    assert list(place.list()) == there
+    # What is attached is the store's own: the bucket isn't asked for it any more.
+    for info in there:
+        place.delete(info.key)
+    with kvstore.open(tmp_path / "target", config(clock)) as store:
+        found = whole(store)
+        assert found.keys() == due.keys()
+        for queue, messages in due.items():
+            same(found[queue], messages)
 
 
 def test_attached_messages_are_popped_and_merged_as_any_others(
