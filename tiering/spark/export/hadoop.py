@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tiering.errors import ExportBroken, SparkUnsuitable
+from tiering.errors import ExportBroken, SparkFailed, SparkUnsuitable
 from tiering.spark.failures import spoken
 
 if TYPE_CHECKING:
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
 _GLOB: Final = re.compile(r"([\\*?\[\]{}])")
+_NO_PART: Final = re.compile(r"No FileSystem for scheme|ClassNotFoundException")
+_AWS: Final = "org.apache.hadoop:hadoop-aws:{0}"
+_PARTS: Final = {
+    "s3": _AWS,
+    "s3a": _AWS,
+    "abfs": "org.apache.hadoop:hadoop-azure:{0}",
+    "abfss": "org.apache.hadoop:hadoop-azure:{0}",
+}
+"""Where Spark itself lacks it, as when pip installed it: by the URL's scheme."""
 TEMPORARY: Final = "._writing_"
 """What the name of a file begins with that is being written; no reader looks at such."""
 
@@ -36,7 +45,8 @@ class Found(NamedTuple):
 
 class Folders:
     """Files below a root, which is a path of this machine or a URL that Hadoop knows. Raises
-    SparkFailed for what Hadoop raises, SparkUnsuitable where there is no JVM at hand.
+    SparkFailed for what Hadoop raises, SparkUnsuitable where there is no JVM at hand, or this has
+    no part for the URL.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -51,8 +61,25 @@ class Folders:
         with spoken():
             self._conf = spark.sparkContext._jsc.hadoopConfiguration()
             top = self._path("")
-            self._system = top.getFileSystem(self._conf)
-            self.root = str(self._system.makeQualified(top))
+        try:
+            with spoken():
+                self._system = top.getFileSystem(self._conf)
+                self.root = str(self._system.makeQualified(top))
+        except SparkFailed as e:
+            if not _NO_PART.search(str(e)):
+                raise
+            raise SparkUnsuitable(self._what_lacks(e)) from e
+
+    def _what_lacks(self, e: SparkFailed) -> str:
+        scheme = self.root.partition(":")[0]
+        version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+        package = _PARTS.get(scheme, f"PACKAGE-WITH-{scheme.upper()}").format(version)
+        return (
+            f"this Spark has nothing to write to {self.root} with ({e}): give it Hadoop's part for "
+            f"that (--conf spark.jars.packages={package})"
+            + (", and say s3a: instead of s3:" if scheme == "s3" else "")
+            + ", or export to a folder, and copy that"
+        )
 
     def at(self, name: str) -> str:
         """The whole path of a file or folder, as Spark's writers take it."""

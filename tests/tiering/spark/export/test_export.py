@@ -139,6 +139,22 @@ def test_a_session_without_a_jvm_is_told_to_be_none_for_this(tmp_path: Path) -> 
         Folders(Connected(), str(tmp_path))  # type: ignore[arg-type] # it has nothing, on purpose
 
 
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("s3a://lake/messages", r"packages=org.apache.hadoop:hadoop-aws:\d+\.\d+\.\d+\), or"),
+        ("s3://lake/messages", r"\), and say s3a: instead of s3:"),
+        ("abc://lake/messages", "PACKAGE-WITH-ABC"),
+    ],
+    ids=["s3a", "s3", "unknown"],
+)
+def test_a_target_that_spark_has_no_part_for_is_told_with_what_it_takes(
+    spark: SparkSession, target: str, told: str
+) -> None:
+    with pytest.raises(SparkUnsuitable, match=told):
+        Folders(spark, target)
+
+
 def test_a_checkpoint_that_is_older_than_the_export_is_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
