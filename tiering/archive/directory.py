@@ -347,6 +347,20 @@ class Directory:
         """The last offset that a block holds."""
         return self._first_offset[block] + self._span[block]
 
+    def last_with(self, block: int) -> int:
+        """The last offset that is lost with a block, if those that share its group are too: of the
+        same queue, as far as there is no gap, in which others may have something.
+        """
+        last, blocks = self.last_offset(block), self.within(block)
+        if blocks is None:
+            return last
+        end = min(blocks.stop, self._first_block[self._queue_at(block) + 1])
+        for following in range(block + 1, end):
+            if self._first_offset[following] != last + 1:
+                break
+            last = self.last_offset(following)
+        return last
+
     def count(self, block: int) -> int:
         """The messages of a block."""
         return self._span[block] + 1 - self._missing[block]

@@ -280,7 +280,7 @@ class Archive:
             yield
         except ArchiveDamaged as error:
             error.archive, error.block = self.name, number
-            error.next_offset = self.directory.last_offset(number) + 1
+            error.next_offset = self.directory.last_with(number) + 1
             raise
 
     def verify(self) -> Iterator[Problem]:

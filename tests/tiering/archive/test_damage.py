@@ -99,6 +99,7 @@ def test_a_damaged_group_costs_its_own_messages_only(made: Made) -> None:
     at, sizes, members = archive.directory.group(1)
     theirs = range(members.first, members.first + len(members.counts))
     assert 1 in theirs
+    assert set(map(archive.directory.queue_of, theirs)) == {archive.directory.queue_of(1)}
     assert len(theirs) < archive.directory.blocks
     data = bytearray(made.data)
     data[at + sum(sizes) // 2] ^= 1
@@ -108,7 +109,9 @@ def test_a_damaged_group_costs_its_own_messages_only(made: Made) -> None:
             with pytest.raises(ArchiveDamaged) as caught:
                 damaged.read_block(number).check()
             assert caught.value.archive == "test.kvma"
-            assert caught.value.next_offset == damaged.directory.last_offset(number) + 1
+            # They are of one queue.
+            last = damaged.directory.last_offset(theirs[-1])
+            assert caught.value.next_offset == last + 1
         else:
             assert damaged.read_block(number).records() == archive.read_block(number).records()
     assert {problem.block for problem in damaged.verify()} <= set(theirs)

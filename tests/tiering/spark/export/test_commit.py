@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from kvstore.errors import StoreError
 from tests.tiering.spark.export.batches import contents
-from tiering.errors import ExportBroken, ExportBusy, SparkFailed
+from tiering.errors import ExportBroken, ExportBusy, SparkFailed, SparkUnsuitable
 from tiering.spark.export.commit import KEPT, Commits
 from tiering.spark.export.hadoop import Folders
 from tiering.spark.export.layout import BATCH, DONE, OUT, batch_name, compaction_name, staged
@@ -251,5 +251,5 @@ def test_what_hadoop_can_not_do_is_an_error_of_ours(spark: SparkSession, tmp_pat
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StoreError):
         folders.write("file/below", b"x")
-    with pytest.raises(SparkFailed, match="nonsense"):
+    with pytest.raises(SparkUnsuitable, match="PACKAGE-WITH-NONSENSE"):
         Folders(spark, "nonsense://place/x")
