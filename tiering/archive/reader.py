@@ -6,7 +6,7 @@ once. A message then costs one read of its block; found by position one more, of
 where it lies, and by key another, of the chunk that says which messages have the key.
 
 Invariants: bytes that are not what was written are ArchiveDamaged with the archive's name, or of no
-consequence; a damaged block costs its own messages only; nothing is allocated that the checked
+consequence; damage costs the messages of its group only; nothing is allocated that the checked
 bytes do not pay for; an archive is never written to, so any number of threads may read it.
 """
 
