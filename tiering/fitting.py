@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from kvstore.archived import Held, Here, Queue, Stretch
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.integers import bounds_of
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, decode_rows
@@ -263,9 +262,7 @@ class _Times:
         found = self._kept.get(key)
         if found is None:
             group = archive.lazy_group(archive.directory.group(block))
-            begins = bounds_of(group.members.stretches.counts)
-            at = block - group.number
-            rows = slice(int(begins[at]), int(begins[at + 1]))
+            rows = group.rows_of(block)
             found = group.columns.offset[rows], group.columns.stored_at[rows]
             if len(self._kept) >= _KEPT:
                 self._kept.clear()

@@ -78,11 +78,7 @@ def plan(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> Plan:
 
 def _groups(archive: Archive) -> Iterator[BlockGroup]:
     """All groups, whose bodies are read only where somebody asks for them."""
-    number, blocks = 0, len(archive.rows().topics)
-    while number < blocks:
-        group = archive.lazy_group(archive.directory.group(number))
-        yield group
-        number = group.number + group.blocks
+    return map(archive.lazy_group, archive.all_groups())
 
 
 def _kept(group: BlockGroup, topics: Mapping[str, ArchivedTopic]) -> NDArray[np.bool_]:

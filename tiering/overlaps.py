@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiering.archive.integers import bounds_of
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.reader import Archive
 
@@ -66,10 +65,8 @@ def offsets_of(archive: Archive, topic: str, queue: int, low: int, high: int) ->
         directory = archive.directory
         if directory.last_offset(block) < low or directory.first_offset(block) > high:
             continue
-        group = archive.lazy_group(archive.directory.group(block))
-        begins = bounds_of(group.members.stretches.counts)
-        at = block - group.number
-        found.append(group.columns.offset[begins[at] : begins[at + 1]])
+        group = archive.lazy_group(directory.group(block))
+        found.append(group.columns.offset[group.rows_of(block)])
     every = np.concatenate(found)
     return every[(every >= low) & (every <= high)]
 

@@ -93,6 +93,11 @@ class BlockGroup:
         """Whether it has the block of that number."""
         return 0 <= number - self.number < self.blocks
 
+    def rows_of(self, number: int) -> slice:
+        """Which of its rows are a block's, by the number that this has in the archive."""
+        at = number - self.number
+        return slice(self._begins[at], self._begins[at + 1])
+
     def block(self, index: int) -> Block:
         """One of the blocks, by its place in the group. Decodes the fixed part; where blocks share
         the group all of it, so that the block then takes no more than its own share of memory.

@@ -19,7 +19,7 @@ import numpy as np
 
 from tiering.archive.coder import Coder
 from tiering.archive.columns import encode_fixed, encode_whole
-from tiering.archive.integers import Column
+from tiering.archive.integers import Column, by_bytes
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE, PartKind, Sizes
 from tiering.archive.properties import encode_properties
 from tiering.archive.records import Fields
@@ -79,17 +79,8 @@ def cut(
     sizes: Column, start: int, stop: int, block_bytes: int = BLOCK_BYTES_DEFAULT
 ) -> list[tuple[int, int]]:
     """The rows from `start` to `stop` as blocks of at most `block_bytes`, or of one row."""
-    ends = np.cumsum(sizes[start:stop])
-    if 0 < len(ends) <= BLOCK_ROWS_MAX and ends[-1] <= block_bytes:
-        return [(start, stop)]
-    found = []
-    at, before = 0, 0
-    while at < len(ends):
-        end = int(np.searchsorted(ends, before + block_bytes, side="right"))
-        end = min(max(end, at + 1), at + BLOCK_ROWS_MAX)
-        found.append((start + at, start + end))
-        at, before = end, int(ends[end - 1])
-    return found
+    pieces = by_bytes(sizes[start:stop], block_bytes, BLOCK_ROWS_MAX)
+    return [(start + a, start + b) for a, b in pieces]
 
 
 def encode_blocks(
@@ -115,8 +106,8 @@ def encode_blocks(
     found = payloads_of(fields, spans, grouped, whole)
     groups = []
     for (begin, end), payloads in zip(pairwise(grouped), found, strict=True):
-        is_small = int(rows.raw_bytes[begin:end].max()) * _SMALL <= group_bytes
-        group = _encode_group(spans[begin], end - begin, payloads, coder, thorough=is_small)
+        are_small = _are_small(int(rows.raw_bytes[begin:end].max()), group_bytes)
+        group = _encode_group(spans[begin], end - begin, payloads, coder, thorough=are_small)
         if shared > 1 and end - begin > 1 and len(group.data) > group_bytes:
             # What hardly compresses is encoded twice: that takes less time than what does, once.
             mine = spans[begin:end]
@@ -165,7 +156,11 @@ def _grouped(
         if (
             not i
             or size > group_bytes * shared
-            or (is_half and span.topic != spans[i - 1].topic and largest * _SMALL > group_bytes)
+            or (
+                is_half
+                and span.topic != spans[i - 1].topic
+                and not _are_small(largest, group_bytes)
+            )
             or count > BLOCK_ROWS_MAX
             or whole[i] != whole[i - 1]
             or not _may_share(spans[i - 1], span)
@@ -173,6 +168,11 @@ def _grouped(
             begins.append(i)
             size, count, largest = sizes[i], counts[i], sizes[i]
     return [*begins, len(spans)]
+
+
+def _are_small(largest: int, group_bytes: int) -> bool:
+    """Whether blocks are small, of which the largest has so many bytes of records."""
+    return largest * _SMALL <= group_bytes
 
 
 def _may_share(a: BlockSpan, b: BlockSpan) -> bool:

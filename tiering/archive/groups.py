@@ -15,6 +15,7 @@ import numpy as np
 from tiering.archive.directory import GroupPlace, Members, Rows
 from tiering.archive.integers import bounds_of
 from tiering.archive.layout import HEADER_SIZE
+from tiering.archive.packed import I64
 
 
 class Groups:
@@ -45,3 +46,10 @@ class Groups:
 
     def __iter__(self) -> Iterator[GroupPlace]:
         return map(self.__getitem__, range(len(self)))
+
+    def having(self, blocks: I64) -> Iterator[tuple[I64, GroupPlace]]:
+        """The groups that some blocks, rising, are in, each with those of it."""
+        of = self.rows.groups[blocks]
+        for mine in np.split(blocks, np.flatnonzero(np.diff(of)) + 1):
+            if len(mine):
+                yield mine, self[int(self.rows.groups[mine[0]])]

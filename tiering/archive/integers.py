@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged
+from tiering.archive.packed import windows
 
 Column = NDArray[np.int64]
 
@@ -328,13 +329,7 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
         return np.packbits(whole).view(">u8").astype(np.uint64), stop
     if stop + _TAKEN > len(data):
         data, at = data[at:stop] + bytes(_TAKEN), 0
-    # The eight bytes from where each begins, without what lies around it.
-    begins, shifts = _windows(bits, count)
-    taken = np.ndarray((len(data) - _TAKEN - at + 1,), ">u8", data, at, (1,))
-    found = taken[begins].astype(np.uint64)
-    found <<= shifts
-    found >>= np.uint64(64 - bits)
-    return found, stop
+    return windows(data, at, *_windows(bits, count), bits), stop
 
 
 def _windows(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
@@ -372,15 +367,20 @@ def total(values: Column, what: str, limit: int) -> int:
     return int(values.sum()) if len(values) else 0
 
 
-def by_bytes(sizes: Column, most: int) -> Iterator[tuple[int, int]]:
-    """Things of these sizes cut into stretches of at most so many bytes, or of a larger one alone:
-    the first of each, and the one behind its last.
+def by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
+    """Things of these sizes cut into stretches of at most so many bytes and `rows`, or of a larger
+    one alone: the first of each, and the one behind its last.
     """
     ends = np.cumsum(sizes)
+    rows = len(ends) if rows is None else rows
+    if 0 < len(ends) <= rows and ends[-1] <= most:
+        yield 0, len(ends)
+        return
     at = 0
     while at < len(ends):
         before = int(ends[at - 1]) if at else 0
         stop = max(int(np.searchsorted(ends, before + most, side="right")), at + 1)
+        stop = min(stop, at + rows)
         yield at, stop
         at = stop
 

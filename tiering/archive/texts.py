@@ -172,8 +172,6 @@ class Pieces(NamedTuple):
 def beside(parts: Sequence[Texts]) -> Joined:
     """The values of several side by side: where all are said in the same way, at one go."""
     first = parts[0]
-    if len(parts) == 1:
-        return first.joined()
     if isinstance(first, Ids):
         ids = [one.raw for one in parts if isinstance(one, Ids)]
         if len(ids) == len(parts):

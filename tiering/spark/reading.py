@@ -168,12 +168,7 @@ class PartReader:
         self, archive: Archive, blocks: I64
     ) -> Iterator[tuple[I64, Callable[[], BlockGroup]]]:
         """The groups that blocks are in, each with those of it that are asked for."""
-        if not len(blocks):
-            return
-        groups = archive.all_groups()
-        of = groups.rows.groups[blocks]
-        each = np.split(blocks, np.flatnonzero(np.diff(of)) + 1)
-        found = zip(each, map(groups.__getitem__, dict.fromkeys(of.tolist())), strict=True)
+        found = archive.all_groups().having(blocks)
         if self._wanted.tags is not None or not _BODIES & set(self._made):
             for members, place in found:
                 yield members, partial(archive.lazy_group, place)

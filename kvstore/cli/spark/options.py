@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -32,13 +32,11 @@ class Engine(NamedTuple):
         with session(master=self.master, settings=self.settings, progress=report) as spark:
             yield spark
 
-    @contextmanager
-    def executor(self) -> Iterator[Executor]:
+    def executor(self) -> AbstractContextManager[Executor]:
         """That Spark as who does a worker's work, for the time of the block."""
         from tiering.spark.jobs.executor import executor
 
-        with executor(self.master, self.settings) as found:
-            yield found
+        return executor(self.master, self.settings)
 
 
 def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvstore.errors import KeyDestroyed, KeyMissing
 from tiering.archive.directory import Rows
+from tiering.archive.groups import Groups
 from tiering.archive.packed import I64
 from tiering.archive.reader import Archive
 from tiering.archive.records import Fields, RecordBatch
@@ -101,22 +102,17 @@ def stored_bytes(archive: Archive, rows: Rows) -> F64:
 
 def _divided(archive: Archive, rows: Rows, blocks: I64) -> Iterator[tuple[int, I64, I64]]:
     """Blocks of several days, each with its days and how many of its messages are of each."""
-    for members in np.split(blocks, np.flatnonzero(np.diff(rows.groups[blocks])) + 1):
-        if not len(members):
-            return
+    for members, place in Groups(rows).having(blocks):
         try:
-            group = archive.lazy_group(archive.directory.group(int(members[0])))
+            group = archive.lazy_group(place)
             times = group.columns.stored_at
         except (KeyMissing, KeyDestroyed):
             # Nobody can say which day: they are there, and are paid for, all the same.
             for block in members.tolist():
                 yield block, *_evenly(rows, block)
             continue
-        ends = np.cumsum(group.members.stretches.counts)
         for block in members.tolist():
-            at = block - group.number
-            stop = int(ends[at])
-            mine = times[stop - int(rows.messages[block]) : stop] // DAY_MS
+            mine = times[group.rows_of(block)] // DAY_MS
             days, counts = np.unique(mine, return_counts=True)
             yield block, days, counts
 
