@@ -205,7 +205,7 @@ class BlockGroup:
             raise ArchiveDamaged(f"it has {len(self._data)} bytes instead of {whole}")
         start = sum(self._part_sizes[:index])
         size = self.decoded_sizes[index]
-        part = self._data[start : start + self._part_sizes[index]]
+        part = memoryview(self._data)[start : start + self._part_sizes[index]]
         payload = self._coder.decode(
             later() if later is not None and kind is PartKind.BODIES else part,
             size,

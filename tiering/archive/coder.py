@@ -161,22 +161,21 @@ class Coder:
         secret: bytes | None = None,
     ) -> bytes:
         """The payload, at most `limit` bytes. Raises ArchiveDamaged."""
-        part = bytes(part)
         if len(part) < PART_EXTRA:
             raise ArchiveDamaged(f"{len(part)} bytes are too few for a part")
-        data = part[: -CRC.size]
-        found, stated = google_crc32c.value(data), CRC.unpack(part[-CRC.size :])[0]
+        data = bytes(memoryview(part)[: -CRC.size])
+        found, stated = google_crc32c.value(data), CRC.unpack_from(part, len(data))[0]
         if found != stated:
             raise ArchiveDamaged(f"a part's crc32c should be {stated:#010x}, but is {found:#010x}")
         codec, size = PART_HEAD.unpack_from(data)
         if size > min(limit, DECODED_MAX):
             raise ArchiveDamaged(f"a part says it takes {size} bytes, at most {limit} are allowed")
-        coded = data[PART_HEAD.size :]
+        coded = memoryview(data)[PART_HEAD.size :]
         if codec & ENCRYPTED:
             if secret is None:
                 raise ArchiveDamaged("a part is encrypted whose topic has no key")
             associated = data[: PART_HEAD.size] + PART_ASSOCIATED.pack(topic, kind)
-            coded = decrypt(coded, secret, associated)
+            coded = memoryview(decrypt(bytes(coded), secret, associated))
             codec &= ~ENCRYPTED
         elif secret is not None:
             raise ArchiveDamaged("a part of a topic that is encrypted is not")
@@ -184,7 +183,7 @@ class Coder:
             return self._with_digits(codec & ~DIGITS_APART, coded, size)
         return self._sized(codec, coded, size)
 
-    def _with_digits(self, codec: int, coded: bytes, size: int) -> bytes:
+    def _with_digits(self, codec: int, coded: memoryview, size: int) -> bytes:
         if len(coded) < DIGITS_HEAD.size:
             raise ArchiveDamaged("a part ends before its digits")
         text_size, digits_size, packed_size = DIGITS_HEAD.unpack_from(coded)
@@ -196,16 +195,16 @@ class Coder:
         digits = self._sized(how, coded[begin:end], digits_size)
         return together(self._sized(codec, coded[end:], text_size), digits, size)
 
-    def _sized(self, codec: int, coded: bytes, size: int) -> bytes:
+    def _sized(self, codec: int, coded: memoryview, size: int) -> bytes:
         payload = self._decompress(codec, coded, size)
         if len(payload) != size:
             raise ArchiveDamaged(f"a part should take {size} bytes, but takes {len(payload)}")
         return payload
 
-    def _decompress(self, codec: int, coded: bytes, size: int) -> bytes:
+    def _decompress(self, codec: int, coded: memoryview, size: int) -> bytes:
         try:
             if codec == RAW:
-                return coded
+                return bytes(coded)
             if codec in (ZSTD, ZSTD_DICTIONARY):
                 # A frame that states a size would have that much allocated.
                 if not coded or coded[0] != _PLAIN_FRAME or not size:
