@@ -11,9 +11,10 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -59,17 +60,20 @@ from tiering.archive.layout import (
 from tiering.archive.records import HEAD, Fields
 from tiering.archive.times import decode_times, encode_times
 
-_FOLLOWS: Final = b"\x00"
+FOLLOWS: Final = b"\x00"
 """Every body CRC is that of the body."""
 _GIVEN: Final = b"\x01"
 _U32_MAX: Final = 0xFFFF_FFFF
 _I32_OFFSET: Final = 1 << 31
-_SELDOM: Final = 7
+SELDOM: Final = 7
 """Columns that are the same in all rows as a rule."""
 _CONSTANTS_MAX: Final = 128
 """Bytes that these take at most, if so."""
 _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
+
+
+T = TypeVar("T", int, Column)
 
 
 class Owners(NamedTuple):
@@ -133,7 +137,7 @@ def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
     start = bytes((COLUMNS_FORMAT,))
     heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
     wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
-    ends = [_FOLLOWS] * len(heads)
+    ends = [FOLLOWS] * len(heads)
     for i in np.flatnonzero(wrong).tolist():
         ends[i] = _GIVEN + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
     if fields.born_more or fields.store_more:
@@ -168,7 +172,13 @@ def _missing(offsets: Column, inner: Column) -> Column:
     return found - np.repeat(found[begins], np.diff(inner))
 
 
-class _Constants(NamedTuple):
+def misfits(flags: T, system_flags: T, version: T, reconsume_times: T) -> T:
+    """What is not zero where one of them does not fit its field."""
+    unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
+    return unsigned & ~_U32_MAX | (version - 1) & ~1
+
+
+class Constants(NamedTuple):
     """What is the same in all rows: one value a column, and whether `decode` has its shortcut for
     such messages.
     """
@@ -177,24 +187,45 @@ class _Constants(NamedTuple):
     is_ordinary: bool
 
 
-@lru_cache(maxsize=256)
-def _constants(data: bytes) -> _Constants | None:
+def constants_of(data: bytes) -> Constants | None:
     """The columns that differ seldom, if those bytes are all of them, none differs here, and CRCs
     are the bodies'; None: look at each.
     """
+    return _constants(data) if len(data) <= _CONSTANTS_MAX else None
+
+
+@lru_cache(maxsize=256)
+def _constants(data: bytes) -> Constants | None:
     values, at = [], 0
-    for _ in range(_SELDOM):
+    for _ in range(SELDOM):
         if data[at : at + 1] != bytes((CONSTANT,)):
             return None
         value, at = read_signed(data, at + 1)
         values.append(value)
     flags, system_flags, version, reconsume_times, *_ = values
-    unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
-    fits = not unsigned & ~_U32_MAX and version in (1, 2)
-    if data[at:] != _FOLLOWS or system_flags & HOSTS_V6 or not fits:
+    is_wrong = misfits(flags, system_flags, version, reconsume_times)
+    if data[at:] != FOLLOWS or system_flags & HOSTS_V6 or is_wrong:
         return None
     is_ordinary = not system_flags & NOT_ORDINARY and version == 1
-    return _Constants(np.array(values, np.int64), is_ordinary)
+    return Constants(np.array(values, np.int64), is_ordinary)
+
+
+def offsets_of(missing: Column, stretches: Stretches) -> Column:
+    """The offsets of messages, before each of which so many are missing in its block. Raises
+    ArchiveDamaged.
+    """
+    counts, firsts = stretches.counts, stretches.first_offsets
+    begins = np.cumsum(counts) - counts
+    found: Column = missing + np.arange(len(missing))
+    found += np.repeat(firsts - begins, counts)
+    held = found[begins], found[begins + counts - 1]
+    wrong = (held[0] != firsts) | (held[1] != stretches.last_offsets)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ArchiveDamaged(
+            f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
+        )
+    return found
 
 
 _ROWS: Final = (
@@ -223,7 +254,7 @@ class Columns:
             raise ArchiveDamaged(f"it has {self.count} messages instead of {stated}")
         self.is_whole = kind == VERBATIM_FORMAT
         self._payload = payload
-        self.offset = self._offsets(stretches)
+        self.offset = offsets_of(self._next(), stretches)
         self.position, self._at = decode_stretches(payload, self._at, counts)
         self.stored_at, self._at = decode_times(payload, self._at, counts, self.position)
         self.body_crc: Column | None = None
@@ -239,6 +270,29 @@ class Columns:
         if self._at != len(payload):
             raise ArchiveDamaged(f"{len(payload) - self._at} bytes follow behind its fixed columns")
         self._payload = b""
+
+    @classmethod
+    def of_regular(
+        cls,
+        often: tuple[Column, Column, Column, Column],
+        ends: Column,
+        seldom: Iterable[Column],
+        *,
+        is_ordinary: bool,
+    ) -> Columns:
+        """Those that were decoded and checked elsewhere: offsets, positions, store and born times;
+        then the bodies' `ends`, and what differs seldom, in the order of the format. CRCs are the
+        bodies', hosts of IPv4.
+        """
+        found = object.__new__(cls)
+        found.offset, found.position, found.stored_at, found.born_at = often
+        found.count = len(ends) - 1
+        found.body_crc = found.sizes = None
+        found.is_whole = found.has_v6 = False
+        found.ends = ends
+        found._take_seldom(seldom)
+        found.is_ordinary = is_ordinary
+        return found
 
     def part(self, start: int, stop: int) -> Columns:
         """The rows from `start` to `stop` alone, as copies."""
@@ -258,49 +312,30 @@ class Columns:
             columns.pop("is_ordinary", None)
         return found
 
-    def _offsets(self, stretches: Stretches) -> Column:
-        counts, firsts = stretches.counts, stretches.first_offsets
-        begins = np.cumsum(counts) - counts
-        found: Column = self._next() + np.arange(self.count)
-        found += np.repeat(firsts - begins, counts)
-        held = found[begins], found[begins + counts - 1]
-        wrong = (held[0] != firsts) | (held[1] != stretches.last_offsets)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise ArchiveDamaged(
-                f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
-            )
-        return found
-
     def _next(self, count: int | None = None) -> Column:
         count = self.count if count is None else count
         column, self._at = decode_column(self._payload, self._at, count)
         return column
 
     def _read_seldom(self) -> None:
-        rest = self._payload[self._at :]
-        constants = _constants(rest) if len(rest) <= _CONSTANTS_MAX else None
+        constants = constants_of(self._payload[self._at :])
         if constants is None:
             self._read_each()
             return
         # As a rule: the same bytes in each group.
-        (
-            self.flags, self.system_flags, self.version, self.reconsume_times,
-            self.prepared_position, self._born_host, self._store_host,
-        ) = np.broadcast_to(constants.values[:, None], (_SELDOM, self.count)).copy()  # fmt: skip
+        self._take_seldom(np.broadcast_to(constants.values[:, None], (SELDOM, self.count)).copy())
         self.has_v6 = False
         self.is_ordinary = constants.is_ordinary
         self._at = len(self._payload)
 
+    def _take_seldom(self, columns: Iterable[Column]) -> None:
+        (
+            self.flags, self.system_flags, self.version, self.reconsume_times,
+            self.prepared_position, self._born_host, self._store_host,
+        ) = columns  # fmt: skip
+
     def _read_each(self) -> None:
-        self.flags = self._next()
-        self.system_flags = self._next()
-        self.version = self._next()
-        self.reconsume_times = self._next()
-        self.prepared_position = self._next()
-        self._born_host = self._next()
-        self._store_host = self._next()
-        unsigned = self.flags | self.system_flags | (self.reconsume_times + _I32_OFFSET)
+        self._take_seldom([self._next() for _ in range(SELDOM)])
         self.has_v6 = bool((self.system_flags & HOSTS_V6).any())
         if self.has_v6:
             self._born_more = self._read_more(BORN_HOST_V6)
@@ -309,10 +344,12 @@ class Columns:
         self._at += 1
         if given == _GIVEN:
             self.body_crc = self._next()
-            unsigned |= self.body_crc
-        elif given != _FOLLOWS:
+        elif given != FOLLOWS:
             raise ArchiveDamaged("its body CRCs are of an unknown form")
-        if (unsigned & ~_U32_MAX).any() or ((self.version - 1) & ~1).any():
+        wrong = misfits(self.flags, self.system_flags, self.version, self.reconsume_times)
+        if self.body_crc is not None:
+            wrong |= self.body_crc & ~_U32_MAX
+        if wrong.any():
             raise ArchiveDamaged("it has a number that does not fit its field")
 
     def _read_more(self, bit: int) -> list[bytes]:

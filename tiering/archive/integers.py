@@ -41,7 +41,7 @@ _DISTINCT_ROWS: Final = 24
 _SHORT: Final = 40
 """Columns of so many rows are unpacked without numpy."""
 _TAKEN: Final = 8
-_WINDOW_BITS: Final = 57
+WINDOW_BITS: Final = 57
 """Numbers of so many bits at most are within the eight bytes that begin where they do."""
 _WINDOWS_KEPT: Final = 1024
 """Rows for which it is known where numbers of some width lie, for all who ask."""
@@ -279,14 +279,21 @@ def decode_stretches(data: bytes, at: int, counts: Column) -> tuple[Column, int]
         return decode_column(data, at, count)
     firsts, at = decode_column(data, at + 1, len(counts))
     steps, at = decode_column(data, at, count - len(counts))
+    return rising(firsts, steps, counts), at
+
+
+def rising(firsts: Column, steps: Column, counts: Column) -> Column:
+    """The values of stretches of so many each, by the first value of each and the differences
+    behind these.
+    """
     begins = np.cumsum(counts) - counts
-    is_step = np.ones(count, np.bool_)
+    is_step = np.ones(len(steps) + len(firsts), np.bool_)
     is_step[begins] = False
-    sums = np.zeros(count, np.int64)
+    sums = np.zeros(len(is_step), np.int64)
     sums[is_step] = steps
     np.cumsum(sums, out=sums)
     sums += np.repeat(firsts - sums[begins], counts)
-    return sums, at
+    return sums
 
 
 def _decode_distinct(data: bytes, at: int, count: int) -> tuple[Column, int]:
@@ -322,7 +329,7 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
         mask = (1 << bits) - 1
         cut = [joint >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
         return np.array(cut, np.uint64), stop
-    if bits > _WINDOW_BITS:
+    if bits > WINDOW_BITS:
         spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
         whole = np.zeros((count, 64), np.uint8)
         whole[:, 64 - bits :] = spread.reshape(count, bits)

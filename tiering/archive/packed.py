@@ -218,13 +218,14 @@ def _windows(data: bytes, begin: I64, width: int) -> U64:
     return windows(data, 0, begin >> 3, (begin & 7).astype(np.uint64), width)
 
 
-def windows(data: bytes, at: int, begins: I64, shifts: U64, width: int) -> U64:
-    """Values of `width` bits, 1 to 57, each of which begins in one of the bytes `begins`, counted
-    from index `at`, behind so many bits of it; 8 bytes follow behind the one where the last begins.
+def windows(data: bytes, at: int, begins: I64, shifts: U64, width: int | U64) -> U64:
+    """Values of `width` bits, 1 to 57 (or, where each has its own, 0 to 57), each of which begins
+    in one of the bytes `begins`, counted from index `at`, behind so many bits of it; 8 bytes follow
+    behind the one where the last begins.
     """
     # The eight bytes from where each begins, without what lies around it.
     taken = np.ndarray((len(data) - _TAKEN + 1 - at,), ">u8", data, at, (1,))
     found = taken[begins].astype(np.uint64)
     found <<= shifts
-    found >>= np.uint64(64 - width)
+    found >>= np.uint64(64 - width) if isinstance(width, int) else 64 - width
     return found

@@ -11,6 +11,7 @@ many times as there are positions, or ArchiveDamaged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,8 +26,9 @@ from tiering.archive.integers import (
     write_signed,
 )
 
-_LINE: Final = 5
+LINE: Final = 5
 """The kind of a column, behind those of `integers`."""
+_INT64_MAX: Final = (1 << 63) - 1
 _PRODUCT_MAX: Final = 1 << 62
 """What a length of log, in bytes, times a length of time, in ms, may come to."""
 
@@ -47,7 +49,7 @@ def encode_times(times: Column, positions: Column, bounds: Column, inner: Column
     groups = [np.repeat(column, counts) for column in (least, length.clip(1), first, takes * fits)]
     off = encode_columns(times - _line(positions, *groups), bounds)
     for i in np.flatnonzero(fits).tolist():
-        head = bytes((_LINE,)) + write_signed(int(first[i])) + write_signed(int(takes[i]))
+        head = bytes((LINE,)) + write_signed(int(first[i])) + write_signed(int(takes[i]))
         out[i] = min(out[i], head + off[i], key=len)
     return out
 
@@ -56,26 +58,34 @@ def decode_times(data: bytes, at: int, counts: Column, positions: Column) -> tup
     """The times of records at `positions`, of blocks with `counts` each, which begin at index `at`,
     and the index behind them. Raises ArchiveDamaged.
     """
-    if data[at : at + 1] != bytes((_LINE,)):
+    if data[at : at + 1] != bytes((LINE,)):
         return decode_stretches(data, at, counts)
+    first, takes, at = read_line(data, at)
+    off, at = decode_column(data, at, len(positions))
+    return off + lines(positions, np.array([len(off)]), [(first, takes)]), at
+
+
+def read_line(data: bytes, at: int) -> tuple[int, int, int]:
+    """The time that the line at index `at` begins with and how long it takes, and the index behind
+    it. Raises ArchiveDamaged.
+    """
     first, at = read_signed(data, at + 1)
     takes, at = read_signed(data, at)
-    off, at = decode_column(data, at, len(positions))
-    least = positions.min()
+    return first, takes, at
+
+
+def lines(positions: Column, counts: Column, ends: Sequence[tuple[int, int]]) -> Column:
+    """The times that lines say of the records of groups, so many of each; `ends` has with what time
+    each group's line begins, and how long it takes.
+    """
+    begins = np.cumsum(counts) - counts
+    least = np.minimum.reduceat(positions, begins)
     # What does not fit 64 bits comes round: no time then, but no error either.
-    with np.errstate(over="ignore"):
-        length = max(int(positions.max()) - int(least), 1) & 0x7FFF_FFFF_FFFF_FFFF
-        line = _line(positions, least, np.int64(max(length, 1)), _int64(first), _int64(takes))
-        return off + line, at
+    length = np.maximum((np.maximum.reduceat(positions, begins) - least) & _INT64_MAX, 1)
+    first, takes = (np.array(column, np.int64) for column in zip(*ends, strict=True))
+    return _line(positions, *(column.repeat(counts) for column in (least, length, first, takes)))
 
 
-def _line(
-    positions: Column, least: Column | np.int64, length: Column | np.int64,
-    first: Column | np.int64, takes: Column | np.int64,
-) -> Column:  # fmt: skip
+def _line(positions: Column, least: Column, length: Column, first: Column, takes: Column) -> Column:
     found: Column = first + (positions - least) * takes // length
     return found
-
-
-def _int64(value: int) -> np.int64:
-    return np.int64((value + (1 << 63)) % (1 << 64) - (1 << 63))

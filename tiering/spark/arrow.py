@@ -24,7 +24,7 @@ from kvstore.record.hosts import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
 from tiering.archive.integers import Column, bounds_of
-from tiering.archive.texts import Joined
+from tiering.archive.texts import Constant, Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of
 
 _TAGS: Final = TAGS.encode()
@@ -108,6 +108,13 @@ class _Asked:
         """The values by name, in the order of the names, if all rows have the same names and all
         values are text.
         """
+        if self.texts is None:
+            return None
+        return {name: _from_buffers(pa.string(), *one) for name, one in self.texts.items()}
+
+    @cached_property
+    def texts(self) -> Mapping[bytes, Joined] | None:
+        """The same, side by side."""
         found = self.rows.texts()
         if found is None:
             return None
@@ -121,7 +128,7 @@ class _Asked:
                     _separated(one).decode()
         except UnicodeDecodeError:
             return None
-        return {name: _from_buffers(pa.string(), *one) for name, one in found.items()}
+        return found
 
     @cached_property
     def fields(self) -> list[bytes]:
@@ -172,7 +179,7 @@ def _keys(asked: _Asked) -> pa.Array:
     if found.null_count == count:
         empty = pa.array(np.zeros(count + 1, np.int32))
         return pa.ListArray.from_arrays(empty, pa.nulls(0, pa.string()), type=kind)
-    if not found.null_count and not pc.any(pc.match_substring(found, " ")).as_py():
+    if asked.texts is not None and b" " not in asked.texts[_KEYS].data:
         # As a rule there is one.
         each = pa.array(np.arange(count + 1, dtype=np.int32))
         return pa.ListArray.from_arrays(each, found, type=kind)
@@ -195,10 +202,13 @@ def _properties(asked: _Asked) -> pa.Array:
         none = pa.nulls(0, pa.string())
         return pa.MapArray.from_arrays(ends, none, none, type=kind)
     # Row by row one value of each column; so the names.
-    turns = np.arange(size * count, dtype=np.int64).reshape(size, count).T.ravel()
-    values = pa.concat_arrays(list(plain.values())).take(pa.array(turns))
-    sizes = np.tile(np.array([len(name) for name in plain], np.int64), count)
-    names = _from_buffers(pa.string(), b"".join(plain) * count, bounds_of(sizes))
+    turns = np.arange(count)[:, None] + np.arange(size) * count
+    values = pa.concat_arrays(list(plain.values())).take(pa.array(turns.ravel()))
+    each = bounds_of(list(map(len, plain)))
+    bounds = np.arange(count)[:, None] * each[-1] + each[:-1]
+    names = _from_buffers(
+        pa.string(), b"".join(plain) * count, np.append(bounds.ravel(), count * each[-1])
+    )
     return pa.MapArray.from_arrays(ends, names, values, type=kind)
 
 
@@ -236,8 +246,11 @@ def _joined(properties: Mapping[str, str]) -> bytes:
 
 
 def _hosts(hosts: Hosts) -> pa.Array:
-    distinct = pa.array([host_text(host) for host in hosts.distinct], pa.string())
-    return distinct.take(pa.array(hosts.which))
+    texts = [host_text(host) for host in hosts.distinct]
+    if len(texts) == 1:
+        same = Constant(texts[0].encode(), len(hosts.which))
+        return _from_buffers(pa.string(), *same.joined())
+    return pa.array(texts, pa.string()).take(pa.array(hosts.which))
 
 
 def host_text(raw: bytes) -> str:

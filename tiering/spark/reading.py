@@ -15,8 +15,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,7 @@ from kvstore.errors import (
     RecordDamaged,
     SegmentDamaged,
 )
-from tiering.archive.block import BlockGroup
+from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.directory import GroupPlace
 from tiering.archive.integers import by_bytes
 from tiering.archive.layout import NO_QUEUE
@@ -62,6 +63,13 @@ _BODIES: Final = frozenset({"body", "headers"})
 _OF_PROPERTIES: Final = frozenset({"message_id", "keys", "tag", "properties", "headers"})
 _NEVER: Final = 1 << 62
 _log = logging.getLogger("kvmq")
+
+
+class _Some(NamedTuple):
+    """Blocks that are asked for, and the group that they are in."""
+
+    members: I64
+    group: BlockGroup
 
 
 class PartReader:
@@ -118,7 +126,8 @@ class PartReader:
         name = piece.held.name
         try:
             archive = self._opener.archive(piece.held)
-            yield from self._joined(self._taken(archive, name, _numbers(piece.blocks)), piece)
+            for groups in self._gathered(archive, name, _numbers(piece.blocks)):
+                yield from self._of_groups(groups, piece)
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -129,13 +138,21 @@ class PartReader:
         except DAMAGE as e:
             self._failed(name, e)
 
-    def _taken(self, archive: Archive, name: str, blocks: I64) -> Iterator[tuple[I64, Taken]]:
-        """What blocks have of what is asked for, but for bodies, group by group."""
+    def _gathered(self, archive: Archive, name: str, blocks: I64) -> Iterator[list[_Some]]:
+        """Groups that make a batch together, about, with nothing of them decoded yet."""
+        waiting: list[_Some] = []
+        rows = size = 0
         for members, group in self._groups(archive, blocks):
             with self._left_out_if_damaged(name, members):
-                one = taken(group(), properties=self._properties)
-                if self._has_tag(one):
-                    yield members, one
+                one = group()
+                waiting.append(_Some(members, one))
+                rows += one.count
+                size += sum(one.decoded_sizes)
+            if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield waiting
+                waiting, rows, size = [], 0, 0
+        if waiting:
+            yield waiting
 
     @contextmanager
     def _left_out_if_damaged(self, name: str, members: I64) -> Iterator[None]:
@@ -149,24 +166,6 @@ class PartReader:
                 self._told.add((name, e.topic))
         except (ArchiveDamaged, RecordDamaged) as e:
             self._failed(f"{name}, block {members[0]}", e)
-
-    def _joined(self, found: Iterable[tuple[I64, Taken]], piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Batches of groups, several of which go together if they are alike."""
-        waiting: list[tuple[I64, Taken]] = []
-        rows = size = 0
-        for members, one in found:
-            alike = one.alike
-            if waiting and (alike is None or alike != waiting[0][1].alike):
-                yield from self._of_groups(waiting, piece)
-                waiting, rows, size = [], 0, 0
-            waiting.append((members, one))
-            rows += one.group.count
-            size += sum(one.group.decoded_sizes)
-            if alike is None or rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
-                yield from self._of_groups(waiting, piece)
-                waiting, rows, size = [], 0, 0
-        if waiting:
-            yield from self._of_groups(waiting, piece)
 
     def _groups(
         self, archive: Archive, blocks: I64
@@ -196,26 +195,35 @@ class PartReader:
         wanted = pa.array(sorted(tags), pa.string())
         return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
 
-    def _of_groups(
-        self, groups: Sequence[tuple[I64, Taken]], piece: Piece
-    ) -> Iterator[pa.RecordBatch]:
-        """The blocks that are asked for, of their groups."""
-        whole = []
-        for members, one in groups:
-            # Bodies last, of all groups: in between, they would push out of the processor's cache
-            # what takes the other parts apart (a tenth of the time).
+    def _of_groups(self, groups: Sequence[_Some], piece: Piece) -> Iterator[pa.RecordBatch]:
+        """What is asked for of groups: one part of all of them after the other, since what takes
+        bodies apart pushes out of the processor's cache what takes the others apart.
+        """
+        read_columns([one.group for one in groups])
+        found: list[tuple[I64, Taken]] = []
+        for members, group in groups:
+            # All of it here, where a failure is its own.
+            with self._left_out_if_damaged(piece.held.name, members):
+                one = taken(group, properties=self._properties)
+                if self._has_tag(one):
+                    found.append((members, one))
+        whole: list[tuple[I64, Taken]] = []
+        for members, one in found:
             with self._left_out_if_damaged(piece.held.name, members):
                 if self._bodies and one.odd is None:
                     _ = one.group.bodies
                 whole.append((members, one))
-        if not whole:
-            return
-        batch = batch_of(of_groups([one for _, one in whole]), self._made)
-        is_all = all(len(members) == one.group.blocks for members, one in whole)
+        for _, alike in groupby(whole, lambda pair: pair[1].alike):
+            yield self._batch(list(alike), piece)
+
+    def _batch(self, groups: Sequence[tuple[I64, Taken]], piece: Piece) -> pa.RecordBatch:
+        """The blocks that are asked for, of groups that are alike."""
+        batch = batch_of(of_groups([one for _, one in groups]), self._made)
+        is_all = all(len(members) == one.group.blocks for members, one in groups)
         if piece.cuts or piece.between is not None or not is_all:
-            keep = [_asked(members, one.group, piece) for members, one in whole]
+            keep = [_asked(members, one.group, piece) for members, one in groups]
             batch = batch.filter(pa.array(np.concatenate(keep)))
-        yield self._exactly(batch)
+        return self._exactly(batch)
 
     # --- the log ---
 

@@ -40,10 +40,10 @@ class Taken(NamedTuple):
     odd: Rows | None = None
 
     @property
-    def alike(self) -> Hashable:
-        """What it has in common with those that it can be joined with; None: there are none."""
+    def alike(self) -> object:
+        """What it has in common with those that it can be joined with."""
         if self.odd is not None:
-            return None
+            return self.odd  # which no other has
         return () if self.properties is None else self.properties.plain_names
 
 
