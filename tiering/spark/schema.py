@@ -1,29 +1,32 @@
 """Schema: what a message is to Spark.
 
-The idea: one schema, in Arrow's words, of which Spark's is made. Whoever wants fewer columns gives
-a schema of fewer.
+The idea: one schema, in Arrow's words, of which Spark's is made. What every message has is never
+null, which spares Spark looking at each value (a tenth of what it takes). Whoever wants fewer
+columns gives a schema of fewer, in which they may be said to be null at times all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from kvstore.errors import ConfigError
 
+_always: Final = partial(pa.field, nullable=False)
 HEADERS: Final = pa.struct(
     [
-        pa.field("flags", pa.int64()),
-        pa.field("system_flags", pa.int64()),
-        pa.field("born_host", pa.string()),
-        pa.field("store_host", pa.string()),
-        pa.field("reconsume_times", pa.int32()),
-        pa.field("prepared_position", pa.int64()),
-        pa.field("version", pa.int32()),
+        _always("flags", pa.int64()),
+        _always("system_flags", pa.int64()),
+        _always("born_host", pa.string()),
+        _always("store_host", pa.string()),
+        _always("reconsume_times", pa.int32()),
+        _always("prepared_position", pa.int64()),
+        _always("version", pa.int32()),
         pa.field("body_crc", pa.int64()),
         pa.field("properties", pa.binary()),
         pa.field("stored_body", pa.binary()),
@@ -34,18 +37,18 @@ HEADERS: Final = pa.struct(
 _TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(
     [
-        pa.field("topic", pa.string()),
-        pa.field("queue", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("message_id", pa.string()),
-        pa.field("keys", pa.list_(pa.field("element", pa.string()))),
+        _always("topic", pa.string()),
+        _always("queue", pa.int32()),
+        _always("offset", pa.int64()),
+        _always("message_id", pa.string()),
+        _always("keys", pa.list_(_always("element", pa.string()))),
         pa.field("tag", pa.string()),
-        pa.field("properties", pa.map_(pa.string(), pa.string())),
-        pa.field("born_at", _TIME),
-        pa.field("stored_at", _TIME),
-        pa.field("position", pa.int64()),
-        pa.field("body", pa.binary()),
-        pa.field("headers", HEADERS),
+        _always("properties", pa.map_(pa.string(), _always("value", pa.string()))),
+        _always("born_at", _TIME),
+        _always("stored_at", _TIME),
+        _always("position", pa.int64()),
+        _always("body", pa.binary()),
+        _always("headers", HEADERS),
     ]
 )
 
@@ -64,3 +67,41 @@ def columns_of(names: Sequence[str]) -> pa.Schema:
 def spark_schema(names: Sequence[str]) -> StructType:
     """The same as Spark has it."""
     return from_arrow_schema(columns_of(names))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """A schema of messages that was given to Spark, as it wants batches of it. `ConfigError` where
+    it has columns that messages lack, or have as something else.
+    """
+    asked = to_arrow_schema(schema, timezone="UTC")
+    for given, known in zip(schema.fields, spark_schema(asked.names).fields, strict=True):
+        kind, held = given.dataType.simpleString(), known.dataType.simpleString()
+        if kind != held:
+            raise ConfigError(
+                f"column {given.name} is asked for as {kind}; messages have it as {held}: read it "
+                "so, and cast it"
+            )
+    for field in asked:
+        name = _may_be_null(field, SCHEMA.field(field.name))
+        if name is not None:
+            raise ConfigError(
+                f"{name} of column {field.name} is asked for as never null; there are messages "
+                "that lack it"
+            )
+    return asked
+
+
+def _may_be_null(asked: pa.Field, held: pa.Field) -> str | None:
+    """What is said to be never null, and is at times."""
+    if held.nullable and not asked.nullable:
+        return str(asked.name)
+    inner = (
+        _may_be_null(asked.type.field(i), held.type.field(i)) for i in range(held.type.num_fields)
+    )
+    return next((name for name in inner if name is not None), None)
+
+
+def as_asked(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of a schema that `arrow_schema` gave, which may say less of what is never null."""
+    for batch in batches:
+        yield batch if batch.schema.equals(schema) else batch.cast(schema)

@@ -22,10 +22,9 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from kvstore.errors import ConfigError
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import ReadOptions, read_options
-from tiering.spark.schema import SCHEMA, spark_schema
+from tiering.spark.schema import SCHEMA, arrow_schema, as_asked, spark_schema
 from tiering.spark.splits import Split, splits_of
 from tiering.spark.wanted import Wanted
 from tiering.spark.workers import settle
@@ -60,17 +59,13 @@ class KvmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """What reads the columns of a schema. Raises ConfigError for one that messages lack."""
-        options = read_options(self._given)
-        _check(schema)
-        return KvmqReader(options, schema.names)
+        return KvmqReader(read_options(self._given), arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
         """The same for `readStream`; docs/spark.md has what streams do."""
         from tiering.spark.stream.reader import KvmqStreamReader  # noqa: PLC0415
 
-        options = read_options(self._given)
-        _check(schema)
-        return KvmqStreamReader(options, schema.names)
+        return KvmqStreamReader(read_options(self._given), arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """What makes archives of a frame. Raises ConfigError, StoresAmbiguous, PlaceError."""
@@ -85,23 +80,12 @@ class KvmqDataSource(DataSource):
         return KvmqStreamWriter(schema, self._given, overwrite=overwrite)
 
 
-def _check(schema: StructType) -> None:
-    """A schema that was given must have columns of messages, as they are."""
-    for given, known in zip(schema.fields, spark_schema(schema.names).fields, strict=True):
-        asked, held = given.dataType.simpleString(), known.dataType.simpleString()
-        if asked != held:
-            raise ConfigError(
-                f"column {given.name} is asked for as {asked}; messages have it as {held}: read it "
-                "so, and cast it"
-            )
-
-
 class KvmqReader(DataSourceReader):
     """See the module."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
-        self._names = list(names)
+        self._schema = schema
         self._wanted = Wanted.of(options)
         # Per instance, and of a kind of its own: see _Filters.
         self.pushFilters = _Filters(self)  # type: ignore[method-assign]
@@ -126,7 +110,8 @@ class KvmqReader(DataSourceReader):
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         settle()
-        return PartReader(self._options, self._wanted, self._names).batches(partition)
+        reader = PartReader(self._options, self._wanted, self._schema.names)
+        return as_asked(reader.batches(partition), self._schema)
 
 
 class _Filters:

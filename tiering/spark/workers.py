@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from functools import cache
 from typing import Final
 
 _TRIM_THRESHOLD: Final = -1
@@ -22,16 +23,10 @@ _LARGEST: Final = 32 << 20
 """The most that it takes."""
 
 
+@cache
 def settle() -> None:
-    """Take what is loaded by now for good, and memory, too; called as tasks begin, for which once
-    is enough.
-    """
-    if not gc.get_freeze_count():
-        gc.freeze()
-        _keep_memory()
-
-
-def _keep_memory() -> None:
+    """Take what is loaded by now for good, and memory, too; called as tasks begin, does it once."""
+    gc.freeze()
     # Of the GNU C library; others have no such thing, and do without.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

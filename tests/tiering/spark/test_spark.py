@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 import kvstore
 from kvstore import StoredMessage
@@ -43,11 +46,27 @@ def test_a_schema_of_fewer_columns_is_read_and_a_wrong_one_refused(
     spark: SparkSession, folder: Path
 ) -> None:
     reader = spark.read.format("kvmq")
-    assert reader.schema("offset BIGINT").load(str(folder)).columns == ["offset"]
+    table = reader.schema("offset BIGINT, keys ARRAY<STRING>").load(str(folder))
+    assert table.columns == ["offset", "keys"]
+    whole = spark.read.format("kvmq").load(str(folder)).select("offset", "keys")
+    assert sorted(table.collect()) == sorted(whole.collect())
     with pytest.raises(PySparkException, match="bigint"):
         spark.read.format("kvmq").schema("offset STRING").load(str(folder)).count()
     with pytest.raises(PySparkException, match="no option"):
         spark.read.format("kvmq").option("topic", "orders").load(str(folder)).count()
+
+
+def test_a_schema_may_say_that_columns_are_null_at_times_but_not_that_a_tag_never_is(
+    spark: SparkSession, folder: Path
+) -> None:
+    whole = spark.read.format("kvmq").load(str(folder)).orderBy("position")
+    said = re.sub('(ullable|ontainsNull)":false', r'\1":true', whole.schema.json())
+    assert said.count(":false") == 0
+    table = spark.read.format("kvmq").schema(StructType.fromJson(json.loads(said)))
+    assert table.load(str(folder)).orderBy("position").collect() == whole.collect()
+    strict = StructType([StructField("tag", StringType(), nullable=False)])
+    with pytest.raises(PySparkException, match="tag is asked for as never null"):
+        spark.read.format("kvmq").schema(strict).load(str(folder)).count()
 
 
 def test_a_spark_that_hands_no_filters_down_reads_all_the_same(

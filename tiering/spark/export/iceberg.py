@@ -133,7 +133,8 @@ class IcebergTables:
         return self.catalog.load_table(append.table)
 
     def _columns(self, topic: str) -> StructType:
-        columns = spark_schema(SCHEMA.names)
+        # As all tables have it so far, and a frame may have come by ways that forget it.
+        columns = spark_schema(SCHEMA.names).toNullable()
         schema = self._schemas.known(topic) if topic else None
         return columns if schema is None else columns.add(StructField(VALUE, schema))
 

@@ -28,6 +28,7 @@ from kvstore.errors import ArchiveMissing, ConfigError
 from tiering.errors import MessagesLost
 from tiering.spark.listing import Held, Opener
 from tiering.spark.options import EARLIEST, LATEST, ReadOptions
+from tiering.spark.schema import as_asked
 from tiering.spark.splits import Split
 from tiering.spark.stream.cutting import Cap, Cut, Cutter, Limits, Start
 from tiering.spark.stream.offsets import (
@@ -58,9 +59,9 @@ _log = logging.getLogger("kvmq")
 class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """See the module."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
-        self._names = list(names)
+        self._schema = schema
         self._driver: _Driver | None = None
 
     @property
@@ -110,7 +111,8 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Topics are those of the offsets, whatever the options say by now.
         options = self._options
         wanted = Wanted(keys=None if options.keys is None else frozenset(options.keys))
-        return PartReader(options, wanted, self._names, is_stream=True).batches(partition)
+        reader = PartReader(options, wanted, self._schema.names, is_stream=True)
+        return as_asked(reader.batches(partition), self._schema)
 
     def stop(self) -> None:
         """Let go of what was kept."""

@@ -15,6 +15,16 @@ from tiering.spark.schema import SCHEMA
 
 BEGIN = datetime(2026, 11, 1, 22, tzinfo=UTC)
 Row = dict[str, Any]
+HEADERS: Row = {
+    "flags": 0,
+    "system_flags": 0,
+    "born_host": "10.0.0.7:10911",
+    "store_host": "10.0.0.7:10911",
+    "reconsume_times": 0,
+    "prepared_position": 0,
+    "version": 1,
+}
+"""Of each message; nothing else is there that doesn't follow."""
 
 
 def row(offset: int, topic: str = "orders", body: bytes | None = None, hours: float = 0.0) -> Row:
@@ -32,7 +42,7 @@ def row(offset: int, topic: str = "orders", body: bytes | None = None, hours: fl
         "stored_at": at,
         "position": offset * 100,
         "body": body if body is not None else b"message %d" % offset,
-        "headers": None,
+        "headers": HEADERS,
     }
 
 

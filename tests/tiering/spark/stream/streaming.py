@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from tiering.spark.options import read_options
+from tiering.spark.schema import columns_of
 from tiering.spark.stream.reader import KvmqStreamReader
 
 COLUMNS = ["topic", "queue", "offset", "position"]
@@ -17,7 +18,9 @@ Json = dict[str, Any]
 
 
 def reader(path: Path, names: list[str] | None = None, **options: str) -> KvmqStreamReader:
-    return KvmqStreamReader(read_options({"path": str(path), **options}), names or COLUMNS)
+    return KvmqStreamReader(
+        read_options({"path": str(path), **options}), columns_of(names or COLUMNS)
+    )
 
 
 def through_json(offset: Json) -> Json:

@@ -35,6 +35,7 @@ from tiering import Worker
 from tiering.errors import MessagesLost
 from tiering.spark.listing import Opener
 from tiering.spark.options import read_options
+from tiering.spark.schema import columns_of
 from tiering.spark.source import KvmqReader
 from tiering.spark.stream.reader import KvmqStreamReader
 from tiering.spark.stream.sight import PlaceLooker, StoreLooker
@@ -497,7 +498,7 @@ def test_what_was_archived_after_the_plan_is_read_from_there(store: Store, tier:
     plans = [stream.partitions(first, half), stream.partitions(half, end)]
     before = [positions(read(stream, first, half)), positions(read(stream, half, end))]
     options = read_options({"path": str(store.path), "split_bytes": "30000"})
-    table = KvmqReader(options, COLUMNS)
+    table = KvmqReader(options, columns_of(COLUMNS))
     parts = table.partitions()
     tier(merge=True)
     tier()

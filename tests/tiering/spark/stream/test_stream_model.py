@@ -22,6 +22,7 @@ from tests.support.clock import VirtualClock
 from tests.tiering.spark.test_reading import read as read_all
 from tiering import NothingToRestore, Policy, Worker
 from tiering.spark.options import read_options
+from tiering.spark.schema import columns_of
 from tiering.spark.stream.reader import KvmqStreamReader
 
 RUNS: Final = int(os.environ.get("KVMQ_STREAM_RUNS", "10"))
@@ -73,7 +74,7 @@ class Streams:
         self.path = folder / ("store/archive" if archives else "store")
         given = {"path": str(self.path), "split_bytes": split, "fail_on_data_loss": "false"}
         self.options = read_options({**given, **limits})
-        self.reader = KvmqStreamReader(self.options, COLUMNS)
+        self.reader = KvmqStreamReader(self.options, columns_of(COLUMNS))
         self.start = self.reader.initialOffset()
         self.end = self.start
 
@@ -136,13 +137,13 @@ class Streams:
 
     def restart(self) -> None:
         self.reader.stop()
-        self.reader = KvmqStreamReader(self.options, COLUMNS)
+        self.reader = KvmqStreamReader(self.options, columns_of(COLUMNS))
 
     def _read(self) -> list[Row]:
         found = [
             (row["topic"], row["queue"], row["offset"], row["position"])
             for part in self.reader.partitions(self.start, self.end)
-            for batch in KvmqStreamReader(self.options, COLUMNS).read(part)
+            for batch in KvmqStreamReader(self.options, columns_of(COLUMNS)).read(part)
             for row in batch.to_pylist()
         ]
         return sorted(found)
