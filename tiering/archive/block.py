@@ -26,6 +26,7 @@ from tiering.archive.coder import Coder
 from tiering.archive.columns import Columns, Owners, Stretches
 from tiering.archive.integers import Column, bounds_of
 from tiering.archive.joint import decode_jointly
+from tiering.archive.jointproperties import decode_properties_jointly
 from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
 from tiering.archive.properties import PropertyColumns, decode_property_columns, fields_of
 
@@ -75,6 +76,8 @@ class BlockGroup:
         self.number = number
         self._columns: Columns | None = None
         self._properties: list[bytes] | None = None
+        self._property_columns: PropertyColumns | None = None
+        """If they were decoded with others'."""
         self._payload: bytes | None = None
         self._begins: list[int] = bounds_of(blocks.stretches.counts).tolist()
         self._text_bytes = sum(decoded_sizes)
@@ -193,6 +196,8 @@ class BlockGroup:
         """The properties of all its messages, not put together; of a group that holds no whole
         records. Raises ArchiveDamaged.
         """
+        if self._property_columns is not None:
+            return self._property_columns
         try:
             payload = self._decode(PartKind.PROPERTIES)
             return decode_property_columns(payload, self.count, self.columns.born_at, DECODED_MAX)
@@ -231,19 +236,27 @@ class BlockGroup:
         return ArchiveDamaged(f"{where} damaged: {error}", self.archive, self.number)
 
 
-def read_columns(groups: Sequence[BlockGroup]) -> None:
-    """Decode what is fixed in the heads of all messages of several groups, faster than one after
-    the other. What is wrong with one of them is raised when its columns are asked for.
+def read_columns(groups: Sequence[BlockGroup], *, properties: bool = False) -> None:
+    """Decode what is fixed in the heads of all messages of several groups, and their properties if
+    asked for, faster than one after the other. What is wrong with one of them is raised when its
+    columns are asked for.
     """
     if len(groups) == 1:
         return
     try:
         payloads = [group._decode(PartKind.FIXED) for group in groups]
+        columns = decode_jointly(payloads, [group.members.stretches for group in groups])
+        if columns is None:
+            return
+        for group, found in zip(groups, columns, strict=True):
+            group._columns = found
+        if properties:
+            payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
+            each = decode_properties_jointly(payloads, [found.born_at for found in columns])
+            for group, of_group in zip(groups, each or (), strict=each is not None):
+                group._property_columns = of_group
     except ArchiveDamaged:
         return
-    found = decode_jointly(payloads, [group.members.stretches for group in groups])
-    for group, columns in zip(groups, found or (), strict=found is not None):
-        group._columns = columns
 
 
 class Block:

@@ -134,7 +134,7 @@ def _by_name(
     pieces: dict[bytes, list[tuple[list[bytes], Column]]] = {}
     for shape, taken, rows in zip(shapes, groups, members, strict=True):
         places = np.array(rows, np.int64)
-        for name, values in zip(_value_names(shape), zip(*taken, strict=True), strict=True):
+        for name, values in zip(value_names(shape), zip(*taken, strict=True), strict=True):
             pieces.setdefault(name, []).append((list(values), places))
     out = {}
     for name, found in pieces.items():
@@ -166,9 +166,14 @@ def _shape_of(field: bytes) -> Shape:
     return (*names, end)
 
 
-def _value_names(shape: Shape) -> Shape:
+def value_names(shape: Shape) -> Shape:
     """Whose columns a row of this shape takes values from; all fields kept whole are one column."""
     return (b"",) if shape == _VERBATIM else shape[:-1]
+
+
+def size_of(shape: Shape) -> int:
+    """Bytes that it adds to the values in each field."""
+    return sum(map(len, shape[:-1])) + 2 * (len(shape) - 1)
 
 
 def _matcher(shape: Shape) -> Callable[[bytes], re.Match[bytes] | None]:
@@ -248,7 +253,7 @@ def fields_of(found: PropertyColumns) -> list[bytes]:
     shapes, shape_of, columns = found
     values = {name: column.values() for name, column in columns.items()}
     if len(shapes) == 1:
-        return _build(shapes[0], [values[name] for name in _value_names(shapes[0])], len(shape_of))
+        return _build(shapes[0], [values[name] for name in value_names(shapes[0])], len(shape_of))
     return _build_mixed(shapes, shape_of, values)
 
 
@@ -256,7 +261,7 @@ def decode_property_columns(data: bytes, count: int, times: Column, limit: int) 
     """The same as `decode_properties`, not put together. Raises as that does."""
     if not data or data[0] != COLUMNS_FORMAT:
         raise ArchiveDamaged("the properties of a block are of an unknown format")
-    shapes, at = _read_shapes(data, count)
+    shapes, at = read_shapes(data, count)
     if len(shapes) == 1:
         shape_of = np.zeros(count, np.int64)
     else:
@@ -264,7 +269,7 @@ def decode_property_columns(data: bytes, count: int, times: Column, limit: int) 
         if int(shape_of.min()) < 0 or int(shape_of.max()) >= len(shapes):
             raise ArchiveDamaged("a block names a shape of properties that is not there")
     rows_of = np.bincount(shape_of, minlength=len(shapes))
-    sizes = [sum(map(len, shape[:-1])) + 2 * (len(shape) - 1) for shape in shapes]
+    sizes = list(map(size_of, shapes))
     if sum(int(n) * size for n, size in zip(rows_of, sizes, strict=True)) > limit:
         raise too_large(limit)
     columns, at = _read_columns(data, at, shapes, shape_of, times, limit)
@@ -273,7 +278,10 @@ def decode_property_columns(data: bytes, count: int, times: Column, limit: int) 
     return PropertyColumns(shapes, shape_of, columns)
 
 
-def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
+def read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
+    """The shapes that stand before the columns, at most so many, and the index behind them. Raises
+    ArchiveDamaged.
+    """
     number, at = read_varint(data, 1)
     if not 1 <= number <= most:
         raise ArchiveDamaged(f"a block has {number} shapes of properties")
@@ -300,7 +308,7 @@ def _read_columns(
     """The values of each name, in the order of rows; `limit` bounds them all together."""
     uses: dict[bytes, dict[int, int]] = {}
     for number, shape in enumerate(shapes):
-        for name in _value_names(shape):
+        for name in value_names(shape):
             of_name = uses.setdefault(name, {})
             of_name[number] = of_name.get(number, 0) + 1
     columns: dict[bytes, Texts] = {}
@@ -325,7 +333,7 @@ def _form(shape: Shape) -> bytes:
 
 def _build(shape: Shape, columns: list[list[bytes]], count: int) -> list[bytes]:
     """The fields of rows that are all of one shape."""
-    names = _value_names(shape)
+    names = value_names(shape)
     if len(set(names)) != len(names):
         return _build_mixed(
             [shape], np.zeros(count, np.int64), dict(zip(names, columns, strict=True))
@@ -342,7 +350,7 @@ def _build_mixed(
     """The fields row by row, each taking its values from the columns of its names."""
     forms = [_form(shape) for shape in shapes]
     turns = {name: iter(values) for name, values in columns.items()}
-    takes = [[turns[name] for name in _value_names(shape)] for shape in shapes]
+    takes = [[turns[name] for name in value_names(shape)] for shape in shapes]
     return [
         forms[number] % tuple([next(turn) for turn in takes[number]])
         for number in shape_of.tolist()

@@ -10,6 +10,7 @@ at most `limit` bytes together, or ArchiveDamaged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -41,13 +42,15 @@ from tiering.archive.texts import (
 )
 
 _CONSTANT: Final = 0
-_IDS: Final = 1
-_NUMBERS: Final = 2
+IDS: Final = 1
+NUMBERS: Final = 2
 _DISTINCT: Final = 3
 _TEXT: Final = 4
 
 _ID: Final = np.dtype([("source", ">i8"), ("token", ">u2"), ("time", ">u4"), ("counter", ">u2")])
 """How the 16 bytes of a unique id are split: as RocketMQ makes them, but any will do."""
+ID_PARTS: Final = 4
+"""The third is the difference to when the record was born."""
 _TIME_MASK: Final = 0xFFFF_FFFF
 _DIGITS: Final = b"0123456789"
 _FEW: Final = 256
@@ -217,11 +220,11 @@ def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[Texts
         value, at = read_bytes(data, at)
         _allow(len(value) * count, limit)
         return Constant(value, count), at, len(value) * count
-    if kind == _IDS:
+    if kind == IDS:
         _allow(ID_DIGITS * count, limit)
         found, at = _read_ids(data, at, born)
         return found, at, ID_DIGITS * count
-    if kind == _NUMBERS:
+    if kind == NUMBERS:
         return _read_numbers(data, at, count, limit)
     if kind == _DISTINCT:
         return _read_distinct(data, at, count, limit)
@@ -233,26 +236,41 @@ def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[Texts
 
 
 def _read_ids(data: bytes, at: int, born: Column) -> tuple[Ids, int]:
-    ids = np.empty(len(born), _ID)
-    ids["source"], at = decode_column(data, at, len(born))
-    for name in ("token", "time", "counter"):
+    columns = []
+    for _ in range(ID_PARTS):
         column, at = decode_column(data, at, len(born))
-        if name == "time":
-            column = (column + born) & _TIME_MASK
-        ids[name] = column & ((1 << 8 * _ID[name].itemsize) - 1)
-    return Ids(ids.tobytes()), at
+        columns.append(column)
+    return Ids(ids_of(columns, born)), at
+
+
+def ids_of(parts: Sequence[Column], born: Column) -> bytes:
+    """Ids of messages born at these times, 16 bytes each, of the columns of their parts, of each of
+    which so many low bits count as there is room for.
+    """
+    ids = np.empty(len(born), _ID)
+    ids["source"], ids["token"], since_born, ids["counter"] = parts
+    ids["time"] = since_born + born
+    return ids.tobytes()
 
 
 def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[Numbers, int, int]:
+    prefix, width, at = read_number_form(data, at, count, limit)
+    numbers, at = decode_column(data, at, count)
+    size = (len(prefix) + DIGITS_MAX + 2) * count
+    return Numbers(prefix, width, numbers), at, min(size, limit)
+
+
+def read_number_form(data: bytes, at: int, count: int, limit: int) -> tuple[bytes, int, int]:
+    """The text before numbers and how many digits they have, and the index behind them. Raises
+    ArchiveDamaged.
+    """
     prefix, at = read_bytes(data, at)
     width = data[at] if at < len(data) else DIGITS_MAX + 1
     if width > DIGITS_MAX:
         raise ArchiveDamaged(f"a column of numbers in a block has {width} digits")
-    size = (len(prefix) + DIGITS_MAX + 2) * count
     # Short of a few digits a row this is what comes out; the rows' lengths are checked as well.
     _allow(len(prefix) * count, limit)
-    numbers, at = decode_column(data, at + 1, count)
-    return Numbers(prefix, width, numbers), at, min(size, limit)
+    return prefix, width, at + 1
 
 
 def _read_distinct(data: bytes, at: int, count: int, limit: int) -> tuple[Distinct, int, int]:

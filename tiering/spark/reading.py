@@ -199,7 +199,7 @@ class PartReader:
         """What is asked for of groups: one part of all of them after the other, since what takes
         bodies apart pushes out of the processor's cache what takes the others apart.
         """
-        read_columns([one.group for one in groups])
+        read_columns([one.group for one in groups], properties=self._properties)
         found: list[tuple[I64, Taken]] = []
         for members, group in groups:
             # All of it here, where a failure is its own.

@@ -1,9 +1,9 @@
-"""Fixed columns of several groups at one go: they are what each group by itself gives."""
+"""Columns of several groups, fixed ones and properties, at one go: what each by itself gives."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import pytest
@@ -15,12 +15,14 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
-from tests.tiering.archive.samples import TOPIC, encode, messages, read
+from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, read, record
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.coder import Coder
 from tiering.archive.columns import Columns, Stretches
 from tiering.archive.joint import decode_jointly
-from tiering.archive.layout import PartKind
+from tiering.archive.jointproperties import decode_properties_jointly
+from tiering.archive.layout import DECODED_MAX, PartKind
+from tiering.archive.properties import decode_properties, fields_of
 
 BLOCKS: Final = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=6)
 
@@ -64,6 +66,13 @@ def test_any_groups_are_decoded_together_as_they_are_alone_or_not_at_all(
     if found is not None:
         for mine, wanted in zip(found, alone(groups) or [], strict=True):
             assert_same(mine, wanted)
+    born = [group.columns.born_at for group in groups if not group.columns.is_whole]
+    payloads = [
+        group._decode(PartKind.PROPERTIES) for group in groups if not group.columns.is_whole
+    ]
+    each = decode_properties_jointly(payloads, born) if payloads else None
+    for of_one, data, times in zip(each or [], payloads, born, strict=each is not None):
+        assert fields_of(of_one) == decode_properties(data, len(times), times, DECODED_MAX)
 
 
 def in_a_log(draw: random.Random, rows: int, hosts: int, widest: int) -> list[bytes]:
@@ -123,11 +132,65 @@ def test_a_part_that_is_cut_short_is_left_to_whoever_decodes_it_alone(which: int
         assert decode_jointly(some, stretches) is None
 
 
+PROPERTIES: Final[dict[str, Callable[[int], bytes]]] = {
+    "ids, numbers, the same": lambda n: ORDINARY % (n * 7919, n, 4),
+    "few, leading zeros": lambda n: b"KEYS\x01o-%06d\x02TAGS\x01t%d\x02" % (n, n % 3),
+    "any text": lambda n: b"note\x01%b\x02" % (b"<%d>" % n * (n % 5)),
+    "none": lambda n: b"",
+    "whole": lambda n: b"\x02%d" % n,
+    "a name twice": lambda n: b"a\x01%d\x02a\x01%d\x02" % (n, n + 1),
+    "two shapes": lambda n: b"a\x01%d\x02b\x01x\x02" % n if n % 2 else b"a\x01%d\x02" % n,
+}
+
+
+def with_properties(name: str, group_bytes: int = 0) -> list[BlockGroup]:
+    of, coder = PROPERTIES[name], Coder()
+    blocks = [
+        [record(n, queue=7, properties=of(n)) for n in range(at, at + 40)]
+        for at in range(0, 400, 40)
+    ]
+    return read(encode(blocks, coder, group_bytes=group_bytes), coder)
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties_are_decoded_together_as_they_are_alone(name: str) -> None:
+    groups = with_properties(name)
+    payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
+    found = decode_properties_jointly(payloads, [group.columns.born_at for group in groups])
+    assert (found is None) is (name in {"a name twice", "two shapes"})
+    for mine, group in zip(found or [], groups, strict=found is not None):
+        assert fields_of(mine) == group.properties
+        assert mine.plain_names == group.property_columns().plain_names
+
+
+@pytest.mark.parametrize("name", list(PROPERTIES)[:4])
+def test_a_changed_byte_of_properties_is_found_or_gives_what_it_gives_alone(name: str) -> None:
+    groups = with_properties(name)[:3]
+    payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
+    born = [group.columns.born_at for group in groups]
+    for at in range(len(payloads[1])):
+        for bits in (1, 0x80, 0xFF):
+            changed = bytearray(payloads[1])
+            changed[at] ^= bits
+            some = [payloads[0], bytes(changed), payloads[2]]
+            found = decode_properties_jointly(some, born)
+            for i, mine in enumerate(found or []):
+                wanted = decode_properties(some[i], len(born[i]), born[i], DECODED_MAX)
+                assert fields_of(mine) == wanted
+
+
+def test_groups_of_other_properties_are_left_to_whoever_decodes_one_by_one() -> None:
+    groups = with_properties("any text")[:2] + with_properties("none")[:2]
+    payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
+    assert decode_properties_jointly(payloads, [one.columns.born_at for one in groups]) is None
+
+
 def test_groups_have_their_columns_once_they_were_read_together() -> None:
     groups, others = groups_of(20_000), groups_of(20_000)
-    read_columns(groups)
+    read_columns(groups, properties=True)
     for group, other in zip(groups, others, strict=True):
         assert_same(group.columns, other.columns)
+        assert group.property_columns().columns.keys() == other.property_columns().columns.keys()
         assert group.records() == other.records()
 
 

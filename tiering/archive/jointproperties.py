@@ -1,0 +1,122 @@
+"""Joint properties: the properties of several groups, in columns, decoded at one go.
+
+The idea: where all groups begin with the same shape, as those of like topics do, ids and numbers
+are unpacked for all together (see `tiering.archive.several`), and each group has its slice.
+
+Invariants: it gives what each group by itself gives; where shapes differ, or anything is wrong, it
+gives nothing at all, and whoever decodes one by one finds out what and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.integers import Column
+from tiering.archive.layout import COLUMNS_FORMAT, DECODED_MAX
+from tiering.archive.properties import PropertyColumns, read_shapes, size_of, value_names
+from tiering.archive.several import Rows, Several
+from tiering.archive.texts import DIGITS_MAX, ID_DIGITS, Ids, Numbers, Texts
+from tiering.archive.values import (
+    ID_PARTS,
+    IDS,
+    NUMBERS,
+    decode_values,
+    ids_of,
+    read_number_form,
+    too_large,
+)
+
+_ID_BYTES: Final = ID_DIGITS // 2
+
+
+def decode_properties_jointly(
+    payloads: Sequence[bytes], born: Sequence[Column]
+) -> list[PropertyColumns] | None:
+    """The properties of groups with these parts, of records born at these times; None: decode them
+    one by one.
+    """
+    try:
+        return _decoded(payloads, born)
+    except (ArchiveDamaged, IndexError):
+        return None
+
+
+def _decoded(payloads: Sequence[bytes], born: Sequence[Column]) -> list[PropertyColumns] | None:
+    first = payloads[0]
+    shapes, size = read_shapes(first, len(born[0]))
+    names = sorted(value_names(shapes[0]))
+    if first[0] != COLUMNS_FORMAT or len(shapes) > 1 or len(set(names)) < len(names):
+        return None
+    head = first[:size]
+    most = max(map(len, born))
+    if not all(one.startswith(head) for one in payloads) or most * size_of(shapes[0]) > DECODED_MAX:
+        return None
+    values = _Values(payloads, born, size)
+    columns = {name: values.next() for name in names}
+    if not values.is_done:
+        return None
+    return [
+        PropertyColumns(
+            shapes,
+            np.zeros(len(times), np.int64),
+            {name: column[i] for name, column in columns.items()},
+        )
+        for i, times in enumerate(born)
+    ]
+
+
+class _Values(Several):
+    """Values by name, which begin behind so many bytes."""
+
+    def __init__(self, payloads: Sequence[bytes], born: Sequence[Column], begin: int) -> None:
+        super().__init__(payloads)
+        self.ats = [at + begin for at in self.ats]
+        self._each = born
+        self._rows = Rows(np.array(list(map(len, born))))
+        self._left = [DECODED_MAX] * len(born)
+        """Bytes that may still come of each."""
+
+    def next(self) -> Sequence[Texts]:
+        """The values of the next name, group by group. Raises ArchiveDamaged, IndexError."""
+        kinds = {self.data[at] for at in self.ats}
+        if kinds == {IDS}:
+            return self._ids()
+        if kinds == {NUMBERS}:
+            return self._numbers()
+        found = []
+        for i, times in enumerate(self._each):
+            values, self.ats[i], size = decode_values(self.data, self.ats[i], times, self._left[i])
+            found.append(values)
+            self._take(i, size)
+        return found
+
+    def _ids(self) -> list[Texts]:
+        for i, times in enumerate(self._each):
+            self.ats[i] += 1
+            self._take(i, ID_DIGITS * len(times))
+        parts = [self.column(self.every, self._rows) for _ in range(ID_PARTS)]
+        found = ids_of(parts, np.concatenate(self._each))
+        bounds = self._rows.bounds * _ID_BYTES
+        return [Ids(found[a:b]) for a, b in pairwise(bounds.tolist())]
+
+    def _numbers(self) -> list[Texts]:
+        forms = []
+        for i, times in enumerate(self._each):
+            prefix, width, self.ats[i] = read_number_form(
+                self.data, self.ats[i] + 1, len(times), self._left[i]
+            )
+            forms.append((prefix, width))
+            self._take(i, (len(prefix) + DIGITS_MAX) * len(times))
+        found = self.column(self.every, self._rows)
+        each = pairwise(self._rows.bounds.tolist())
+        return [Numbers(*form, found[a:b]) for form, (a, b) in zip(forms, each, strict=True)]
+
+    def _take(self, i: int, size: int) -> None:
+        self._left[i] -= size
+        if self._left[i] < 0:
+            raise too_large(DECODED_MAX)
