@@ -253,7 +253,7 @@ def read_columns(groups: Sequence[BlockGroup], *, properties: bool = False) -> N
         if properties:
             payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
             each = decode_properties_jointly(payloads, [found.born_at for found in columns])
-            for group, of_group in zip(groups, each or (), strict=each is not None):
+            for group, of_group in zip(groups, each, strict=True):
                 group._property_columns = of_group
     except ArchiveDamaged:
         return

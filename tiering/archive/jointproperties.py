@@ -1,10 +1,10 @@
 """Joint properties: the properties of several groups, in columns, decoded at one go.
 
-The idea: where all groups begin with the same shape, as those of like topics do, ids and numbers
-are unpacked for all together (see `tiering.archive.several`), and each group has its slice.
+The idea: of the groups that begin with the same shape, as those of like topics do, ids and numbers
+are unpacked together (see `tiering.archive.several`), and each has its slice.
 
-Invariants: it gives what each group by itself gives; where shapes differ, or anything is wrong, it
-gives nothing at all, and whoever decodes one by one finds out what and where.
+Invariants: it gives what each group by itself gives; of those among which one has several shapes,
+or anything wrong, it gives nothing, and whoever decodes one by one finds out what and where.
 """
 
 from __future__ import annotations
@@ -36,30 +36,45 @@ _ID_BYTES: Final = ID_DIGITS // 2
 
 def decode_properties_jointly(
     payloads: Sequence[bytes], born: Sequence[Column]
-) -> list[PropertyColumns] | None:
-    """The properties of groups with these parts, of records born at these times; None: decode them
-    one by one.
+) -> list[PropertyColumns | None]:
+    """The properties of groups with these parts, of records born at these times; None: of this one
+    by itself.
     """
+    out: list[PropertyColumns | None] = [None] * len(payloads)
+    by_head: dict[bytes, list[int]] = {}
     try:
-        return _decoded(payloads, born)
-    except (ArchiveDamaged, IndexError):
-        return None
+        for i, payload in enumerate(payloads):
+            _, size = read_shapes(payload, len(born[i]))
+            by_head.setdefault(payload[:size], []).append(i)
+    except ArchiveDamaged:
+        return out
+    for head, which in by_head.items():
+        if len(which) == 1:
+            continue
+        try:
+            found = _decoded(head, [payloads[i] for i in which], [born[i] for i in which])
+        except (ArchiveDamaged, IndexError):
+            continue
+        for i, one in zip(which, found, strict=True):
+            out[i] = one
+    return out
 
 
-def _decoded(payloads: Sequence[bytes], born: Sequence[Column]) -> list[PropertyColumns] | None:
-    first = payloads[0]
-    shapes, size = read_shapes(first, len(born[0]))
+def _decoded(
+    head: bytes, payloads: Sequence[bytes], born: Sequence[Column]
+) -> Sequence[PropertyColumns | None]:
+    """Of groups that begin alike."""
+    shapes, _ = read_shapes(head, len(born[0]))
     names = sorted(value_names(shapes[0]))
-    if first[0] != COLUMNS_FORMAT or len(shapes) > 1 or len(set(names)) < len(names):
-        return None
-    head = first[:size]
-    most = max(map(len, born))
-    if not all(one.startswith(head) for one in payloads) or most * size_of(shapes[0]) > DECODED_MAX:
-        return None
-    values = _Values(payloads, born, size)
+    none = [None] * len(born)
+    if head[0] != COLUMNS_FORMAT or len(shapes) > 1 or len(set(names)) < len(names):
+        return none
+    if max(map(len, born)) * size_of(shapes[0]) > DECODED_MAX:
+        return none
+    values = _Values(payloads, born, len(head))
     columns = {name: values.next() for name in names}
     if not values.is_done:
-        return None
+        return none
     return [
         PropertyColumns(
             shapes,

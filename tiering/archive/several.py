@@ -68,7 +68,7 @@ class Several:
         return self.ats == self.ends
 
     def column(self, which: list[int], rows: Rows) -> Column:
-        """The next column of some of them, which has so many rows in each."""
+        """The next column of some of them, by their numbers, which has so many rows in each."""
         data, size = self.data, len(which)
         least, first, bits, begin = [0] * size, [0] * size, [0] * size, [0] * size
         sums: list[int] = []
@@ -100,8 +100,8 @@ class Several:
         if sums:
             found = _summed(rows, found, np.array(first, np.int64), sums)
         for n, values in others:
-            begin_of = int(rows.begins[n])
-            found[begin_of : begin_of + len(values)] = values
+            row = int(rows.begins[n])
+            found[row : row + len(values)] = values
         return found
 
     def _unpacked(self, rows: Rows, bits: list[int], begin: list[int], sums: list[int]) -> Column:

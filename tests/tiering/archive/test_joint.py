@@ -70,9 +70,10 @@ def test_any_groups_are_decoded_together_as_they_are_alone_or_not_at_all(
     payloads = [
         group._decode(PartKind.PROPERTIES) for group in groups if not group.columns.is_whole
     ]
-    each = decode_properties_jointly(payloads, born) if payloads else None
-    for of_one, data, times in zip(each or [], payloads, born, strict=each is not None):
-        assert fields_of(of_one) == decode_properties(data, len(times), times, DECODED_MAX)
+    each = decode_properties_jointly(payloads, born)
+    for of_one, data, times in zip(each, payloads, born, strict=True):
+        if of_one is not None:
+            assert fields_of(of_one) == decode_properties(data, len(times), times, DECODED_MAX)
 
 
 def in_a_log(draw: random.Random, rows: int, hosts: int, widest: int) -> list[bytes]:
@@ -157,10 +158,11 @@ def test_properties_are_decoded_together_as_they_are_alone(name: str) -> None:
     groups = with_properties(name)
     payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
     found = decode_properties_jointly(payloads, [group.columns.born_at for group in groups])
-    assert (found is None) is (name in {"a name twice", "two shapes"})
-    for mine, group in zip(found or [], groups, strict=found is not None):
-        assert fields_of(mine) == group.properties
-        assert mine.plain_names == group.property_columns().plain_names
+    assert (None in found) is (name in {"a name twice", "two shapes"})
+    for mine, group in zip(found, groups, strict=True):
+        if mine is not None:
+            assert fields_of(mine) == group.properties
+            assert mine.plain_names == group.property_columns().plain_names
 
 
 @pytest.mark.parametrize("name", list(PROPERTIES)[:4])
@@ -174,15 +176,21 @@ def test_a_changed_byte_of_properties_is_found_or_gives_what_it_gives_alone(name
             changed[at] ^= bits
             some = [payloads[0], bytes(changed), payloads[2]]
             found = decode_properties_jointly(some, born)
-            for i, mine in enumerate(found or []):
-                wanted = decode_properties(some[i], len(born[i]), born[i], DECODED_MAX)
-                assert fields_of(mine) == wanted
+            for i, mine in enumerate(found):
+                if mine is not None:
+                    wanted = decode_properties(some[i], len(born[i]), born[i], DECODED_MAX)
+                    assert fields_of(mine) == wanted
 
 
-def test_groups_of_other_properties_are_left_to_whoever_decodes_one_by_one() -> None:
-    groups = with_properties("any text")[:2] + with_properties("none")[:2]
+def test_of_groups_with_several_kinds_of_properties_those_of_a_kind_are_decoded_together() -> None:
+    text, none, numbers = map(with_properties, ("any text", "none", "few, leading zeros"))
+    groups = [text[0], none[0], text[1], numbers[0], none[1]]
     payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
-    assert decode_properties_jointly(payloads, [one.columns.born_at for one in groups]) is None
+    found = decode_properties_jointly(payloads, [one.columns.born_at for one in groups])
+    assert [one is None for one in found] == [False, False, False, True, False]
+    for mine, group in zip(found, groups, strict=True):
+        if mine is not None:
+            assert fields_of(mine) == group.properties
 
 
 def test_groups_have_their_columns_once_they_were_read_together() -> None:
