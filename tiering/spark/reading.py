@@ -142,15 +142,21 @@ class PartReader:
         """Groups that make a batch together, about, with nothing of them decoded yet."""
         waiting: list[_Some] = []
         rows = size = 0
-        for members, group in self._groups(archive, blocks):
-            with self._left_out_if_damaged(name, members):
-                one = group()
-                waiting.append(_Some(members, one))
-                rows += one.count
-                size += sum(one.decoded_sizes)
-            if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+        try:
+            for members, group in self._groups(archive, blocks):
+                with self._left_out_if_damaged(name, members):
+                    one = group()
+                    waiting.append(_Some(members, one))
+                    rows += one.count
+                    size += sum(one.decoded_sizes)
+                if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                    yield waiting
+                    waiting, rows, size = [], 0, 0
+        except DAMAGE:
+            # The archive is no more: what was read of it counts all the same.
+            if waiting:
                 yield waiting
-                waiting, rows, size = [], 0, 0
+            raise
         if waiting:
             yield waiting
 

@@ -73,14 +73,14 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """A schema of messages that was given to Spark, as it wants batches of it. `ConfigError` where
     it has columns that messages lack, or have as something else.
     """
-    asked = to_arrow_schema(schema, timezone="UTC")
-    for given, known in zip(schema.fields, spark_schema(asked.names).fields, strict=True):
+    for given, known in zip(schema.fields, spark_schema(schema.names).fields, strict=True):
         kind, held = given.dataType.simpleString(), known.dataType.simpleString()
         if kind != held:
             raise ConfigError(
                 f"column {given.name} is asked for as {kind}; messages have it as {held}: read it "
                 "so, and cast it"
             )
+    asked = to_arrow_schema(schema, timezone="UTC")
     for field in asked:
         name = _may_be_null(field, SCHEMA.field(field.name))
         if name is not None:

@@ -16,7 +16,8 @@ from kvstore import ConfigError, StoredMessage, StoreNotFound
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.spark.conftest import SEGMENT
 from tiering import NothingToRestore
-from tiering.spark.listing import Opener, listing
+from tiering.errors import ObjectTooShort
+from tiering.spark.listing import Opener, _Counting, listing
 from tiering.spark.options import read_options
 from tiering.spark.reading import PartReader
 from tiering.spark.schema import SCHEMA
@@ -70,6 +71,29 @@ def test_every_message_is_there_once_whatever_tier_it_is_in(
         assert len(rows) == len(held)
         assert {row["position"]: row for row in rows} == {p: as_row(m) for p, m in held.items()}
         assert all(head["version"] == 1 for head in headers)
+
+
+def test_what_was_read_of_an_archive_before_it_went_is_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"hot": "false", "damaged": "skip", "split_bytes": "100000000"}
+    given = read_options({"path": str(folder), **options})
+    last = Opener(given).opened(listing(given).archives[-1]).manifest.messages
+    reads, most = 0, 1 << 30
+    read_at = _Counting.read
+
+    def counted(source: _Counting, offset: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads > most:
+            raise ObjectTooShort("it went")
+        return read_at(source, offset, size)
+
+    monkeypatch.setattr(_Counting, "read", counted)
+    every, _, _ = read(folder, names=["position"], **options)
+    most, reads = reads - 1, 0
+    some, _, _ = read(folder, names=["position"], **options)
+    assert 0 < len(every) - len(some) < last
 
 
 def test_archives_alone_are_read_from_their_folder(

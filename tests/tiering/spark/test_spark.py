@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType, YearMonthIntervalType
 
 import kvstore
-from kvstore import StoredMessage
-from tiering.spark.schema import SCHEMA
+from kvstore import ConfigError, StoredMessage
+from tiering.spark.schema import SCHEMA, arrow_schema
 
 
 def test_a_store_is_a_table_without_registering_anything(
@@ -64,6 +64,8 @@ def test_a_schema_may_say_that_columns_are_null_at_times_but_not_that_a_tag_neve
     assert said.count(":false") == 0
     table = spark.read.format("kvmq").schema(StructType.fromJson(json.loads(said)))
     assert table.load(str(folder)).orderBy("position").collect() == whole.collect()
+    with pytest.raises(ConfigError, match="topic is asked for as interval"):
+        arrow_schema(StructType([StructField("topic", YearMonthIntervalType())]))
     strict = StructType([StructField("tag", StringType(), nullable=False)])
     with pytest.raises(PySparkException, match="tag is asked for as never null"):
         spark.read.format("kvmq").schema(strict).load(str(folder)).count()
