@@ -93,7 +93,8 @@ def test_what_was_read_of_an_archive_before_it_went_is_there(
     every, _, _ = read(folder, names=["position"], **options)
     most, reads = reads - 1, 0
     some, _, _ = read(folder, names=["position"], **options)
-    assert 0 < len(every) - len(some) < last
+    # One group of several.
+    assert 0 < len(every) - len(some) < last / 2
 
 
 def test_archives_alone_are_read_from_their_folder(
