@@ -107,16 +107,10 @@ class _Groups(Several):
             raise ArchiveDamaged("a body is longer than any")
         # One more than rows, of each group.
         counts = self._rows.counts + 1
-        firsts = bounds_of(counts)
-        ends = np.zeros(int(firsts[-1]), np.int64)
-        is_end = np.ones(len(ends), np.bool_)
-        is_end[firsts[:-1]] = False
-        ends[is_end] = lengths
-        np.cumsum(ends, out=ends)
-        ends -= ends[firsts[:-1]].repeat(counts)
+        ends = rising(np.zeros(len(counts), np.int64), lengths, counts)
         if int(ends.max()) > DECODED_MAX:
             raise ArchiveDamaged("bodies are longer than any")
-        return [ends[a:b] for a, b in pairwise(firsts.tolist())]
+        return [ends[a:b] for a, b in pairwise(bounds_of(counts).tolist())]
 
     # --- what is next in some groups, their rows one behind the other ---
 
