@@ -19,7 +19,7 @@ from kvstore.errors import ConfigError, shown
 
 PLACE: Final = "place."
 """What the settings of a place (docs/places.md) begin with."""
-SPLIT_BYTES: Final = 64 << 20
+SPLIT_BYTES: Final = 128 << 20
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 _FLAGS: Final = {"true": True, "false": False}

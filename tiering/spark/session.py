@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -51,13 +51,20 @@ SETTINGS: Final = {
 """What a Spark that is started here is told, if nobody says otherwise. Without the socket's, Python
 and Spark wait 40 ms for each other at each task's end; the larger buffer between them saves 3 % of
 a scan; results are of any size, because what tasks make comes back through the driver."""
-JOBS: Final = {
-    **SETTINGS,
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
-}
-"""And what one is told that only hands out the worker's steps: its JVM has little to do, and would
-take half as long again for making its own code faster. Not by the extra options, which are the
-site's; and no garbage collector is named: a JVM that is told of two does not start."""
+SCANS: Final = (
+    "-Darrow.enable_unsafe_memory_access=true",
+    "-Darrow.enable_null_check_for_get=false",
+)
+"""What its JVM is told: that Spark knows what it asks Arrow for. To have each value's place looked
+at again takes the JVM a tenth longer."""
+JOBS: Final = ("-XX:TieredStopAtLevel=1",)
+"""And what the JVM is told of one that only hands out the worker's steps: it has little to do, and
+would take half as long again for making its own code faster. No garbage collector is named: a JVM
+that is told of two does not start."""
+_JVM: Final = "SPARK_SUBMIT_OPTS"
+"""The variable that adds to what the JVM is told, and comes first: settings of Spark's that do so
+(`spark.driver.defaultJavaOptions`, `spark.driver.extraJavaOptions`) are the site's and the user's,
+and one that is given here would take the place of theirs."""
 
 
 @contextmanager
@@ -66,13 +73,13 @@ def session(
     *,
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
-    defaults: Mapping[str, str] = SETTINGS,
+    jvm: Sequence[str] = SCANS,
     progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
     """A session for the time of the block: the active one, that of `spark-submit`, or one on this
-    machine (`master`; one of all cores if nothing says another). `settings` are Spark's, and so are
-    `defaults`, of a session that is started here; `progress` is told of the stages that run, in
-    tasks.
+    machine (`master`; one of all cores if nothing says another). `settings` are Spark's, and `jvm`
+    is what its JVM is told, of a session that is started here; `progress` is told of the stages
+    that run, in tasks.
 
     >>> with session() as spark:
     ...     spark.read.format("kvmq").load("data").count()  # doctest: +SKIP
@@ -87,7 +94,7 @@ def session(
         with spoken(), watched(found, progress):
             yield found
         return
-    made = _started(name, master, dict(settings or {}), defaults)
+    made = _started(name, master, dict(settings or {}), jvm)
     try:
         with spoken(), watched(made, progress):
             yield made
@@ -96,7 +103,7 @@ def session(
 
 
 def _started(
-    name: str, master: str | None, settings: dict[str, str], defaults: Mapping[str, str]
+    name: str, master: str | None, settings: dict[str, str], jvm: Sequence[str]
 ) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -115,9 +122,9 @@ def _started(
         os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (str(_ROOT), path) if part)
     # The second figure: how often a task is tried; Spark on one machine says once otherwise.
     builder = builder.master(master or "local[*,4]")
-    for key, value in {**defaults, **settings}.items():
+    for key, value in {**SETTINGS, **settings}.items():
         builder = builder.config(key, value)
-    with _quiet() as log:
+    with _quiet() as log, _told(jvm):
         try:
             made = builder.getOrCreate()
         except Exception as e:
@@ -127,6 +134,20 @@ def _started(
     # It prints what is raised anyway, with all of the JVM's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     return made
+
+
+@contextmanager
+def _told(options: Sequence[str]) -> Iterator[None]:
+    """A JVM that is started within is told these, and then what it would be told without."""
+    before = os.environ.get(_JVM)
+    os.environ[_JVM] = " ".join((*options, before or "")).strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_JVM]
+        else:
+            os.environ[_JVM] = before
 
 
 @contextmanager

@@ -145,7 +145,7 @@ def executor(
     """An executor for the time of the block: of the Spark that there is, or of one that is started
     for nothing else. Raises as `session` does.
     """
-    with session(master=master, settings=settings, defaults=JOBS) as spark:
+    with session(master=master, settings=settings, jvm=JOBS) as spark:
         found = SparkExecutor(spark)
         try:
             yield found

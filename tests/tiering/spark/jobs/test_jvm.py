@@ -1,22 +1,36 @@
-"""What the JVM of a Spark that only hands out steps is told."""
+"""What the JVM of a Spark that is started here is told."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tiering.spark.needs import java_home
-from tiering.spark.session import JOBS
+from tiering.spark.session import JOBS, SCANS
+
+SAYS = """
+import json, os
+from tiering.spark.session import SCANS, session
+
+with session(master="local[1]", settings={"spark.driver.extraJavaOptions": "-Duser=1"}) as spark:
+    system = spark._jvm.java.lang.System
+    names = ("site", "user", "variable", *(one[2:].split("=")[0] for one in SCANS))
+    print(json.dumps([{name: system.getProperty(name) for name in names}, dict(os.environ)]))
+"""
 
 
+@pytest.mark.parametrize("options", [JOBS, SCANS])
 @pytest.mark.parametrize("collector", ["G1", "Parallel", "Serial"])
-def test_it_starts_whatever_garbage_collector_the_machine_asks_for(collector: str) -> None:
-    given = " ".join(value for name, value in JOBS.items() if name.endswith("JavaOptions"))
-    assert given
+def test_it_starts_whatever_garbage_collector_the_machine_asks_for(
+    collector: str, options: tuple[str, ...]
+) -> None:
     done = subprocess.run(
-        [java_home() / "bin" / "java", *given.split(), "-version"],
+        [java_home() / "bin" / "java", *options, "-version"],
         env={**os.environ, "JAVA_TOOL_OPTIONS": f"-XX:+Use{collector}GC"},
         capture_output=True,
         text=True,
@@ -25,5 +39,26 @@ def test_it_starts_whatever_garbage_collector_the_machine_asks_for(collector: st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_options_that_a_site_gives_each_jvm_are_left_to_it() -> None:
-    assert "spark.driver.extraJavaOptions" not in JOBS
+@pytest.mark.parametrize("variable", [None, "-Dvariable=2"])
+def test_what_a_site_and_a_user_tell_each_jvm_holds_beside_it_and_before_it(
+    tmp_path: Path, variable: str | None
+) -> None:
+    told = "spark.driver.defaultJavaOptions -Dsite=3 -Darrow.enable_null_check_for_get=true\n"
+    (tmp_path / "spark-defaults.conf").write_text(told)
+    given = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    given.pop("SPARK_SUBMIT_OPTS", None)
+    if variable is not None:
+        given["SPARK_SUBMIT_OPTS"] = variable
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS], env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    has, left = json.loads(done.stdout)
+    assert has == {
+        "site": "3",
+        "user": "1",
+        "variable": None if variable is None else "2",
+        "arrow.enable_unsafe_memory_access": "true",
+        "arrow.enable_null_check_for_get": "true",
+    }
+    assert left.get("SPARK_SUBMIT_OPTS") == variable
