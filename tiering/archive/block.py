@@ -12,7 +12,7 @@ no more than what is its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
 from tiering.archive.columns import Columns, Owners, Stretches
-from tiering.archive.integers import Column, bounds_of
+from tiering.archive.integers import Column
 from tiering.archive.joint import decode_jointly
 from tiering.archive.jointproperties import decode_properties_jointly
 from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
@@ -79,7 +79,7 @@ class BlockGroup:
         self._property_columns: PropertyColumns | None = None
         """If they were decoded with others'."""
         self._payload: bytes | None = None
-        self._begins: list[int] = bounds_of(blocks.stretches.counts).tolist()
+        self._begins: list[int] = [0, *accumulate(blocks.stretches.counts.tolist())]
         self._text_bytes = sum(decoded_sizes)
         self.memory_bytes = self._text_bytes + len(self._data) + self.count * _ROW_BYTES
 

@@ -12,9 +12,9 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 from zlib_ng.zlib_ng import crc32
@@ -38,7 +38,6 @@ from kvstore.record.layout import (
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.integers import (
-    CONSTANT,
     Column,
     bounds_of,
     decode_column,
@@ -46,7 +45,6 @@ from tiering.archive.integers import (
     encode_column,
     encode_columns,
     encode_stretches,
-    read_signed,
     read_varint,
     total,
     write_varint,
@@ -58,22 +56,20 @@ from tiering.archive.layout import (
     VERBATIM_FORMAT,
 )
 from tiering.archive.records import HEAD, Fields
+from tiering.archive.seldom import (
+    FOLLOWS,
+    SELDOM,
+    U32_MAX,
+    Constants,
+    Varying,
+    constants_of,
+    misfits,
+)
 from tiering.archive.times import decode_times, encode_times
 
-FOLLOWS: Final = b"\x00"
-"""Every body CRC is that of the body."""
 _GIVEN: Final = b"\x01"
-_U32_MAX: Final = 0xFFFF_FFFF
-_I32_OFFSET: Final = 1 << 31
-SELDOM: Final = 7
-"""Columns that are the same in all rows as a rule."""
-_CONSTANTS_MAX: Final = 128
-"""Bytes that these take at most, if so."""
 _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
-
-
-T = TypeVar("T", int, Column)
 
 
 class Owners(NamedTuple):
@@ -172,44 +168,6 @@ def _missing(offsets: Column, inner: Column) -> Column:
     return found - np.repeat(found[begins], np.diff(inner))
 
 
-def misfits(flags: T, system_flags: T, version: T, reconsume_times: T) -> T:
-    """What is not zero where one of them does not fit its field."""
-    unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
-    return unsigned & ~_U32_MAX | (version - 1) & ~1
-
-
-class Constants(NamedTuple):
-    """What is the same in all rows: one value a column, and whether `decode` has its shortcut for
-    such messages.
-    """
-
-    values: Column
-    is_ordinary: bool
-
-
-def constants_of(data: bytes) -> Constants | None:
-    """The columns that differ seldom, if those bytes are all of them, none differs here, and CRCs
-    are the bodies'; None: look at each.
-    """
-    return _constants(data) if len(data) <= _CONSTANTS_MAX else None
-
-
-@lru_cache(maxsize=256)
-def _constants(data: bytes) -> Constants | None:
-    values, at = [], 0
-    for _ in range(SELDOM):
-        if data[at : at + 1] != bytes((CONSTANT,)):
-            return None
-        value, at = read_signed(data, at + 1)
-        values.append(value)
-    flags, system_flags, version, reconsume_times, *_ = values
-    is_wrong = misfits(flags, system_flags, version, reconsume_times)
-    if data[at:] != FOLLOWS or system_flags & HOSTS_V6 or is_wrong:
-        return None
-    is_ordinary = not system_flags & NOT_ORDINARY and version == 1
-    return Constants(np.array(values, np.int64), is_ordinary)
-
-
 def offsets_of(missing: Column, stretches: Stretches) -> Column:
     """The offsets of messages, before each of which so many are missing in its block. Raises
     ArchiveDamaged.
@@ -238,8 +196,12 @@ _ROWS: Final = (
 
 class Columns:
     """The columns of one group, or of some of its rows. `is_whole`: it has no more than `offset`,
-    `position`, `stored_at`, and `ends`, between which its records are, not its bodies.
+    `position`, `stored_at`, and `ends`, between which its records are, not its bodies. `constants`:
+    what differs seldom, if it is known to be the same in all rows; its columns then take no memory,
+    and can't be written to.
     """
+
+    constants: Constants | None = None
 
     def __init__(self, payload: bytes, stretches: Stretches) -> None:
         kind = payload[0] if payload else -1
@@ -276,13 +238,10 @@ class Columns:
         cls,
         often: tuple[Column, Column, Column, Column],
         ends: Column,
-        seldom: Iterable[Column],
-        *,
-        is_ordinary: bool,
+        seldom: Constants | Varying,
     ) -> Columns:
         """Those that were decoded and checked elsewhere: offsets, positions, store and born times;
-        then the bodies' `ends`, and what differs seldom, in the order of the format. CRCs are the
-        bodies', hosts of IPv4.
+        then the bodies' `ends`, and what differs seldom. CRCs are the bodies', hosts of IPv4.
         """
         found = object.__new__(cls)
         found.offset, found.position, found.stored_at, found.born_at = often
@@ -290,8 +249,11 @@ class Columns:
         found.body_crc = found.sizes = None
         found.is_whole = found.has_v6 = False
         found.ends = ends
-        found._take_seldom(seldom)
-        found.is_ordinary = is_ordinary
+        if isinstance(seldom, Constants):
+            found._take_constants(seldom)
+        else:
+            found._take_seldom(seldom.columns)
+        found.is_ordinary = seldom.is_ordinary
         return found
 
     def part(self, start: int, stop: int) -> Columns:
@@ -323,10 +285,15 @@ class Columns:
             self._read_each()
             return
         # As a rule: the same bytes in each group.
-        self._take_seldom(np.broadcast_to(constants.values[:, None], (SELDOM, self.count)).copy())
+        self._take_constants(constants)
         self.has_v6 = False
         self.is_ordinary = constants.is_ordinary
         self._at = len(self._payload)
+
+    def _take_constants(self, found: Constants) -> None:
+        self.constants = found
+        values = np.array(found[:SELDOM], np.int64)
+        self._take_seldom(np.broadcast_to(values[:, None], (SELDOM, self.count)))
 
     def _take_seldom(self, columns: Iterable[Column]) -> None:
         (
@@ -348,7 +315,7 @@ class Columns:
             raise ArchiveDamaged("its body CRCs are of an unknown form")
         wrong = misfits(self.flags, self.system_flags, self.version, self.reconsume_times)
         if self.body_crc is not None:
-            wrong |= self.body_crc & ~_U32_MAX
+            wrong |= self.body_crc & ~U32_MAX
         if wrong.any():
             raise ArchiveDamaged("it has a number that does not fit its field")
 

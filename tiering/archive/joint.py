@@ -12,21 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import compress, pairwise, starmap
 from operator import not_
-from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.layout import HOSTS_V6, NOT_ORDINARY
-from tiering.archive.columns import (
-    FOLLOWS,
-    SELDOM,
-    Columns,
-    Stretches,
-    constants_of,
-    misfits,
-    offsets_of,
-)
+from tiering.archive.columns import Columns, Stretches, offsets_of
 from tiering.archive.integers import (
     STRETCHES,
     Column,
@@ -35,6 +26,14 @@ from tiering.archive.integers import (
     rising,
 )
 from tiering.archive.layout import BLOCK_ROWS_MAX, COLUMNS_FORMAT, DECODED_MAX
+from tiering.archive.seldom import (
+    FOLLOWS,
+    SELDOM,
+    Constants,
+    Varying,
+    constants_of,
+    misfits,
+)
 from tiering.archive.several import Rows, Several
 from tiering.archive.times import LINE, lines, read_line
 
@@ -49,13 +48,6 @@ def decode_jointly(
         return _Groups(payloads, stretches).columns()
     except (ArchiveDamaged, IndexError):
         return None
-
-
-class _Seldom(NamedTuple):
-    """The columns that differ seldom, of all rows; and of each group whether it is ordinary."""
-
-    columns: list[Column]
-    is_ordinary: list[bool]
 
 
 class _Groups(Several):
@@ -83,12 +75,9 @@ class _Groups(Several):
         rows = starmap(slice, pairwise(self._rows.bounds.tolist()))
         return [
             Columns.of_regular(
-                (offset[some], position[some], stored_at[some], born_at[some]),
-                mine,
-                [column[some] for column in seldom.columns],
-                is_ordinary=is_ordinary,
+                (offset[some], position[some], stored_at[some], born_at[some]), mine, of_group
             )
-            for some, mine, is_ordinary in zip(rows, ends, seldom.is_ordinary, strict=True)
+            for some, mine, of_group in zip(rows, ends, seldom, strict=True)
         ]
 
     def _begin(self) -> bool:
@@ -126,8 +115,10 @@ class _Groups(Several):
             blocks = self._blocks[some]
             firsts = self.column(some, Rows(blocks))
             steps = self.column(some, Rows(rows.counts - blocks))
-            is_mine = np.isin(self._group_of_block, some)
-            return rising(firsts, steps, self._inner.counts[is_mine])
+            counts = self._inner.counts
+            if some != self.every:
+                counts = counts[np.isin(self._group_of_block, some)]
+            return rising(firsts, steps, counts)
 
         return self._by_kind(
             which, STRETCHES, split, lambda others: self.column(others, self._of(others))
@@ -141,8 +132,10 @@ class _Groups(Several):
             for i in some:
                 first, takes, self.ats[i] = read_line(self.data, self.ats[i])
                 ends.append((first, takes))
-            is_mine = np.repeat(np.isin(self.every, some), self._rows.counts)
-            return self.column(some, rows) + lines(position[is_mine], rows.counts, ends)
+            mine = position
+            if some != self.every:
+                mine = position[np.isin(self.every, some).repeat(self._rows.counts)]
+            return self.column(some, rows) + lines(mine, rows.counts, ends)
 
         return self._by_kind(self.every, LINE, along, self._rising)
 
@@ -170,16 +163,13 @@ class _Groups(Several):
     def _of(self, which: list[int]) -> Rows:
         return self._rows if which == self.every else Rows(self._rows.counts[which])
 
-    def _seldom(self) -> _Seldom | None:
-        """What differs seldom, to the end of each group."""
+    def _seldom(self) -> Sequence[Constants | Varying] | None:
+        """What differs seldom in each group, to its end."""
         rests = [self.data[at:end] for at, end in zip(self.ats, self.ends, strict=True)]
         found = [one for one in map(constants_of, rests) if one is not None]
         if len(found) == len(rests):
-            values = np.array([one.values for one in found]).T
             self.ats = list(self.ends)
-            return _Seldom(
-                [*values.repeat(self._rows.counts, axis=1)], [one.is_ordinary for one in found]
-            )
+            return found
         columns = [self._next() for _ in range(SELDOM)]
         flags, system_flags, version, reconsume_times, *_ = columns
         is_wrong = misfits(flags, system_flags, version, reconsume_times).any()
@@ -191,4 +181,8 @@ class _Groups(Several):
             self.ats[i] = at + 1
         odd = (system_flags & NOT_ORDINARY != 0) | (version != 1)
         ordinary = ~np.logical_or.reduceat(odd, self._rows.begins)
-        return _Seldom(columns, ordinary.tolist())
+        rows = starmap(slice, pairwise(self._rows.bounds.tolist()))
+        return [
+            Varying([column[some] for column in columns], is_ordinary)
+            for some, is_ordinary in zip(rows, ordinary.tolist(), strict=True)
+        ]

@@ -12,7 +12,7 @@ byte; where map and body do that alone, its `properties` and `stored_body` are n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from kvstore.record.hosts import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
 from tiering.archive.integers import Column, bounds_of
+from tiering.archive.seldom import Constants
 from tiering.archive.texts import Constant, Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of
 
@@ -41,6 +42,18 @@ class Hosts(NamedTuple):
     which: Column
 
 
+class Seldom(NamedTuple):
+    """What differs seldom, of every row."""
+
+    flags: Column
+    system_flags: Column
+    version: Column
+    reconsume_times: Column
+    prepared_position: Column
+    born: Hosts
+    store: Hosts
+
+
 class Rows(Protocol):
     """Messages in columns: what there is to make a batch of; `topic_of` says which of the `topics`
     a message has.
@@ -54,14 +67,9 @@ class Rows(Protocol):
     position: Column
     born_at: Column
     stored_at: Column
-    flags: Column
-    system_flags: Column
-    reconsume_times: Column
-    prepared_position: Column
-    version: Column
 
-    def hosts(self) -> tuple[Hosts, Hosts]:
-        """Every row's born host and store host."""
+    def seldom(self) -> Constants | Seldom:
+        """What differs seldom; once for all rows if they are known to have the same."""
         ...
 
     def texts(self) -> Mapping[bytes, Joined] | None:
@@ -167,9 +175,12 @@ def _message_id(asked: _Asked) -> pa.Array:
 
 def _position_ids(rows: Rows) -> list[str]:
     """The ids of messages that have none of their own: store host and position in hex."""
-    hosts = rows.hosts()[1]
-    heads = [host.hex().upper() for host in hosts.distinct]
-    pairs = zip(hosts.which.tolist(), rows.position.tolist(), strict=True)
+    found = rows.seldom()
+    if isinstance(found, Constants):
+        head = host_of(found.store_host).hex().upper()
+        return [f"{head}{position:016X}" for position in rows.position.tolist()]
+    heads = [host.hex().upper() for host in found.store.distinct]
+    pairs = zip(found.store.which.tolist(), rows.position.tolist(), strict=True)
     return [f"{heads[host]}{position:016X}" for host, position in pairs]
 
 
@@ -218,26 +229,61 @@ def _body(asked: _Asked) -> pa.Array:
 
 def _headers(asked: _Asked) -> pa.Array:
     rows = asked.rows
-    born, store = map(_hosts, rows.hosts())
     odd: list[bytes | None] | None = None
     if asked.plain is None:
         odd = [
             None if _joined(found) == field else field
             for field, found in zip(asked.fields, asked.maps, strict=True)
         ]
+    found = rows.seldom()
+    if isinstance(found, Constants):
+        known = _repeated(found, 1 << (rows.count - 1).bit_length())
+        seldom = [column[: rows.count] for column in known]
+    else:
+        seldom = _seldom(found)
     children = {
-        "flags": pa.array(rows.flags),
-        "system_flags": pa.array(rows.system_flags),
-        "born_host": born,
-        "store_host": store,
-        "reconsume_times": pa.array(rows.reconsume_times.astype(np.int32)),
-        "prepared_position": pa.array(rows.prepared_position),
-        "version": pa.array(rows.version.astype(np.int32)),
+        **dict(zip(_SELDOM, seldom, strict=True)),
         "body_crc": _or_nulls(rows.wrong_crcs(), pa.int64(), rows.count),
         "properties": _or_nulls(odd, pa.binary(), rows.count),
         "stored_body": _or_nulls(rows.stored_bodies(), pa.binary(), rows.count),
     }
     return pa.StructArray.from_arrays(list(children.values()), fields=list(HEADERS))
+
+
+def _seldom(found: Seldom) -> list[pa.Array]:
+    return [
+        pa.array(found.flags),
+        pa.array(found.system_flags),
+        _hosts(found.born),
+        _hosts(found.store),
+        pa.array(found.reconsume_times.astype(np.int32)),
+        pa.array(found.prepared_position),
+        pa.array(found.version.astype(np.int32)),
+    ]
+
+
+_SELDOM: Final = (
+    "flags", "system_flags", "born_host", "store_host", "reconsume_times", "prepared_position",
+    "version",
+)  # fmt: skip
+"""Of `headers`, and in its order: what `_seldom` makes."""
+
+
+@lru_cache(maxsize=4)
+def _repeated(found: Constants, count: int) -> Sequence[pa.Array]:
+    """The same of rows that have all the same: as a rule those of all batches."""
+    which = np.zeros(count, np.int64)
+    return _seldom(
+        Seldom(
+            which + found.flags,
+            which + found.system_flags,
+            which + found.version,
+            which + found.reconsume_times,
+            which + found.prepared_position,
+            Hosts([host_of(found.born_host)], which),
+            Hosts([host_of(found.store_host)], which),
+        )
+    )
 
 
 def _joined(properties: Mapping[str, str]) -> bytes:
@@ -251,6 +297,11 @@ def _hosts(hosts: Hosts) -> pa.Array:
         same = Constant(texts[0].encode(), len(hosts.which))
         return _from_buffers(pa.string(), *same.joined())
     return pa.array(texts, pa.string()).take(pa.array(hosts.which))
+
+
+def host_of(number: int) -> bytes:
+    """The bytes of a host of IPv4 that columns have as a number."""
+    return number.to_bytes(8, "big", signed=True)
 
 
 def host_text(raw: bytes) -> str:

@@ -23,8 +23,9 @@ from tiering.archive.block import BlockGroup
 from tiering.archive.integers import Column, bounds_of
 from tiering.archive.properties import PropertyColumns, fields_of
 from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.seldom import Constants
 from tiering.archive.texts import Joined, beside, joined_beside, joined_of
-from tiering.spark.arrow import Hosts, Rows
+from tiering.spark.arrow import Hosts, Rows, Seldom, host_of
 
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
@@ -108,16 +109,23 @@ class GroupRows:
         self.position = _beside([c.position for c in columns])
         self.born_at = _beside([c.born_at for c in columns])
         self.stored_at = _beside([c.stored_at for c in columns])
-        self.flags = _beside([c.flags for c in columns])
-        self.system_flags = _beside([c.system_flags for c in columns])
-        self.reconsume_times = _beside([c.reconsume_times for c in columns])
-        self.prepared_position = _beside([c.prepared_position for c in columns])
-        self.version = _beside([c.version for c in columns])
 
-    def hosts(self) -> tuple[Hosts, Hosts]:
+    def seldom(self) -> Constants | Seldom:
         """See Rows."""
-        born, store = zip(*(c.host_numbers for c in self._columns), strict=True)
-        return _hosts_of(_beside(born)), _hosts_of(_beside(store))
+        columns = self._columns
+        constants = columns[0].constants
+        if constants is not None and all(c.constants == constants for c in columns):
+            return constants
+        born, store = zip(*(c.host_numbers for c in columns), strict=True)
+        return Seldom(
+            _beside([c.flags for c in columns]),
+            _beside([c.system_flags for c in columns]),
+            _beside([c.version for c in columns]),
+            _beside([c.reconsume_times for c in columns]),
+            _beside([c.prepared_position for c in columns]),
+            _hosts_of(_beside(born)),
+            _hosts_of(_beside(store)),
+        )
 
     def texts(self) -> Mapping[bytes, Joined] | None:
         """See Rows."""
@@ -155,12 +163,14 @@ class RecordRows:
         self.topics, self.topic_of = _numbered([name.decode() for name in f.topics()])
         self.queue, self.offset, self.position = f.queue, f.offset, f.position
         self.born_at, self.stored_at = f.born_at, f.stored_at
-        self.flags, self.system_flags, self.version = f.flags, f.system_flags, f.version
-        self.reconsume_times, self.prepared_position = f.reconsume_times, f.prepared_position
 
-    def hosts(self) -> tuple[Hosts, Hosts]:
+    def seldom(self) -> Seldom:
         """See Rows."""
-        return _hosts_of(self._fields.born_host), _hosts_of(self._fields.store_host)
+        f = self._fields
+        return Seldom(
+            f.flags, f.system_flags, f.version, f.reconsume_times, f.prepared_position,
+            _hosts_of(f.born_host), _hosts_of(f.store_host),
+        )  # fmt: skip
 
     def texts(self) -> Mapping[bytes, Joined] | None:
         """See Rows."""
@@ -206,18 +216,21 @@ class MessageRows:
         self.queue = self._column("queue")
         self.offset, self.position = self._column("offset"), self._column("position")
         self.born_at, self.stored_at = self._column("born_at"), self._column("stored_at")
-        self.flags, self.system_flags = self._column("flags"), self._column("system_flags")
-        self.reconsume_times = self._column("reconsume_times")
-        self.prepared_position = self._column("prepared_position")
-        self.version = self._column("version")
 
     def _column(self, name: str) -> Column:
         return np.array([getattr(one, name) for one in self._messages], np.int64)
 
-    def hosts(self) -> tuple[Hosts, Hosts]:
+    def seldom(self) -> Seldom:
         """See Rows."""
-        born = Hosts(*_numbered([one.raw_born_host for one in self._messages]))
-        return born, Hosts(*_numbered([one.raw_store_host for one in self._messages]))
+        return Seldom(
+            self._column("flags"),
+            self._column("system_flags"),
+            self._column("version"),
+            self._column("reconsume_times"),
+            self._column("prepared_position"),
+            Hosts(*_numbered([one.raw_born_host for one in self._messages])),
+            Hosts(*_numbered([one.raw_store_host for one in self._messages])),
+        )
 
     def texts(self) -> None:
         """See Rows."""
@@ -264,4 +277,4 @@ def _hosts_of(numbers: Column) -> Hosts:
         distinct, which = numbers[:1], np.zeros(len(numbers), np.int64)
     else:
         distinct, which = np.unique(numbers, return_inverse=True)
-    return Hosts([host.to_bytes(8, "big", signed=True) for host in distinct.tolist()], which)
+    return Hosts([host_of(host) for host in distinct.tolist()], which)

@@ -11,8 +11,9 @@ Invariants: each block and each byte of the log is in one part; nothing is read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
+from tiering.places.settings import is_remote
 from tiering.portions import portion
 from tiering.spark.listing import AT_ONCE, DAMAGE, Held, Listing, Opener, Stretch
 from tiering.spark.options import ReadOptions
@@ -161,9 +163,14 @@ def _open_all(
             return e
         return Opened(held, archive)
 
-    out = []
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing") as pool:
-        for held, one in zip(archives, pool.map(opened, archives), strict=True):
+    with ExitStack() as stack:
+        found: Iterable[Opened | Exception] = map(opened, archives)
+        if len(archives) > AT_ONCE or any(is_remote(held.place) for held in archives):
+            # A few that are at hand are open before as many threads have begun.
+            pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing")
+            found = stack.enter_context(pool).map(opened, archives)
+        out = []
+        for held, one in zip(archives, found, strict=True):
             if isinstance(one, Opened):
                 out.append(one)
             elif options.damaged == "fail":
