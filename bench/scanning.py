@@ -34,7 +34,8 @@ from tiering.spark.wanted import Wanted
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MESSAGES: Final = 300_000
+_MESSAGES: Final = 1_000_000
+"""A second or two of scanning: in less of it what differs is mostly how tasks happen to end."""
 _TOPICS: Final = 100
 _BATCH: Final = 32
 _WARM: Final = 4
@@ -72,7 +73,6 @@ def run(folder: Path, options: Options) -> list[Figure]:
 def _fill(path: Path, count: int, topics: int, queues: int) -> None:
     """A store whose messages are all in archives."""
     draw = random.Random(7)
-    bodies = [body_of(draw, number) for number in range(count)]
     config = StoreConfig(segment_size=64 << 20, watermarks=(0.98, 0.99, 1.0))
     with kvstore.open(path, config) as store:
         for topic in range(topics):
@@ -80,7 +80,7 @@ def _fill(path: Path, count: int, topics: int, queues: int) -> None:
         for at in range(0, count, _BATCH):
             store.put_batch(
                 [
-                    Message(f"topic-{n % topics}", bodies[n], tag="t", keys=(f"k{n}",))
+                    Message(f"topic-{n % topics}", body_of(draw, n), tag="t", keys=(f"k{n}",))
                     for n in range(at, min(at + _BATCH, count))
                 ]
             )

@@ -55,8 +55,8 @@ I64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _READ: Final = 1 << 20
 """Bytes of blocks that are read together, about."""
-_BATCH_ROWS: Final = 8192
-_BATCH_BYTES: Final = 4 << 20
+_BATCH_ROWS: Final = 16384
+_BATCH_BYTES: Final = 8 << 20
 _LOG_BYTES: Final = 8 << 20
 """Of the log, taken apart together."""
 _BODIES: Final = frozenset({"body", "headers"})
@@ -103,14 +103,15 @@ class PartReader:
         SegmentDamaged.
         """
         waiting: list[pa.RecordBatch] = []
-        rows = size = 0
         for batch in self._small(split):
-            waiting.append(batch)
-            rows += batch.num_rows
-            size += batch.nbytes
-            if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            # What is enough by itself is not copied to be joined with what came before.
+            if waiting and _is_enough([*waiting, batch]):
                 yield _joined(waiting)
-                waiting, rows, size = [], 0, 0
+                waiting = []
+            waiting.append(batch)
+            if _is_enough(waiting):
+                yield _joined(waiting)
+                waiting = []
         if waiting:
             yield _joined(waiting)
 
@@ -127,7 +128,11 @@ class PartReader:
         try:
             archive = self._opener.archive(piece.held)
             for groups in self._gathered(archive, name, _numbers(piece.blocks)):
-                yield from self._of_groups(groups, piece)
+                made = list(self._of_groups(groups, piece))
+                # They take as much as what was made of them, and the next are on their way.
+                groups.clear()
+                while made:
+                    yield made.pop(0)
         except (ObjectNotFound, ObjectTooShort) as e:
             gone = ArchiveMissing(
                 f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
@@ -213,23 +218,22 @@ class PartReader:
                 one = taken(group, properties=self._properties)
                 if self._has_tag(one):
                     found.append((members, one))
-        whole: list[tuple[I64, Taken]] = []
+        decoded: list[tuple[I64, Taken]] = []
         for members, one in found:
             with self._left_out_if_damaged(piece.held.name, members):
                 if self._bodies and one.odd is None:
                     _ = one.group.bodies
-                whole.append((members, one))
-        for _, alike in groupby(whole, lambda pair: pair[1].alike):
-            yield self._batch(list(alike), piece)
-
-    def _batch(self, groups: Sequence[tuple[I64, Taken]], piece: Piece) -> pa.RecordBatch:
-        """The blocks that are asked for, of groups that are alike."""
-        batch = batch_of(of_groups([one for _, one in groups]), self._made)
-        is_all = all(len(members) == one.group.blocks for members, one in groups)
-        if piece.cuts or piece.between is not None or not is_all:
-            keep = [_asked(members, one.group, piece) for members, one in groups]
-            batch = batch.filter(pa.array(np.concatenate(keep)))
-        return self._exactly(batch)
+                decoded.append((members, one))
+        # Each group that is asked for in part by itself, so that no other is copied to filter it.
+        for (_, is_whole), some in groupby(
+            decoded, lambda pair: (pair[1].alike, _is_whole(pair[0], pair[1].group, piece))
+        ):
+            alike = list(some)
+            batch = batch_of(of_groups([one for _, one in alike]), self._made)
+            if not is_whole:
+                keep = [_asked(members, one.group, piece) for members, one in alike]
+                batch = batch.filter(pa.array(np.concatenate(keep)))
+            yield self._exactly(batch)
 
     # --- the log ---
 
@@ -306,6 +310,13 @@ class PartReader:
         _log.warning("left out: %s: %s", what, error)
 
 
+def _is_whole(members: I64, group: BlockGroup, piece: Piece) -> bool:
+    """Whether all messages of a group are asked for."""
+    if len(members) != group.blocks or piece.between is not None:
+        return False
+    return piece.cuts.keys().isdisjoint(members.tolist())
+
+
 def _asked(members: I64, group: BlockGroup, piece: Piece) -> Bools:
     """Which messages of a group are asked for: of some blocks, and of these maybe not all."""
     asked = np.zeros(group.blocks, np.bool_)
@@ -352,6 +363,12 @@ def _runs(groups: Iterable[tuple[I64, GroupPlace]]) -> Iterator[list[tuple[I64, 
         end = place.at + sum(place.sizes)
     if run:
         yield run
+
+
+def _is_enough(batches: Sequence[pa.RecordBatch]) -> bool:
+    rows: int = sum(batch.num_rows for batch in batches)
+    size: int = sum(batch.nbytes for batch in batches)
+    return rows >= _BATCH_ROWS or size >= _BATCH_BYTES
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,22 @@ def test_a_place_without_archives_is_said_to_be_one(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(ConfigError, match="what to read"):
         read_options({})
+
+
+def test_batches_that_are_small_are_joined_and_others_are_left_as_they_are(
+    folder: Path, held: dict[int, StoredMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so none has more rows than are enough, but for one group or piece of the log."""
+    given = read_options({"path": str(folder)})
+    splits, _ = splits_of(listing(given), Wanted.of(given), given, Opener(given))
+    monkeypatch.setattr("tiering.spark.reading._BATCH_ROWS", 1)
+    alone = [len(b) for s in splits for b in PartReader(given, Wanted(), SCHEMA.names).batches(s)]
+    for enough in range(max(alone), 4 * max(alone), 5):
+        monkeypatch.setattr("tiering.spark.reading._BATCH_ROWS", enough)
+        for split in splits:
+            batches = PartReader(given, Wanted(), SCHEMA.names).batches(split)
+            sizes = [len(batch) for batch in batches]
+            assert all(a >= enough or b >= enough or a + b >= enough for a, b in pairwise(sizes))
+            assert max(sizes) < enough + max(alone)
+    assert len(alone) > 10
+    assert sum(alone) == len(held)
