@@ -11,6 +11,7 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
@@ -70,6 +71,8 @@ from tiering.archive.times import decode_times, encode_times
 _GIVEN: Final = b"\x01"
 _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
+_SAME: Final = struct.Struct(f"={SELDOM}q")
+_SAME_SIZE: Final = 8
 
 
 class Owners(NamedTuple):
@@ -292,8 +295,9 @@ class Columns:
 
     def _take_constants(self, found: Constants) -> None:
         self.constants = found
-        values = np.array(found[:SELDOM], np.int64)
-        self._take_seldom(np.broadcast_to(values[:, None], (SELDOM, self.count)))
+        # All rows lie at the same place: a third of what `broadcast_to` takes.
+        values = _SAME.pack(*found[:SELDOM])
+        self._take_seldom(np.ndarray((SELDOM, self.count), np.int64, values, 0, (_SAME_SIZE, 0)))
 
     def _take_seldom(self, columns: Iterable[Column]) -> None:
         (
