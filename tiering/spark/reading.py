@@ -5,8 +5,8 @@ together, when they are enough for a batch: what a call of numpy or Arrow costs 
 thousands of rows. Where bodies are not asked for, or tags are, heads are read first and bodies only
 of blocks that need them.
 
-Invariants: memory is a batch and a ranged read, whatever the archive; a block that is damaged ends
-the part, or is left out and told, as the options say.
+Invariants: memory is two batches and a ranged read, whatever the archive; a block that is damaged
+ends the part, or is left out and told, as the options say.
 """
 
 from __future__ import annotations
@@ -103,15 +103,18 @@ class PartReader:
         SegmentDamaged.
         """
         waiting: list[pa.RecordBatch] = []
+        rows = size = 0
         for batch in self._small(split):
+            rows += batch.num_rows
+            size += batch.nbytes
             # What is enough by itself is not copied to be joined with what came before.
-            if waiting and _is_enough([*waiting, batch]):
+            if waiting and _is_enough(rows, size):
                 yield _joined(waiting)
-                waiting = []
+                waiting, rows, size = [], batch.num_rows, batch.nbytes
             waiting.append(batch)
-            if _is_enough(waiting):
+            if _is_enough(rows, size):
                 yield _joined(waiting)
-                waiting = []
+                waiting, rows, size = [], 0, 0
         if waiting:
             yield _joined(waiting)
 
@@ -154,7 +157,7 @@ class PartReader:
                     waiting.append(_Some(members, one))
                     rows += one.count
                     size += sum(one.decoded_sizes)
-                if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                if _is_enough(rows, size):
                     yield waiting
                     waiting, rows, size = [], 0, 0
         except DAMAGE:
@@ -298,7 +301,7 @@ class PartReader:
         keys = self._wanted.keys
         if keys is not None:
             lists = batch.column(self._made.index("keys")).to_pylist()
-            batch = batch.filter(pa.array([not keys.isdisjoint(one) for one in lists]))
+            batch = batch.filter(pa.array([not keys.isdisjoint(one) for one in lists], pa.bool_()))
         if len(self._made) != len(self._names):
             batch = batch.select(self._names)
         return batch
@@ -365,9 +368,7 @@ def _runs(groups: Iterable[tuple[I64, GroupPlace]]) -> Iterator[list[tuple[I64, 
         yield run
 
 
-def _is_enough(batches: Sequence[pa.RecordBatch]) -> bool:
-    rows: int = sum(batch.num_rows for batch in batches)
-    size: int = sum(batch.nbytes for batch in batches)
+def _is_enough(rows: int, size: int) -> bool:
     return rows >= _BATCH_ROWS or size >= _BATCH_BYTES
 
 

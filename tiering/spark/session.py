@@ -61,6 +61,8 @@ JOBS: Final = ("-XX:TieredStopAtLevel=1",)
 """And what the JVM is told of one that only hands out the worker's steps: it has little to do, and
 would take half as long again for making its own code faster. No garbage collector is named: a JVM
 that is told of two does not start."""
+_starting: Final = threading.Lock()
+"""What a JVM is told, and where it prints to, is the process's while one is started."""
 _JVM: Final = "SPARK_SUBMIT_OPTS"
 """The variable that adds to what the JVM is told, and comes first: settings of Spark's that do so
 (`spark.driver.defaultJavaOptions`, `spark.driver.extraJavaOptions`) are the site's and the user's,
@@ -78,8 +80,9 @@ def session(
 ) -> Iterator[SparkSession]:
     """A session for the time of the block: the active one, that of `spark-submit`, or one on this
     machine (`master`; one of all cores if nothing says another). `settings` are Spark's, and `jvm`
-    is what its JVM is told, of a session that is started here; `progress` is told of the stages
-    that run, in tasks.
+    is what its JVM is told, of a session that is started here (a JVM stays as long as the process,
+    and with it what the first session told it); `progress` is told of the stages that run, in
+    tasks.
 
     >>> with session() as spark:
     ...     spark.read.format("kvmq").load("data").count()  # doctest: +SKIP
@@ -124,7 +127,7 @@ def _started(
     builder = builder.master(master or "local[*,4]")
     for key, value in {**SETTINGS, **settings}.items():
         builder = builder.config(key, value)
-    with _quiet() as log, _told(jvm):
+    with _starting, _quiet() as log, _told(jvm):
         try:
             made = builder.getOrCreate()
         except Exception as e:

@@ -13,10 +13,11 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, LessThan
 
 import kvstore
-from kvstore import ConfigError, StoredMessage, StoreNotFound
+from kvstore import ConfigError, Message, StoreConfig, StoredMessage, StoreNotFound
 from kvstore.errors import ArchiveDamaged
-from tests.tiering.spark.conftest import SEGMENT
-from tiering import NothingToRestore
+from tests.support.clock import VirtualClock
+from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT
+from tiering import NothingToRestore, Worker
 from tiering.errors import ObjectTooShort
 from tiering.spark.listing import Opener, _Counting, listing
 from tiering.spark.options import read_options
@@ -249,3 +250,28 @@ def test_batches_that_are_small_are_joined_and_others_are_left_as_they_are(
             assert max(sizes) < enough + max(alone)
     assert len(alone) > 10
     assert sum(alone) == len(held)
+
+
+def test_parts_of_a_segment_that_moved_give_the_messages_of_a_key_also_where_there_are_none(
+    tmp_path: Path,
+) -> None:
+    clock = VirtualClock()
+    with kvstore.open(tmp_path, StoreConfig(segment_size=1 << 20, clock=clock)) as store:
+        for topic in ("often", "seldom"):
+            store.create_topic(topic, queues=1)
+        for n in range(0, 3000, 100):
+            store.put_batch([Message("often", b"x" * 200, keys=["k"])] * 100)
+            if n in (100, 2800):
+                store.put_batch([Message("seldom", b"%d" % n, keys=["k"])])
+        store.seal()
+        options = {"keys": "k", "topics": "seldom", "split_bytes": "65536"}
+        given = read_options({"path": str(tmp_path), **options})
+        wanted = Wanted.of(given)
+        splits, _ = splits_of(listing(given), wanted, given, Opener(given))
+        assert sum(bool(split.log) for split in splits) > 2
+        clock.advance(2 * DAY)
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+        reader = PartReader(given, wanted, SCHEMA.names)
+        found = [row for split in splits for b in reader.batches(split) for row in b.to_pylist()]
+    assert [row["body"] for row in found] == [b"100", b"2800"]

@@ -62,3 +62,34 @@ def test_what_a_site_and_a_user_tell_each_jvm_holds_beside_it_and_before_it(
         "arrow.enable_null_check_for_get": "true",
     }
     assert left.get("SPARK_SUBMIT_OPTS") == variable
+
+
+TWO = """
+import os, threading
+from tiering.spark.session import JOBS, SCANS, session
+
+both = threading.Barrier(2, timeout=120)
+
+def start(jvm):
+    both.wait()
+    with session(master="local[1]", jvm=jvm) as spark:
+        spark.range(3).count()
+        both.wait()
+
+threads = [threading.Thread(target=start, args=(jvm,)) for jvm in (JOBS, SCANS)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert os.environ.get("SPARK_SUBMIT_OPTS") is None, os.environ["SPARK_SUBMIT_OPTS"]
+os.write(2, b"still here")
+"""
+
+
+def test_two_that_start_at_once_leave_what_a_jvm_is_told_and_where_errors_go_as_they_were() -> None:
+    given = {name: value for name, value in os.environ.items() if name != "SPARK_SUBMIT_OPTS"}
+    done = subprocess.run(
+        [sys.executable, "-c", TWO], env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith("still here")
