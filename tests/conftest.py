@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from tests.support.disk import half_full
 
 half_full()
+# A shell starts what runs in the background deaf to it; tests interrupt what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 _site = str(Path(__file__).parent / "support" / "site")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_site, os.environ.get("PYTHONPATH"))))
