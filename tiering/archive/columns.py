@@ -11,7 +11,6 @@ bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveD
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
@@ -64,6 +63,7 @@ from tiering.archive.seldom import (
     Constants,
     Varying,
     constants_of,
+    host_of,
     misfits,
 )
 from tiering.archive.times import decode_times, encode_times
@@ -71,8 +71,6 @@ from tiering.archive.times import decode_times, encode_times
 _GIVEN: Final = b"\x01"
 _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
-_SAME: Final = struct.Struct(f"={SELDOM}q")
-_SAME_SIZE: Final = 8
 
 
 class Owners(NamedTuple):
@@ -200,8 +198,7 @@ _ROWS: Final = (
 class Columns:
     """The columns of one group, or of some of its rows. `is_whole`: it has no more than `offset`,
     `position`, `stored_at`, and `ends`, between which its records are, not its bodies. `constants`:
-    what differs seldom, if it is known to be the same in all rows; its columns then take no memory,
-    and can't be written to.
+    what differs seldom, if it is known to be the same in all rows.
     """
 
     constants: Constants | None = None
@@ -250,13 +247,9 @@ class Columns:
         found.offset, found.position, found.stored_at, found.born_at = often
         found.count = len(ends) - 1
         found.body_crc = found.sizes = None
-        found.is_whole = found.has_v6 = False
+        found.is_whole = False
         found.ends = ends
-        if isinstance(seldom, Constants):
-            found._take_constants(seldom)
-        else:
-            found._take_seldom(seldom.columns)
-        found.is_ordinary = seldom.is_ordinary
+        found._take(seldom)
         return found
 
     def part(self, start: int, stop: int) -> Columns:
@@ -288,16 +281,14 @@ class Columns:
             self._read_each()
             return
         # As a rule: the same bytes in each group.
-        self._take_constants(constants)
-        self.has_v6 = False
-        self.is_ordinary = constants.is_ordinary
+        self._take(constants)
         self._at = len(self._payload)
 
-    def _take_constants(self, found: Constants) -> None:
-        self.constants = found
-        # All rows lie at the same place: a third of what `broadcast_to` takes.
-        values = _SAME.pack(*found[:SELDOM])
-        self._take_seldom(np.ndarray((SELDOM, self.count), np.int64, values, 0, (_SAME_SIZE, 0)))
+    def _take(self, seldom: Constants | Varying) -> None:
+        self.constants = seldom if isinstance(seldom, Constants) else None
+        self._take_seldom(seldom.columns(self.count))
+        self.has_v6 = False
+        self.is_ordinary = seldom.is_ordinary
 
     def _take_seldom(self, columns: Iterable[Column]) -> None:
         (
@@ -445,6 +436,6 @@ _STORE_HOST_FIELD: Final = _FIELDS.index("store_host")
 
 def _host_list(hosts: Column) -> list[bytes]:
     if len(hosts) and hosts[0] == hosts[-1] and not (hosts != hosts[0]).any():
-        return [int(hosts[0]).to_bytes(8, "big", signed=True)] * len(hosts)
-    known = {host: host.to_bytes(8, "big", signed=True) for host in set(hosts.tolist())}
+        return [host_of(int(hosts[0]))] * len(hosts)
+    known = {host: host_of(host) for host in set(hosts.tolist())}
     return [known[host] for host in hosts.tolist()]

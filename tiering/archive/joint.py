@@ -10,7 +10,7 @@ not meant for it, it gives nothing at all, and whoever decodes one by one finds 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import compress, pairwise, starmap
+from itertools import compress, pairwise
 from operator import not_
 
 import numpy as np
@@ -72,12 +72,11 @@ class _Groups(Several):
         seldom = self._seldom()
         if seldom is None or not self.is_done:
             return None
-        rows = starmap(slice, pairwise(self._rows.bounds.tolist()))
         return [
             Columns.of_regular(
                 (offset[some], position[some], stored_at[some], born_at[some]), mine, of_group
             )
-            for some, mine, of_group in zip(rows, ends, seldom, strict=True)
+            for some, mine, of_group in zip(self._rows.slices(), ends, seldom, strict=True)
         ]
 
     def _begin(self) -> bool:
@@ -181,8 +180,7 @@ class _Groups(Several):
             self.ats[i] = at + 1
         odd = (system_flags & NOT_ORDINARY != 0) | (version != 1)
         ordinary = ~np.logical_or.reduceat(odd, self._rows.begins)
-        rows = starmap(slice, pairwise(self._rows.bounds.tolist()))
         return [
             Varying([column[some] for column in columns], is_ordinary)
-            for some, is_ordinary in zip(rows, ordinary.tolist(), strict=True)
+            for some, is_ordinary in zip(self._rows.slices(), ordinary.tolist(), strict=True)
         ]

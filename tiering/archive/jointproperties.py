@@ -128,8 +128,8 @@ class _Values(Several):
             forms.append((prefix, width))
             self._take(i, (len(prefix) + DIGITS_MAX) * len(times))
         found = self.column(self.every, self._rows)
-        each = pairwise(self._rows.bounds.tolist())
-        return [Numbers(*form, found[a:b]) for form, (a, b) in zip(forms, each, strict=True)]
+        each = zip(forms, self._rows.slices(), strict=True)
+        return [Numbers(*form, found[some]) for form, some in each]
 
     def _take(self, i: int, size: int) -> None:
         self._left[i] -= size

@@ -8,9 +8,12 @@ Invariant: what fits no record's field is never told as constant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
 
 from kvstore.record.layout import HOSTS_V6, NOT_ORDINARY
 from tiering.archive.integers import CONSTANT, Column, read_signed
@@ -23,6 +26,7 @@ U32_MAX: Final = 0xFFFF_FFFF
 _I32_OFFSET: Final = 1 << 31
 _CONSTANTS_MAX: Final = 128
 """Bytes that these take at most, if so."""
+_VALUES: Final = struct.Struct(f"={SELDOM}q")
 
 T = TypeVar("T", int, Column)
 
@@ -48,12 +52,28 @@ class Constants(NamedTuple):
     """Of IPv4, its 8 bytes as a number, and so the other."""
     is_ordinary: bool
 
+    def columns(self, count: int) -> Iterable[Column]:
+        """The columns of so many rows; they take no memory, and can't be written to."""
+        # All rows lie at the same place: a third of what `broadcast_to` takes.
+        values = _VALUES.pack(*self[:SELDOM])
+        return np.ndarray((SELDOM, count), np.int64, values, 0, (_VALUES.size // SELDOM, 0))
+
 
 class Varying(NamedTuple):
     """The same where it does differ, a column each."""
 
-    columns: Sequence[Column]
+    each: Sequence[Column]
     is_ordinary: bool
+
+    def columns(self, count: int) -> Iterable[Column]:
+        """These; they have so many rows."""
+        assert len(self.each[0]) == count, "of the same group"
+        return self.each
+
+
+def host_of(number: int) -> bytes:
+    """The bytes of a host of IPv4, of which columns have a number."""
+    return number.to_bytes(8, "big", signed=True)
 
 
 def constants_of(data: bytes) -> Constants | None:

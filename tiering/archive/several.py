@@ -11,8 +11,8 @@ to it that each was read to its end, and to nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise, starmap
 from typing import Final
 
 import numpy as np
@@ -44,6 +44,10 @@ class Rows:
         self.bounds = bounds_of(counts)
         self.begins = self.bounds[:-1]
         self.number = np.arange(int(counts.sum()))
+
+    def slices(self) -> Iterator[slice]:
+        """The rows of each payload."""
+        return starmap(slice, pairwise(self.bounds.tolist()))
 
     def spread(self, values: Column) -> Column:
         """What there is of each payload, for each of its rows."""

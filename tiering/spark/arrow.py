@@ -24,7 +24,7 @@ from kvstore.record.hosts import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
 from tiering.archive.integers import Column, bounds_of
-from tiering.archive.seldom import Constants
+from tiering.archive.seldom import Constants, host_of
 from tiering.archive.texts import Constant, Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of
 
@@ -241,16 +241,17 @@ def _headers(asked: _Asked) -> pa.Array:
         seldom = [column[: rows.count] for column in known]
     else:
         seldom = _seldom(found)
-    children = {
-        **dict(zip(_SELDOM, seldom, strict=True)),
-        "body_crc": _or_nulls(rows.wrong_crcs(), pa.int64(), rows.count),
-        "properties": _or_nulls(odd, pa.binary(), rows.count),
-        "stored_body": _or_nulls(rows.stored_bodies(), pa.binary(), rows.count),
-    }
-    return pa.StructArray.from_arrays(list(children.values()), fields=list(HEADERS))
+    children = [
+        *seldom,
+        _or_nulls(rows.wrong_crcs(), pa.int64(), rows.count),
+        _or_nulls(odd, pa.binary(), rows.count),
+        _or_nulls(rows.stored_bodies(), pa.binary(), rows.count),
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(HEADERS))
 
 
 def _seldom(found: Seldom) -> list[pa.Array]:
+    """The first fields of HEADERS."""
     return [
         pa.array(found.flags),
         pa.array(found.system_flags),
@@ -260,13 +261,6 @@ def _seldom(found: Seldom) -> list[pa.Array]:
         pa.array(found.prepared_position),
         pa.array(found.version.astype(np.int32)),
     ]
-
-
-_SELDOM: Final = (
-    "flags", "system_flags", "born_host", "store_host", "reconsume_times", "prepared_position",
-    "version",
-)  # fmt: skip
-"""Of `headers`, and in its order: what `_seldom` makes."""
 
 
 @lru_cache(maxsize=4)
@@ -297,11 +291,6 @@ def _hosts(hosts: Hosts) -> pa.Array:
         same = Constant(texts[0].encode(), len(hosts.which))
         return _from_buffers(pa.string(), *same.joined())
     return pa.array(texts, pa.string()).take(pa.array(hosts.which))
-
-
-def host_of(number: int) -> bytes:
-    """The bytes of a host of IPv4 that columns have as a number."""
-    return number.to_bytes(8, "big", signed=True)
 
 
 def host_text(raw: bytes) -> str:

@@ -23,9 +23,9 @@ from tiering.archive.block import BlockGroup
 from tiering.archive.integers import Column, bounds_of
 from tiering.archive.properties import PropertyColumns, fields_of
 from tiering.archive.records import Fields, RecordBatch
-from tiering.archive.seldom import Constants
+from tiering.archive.seldom import Constants, host_of
 from tiering.archive.texts import Joined, beside, joined_beside, joined_of
-from tiering.spark.arrow import Hosts, Rows, Seldom, host_of
+from tiering.spark.arrow import Hosts, Rows, Seldom
 
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""

@@ -11,9 +11,8 @@ Invariants: each block and each byte of the log is in one part; nothing is read 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -163,14 +162,12 @@ def _open_all(
             return e
         return Opened(held, archive)
 
-    with ExitStack() as stack:
-        found: Iterable[Opened | Exception] = map(opened, archives)
-        if len(archives) > AT_ONCE or any(is_remote(held.place) for held in archives):
-            # A few that are at hand are open before as many threads have begun.
-            pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing")
-            found = stack.enter_context(pool).map(opened, archives)
-        out = []
-        for held, one in zip(archives, found, strict=True):
+    out = []
+    # A few that are at hand are open before as many threads have begun.
+    is_quick = len(archives) <= AT_ONCE and not any(is_remote(held.place) for held in archives)
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing") as pool:
+        each = map(opened, archives) if is_quick else pool.map(opened, archives)
+        for held, one in zip(archives, each, strict=True):
             if isinstance(one, Opened):
                 out.append(one)
             elif options.damaged == "fail":

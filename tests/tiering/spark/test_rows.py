@@ -37,7 +37,6 @@ PROPERTIES = st.sampled_from([None, b"", b"KEYS\x01a b\x02"])
 def with_head(number: int, head: Head, properties: bytes | None) -> bytes:
     """An ordinary record with these in its head; properties None: as ordinary ones have."""
     plain = record(number, queue=7, properties=properties)
-    plain = record(number, queue=7, properties=properties)
     message = decode(plain, 0, len(plain), number * 1000 + 7)
     message.flags, message.reconsume_times, message.prepared_position = head[:3]
     message.raw_born_host, message.raw_store_host = head[3:]
