@@ -12,7 +12,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Those of the source folders that are there; mypy refuses a folder that is missing.
 SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench)
 
-.PHONY: setup test check demo bench clean
+.PHONY: setup test check demo bench mutants clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -40,6 +40,11 @@ demo: setup
 # For instance: make bench ARGS="--help"
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+# Small faults, one at a time, that tests must notice; by hand, since it takes long. For instance:
+# make mutants ARGS=log
+mutants: setup
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # Leaves the virtual environment: remove .venv by hand to have it made anew.
 clean:
