@@ -30,9 +30,12 @@ test: setup
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: setup
+	@for tool in ruff mypy vulture; do test -x $(BIN)/$$tool || \
+	    { echo "make: $(VENV) has no $$tool, which requirements/dev.txt names; make it anew: rm -rf $(VENV) && make setup" >&2; exit 1; }; done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/vulture
 
 demo: setup
 	$(BIN)/kvmq demo

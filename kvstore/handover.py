@@ -103,10 +103,6 @@ class HandOver:
             if n < last
         ]
 
-    def sealed_path(self, segment: int) -> Path:
-        """A segment's file."""
-        return self._log.segments.path(segment)
-
     def stats(self, segments: Sequence[int]) -> Iterator[SegmentStats]:
         """What some of the sealed segments hold, one after the other; what a sealed one does
         changes only when a topic is deleted.

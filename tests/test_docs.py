@@ -40,7 +40,7 @@ from kvstore.index.keys import (
     read_run_key,
     run_key,
 )
-from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, position_at, unpack
+from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, positions_of, unpack
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tiering.catalog import ArchiveRow
@@ -258,7 +258,7 @@ def test_the_example_run_decodes_to_the_entries_runs_lists() -> None:
     found = unpack(value)
     assert [tuple(e) for e in np.stack(found, axis=1).tolist()] == ENTRIES
     assert count_of(value) == len(ENTRIES)
-    assert [position_at(value, i) for i in range(len(ENTRIES))] == [e[0] for e in ENTRIES]
+    assert positions_of(value) == [e[0] for e in ENTRIES]
     for entry in ENTRIES:
         assert row(*entry) in text
 

@@ -98,11 +98,6 @@ class SegmentDue(msgspec.Struct, frozen=True):
     why: Why
     reason: str
 
-    @property
-    def is_deleted(self) -> bool:
-        """Whether no part of it becomes an archive."""
-        return all(part.to is None for part in self.parts)
-
 
 class ArchiveDue(msgspec.Struct, frozen=True):
     """An archive that goes cold, or goes (`to` None)."""

@@ -229,18 +229,6 @@ def _positions_head(value: bytes) -> tuple[int, int, int]:
     return width, count, first
 
 
-def position_at(value: bytes, index: int) -> int:
-    """The position, in the segment, of a run's entry `index`: one sum a plane, not decoded."""
-    width, count, first = _positions_head(value)
-    if not 0 <= index < count:
-        raise FormatError(f"entry {index} of a run of {count}")
-    at = _SIZE
-    for plane in range(width):
-        first += sum(value[at : at + index]) << (8 * plane)
-        at += count - 1
-    return int(first)
-
-
 def positions_of(value: bytes) -> list[int]:
     """All positions of a run, in the segment."""
     width, count, first = _positions_head(value)

@@ -83,12 +83,3 @@ def key_hash_range(key: bytes) -> tuple[int, int]:
     """The lowest and highest hash of a key, whatever its topic."""
     low = xxh32_intdigest(key) << 8
     return low, low | 0xFF
-
-
-def index_key_hash_java(topic: str, key: str) -> int:
-    """The hash in RocketMQ's index files: |Java hash of `topic#key`|, and 0 where that overflows.
-
-    (RocketMQ: IndexService.buildKey, IndexFile.indexKeyHashMethod.)
-    """
-    value = abs(java_hash(f"{topic}#{key}"))
-    return 0 if value == _INT_SIGN else value

@@ -3,14 +3,12 @@
 The idea: both are upper-case hex text, in the forms RocketMQ uses, so that its tools can read them.
 
     unique id      address 4 or 16 | process id 2 | token 4 | ms since the month began 4 | counter 2
-    gRPC client's  version 1 (01) | MAC 6 | process id 2 | seconds since 2021 4 | sequence 4
     position id    store host 8 or 20 | position 8
 
-(RocketMQ: MessageClientIDSetter; the gRPC clients' MessageIdCodec; MessageDecoder.createMessageId.)
-An id's parts are for people who look into a trace; nothing here relies on them, and an id may be
-any other text.
+(RocketMQ: MessageClientIDSetter; MessageDecoder.createMessageId.) The parts of a unique id are for
+people who read a trace. The store never takes one apart, and a producer may give any other text.
 
-Invariant: parsing what was made gives the parts back.
+Invariant: parsing a position id gives its parts back.
 """
 
 from __future__ import annotations
@@ -18,51 +16,20 @@ from __future__ import annotations
 import re
 import struct
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
-from kvstore.errors import (
-    MessageIllegal,
-    shown,
-)
+from kvstore.errors import MessageIllegal, shown
 from kvstore.record.hosts import ADDRESS_V4_SIZE, ADDRESS_V6_SIZE, HOST_V4_SIZE, HOST_V6_SIZE
 
 _PREFIX_TAIL: Final = struct.Struct(">HI")
 """After the address: process id, token."""
-_UNIQUE_TAIL: Final = struct.Struct(">HIIH")
-"""After the address: process id, token, ms since the month began, counter."""
-_GRPC: Final = struct.Struct(">B6sHII")
-"""Version, MAC, process id, seconds since 2021-01-01 UTC, sequence."""
-_GRPC_VERSION: Final = 1
 _POSITION: Final = struct.Struct(">Q")
 
 _HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2})+", re.ASCII)
-_UNIQUE_SIZES: Final = (ADDRESS_V4_SIZE + _UNIQUE_TAIL.size, ADDRESS_V6_SIZE + _UNIQUE_TAIL.size)
 _POSITION_SIZES: Final = (HOST_V4_SIZE + _POSITION.size, HOST_V6_SIZE + _POSITION.size)
-_ID_CHARACTERS_MAX: Final = 2 * max(*_UNIQUE_SIZES, *_POSITION_SIZES, _GRPC.size)
+_ID_CHARACTERS_MAX: Final = 2 * max(_POSITION_SIZES)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-GRPC_EPOCH_MS: Final = (datetime(2021, 1, 1, tzinfo=UTC) - _EPOCH) // _MILLISECOND
-"""When the seconds of a gRPC client's id begin, in ms since the epoch."""
-
-
-class UniqueId(NamedTuple):
-    """The parts of a unique id; `address` is 4 or 16 bytes."""
-
-    address: bytes
-    process: int
-    token: int
-    ms_in_month: int
-    counter: int
-
-
-class GrpcUniqueId(NamedTuple):
-    """The parts of an id made by a gRPC client; `made_at` is in ms since the epoch, to the
-    second."""
-
-    mac: bytes
-    process: int
-    made_at: int
-    sequence: int
 
 
 def id_prefix(address: bytes, pid: int, token: int) -> str:
@@ -88,23 +55,6 @@ def month_start_ms(now_ms: int) -> int:
         raise MessageIllegal(f"{now_ms} is not a time in ms since the epoch") from None
     start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return (start - _EPOCH) // _MILLISECOND
-
-
-def parse_unique_id(text: str) -> UniqueId | GrpcUniqueId | None:
-    """The parts of an id of 32, 56 or (a gRPC client's) 34 hex digits; None if it has none of these
-    forms."""
-    raw = _from_hex(text)
-    if raw is None:
-        return None
-    if len(raw) == _GRPC.size:
-        version, mac, process, seconds, sequence = _GRPC.unpack(raw)
-        if version != _GRPC_VERSION:
-            return None
-        return GrpcUniqueId(mac, process, GRPC_EPOCH_MS + 1000 * seconds, sequence)
-    if len(raw) not in _UNIQUE_SIZES:
-        return None
-    address = raw[: -_UNIQUE_TAIL.size]
-    return UniqueId(address, *_UNIQUE_TAIL.unpack_from(raw, len(address)))
 
 
 def position_id(store_host: bytes, position: int) -> str:

@@ -42,8 +42,6 @@ TOPIC_MAX_V2: Final = 32_767
 GROUP_MAX: Final = 120
 PROPERTIES_MAX: Final = 32_767
 """Bytes of the properties field: its length is a signed 2-byte number."""
-BODY_MAX_DEFAULT: Final = 4 * 1024 * 1024
-"""RocketMQ's default limit of a body as put (maxMessageSize)."""
 DECOMPRESSED_MAX: Final = 64 * 1024 * 1024
 """What a stored body may grow to when it is decompressed, unless the caller says otherwise."""
 
@@ -119,7 +117,6 @@ TOPIC_SIZE_V1: Final = struct.Struct(">B")
 TOPIC_SIZE_V2: Final = struct.Struct(">H")
 PROPERTIES_SIZE: Final = struct.Struct(">H")
 PROPERTIES_SIZE_SIGNED: Final = struct.Struct(">h")
-QUEUE_OFFSET: Final = struct.Struct(">q")
 POSITION: Final = struct.Struct(">q")
 STORED_TIME: Final = struct.Struct(">q")
 
@@ -148,11 +145,6 @@ def head_size(system_flags: int) -> int:
 def stored_time_at(system_flags: int) -> int:
     """Where in the record the store time is: 56 or 68."""
     return STORED_AT + (V6_EXTRA if system_flags & BORN_HOST_V6 else 0)
-
-
-def version_for(topic_size: int) -> int:
-    """The record version RocketMQ writes for a topic of that many bytes: 1, or 2 above 127."""
-    return 1 if topic_size <= TOPIC_MAX else 2
 
 
 def record_size(

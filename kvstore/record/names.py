@@ -165,9 +165,7 @@ SYSTEM_TOPICS: Final[frozenset[str]] = frozenset(
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
-LMQ_PREFIX: Final = "%LMQ%"
 
-KEY_SEPARATOR: Final = " "
 TAG_SEPARATOR: Final = "||"
 
 # --- delay levels ----------------------------------------------------------------------------

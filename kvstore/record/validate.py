@@ -1,4 +1,4 @@
-"""Validate: the names and numbers a caller gives, before anything is made of them.
+"""Validate: the names of topics and groups a caller gives, before anything is made of them.
 
 The idea: the limits are RocketMQ's (Validators, TopicValidator), because names end up in its
 records and, with its own stores, as folder names. Good names are remembered, so that the check
@@ -13,11 +13,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from kvstore.errors import (
-    MessageIllegal,
-    QueueNotFound,
-    shown,
-)
+from kvstore.errors import MessageIllegal, shown
 from kvstore.record.layout import GROUP_MAX, RETRY_TOPIC_MAX, TOPIC_MAX
 from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
 
@@ -44,18 +40,6 @@ def check_group(name: str) -> bytes:
         return _group_bytes(name)
     except TypeError:
         raise _not_text("group", name) from None
-
-
-def check_queue(queue: int, count: int) -> int:
-    """`queue`, if it is one of `count` queues (0 to `count` - 1).
-
-    Raises MessageIllegal if it isn't a number, QueueNotFound if there is no such queue.
-    """
-    if type(queue) is not int:
-        raise MessageIllegal(f"queue {shown(queue)} is not a number")
-    if not 0 <= queue < count:
-        raise QueueNotFound(f"there is no queue {shown(queue)}; there are queues 0 to {count - 1}")
-    return queue
 
 
 # Only good names get into the caches: a call that raises leaves nothing behind.

@@ -57,25 +57,14 @@ class TakenLog(msgspec.Struct, frozen=True):
     copied: list[str]
 
 
-def take_log(
-    source: RocketMQSource, target: Path, files: Files, progress: Progress | None = None
-) -> TakenLog:
-    """Make `target/commitlog` of the source's log, whole or not at all.
-
-    `progress` is told bytes done and bytes in all. Raises CallerError, and changes nothing, if the
-    target is there and not empty, or lies inside the source.
-    """
-    taken = stage_log(source, target, files, progress)
-    publish(taken.path, target, files)
-    return msgspec.structs.replace(taken, path=target)
-
-
 def stage_log(
     source: RocketMQSource, target: Path, files: Files, progress: Progress | None = None
 ) -> TakenLog:
     """Make the log in the folder that `publish` later turns into `target`.
 
-    What an import that was not finished left there is removed first. Raises as `take_log`.
+    What an import that was not finished left there is removed first. `progress` is told bytes done
+    and bytes in all. Raises CallerError, and changes nothing, if the target is there and not empty,
+    or lies inside the source.
     """
     _check_target(source, target, files)
     staging = target.with_name(target.name + STAGING)

@@ -23,7 +23,6 @@ from kvstore.files import Files
 from kvstore.rocketmq.layout import (
     BATCH_UNIT,
     BATCH_UNIT_SIZE,
-    EXTENDED_TAGS_CODE_MAX,
     QUEUE_UNIT,
     QUEUE_UNIT_SIZE,
     SKIPPED_UNIT,
@@ -41,11 +40,6 @@ class QueueEntry(msgspec.Struct, frozen=True, gc=False):
     position: int
     size: int
     tags_code: int
-
-    @property
-    def extended(self) -> bool:
-        """Whether the tags code is an address in an extension file rather than a hash or a time."""
-        return self.tags_code <= EXTENDED_TAGS_CODE_MAX
 
 
 class BatchEntry(msgspec.Struct, frozen=True, gc=False):
@@ -85,11 +79,6 @@ def first_offset(path: Path, unit_size: int = QUEUE_UNIT_SIZE) -> int:
             f"which it begins, a multiple of {unit_size}"
         )
     return start // unit_size
-
-
-def read_queue(path: Path, files: Files) -> Iterator[QueueEntry]:
-    """The entries of a consume-queue file, in order."""
-    return (unit for unit in read_units(path, files) if isinstance(unit, QueueEntry))
 
 
 def read_batch_queue(path: Path, files: Files) -> Iterator[BatchEntry]:

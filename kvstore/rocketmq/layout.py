@@ -48,8 +48,6 @@ QUEUE_UNIT: Final = struct.Struct(">qiq")
 QUEUE_UNIT_SIZE: Final = 20
 SKIPPED_UNIT: Final = (0, 0x7FFF_FFFF, 0)
 """What fills a file before the first offset of a queue that did not begin at its start."""
-EXTENDED_TAGS_CODE_MAX: Final = -(2**31) - 1
-"""A tags code up to this is no hash but an address in a consume-queue extension file."""
 
 BATCH_UNIT: Final = struct.Struct(">qiqqqhii")
 """Position 8, size 4, tags code 8, store time 8, first offset 8, messages 2, compacted 4, 4 free.
@@ -70,7 +68,6 @@ INDEX_ITEMS_DEFAULT: Final = 20_000_000
 
 CHECKPOINT: Final = struct.Struct(">qqqqq")
 """Store times flushed to log, queues and index, position the master flushed, position confirmed."""
-CHECKPOINT_PAGE: Final = 4096
 CHECKPOINT_MARGIN_MS: Final = 3000
 """RocketMQ trusts its checkpoint only up to this much before it."""
 

@@ -16,16 +16,11 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from kvstore.errors import FormatError
-from kvstore.record.names import SYSTEM_TOPICS
 
 ConfigKind = Literal["json", "rocksdb", "rocksdb-v2", "none"]
 
 MESSAGE_TYPE: Final = "message.type"
 """The attribute of a topic that says which messages it is for."""
-_BROKER_TOPICS: Final = frozenset(
-    {"TBW102", "SELF_TEST_TOPIC", "BenchmarkTest", "OFFSET_MOVED_EVENT", "RMQ_SYS_TRACE_TOPIC"}
-)
-_BROKER_PREFIX: Final = "rmq_sys_"
 T = TypeVar("T")
 
 
@@ -42,15 +37,6 @@ class SourceTopic(msgspec.Struct, frozen=True):
     order: bool
     message_type: str | None
     attributes: dict[str, str]
-
-    @property
-    def is_system(self) -> bool:
-        """Whether the broker made it for itself (TopicValidator, and the topics of its start)."""
-        return (
-            self.name in SYSTEM_TOPICS
-            or self.name in _BROKER_TOPICS
-            or self.name.startswith(_BROKER_PREFIX)
-        )
 
 
 class SourceGroup(msgspec.Struct, frozen=True):

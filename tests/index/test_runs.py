@@ -17,7 +17,6 @@ from kvstore.index.runs import (
     Columns,
     count_of,
     pack_many,
-    position_at,
     positions_of,
     split_long,
     unpack,
@@ -71,8 +70,6 @@ def holds(columns: Columns, starts: list[int]) -> None:
         own = columns.positions[start:end].tolist()
         assert count_of(value) == end - start
         assert positions_of(value) == own
-        for i in {0, 1, len(own) // 2, len(own) - 1} & set(range(len(own))):
-            assert position_at(value, i) == own[i]
         assert unpack(value).tag_hashes.tolist() == columns.tag_hashes[start:end].tolist()
 
 
@@ -153,8 +150,6 @@ def test_bytes_that_are_no_run_give_a_format_error_only(value: bytes) -> None:
         unpack,
         positions_of,
         count_of,
-        lambda v: position_at(v, 0),
-        lambda v: position_at(v, 3),
     ):
         try:
             read(value)
@@ -177,13 +172,6 @@ def test_the_columns_of_no_runs_are_empty() -> None:
     columns, starts = unpack_many([])
     assert [len(c) for c in columns] == [0, 0, 0, 0]
     assert len(starts) == 0
-
-
-@pytest.mark.parametrize("index", [3, 4, 1 << 20])
-def test_an_entry_that_a_run_has_not_is_told(index: int) -> None:
-    (value,) = values_of(*columns_of([[(1, 91, 0, 0)] * 3], 1))
-    with pytest.raises(FormatError):
-        position_at(value, index)
 
 
 def test_narrow_columns_take_bits_and_give_back_what_was_put() -> None:

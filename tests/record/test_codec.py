@@ -368,7 +368,6 @@ def test_the_size_of_a_record_is_known_before_it_is_made() -> None:
                 raw_store_host=pack_host(hosts[1], 1),
             )
             assert layout.record_size(5, 6, 20, flags, version) == len(encode_record(m))
-    assert (layout.version_for(127), layout.version_for(128)) == (1, 2)
 
 
 def test_the_store_time_stands_where_the_layout_says() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from xxhash import xxh32_intdigest
 
 from kvstore.record.hashes import (
-    index_key_hash_java,
     java_hash,
     key_hash,
     key_hash_range,
@@ -46,17 +45,6 @@ def test_java_hashes_follow_their_definition(text: str) -> None:
         value = value * 31 + int.from_bytes(units[i : i + 2], "big")
     assert java_hash(text) == (value + 2**31) % 2**32 - 2**31
     assert tag_hash(text) == java_hash(text)
-
-
-def test_the_index_key_is_topic_and_key_and_never_negative() -> None:
-    assert index_key_hash_java("TopicTest", "MessageKey") == 638347386
-    assert java_hash("TopicTest#payment-1") == -906977688
-    assert index_key_hash_java("TopicTest", "payment-1") == 906977688
-
-
-def test_an_index_key_hash_that_overflows_is_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.record.hashes.java_hash", lambda _: -(2**31))
-    assert index_key_hash_java("t", "k") == 0
 
 
 @pytest.mark.parametrize(

@@ -11,36 +11,14 @@ from hypothesis import strategies as st
 from kvstore.errors import MessageIllegal
 from kvstore.record.hosts import pack_host
 from kvstore.record.ids import (
-    GRPC_EPOCH_MS,
-    GrpcUniqueId,
-    UniqueId,
     id_prefix,
     month_start_ms,
     parse_position_id,
-    parse_unique_id,
     position_id,
 )
 
 DAY = 86_400_000
-ADDRESSES = st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16)
 HOSTS = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)
-
-
-@given(
-    ADDRESSES,
-    st.integers(0, 2**16 - 1),
-    st.integers(0, 2**32 - 1),
-    st.integers(0, 2**32 - 1),
-    st.integers(0, 2**16 - 1),
-)
-def test_a_unique_id_comes_apart_as_it_was_made(
-    address: bytes, process: int, token: int, ms: int, counter: int
-) -> None:
-    text = id_prefix(address, process, token) + f"{ms:08X}{counter:04X}"
-    assert len(text) == (32 if len(address) == 4 else 56)
-    assert text == text.upper()
-    assert parse_unique_id(text) == UniqueId(address, process, token, ms, counter)
-    assert parse_unique_id(text.lower()) == parse_unique_id(text)
 
 
 def test_a_prefix_is_address_process_and_token() -> None:
@@ -49,33 +27,6 @@ def test_a_prefix_is_address_process_and_token() -> None:
     for size in (0, 5, 8, 20):
         with pytest.raises(MessageIllegal):
             id_prefix(bytes(size), 1, 1)
-
-
-def test_the_id_of_a_grpc_client_is_understood() -> None:
-    text = "01" + "A1B2C3D4E5F6" + "1234" + "00000E10" + "0000002A"
-    expected = GrpcUniqueId(bytes.fromhex("A1B2C3D4E5F6"), 0x1234, GRPC_EPOCH_MS + 3_600_000, 42)
-    assert parse_unique_id(text) == expected
-    assert parse_unique_id("02" + text[2:]) is None
-    assert GRPC_EPOCH_MS == 1_609_459_200_000
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "order-7",
-        "0" * 31,
-        "0" * 33,
-        "0" * 36,
-        "g" * 32,
-        " " * 32,
-        "00 " * 16,
-        "\u0660" * 32,
-        None,
-    ],
-)
-def test_another_text_is_no_unique_id(text: Any) -> None:
-    assert parse_unique_id(text) is None
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import CallerError, MessageIllegal, QueueNotFound
-from kvstore.record.validate import check_group, check_queue, check_topic
+from kvstore.errors import MessageIllegal
+from kvstore.record.validate import check_group, check_topic
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,3 @@ def test_a_group_has_up_to_120_characters() -> None:
     for name in bad:
         with pytest.raises(MessageIllegal, match="group"):
             check_group(name)
-
-
-def test_a_queue_must_be_one_of_those_there_are() -> None:
-    assert [check_queue(queue, 3) for queue in range(3)] == [0, 1, 2]
-    for queue in (-1, 3, 2**40):
-        with pytest.raises(QueueNotFound, match="0 to 2"):
-            check_queue(queue, 3)
-    bad: list[Any] = ["0", None, 1.0, True]
-    for queue in bad:
-        with pytest.raises(MessageIllegal):
-            check_queue(queue, 3)
-    assert issubclass(QueueNotFound, CallerError)

@@ -6,17 +6,28 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvstore.errors import CallerError, DiskFull
 from kvstore.files import LocalFiles
 from kvstore.record.walk import Kind, walk
-from kvstore.rocketmq.adopt import STAGING, STARTED, publish, stage_log, take_log
+from kvstore.rocketmq.adopt import STAGING, STARTED, TakenLog, publish, stage_log
 from kvstore.rocketmq.layout import CHECKPOINT
+from kvstore.rocketmq.recovery import Progress
 from kvstore.rocketmq.source import read_source
+from kvstore.rocketmq.values import RocketMQSource
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.rocketmq.conftest import fingerprint
 from tests.rocketmq.logs import NOW, SEGMENT, make_store, record, segment
+
+
+def take_log(
+    source: RocketMQSource, target: Path, files: LocalFiles, progress: Progress | None = None
+) -> TakenLog:
+    taken = stage_log(source, target, files, progress)
+    publish(taken.path, target, files)
+    return msgspec.structs.replace(taken, path=target)
 
 
 @pytest.mark.parametrize("name", NAMES)

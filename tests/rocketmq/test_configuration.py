@@ -59,10 +59,10 @@ def test_a_store_says_its_topics_groups_and_offsets(
         "fifo%topic", 3, 3, 6, True, "FIFO", {"message.type": "FIFO"}
     )
     assert topics["order_topic-1"] == SourceTopic("order_topic-1", 2, 8, 6, False, None, {})
-    assert {topic.name for topic in found.topics if not topic.is_system} >= {
-        "TopicTest", "one-queue", "namespace1%topicInNs", "fifo%topic", "order_topic-1"
+    assert {topic.name for topic in found.topics} >= {
+        "SCHEDULE_TOPIC_XXXX", "TopicTest", "one-queue", "namespace1%topicInNs", "fifo%topic",
+        "order_topic-1",
     }  # fmt: skip
-    assert topics["SCHEDULE_TOPIC_XXXX"].is_system
     groups = {group.name: group for group in found.groups}
     assert (groups["GID_b"].max_attempts, groups["GID_b"].ordered) == (3, False)
     assert (groups["CID_order"].max_attempts, groups["CID_order"].ordered) == (16, True)

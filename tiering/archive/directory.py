@@ -308,10 +308,6 @@ class Directory:
             at += 1
         return blocks[at] if at < len(blocks) else None
 
-    def queues_of(self, number: int) -> list[int]:
-        """The queues of a topic, rising."""
-        return [self._queues[at] for at in self._queues_at(number)]
-
     def _queues_at(self, number: int) -> range:
         return range(self._first_queue[number], self._first_queue[number + 1])
 

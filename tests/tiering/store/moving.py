@@ -98,10 +98,11 @@ def make(store: Store, segments: Iterable[int], class_of: ClassOf = one_class) -
     """Write the archives of segments: one for each class; None: not kept."""
     numbers = sorted(segments)
     side = store.handover
+    paths = {segment.number: segment.path for segment in side.sealed()}
     classes: dict[str, Records] = {}
     unkept: set[Queue] = set()
     for number in numbers:
-        data = side.sealed_path(number).read_bytes()
+        data = paths[number].read_bytes()
         for entries in side.entries(number):
             rows = zip(
                 entries.topics.tolist(),

@@ -54,7 +54,6 @@ class Collector:
         self._spill_bytes = spill_bytes
         self._files = files
         self._columns: list[list[Column]] = [[] for _ in range(5)]
-        self.is_spilled = False
 
     def collect(self, batches: Iterable[pa.RecordBatch]) -> Collected:
         """All records of the batches, sorted. Raises RowIllegal, JobTooLarge, DiskFull."""
@@ -68,7 +67,6 @@ class Collector:
                 break
         else:
             return self._sorted(b"".join(waiting), None)
-        self.is_spilled = True
         given, waiting = chain(waiting, chunks), []
         self._files.write_new(self._path, given, replace=True)
         mapped = self._files.map(self._path, writable=False)
