@@ -47,6 +47,7 @@ from tiering.policy import Policy
 from tiering.prices import Prices, TierPrice
 from tiering.restore import RestoreProblem, RestoreReport, restore
 from tiering.runs import RunReport
+from tiering.together import Together, held_together
 from tiering.worker import ArchiveInfo, Worker
 
 __all__ = [
@@ -87,8 +88,10 @@ __all__ = [
     "TierPrice",
     "TieringBusy",
     "TieringStopped",
+    "Together",
     "TopicKey",
     "Worker",
     "attach",
+    "held_together",
     "restore",
 ]

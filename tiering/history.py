@@ -23,8 +23,9 @@ _log = logging.getLogger("kvmq")
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was done: `what` is "archived", "cold", "merged", "reencrypted", "expired",
-    "removed", "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it took.
+    """One thing that was done: `what` is "archived", "cold", "merged", "parted", "reencrypted",
+    "expired", "removed", "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it
+    took.
     """
 
     at: int

@@ -31,11 +31,13 @@ from tiering.errors import PolicyIllegal
 from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
 from tiering.merge import Input, Merged, MergeJob, merge_with
+from tiering.mergejob import Queue
 from tiering.moving import Mover, archived_topic, arriving_of
 from tiering.place import Place
 from tiering.policy import Policy
 from tiering.pool import Executor
 from tiering.ratelimit import RateLimit
+from tiering.regroup import Made
 from tiering.shifting import Shifter
 from tiering.storeside import Store
 from tiering.trustedclock import TrustedClock
@@ -131,17 +133,17 @@ class Replacer:
         unkept = [self._unkept(manifest, known, now) for manifest in manifests]
         compaction = self.compaction_of(rows, now)
         job = self.job_of(rows, manifests, unkept=unkept, compaction=compaction)
-        return self.settle(self._made(rows, job, self._check))
+        return self.settle(self.made(rows, job, self._check))
 
     def erased(
         self, row: ArchiveRow, manifest: Manifest, without: Match, check: Callable[[], None]
     ) -> Ready:
         """Make an archive anew without some of its messages; it is to be settled."""
-        return self._made([row], self.job_of([row], [manifest], without=without), check)
+        return self.made([row], self.job_of([row], [manifest], without=without), check)
 
     def anew(self, row: ArchiveRow, manifest: Manifest, check: Callable[[], None]) -> Ready:
         """Make an archive anew, with the keys of today; it is to be settled."""
-        return self._made([row], self.job_of([row], [manifest]), check)
+        return self.made([row], self.job_of([row], [manifest]), check)
 
     def _unkept(
         self, manifest: Manifest, known: Mapping[str, TopicTraits], now: int
@@ -194,14 +196,15 @@ class Replacer:
             without=without,
         )
 
-    def _made(self, rows: Sequence[ArchiveRow], job: MergeJob, check: Callable[[], None]) -> Ready:
+    def made(self, rows: Sequence[ArchiveRow], job: MergeJob, check: Callable[[], None]) -> Ready:
+        """Make the archive of a job of these; it is to be settled."""
         for row in rows:
             self._reading.take(row.size)
         path = Path(job.path)
         try:
             merged = merge_with(self._pool, check, job, self._files)
         except BaseException:
-            self._remove(path)
+            self.remove(path)
             raise
         return Ready(rows=list(rows), merged=merged, path=path, at_once=job.without is not None)
 
@@ -211,25 +214,43 @@ class Replacer:
         """
         try:
             self._check()
-            return self._swap(ready.rows, ready.merged, at_once=ready.at_once)
+            merged = ready.merged
+            made = [merged.made] if merged.made is not None else []
+            put = self._swap(ready.rows, made, merged.queues, at_once=ready.at_once)
+            return Replaced(old=ready.rows, row=put[0] if put else None, merged=merged)
         finally:
-            self._remove(ready.path)
+            self.remove(ready.path)
 
-    def _remove(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
+        """Remove a file that was made here, if it is there."""
         if self._files.size(path) is not None:
             with suppress(OSError):
                 self._files.remove(path)
 
-    def _swap(self, rows: Sequence[ArchiveRow], merged: Merged, *, at_once: bool) -> Replaced:
-        row, arriving = None, []
-        if merged.made is not None:
-            first = rows[0]
+    def settle_all(self, parts: Sequence[Ready]) -> list[ArchiveRow]:
+        """Have several archives take the place of those that all of them were made of, in one
+        batch. Returns their rows. Raises as `settle` does.
+        """
+        self._check()
+        made = [part.merged.made for part in parts]
+        first = parts[0]
+        return self._swap(
+            first.rows, [m for m in made if m is not None], first.merged.queues,
+            at_once=first.at_once,
+        )  # fmt: skip
+
+    def _swap(
+        self, rows: Sequence[ArchiveRow], made: Sequence[Made], queues: list[Queue], *,
+        at_once: bool,
+    ) -> list[ArchiveRow]:  # fmt: skip
+        """Put archives where the old ones are, and swap them; `queues` are all of the old ones."""
+        first, put = rows[0], []
+        for one in made:
             if is_own(first, self._side.store_id):
-                row = self._mover.keep(merged.made, first.tier, self._shifter.place_of(first))
+                put.append(self._mover.keep(one, first.tier, self._shifter.place_of(first)))
             else:
                 # What is another store's stays there; what takes its place is this one's.
-                row = self._mover.keep(merged.made, self._mover.tier_near(first.tier))
-            arriving.append(arriving_of(row, merged.made))
+                put.append(self._mover.keep(one, self._mover.tier_near(first.tier)))
         grace = 0 if at_once else round(self._policy.grace * 1000)
         delete_at = self._trusted.now_ms() + grace
         # Under their own numbers: readers that are under way ask for these.
@@ -238,13 +259,13 @@ class Replacer:
         ]
         self._side.swap(
             [old.number for old in rows],
-            arriving,
-            queues=merged.queues,
+            [arriving_of(row, one) for row, one in zip(put, made, strict=True)],
+            queues=queues,
             rows=[(old.catalog_key, encode_row(old)) for old in retired],
         )
-        if row is not None:
+        for row in put:
             self._mover.intents.forget(row.number)
-        return Replaced(old=list(rows), row=row, merged=merged)
+        return put
 
     def remove_retired(self, row: ArchiveRow) -> None:
         """Remove a retired archive's object now, and have a file overwritten first; another store's

@@ -70,7 +70,8 @@ class Rewriter:
         self._check = check
         self._tell = tell
 
-    def _topic(self, name: str) -> TopicFacts:
+    def topic(self, name: str) -> TopicFacts:
+        """What the store says of a topic; `CallerError` if it has none of that name."""
         found = next((info for info in self._store.topics() if info.name == name), None)
         if found is None:
             raise CallerError(f"there is no topic {name!r} in {self._store.path}")
@@ -84,7 +85,7 @@ class Rewriter:
         """See `Worker.compact`."""
         only: int | None = None
         if topic is not None:
-            info = self._topic(topic)
+            info = self.topic(topic)
             if info.kind != "compacted":
                 raise CallerError(
                     f"topic {topic!r} is of kind {info.kind}; only topics of kind compacted have "
@@ -134,7 +135,7 @@ class Rewriter:
                 "nothing can be re-encrypted without keys: give the worker some, or name a key "
                 "file in the store's settings"
             )
-        only = self._topic(topic).id if topic is not None else None
+        only = self.topic(topic).id if topic is not None else None
         known = {info.id for info in self._store.topics()} if only is None else {only}
         rows = [
             row

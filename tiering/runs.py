@@ -89,6 +89,21 @@ class Run:
             note=f"{found.merged.dropped.total} messages were left out",
         )
 
+    def parted(self, old: ArchiveRow, rows: list[ArchiveRow], seconds: float) -> Done:
+        """Several archives took the place of one, each with some of its topics."""
+        self.merged.append(old.key)
+        self.rows += rows
+        self.messages += sum(row.messages for row in rows)
+        return self._history.add(
+            "parted",
+            old.key,
+            archives=[row.key for row in rows],
+            messages=sum(row.messages for row in rows),
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            seconds=round(seconds, 3),
+        )
+
     def failed_with(self, what: str, why: Exception) -> None:
         """Something could not be done."""
         _log.warning("tiering: %s: %s", what, why)

@@ -39,6 +39,7 @@ from tiering.match import Match
 from tiering.merge import TARGET_BYTES
 from tiering.merging import Merger
 from tiering.moving import WORK, Mover
+from tiering.parting import Parter
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store, is_open
 from tiering.policyplaces import open_places
@@ -152,6 +153,9 @@ class Worker:
             self._store, self._replacer, self._looker, self._merger, self._executor, self._clock,
             self._trusted, self._check, self._tell,
         )  # fmt: skip
+        self._parter = Parter(
+            store, self._replacer, self._looker, self._clock, self._check, self._tell
+        )
         self._doer = Doer(
             self._side, self._mover, self._shifter, self._looker, self._executor, self.history,
             self._trusted, self._clock, self._check, self._tell,
@@ -249,6 +253,15 @@ class Worker:
             while self._merge_one(run, target_bytes):
                 pass
             return run.report()
+
+    def part(self, topic: str) -> RunReport:
+        """Part archives that hold a topic together with topics of another retention: two take the
+        place of each, one with the topic alone, so that neither waits for the other to be over (see
+        `together.held_together`). The old objects go after the policy's grace time, with a run.
+        Raises as `run_once` does, and `CallerError` for a topic that is not there.
+        """
+        found = self._rewriter.topic(topic)
+        return self._rewritten(lambda run: self._parter.part(found, self._trusted.now_ms(), run))
 
     def run_and_merge(self) -> RunReport:
         """What a worker does that runs by itself, each time: as `run_once`, then merge to the

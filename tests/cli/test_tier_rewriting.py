@@ -75,3 +75,25 @@ def test_a_table_is_compacted(kvmq: Kvmq, old: Path, policy: Path) -> None:
     assert len(kvmq("pull", old, "table", "--all", "--json").lines) == 5
     wrong = kvmq("tier", "compact", old, "--policy", policy, "--topic", "orders", "--json")
     assert "of kind normal" in wrong.error["message"]
+
+
+def test_a_topic_is_parted_from_topics_of_another_retention(
+    kvmq: Kvmq, old: Path, policy: Path
+) -> None:
+    assert kvmq("tier", "run", old, "--policy", policy).code == 0
+    with kvstore.open(old) as store:
+        store.create_topic("visits", queues=1)
+        store.put("visits", b"v", queue=0)
+        store.put("orders", b"o", queue=0)
+        store.seal()
+    moving = policy.with_name("at once.toml")
+    moving.write_text(policy.read_text().replace('"1d"', "0"))
+    assert kvmq("tier", "run", old, "--policy", moving).code == 0
+    words = ("tier", "merge", old, "--policy", policy, "--topic", "visits")
+    assert kvmq(*words, "--json").json["merged"] == []
+    with kvstore.open(old) as store:
+        store.alter_topic("visits", retention=kvstore.Retention(warm_for=3600.0))
+    ran = kvmq(*words, "--json")
+    assert (ran.code, len(ran.json["merged"]), len(ran.json["archives"])) == (0, 1, 2)
+    assert kvmq(*words, "--target-bytes", 5).code == 2
+    assert kvmq(*words[:-1], "none", "--json").error["error"] == "CallerError"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from tiering.runs import RunReport
     from tiering.worker import Worker
 
+TARGET_BYTES: Final = 512 << 20
 merge_options = with_options(
     folder_argument,
     policy_option,
-    click.option("--target-bytes", type=click.IntRange(min=1), default=512 << 20,
-                 show_default=True, help="What a merged archive is to have at most."),
+    click.option("--target-bytes", type=click.IntRange(min=1),
+                 help="Bytes that a merged archive is to have at most.  [default: 536870912]"),
+    click.option("--topic", metavar="TOPIC",
+                 help="Merge nothing; part TOPIC from topics of another retention."),
     access_options,
     config_option,
     output_option,
@@ -41,23 +44,33 @@ rewrite_options = with_options(
 @click.command()
 @merge_options
 def merge(
-    out: Output, folder: Path, policy_file: Path, target_bytes: int, access: Access,
-    config_file: Path | None,
+    out: Output, folder: Path, policy_file: Path, target_bytes: int | None, topic: str | None,
+    access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
     """Merge neighbouring archives of the store in DIR into larger ones.
 
-    Compacted topics keep the newest message of each key. What was replaced goes after the policy's
-    grace time, with the next run. Exit code 1 if something could not be done.
+    Compacted topics keep the newest message of each key. With --topic, instead, two archives take
+    the place of each one that holds TOPIC together with topics of another retention: one has TOPIC
+    alone. What was replaced goes after the policy's grace time, with the next run. Exit code 1 if
+    something could not be done.
     """
-    merge_with(out, embedded, folder, policy_file, target_bytes, access, config_file)
+    merge_with(out, embedded, folder, policy_file, target_bytes, topic, access, config_file)
 
 
 def merge_with(
-    out: Output, who: Who, folder: Path, policy_file: Path, target_bytes: int, access: Access,
-    config_file: Path | None,
+    out: Output, who: Who, folder: Path, policy_file: Path, target_bytes: int | None,
+    topic: str | None, access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have archives merged, by whoever works."""
-    _done(out, who, folder, policy_file, access, config_file, lambda w: w.merge(target_bytes))
+    """Have archives merged, or a topic parted from others, by whoever works."""
+    if topic is None:
+        _done(
+            out, who, folder, policy_file, access, config_file,
+            lambda w: w.merge(target_bytes or TARGET_BYTES),
+        )  # fmt: skip
+        return
+    if target_bytes is not None:
+        raise click.UsageError("--topic parts archives, and takes no --target-bytes")
+    _done(out, who, folder, policy_file, access, config_file, lambda w: w.part(topic))
 
 
 @click.command()

@@ -42,3 +42,21 @@ class Pools:
     def close(self) -> None:
         for pool in self._all:
             pool.close()
+
+
+class Here:
+    """Does the work in this process: what is tried is no process, and starting one takes long."""
+
+    width = 1
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        check()
+        return work(*args)
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        return (self.run(check, work, job) for job in jobs)
+
+    def close(self) -> None:
+        pass
