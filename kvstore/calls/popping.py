@@ -37,9 +37,10 @@ class Popping(Parts):
         lock of its own that ends `invisible_for` seconds from now, and the group's backoff later.
 
         What was handed out before and not acked in time comes first, then what is unread, from all
-        queues in turn or from one. Waits up to `wait` seconds if there is nothing. A message that
-        `filter` refuses is passed over and done for this group; behind thousands of these a pop
-        that doesn't wait comes back with nothing, and the next one goes on. A pop whose reply may
+        queues in turn or from one. Waits up to `wait` seconds if there is nothing. `filter` is a
+        tag expression or a `kvstore.sql(...)`. A message that it refuses is passed over and done
+        for this group; behind thousands of these a pop that doesn't wait comes back with nothing,
+        and the next one goes on. A pop whose reply may
         have been lost can be repeated with the same `attempt_id`: it gets the same messages under
         the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
         `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing but what waits for

@@ -107,7 +107,7 @@ def test_errors_are_those_of_the_store(run: Callable[..., Any], tmp_path: Path) 
             with pytest.raises(GroupNotFound):
                 await store.pop("nobody", "t", wait=wait)
             with pytest.raises(FilterIllegal):
-                await store.pop("g", "t", filter="a ||", wait=wait)
+                await store.pop("g", "t", filter="amount > 5", wait=wait)
             with pytest.raises(CallerError):
                 await store.pop("g", "t", limit=0, wait=wait)
         for wrong in (-1, "1", True, float("nan")):

@@ -53,6 +53,10 @@ def test_filters(kvmq: Kvmq, folder: Path) -> None:
     assert kvmq(*pop, "--filter", "a", "--sql", "b = 1").code == 2
     wrong = kvmq(*pop, "--sql", "region =")
     assert (wrong.code, wrong.error["error"]) == (1, "FilterIllegal")
+    for verb in (pop, ("pull", folder, "orders", "--json")):
+        no_tag = kvmq(*verb, "--filter", "amount > 5")
+        assert (no_tag.code, no_tag.error["error"]) == (1, "FilterIllegal")
+        assert "--sql" in no_tag.error["message"]
 
 
 def test_a_namespace(kvmq: Kvmq, folder: Path) -> None:

@@ -278,6 +278,7 @@ def test_with_json_the_commands_output_goes_elsewhere(process: Process, store: P
         (("g", "t", "--", "no-such-command"), 2, "no command 'no-such-command'"),
         (("g", "t"), 2, "COMMAND"),
         (("g", "t", "--sql", "a >", "--", "true"), 1, "a >"),
+        (("g", "t", "--filter", "a > 5", "--", "true"), 1, "--sql"),
         (("g", "t", "--count", "0", "--", "true"), 2, "count"),
     ],
 )

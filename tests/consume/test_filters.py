@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,8 +102,86 @@ def test_a_filter_judges_records_read_anew_as_those_just_put(tmp_path: Path) -> 
 def test_a_text_is_a_tag_expression_and_never_sql(store: Store) -> None:
     put(store, 4)
     assert pulled(store, "even") == [0, 2]
-    assert pulled(store, "amount > 1") == []
     assert pulled(store, "even || odd") == pulled(store, "*") == pulled(store, None) == [0, 1, 2, 3]
+    with pytest.raises(FilterIllegal, match="amount > 1"):
+        pulled(store, "amount > 1")
+
+
+@pytest.mark.parametrize(
+    ("expression", "position"),
+    [
+        ("amount > 5", 6), ("amount>5", 6), ("paid or shipped", 4), ("a || in transit", 7),
+        ("a=1", 1), ("'paid'", 0), ('a||"b"', 3), ("(a)", 0), ("a) || b", 1), ("a<b", 1),
+        ("!paid", 0), ("`a`", 0), ("paid, shipped", 4), ("a;b", 1), ("a&&b", 1), ("a|b", 1),
+        ("paid*", 4), ("a || *", 5), ("a\tb", 1), ("a\u00a0b", 1), ("a\x00", 1),
+        ("\u2003a || a b", 7),
+    ],
+)  # fmt: skip
+def test_a_text_that_cant_be_a_tag_is_refused_with_the_ways_to_say_it(
+    expression: str, position: int
+) -> None:
+    with pytest.raises(FilterIllegal) as caught:
+        compile_filter(expression)
+    assert (caught.value.expression, caught.value.position) == (expression, position)
+    told = str(caught.value)
+    assert all(way in told for way in ("'||'", "kvstore.sql(", "TAGS = ", "--sql"))
+
+
+def test_the_error_shows_a_condition_and_a_strange_tag_as_sql_that_works(store: Store) -> None:
+    store.put("t", b"", tag="it's > 5", properties={"amount": "6"})
+    for text in ("amount > 5", "it's > 5", "amount > 5 AND region IS NULL"):
+        with pytest.raises(FilterIllegal) as caught:
+            store.pull("t", 0, 0, filter=text)
+        calls = re.findall(r"kvstore\.sql\((.+?)\)(?:;| \(on)", str(caught.value))
+        shown = [ast.literal_eval(call) for call in calls]
+        assert shown[1] == "TAGS = '" + text.replace("'", "''") + "'"
+        assert (shown[0] == text) is (text != "it's > 5")
+        assert pulled(store, kvstore.sql(shown[1])) == ([0] if text == "it's > 5" else [])
+        kvstore.sql(shown[0])
+
+
+def test_the_characters_that_the_document_lists_are_refused_and_no_others() -> None:
+    page = Path(__file__).parents[2] / "docs" / "filters.md"
+    [line] = [line for line in page.read_text().splitlines() if line.startswith("    < >")]
+    for character in map(chr, range(33, 127)):
+        if character in line.split():
+            with pytest.raises(FilterIllegal):
+                compile_filter(f"a{character}b")
+        else:
+            assert compile_filter(f"a{character}b")
+
+
+def test_a_long_text_that_cant_be_a_tag_has_a_short_error() -> None:
+    with pytest.raises(FilterIllegal, match="sql") as caught:
+        compile_filter("x" * 10_000 + " > 5")
+    assert len(str(caught.value)) < 600
+
+
+def test_any_other_tag_that_rocketmq_writes_is_a_tag_here(store: Store) -> None:
+    tags = [
+        "paid", "TagA", "v2.1", "a-b_c", "a:b/c", "50%", "é", "订单", "#1@x", "a+b", "$x", "~",
+        "TRUE", "{a}", "[b]", "^c", "a\\b", "?", "\U0001f600",
+    ]  # fmt: skip
+    store.put_batch([Message("t", b"", queue=0, tag=tag) for tag in tags])
+    for offset, tag in enumerate(tags):
+        assert pulled(store, tag) == pulled(store, f" other||{tag} ") == [offset]
+
+
+def test_a_pop_with_a_wrong_filter_discards_nothing(store: Store) -> None:
+    put(store, 20)
+    store.create_group("g")
+    store.create_namespace("n")
+    inside = store.namespace("n")
+    inside.create_topic("t", queues=1)
+    inside.create_group("g")
+    inside.put("t", b"x")
+    for calls in (store, inside):
+        for wrong in ("amount > 5", "a || ", "in transit"):
+            with pytest.raises(FilterIllegal) as caught:
+                calls.pop("g", "t", limit=32, filter=wrong)
+            assert isinstance(caught.value, ValueError)
+    assert len(store.pop("g", "t", limit=32)) == 20
+    assert len(inside.pop("g", "t", limit=32)) == 1
 
 
 @pytest.mark.parametrize(
