@@ -2,13 +2,21 @@
 
 The idea: everything that asks the time, or waits, does so through a `Clock`, so that tests can bend
 it. `now_ms` is the wall clock in milliseconds since the epoch (what records carry), `monotonic` is
-in seconds and never goes back (what waits and intervals use)."""
+in seconds and never goes back (what waits and intervals use).
+
+Invariant: a time that is promised never ends early. So a duration becomes whole milliseconds by
+`whole_ms` alone, which rounds up; and a promise that begins now begins `cut_ms` after `now_ms`.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+_NOISE_DIGITS: Final = 6
+"""Digits behind the millisecond that count: 0.069 s, times 1,000, is 69.00000000000001."""
 
 
 class Clock(Protocol):
@@ -38,6 +46,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
+    cut_ms: Final = 1
+
     def now_ms(self) -> int:
         """See `Clock.now_ms`."""
         return time.time_ns() // 1_000_000
@@ -57,3 +67,15 @@ class SystemClock:
     def local_hour(self) -> int:
         """See `Clock.local_hour`."""
         return time.localtime().tm_hour
+
+
+def whole_ms(seconds: float) -> int:
+    """A duration in whole milliseconds, rounded up."""
+    return math.ceil(round(seconds * 1000, _NOISE_DIGITS))
+
+
+def cut_ms(clock: Clock) -> int:
+    """How many milliseconds the time may be ahead of the clock's `now_ms`: 1 where a fraction is
+    cut off; 0 for a clock of a test that moves by whole milliseconds.
+    """
+    return int(getattr(clock, "cut_ms", 0))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from kvstore.clock import Clock
@@ -82,6 +82,7 @@ class Popper:
             clock,
             nonces,
             self._still_there,
+            self._topic_of,
         )
         self.settle = Settle(
             families,
@@ -92,6 +93,7 @@ class Popper:
             nonces,
             groups.by_id,
             self.pop.counted,
+            self.pop.bury,
         )
         self.redrive = Redrive(
             families,
@@ -128,6 +130,13 @@ class Popper:
         if used.id != topic.id:
             raise TopicNotFound(f"topic {topic.name!r} was deleted meanwhile, and made anew")
         return known, used
+
+    def _topic_of(self, number: int) -> Topic | None:
+        """The topic with an id; None if it was deleted."""
+        name = self._topics.name_of(number)
+        with suppress(TopicNotFound):
+            return None if name is None else self._topics.get(name)
+        return None
 
     # --- what else takes locks along ---
 

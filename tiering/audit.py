@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from kvstore.archived import Catalog
-from kvstore.clock import Clock
+from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.reader import Archive, Source
@@ -136,7 +136,7 @@ def audit(
             progress("checking archives", done, total)
         problems += next(checks)
         done += row.size
-    before = clock.now_ms() - round(grace * 1000)
+    before = clock.now_ms() - whole_ms(grace)
     orphans = find_orphans(catalog, known.values(), before, problems, used)
     if remove_orphans:
         orphans = [_without(orphan, known, problems) for orphan in orphans]

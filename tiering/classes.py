@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from kvstore.clock import whole_ms
 from kvstore.config import Retention
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
 from tiering.durations import parsed, text_of
@@ -199,8 +200,7 @@ def _sum(*ages: int | None) -> int | None:
 
 
 def _ms(seconds: float | None) -> int | None:
-    # Up: a fraction of a millisecond must not make it shorter.
-    return None if seconds is None else int(-(-seconds * 1000 // 1))
+    return None if seconds is None else whole_ms(seconds)
 
 
 def _rounded(age: int | None) -> int | None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from kvstore.clock import whole_ms
+
 _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
 
@@ -32,4 +34,4 @@ def parsed(text: str) -> int | None:
         return None
     size = _UNITS[found[2]]
     # Whole numbers stay whole, however large: a float has 53 bits only.
-    return int(found[1]) * size if found[1].isdigit() else round(float(found[1]) * size)
+    return int(found[1]) * size if found[1].isdigit() else whole_ms(float(found[1]) * size / 1000)

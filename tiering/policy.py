@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from kvstore.clock import whole_ms
 from kvstore.config import Retention
 from tiering.archive.coder import LEVELS
 from tiering.durations import parsed, text_of
@@ -340,4 +341,4 @@ def _within(value: object, low: float, high: float) -> bool:
 
 
 def _text(seconds: float | None) -> str:
-    return "no time" if seconds is None else text_of(round(seconds * 1000))
+    return "no time" if seconds is None else text_of(whole_ms(seconds))

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.archived import Catalog
+from kvstore.clock import whole_ms
 from kvstore.errors import KeyMissing, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
@@ -166,7 +167,7 @@ class Replacer:
             row.state == "live" and row.first_position < last and is_compacted(row)
             for row in others
         ) and not any(segment.first_position < last for segment in self._side.sealed())
-        before = now - round(self._policy.tombstones_for * 1000)
+        before = now - whole_ms(self._policy.tombstones_for)
         return Compaction(tombstones_before=before, is_whole=is_whole)
 
     def job_of(
@@ -251,7 +252,7 @@ class Replacer:
             else:
                 # What is another store's stays there; what takes its place is this one's.
                 put.append(self._mover.keep(one, self._mover.tier_near(first.tier)))
-        grace = 0 if at_once else round(self._policy.grace * 1000)
+        grace = 0 if at_once else whole_ms(self._policy.grace)
         delete_at = self._trusted.now_ms() + grace
         # Under their own numbers: readers that are under way ask for these.
         retired = [

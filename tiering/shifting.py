@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvstore.clock import whole_ms
 from kvstore.errors import ArchiveDamaged
 from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, is_own, kept_as
 from tiering.classes import RetentionClass
@@ -174,7 +175,7 @@ class Shifter:
 
     def _retired(self, row: ArchiveRow, number: int, now: int) -> ArchiveRow:
         """A row that only keeps an object until its time has come."""
-        delete_at = now + round(self._policy.grace * 1000)
+        delete_at = now + whole_ms(self._policy.grace)
         return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
 
     def sweep(self, row: ArchiveRow, now: int) -> bool:

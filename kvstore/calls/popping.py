@@ -125,7 +125,8 @@ class Popping(Parts):
         """Let a message's lock end `invisible_for` seconds from now, and the group's backoff come
         behind it, as behind the lock that `pop` made. 0 gives the message back at once, None after
         the backoff; with `gives_back` it comes again after `invisible_for` seconds without one.
-        Returns the receipt that holds from now on.
+        Returns the receipt that holds from now on. A message that is given back from its last
+        attempt is a dead letter at once.
 
         `ReceiptExpired` if the message was acked or handed out again, `ReceiptIllegal`."""
         self._log.check_writable()

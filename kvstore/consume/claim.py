@@ -16,12 +16,13 @@ from functools import partial
 from itertools import islice, repeat
 from typing import Final, NamedTuple
 
+from kvstore.clock import Clock, cut_ms
 from kvstore.consume.ahead import read_ahead
 from kvstore.consume.at import Away, messages_at, passed_over
 from kvstore.consume.finder import AWAY, LOST
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
-from kvstore.consume.popped import UNLIMITED, Popped, Wanted
+from kvstore.consume.popped import UNLIMITED, Popped, Wanted, lock_ms
 from kvstore.consume.pull import SCAN_MAX
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import Delivery, Receipts
@@ -57,7 +58,7 @@ class Claim:
         topic: Topic,
         group: GroupInfo,
         wanted: Wanted,
-        now: int,
+        clock: Clock,
         recoveries: int,
         nonces: Iterator[int],
     ) -> None:
@@ -78,7 +79,9 @@ class Claim:
         self._topic = topic
         self._group = group
         self._wanted = wanted
-        self.now = now
+        self.now = clock.now_ms()
+        self._begin = self.now + cut_ms(clock)
+        """When the locks begin: not before the time there is."""
         self._recoveries = recoveries
         self._nonces = nonces
         self._left = wanted.limit
@@ -347,9 +350,7 @@ class Claim:
     ) -> None:
         """Put messages of a queue, in order, under lock, for as long as is wanted."""
         wanted, group = self._wanted, self._group
-        due = self.now + wanted.invisible_ms
-        if attempts < group.max_attempts:
-            due += round(group.backoff_after(attempts) * 1000)
+        due = self._begin + lock_ms(group, attempts, wanted.invisible_ms)
         for part, locked in _rows(messages):
             first = part[0].offset
             nonce = next(self._nonces)

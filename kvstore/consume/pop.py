@@ -37,7 +37,7 @@ from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.sql import SqlFilter
 from kvstore.consume.turns import order
 from kvstore.consume.waiting import Waiting
-from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
+from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused, StoreError
 from kvstore.index.families import Families
 from kvstore.index.keys import LockKey
 from kvstore.message import Bounds
@@ -50,6 +50,8 @@ _CHECKED_MAX: Final = 1024
 _LOOKED_MAX: Final = 8 * SCAN_MAX
 """Messages that a pop with a filter looks at before it says that it found none: some 30 ms."""
 _free: Final = nullcontext()
+_NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
+"""What is asked for where a claim only sends rows to the dead letters."""
 
 
 class Pop:
@@ -67,6 +69,7 @@ class Pop:
         clock: Clock,
         nonces: Iterator[int],
         still_there: Callable[[GroupInfo, Topic], tuple[GroupInfo, Topic]],
+        topic_of: Callable[[int], Topic | None],
     ) -> None:
         self._families = families
         self._reader = reader
@@ -78,6 +81,7 @@ class Pop:
         self._clock = clock
         self._nonces = nonces
         self._still_there = still_there
+        self._topic_of = topic_of
         self._counting = threading.RLock()
         self._checked: dict[tuple[object, ...], Wanted] = {}
 
@@ -221,18 +225,7 @@ class Pop:
         kept: AtHand,
         stuck: dict[LockKey, ArchiveMissing],
     ) -> Claim:
-        change = Change(self._families.batch())
-        claim = (OrderedClaim if group.ordered else Claim)(
-            flight,
-            change,
-            self._reader,
-            topic,
-            group,
-            wanted,
-            self._clock.now_ms(),
-            self._offsets.recoveries,
-            self._nonces,
-        )
+        claim = self._claim_of(flight, group, topic, wanted)
         claim.stuck = stuck
         flight.capped = group.max_in_flight is not None
         if group.max_in_flight is not None:
@@ -251,15 +244,43 @@ class Pop:
             self._take_unread(claim, flight, topic, group, wanted, kept)
         if claim.unavailable is not None and kept.misses:
             raise NotAtHand(str(claim.unavailable))
-        claim.finish()
-        if change or change.next:
-            self._write(flight, change)
-            claim.settled()
+        self._write(claim, flight)
         if flight.ahead:
             self._flights.reads_ahead(flight)
-        for nonce, bad in claim.ended:
-            self._flights.end(nonce, bad)
         return claim
+
+    def _claim_of(self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted) -> Claim:
+        return (OrderedClaim if group.ordered else Claim)(
+            flight,
+            Change(self._families.batch()),
+            self._reader,
+            topic,
+            group,
+            wanted,
+            self._clock,
+            self._offsets.recoveries,
+            self._nonces,
+        )
+
+    # --- dead letters ---
+
+    def bury(self, flight: Flight, group: GroupInfo, key: LockKey) -> None:
+        """Send a row to the dead letters whose last attempt has failed, and which is due. Where
+        that can't be done now, it stays due, and a later pop does it. The flight's lock is held.
+        """
+        topic, lock = self._topic_of(key.topic), flight.get(key)
+        if topic is None or lock is None:
+            return
+        claim = self._claim_of(flight, group, topic, _NOTHING)
+        claim.dead.append((key, lock))
+        try:
+            with self._reader.at_hand(AtHand()):
+                self._bury(claim, topic, group)
+                self._write(claim, flight)
+        except AWAY:
+            pass  # reading an archive is nothing to wait for under the lock
+        except StoreError as e:
+            _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, e)
 
     def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
         try:
@@ -274,12 +295,18 @@ class Pop:
             claim.ended += ended
             claim.buried(stuck)
 
-    def _write(self, flight: Flight, change: Change) -> None:
-        now = self._clock.now_ms()
-        for queue, offset in change.next.items():
-            self._offsets.stage_next(change.batch, flight, queue, offset, now)
-        self._families.write(change.batch)
-        flight.settle(change)
+    def _write(self, claim: Claim, flight: Flight) -> None:
+        claim.finish()
+        change = claim.change
+        if change or change.next:
+            now = self._clock.now_ms()
+            for queue, offset in change.next.items():
+                self._offsets.stage_next(change.batch, flight, queue, offset, now)
+            self._families.write(change.batch)
+            flight.settle(change)
+            claim.settled()
+        for nonce, bad in claim.ended:
+            self._flights.end(nonce, bad)
 
     def _take_unread(
         self,

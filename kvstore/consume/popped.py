@@ -7,17 +7,20 @@ from typing import Final, NamedTuple
 import msgspec
 from xxhash import xxh3_128_digest
 
+from kvstore.clock import whole_ms
 from kvstore.consume.filters import Filter, compile_filter
 from kvstore.consume.pull import LIMIT_MAX
 from kvstore.consume.sql import SqlFilter
 from kvstore.errors import CallerError, shown
 from kvstore.message import StoredMessage
+from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
 
 UNLIMITED: Final = 1 << 62
 """What `Wanted.max_bytes` is where nobody gave one."""
 INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
 """Seconds: what no lock should outlast."""
+_INVISIBLE_MIN: Final = 0.001
 WAIT_MAX: Final = 24 * 3600.0
 _ATTEMPT_ID_MAX: Final = 1024
 
@@ -61,7 +64,8 @@ def check_wanted(
     elif type(max_bytes) is not int or max_bytes < 1:
         raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
     invisible_ms = check_seconds("invisible_for", invisible_for)
-    if not invisible_ms:
+    assert isinstance(invisible_for, int | float)
+    if invisible_for < _INVISIBLE_MIN:
         raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
     if queue is not None:
         topic.key(queue)  # type: ignore[arg-type]  # it says what is wrong
@@ -78,8 +82,17 @@ def check_wanted(
     return Wanted(limit, max_bytes, invisible_ms, queue, matches, hashed)
 
 
+def lock_ms(group: GroupInfo, attempts: int, invisible_ms: int) -> int:
+    """How long a lock lasts: the invisible time, and behind it the group's backoff, where another
+    attempt is to come.
+    """
+    if attempts >= group.max_attempts:
+        return invisible_ms
+    return invisible_ms + whole_ms(group.backoff_after(attempts))
+
+
 def check_seconds(name: str, seconds: object) -> int:
-    """A duration in ms; `CallerError` if it is negative, no number, or too long."""
+    """A duration in ms, rounded up; `CallerError` if it is negative, no number, or too long."""
     if (
         isinstance(seconds, bool)
         or not isinstance(seconds, int | float)
@@ -88,7 +101,7 @@ def check_seconds(name: str, seconds: object) -> int:
         raise CallerError(
             f"{name} is {shown(seconds)}; it must be 0 to {INVISIBLE_MAX:.0f} seconds"
         )
-    return round(seconds * 1000)
+    return whole_ms(seconds)
 
 
 def check_wait(wait: object) -> float:

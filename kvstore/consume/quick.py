@@ -16,14 +16,14 @@ from itertools import repeat
 from typing import Any, Final
 
 from kvstore.archived import AtHand
-from kvstore.clock import Clock
+from kvstore.clock import Clock, cut_ms
 from kvstore.consume.ahead import read_ahead
 from kvstore.consume.finder import LOST
 from kvstore.consume.flight import Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import SPAN, around_nonce
 from kvstore.consume.patience import acquire
-from kvstore.consume.popped import Popped, Wanted, check_wanted
+from kvstore.consume.popped import Popped, Wanted, check_wanted, lock_ms
 from kvstore.consume.reader import Reader
 from kvstore.consume.receipts import HEAD_CHARS, Delivery, Receipts, pack_head
 from kvstore.consume.waiting import Waiting
@@ -58,17 +58,21 @@ class _Ask:
     )
 
     def __init__(
-        self, flight: Flight, group: GroupInfo, topic: Topic, wanted: Wanted, recoveries: int
+        self,
+        flight: Flight,
+        group: GroupInfo,
+        topic: Topic,
+        wanted: Wanted,
+        recoveries: int,
+        cut: int,
     ) -> None:
         self.flight = flight
         self.group = group
         """As long as it is kept here, no other group has its `id()`."""
         self.topic = topic
         self.limit = wanted.limit
-        self.lasts = wanted.invisible_ms
-        """How many ms from now a lock is due."""
-        if group.max_attempts > 1:
-            self.lasts += round(group.backoff_after(1) * 1000)
+        self.lasts = cut + lock_ms(group, 1, wanted.invisible_ms)
+        """How many ms from now, as the clock says it, a lock is due."""
         asked = wanted.queue
         self.queues: Sequence[int] = range(topic.read_queues) if asked is None else (asked,)
         self.step = 1 if asked is None else 0
@@ -98,6 +102,7 @@ class Quick:
         self._receipts = receipts
         self._waiting = waiting
         self._nonces = nonces
+        self._cut = cut_ms(clock)
         # Methods of others, so that they need not be looked up twice each time.
         self._now_ms = clock.now_ms
         self._put_two = families.put_two
@@ -175,7 +180,7 @@ class Quick:
         flight = self._flights.get(group.id, topic.id)
         if flight.dead:
             return None
-        ask = _Ask(flight, group, topic, wanted, self._offsets.recoveries)
+        ask = _Ask(flight, group, topic, wanted, self._offsets.recoveries, self._cut)
         if len(self._asks) >= _ASKS_MAX:
             self._asks.clear()
         self._asks[id(group), topic, limit, invisible_for, queue] = ask

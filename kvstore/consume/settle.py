@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Literal
 
-from kvstore.clock import Clock
+from kvstore.clock import Clock, cut_ms
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
 from kvstore.consume.locks import Lock, offsets_of
 from kvstore.consume.order import Order
+from kvstore.consume.popped import lock_ms
 from kvstore.consume.receipts import Delivery, Receipts
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
 from kvstore.index.families import Families
+from kvstore.index.keys import LockKey
 from kvstore.meta.groups import GroupInfo
 
+Bury = Callable[[Flight, GroupInfo, LockKey], None]
 AckResult = Literal[True] | ReceiptIllegal | ReceiptExpired
 
 _DONE: Final = True
@@ -59,6 +62,7 @@ class Settle:
         nonces: Iterator[int],
         group_of: Callable[[int], GroupInfo | None],
         counted: Callable[[GroupInfo], AbstractContextManager[object]],
+        bury: Bury,
     ) -> None:
         self._families = families
         self._flights = flights
@@ -68,6 +72,7 @@ class Settle:
         self._nonces = nonces
         self._group_of = group_of
         self._counted = counted
+        self._bury = bury
 
     def ack(self, receipts: list[str]) -> list[AckResult]:
         """See `Store.ack_batch`."""
@@ -194,13 +199,12 @@ class Settle:
                 raise expired()
             keeps = bool(invisible_ms) and not gives_back
             attempt_id = lock.attempt_id if keeps else b""
-            lasts = invisible_ms or 0
-            if invisible_ms is None or (keeps and lock.attempts < group.max_attempts):
-                lasts += round(group.backoff_after(lock.attempts) * 1000)
+            has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
             change = Change(self._families.batch())
             left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
             now = self._clock.now_ms()
-            due = now + lasts
+            lasts = 0 if has_failed else _lasts(group, lock.attempts, invisible_ms, keeps=keeps)
+            due = now + cut_ms(self._clock) + lasts if lasts else now
             self._check_room(group, key.due, due, now)
             new = flight.free_key(change, key.queue, key.first + place, due)
             attempts, nonce = lock.attempts - unseen, next(self._nonces)
@@ -212,6 +216,8 @@ class Settle:
             flight.settle(change)
             if not left.locked:
                 self._flights.end(lock.nonce, left.moved)
+            if has_failed:
+                self._bury(flight, group, new)
             self._waiting.freed(flight, 1)
             if key.group in self._waiting.short:
                 self._waiting.made_room(key.group)
@@ -227,6 +233,13 @@ class Settle:
                 f"the lock ran out, and group {group.name!r} has taken {most} others since, as "
                 "many as max_in_flight says; drop the receipt, the message is handed out again"
             )
+
+
+def _lasts(group: GroupInfo, attempts: int, invisible_ms: int | None, *, keeps: bool) -> int:
+    """How many ms the lock lasts that takes another's place; `keeps`: its holder goes on."""
+    if invisible_ms is None:
+        return lock_ms(group, attempts, 0)
+    return lock_ms(group, attempts, invisible_ms) if keeps else invisible_ms
 
 
 def _refuse(asked: _Asked, bits: int, results: list[AckResult]) -> None:

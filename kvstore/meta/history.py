@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvstore.clock import whole_ms
 from kvstore.config import StoreConfig
 from kvstore.errors import IndexDamaged
 from kvstore.index.families import Batch, Families
@@ -59,8 +60,8 @@ class History:
     def __init__(self, families: Families, config: StoreConfig) -> None:
         self._families = families
         self._clock = config.clock
-        self._kept_ms = round(config.offset_history_for * 1000)
-        self.stretch_ms: Final = max(1, round(config.offset_history_interval * 1000))
+        self._kept_ms = whole_ms(config.offset_history_for)
+        self.stretch_ms: Final = whole_ms(config.offset_history_interval)
         self._last_ms = 0
         self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
         self._swept = b""

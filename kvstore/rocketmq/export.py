@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvstore.clock import whole_ms
 from kvstore.files import Files
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupInfo
 from kvstore.meta.topics import TopicInfo
@@ -132,7 +133,7 @@ def group_row(group: GroupInfo) -> dict[str, Any]:
     """A group as RocketMQ's SubscriptionGroupConfig."""
     policy: dict[str, Any] = {"type": CUSTOMIZED}
     if group.backoff != DEFAULT_BACKOFF:
-        steps = [*UNUSED_STEPS, *(round(step * 1000) for step in group.backoff)]
+        steps = [*UNUSED_STEPS, *(whole_ms(step) for step in group.backoff)]
         policy = {"customizedRetryPolicy": {"next": steps}, **policy}
     return {
         "attributes": {k: v for k, v in group.attributes.items() if k not in _OURS_OF_GROUPS},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,75 @@ def test_a_message_is_handed_out_as_often_as_it_may_be_and_then_a_dead_letter(
     assert letter.properties["DLQ_ATTEMPTS"] == "2"
     assert store.lag("g", "t")[1].lag == 0
     assert store.topic("%DLQ%g").read_queues == 1
+
+
+@pytest.mark.parametrize(
+    "given_back", [{}, {"invisible_for": 0}, {"invisible_for": 3600.0, "gives_back": True}]
+)
+def test_a_message_is_a_dead_letter_as_soon_as_its_last_attempt_is_given_back(
+    store: Store, clock: VirtualClock, given_back: dict[str, Any]
+) -> None:
+    store.alter_group("g", backoff=[60.0], max_in_flight=1)
+    puts = [store.put("t", b"%d" % n, queue=0) for n in range(2)]
+    (first,) = store.pop("g", "t")
+    store.change_invisible(first.receipt, 0)
+    (last,) = store.pop("g", "t")
+    receipt = store.change_invisible(last.receipt, **given_back)
+    (letter,) = dead(store)
+    assert letter.properties["DLQ_ORIGIN_MESSAGE_ID"] == puts[0].message_id
+    assert letter.properties["DLQ_ATTEMPTS"] == "2"
+    assert store.committed_offset("g", "t", 0) == 1
+    with pytest.raises(ReceiptExpired):
+        store.ack(receipt)
+    (other,) = store.pop("g", "t", 10)
+    assert other.message.offset == 1, "its place under max_in_flight is free"
+    clock.advance(4000)
+    store.ack(other.receipt)
+    assert store.pop("g", "t") == []
+    assert len(dead(store)) == 1
+
+
+def test_a_last_attempt_that_runs_out_is_a_dead_letter_without_the_backoff(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.alter_group("g", backoff=[60.0])
+    store.put("t", b"1", queue=0)
+    store.pop("g", "t", invisible_for=1.0)
+    clock.advance(61)
+    (last,) = store.pop("g", "t", invisible_for=1.0)
+    store.change_invisible(last.receipt, 2.0)
+    clock.advance(2)
+    assert store.pop("g", "t") == []
+    assert len(dead(store)) == 1
+
+
+def test_a_dead_letter_that_can_not_be_copied_at_once_is_copied_at_the_next_pop(
+    store: Store, clock: VirtualClock, files: WatchedFiles
+) -> None:
+    store.alter_group("g", max_attempts=1)
+    store.put("t", b"1", queue=0)
+    (last,) = store.pop("g", "t")
+    files.used = 0.99
+    clock.advance(2)
+    store.change_invisible(last.receipt)
+    assert dead(store) == []
+    files.used = 0.1
+    clock.advance(2)
+    assert store.pop("g", "t") == []
+    assert len(dead(store)) == 1
+
+
+def test_the_next_of_an_ordered_group_comes_when_the_one_before_is_a_dead_letter(
+    store: Store,
+) -> None:
+    store.create_group("o", ordered=True, max_attempts=1, backoff=[60.0])
+    for n in range(2):
+        store.put("t", b"%d" % n, message_group="m")
+    (first,) = store.pop("o", "t", 10)
+    store.change_invisible(first.receipt)
+    (second,) = store.pop("o", "t", 10)
+    assert second.message.body == b"1"
+    assert len(dead(store, "o")) == 1
 
 
 def test_a_message_that_is_acked_at_its_last_attempt_is_no_dead_letter(

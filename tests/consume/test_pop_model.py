@@ -543,6 +543,9 @@ class Pops(RuleBasedStateMachine):
         keeps = bool(seconds) and not gives_back
         if keeps and d.attempt < group.max_attempts:
             ms += group.backoff_ms(d.attempt)
+        has_failed = not keeps and d.attempt >= group.max_attempts
+        if has_failed:
+            ms = 0
         entry.end("moved", self.opening)
         # What is given back is not had by its attempt any more.
         attempt_id = d.attempt_id if keeps else None
@@ -552,6 +555,11 @@ class Pops(RuleBasedStateMachine):
         self.deliveries.append(new)
         self.receipts[receipt] = new
         entry.lock, entry.state = new, "locked"
+        if has_failed:
+            topic = next(t for t in group.entries if entry in group.of(t))
+            asked = Asked(topic, 0, entry.put.queue, 0.0, None, None, None)
+            assert self.bury(group, asked) == 1, "no dead letter, though its last attempt failed"
+            assert entry.state == "done"
 
     # --- offsets ---
 
