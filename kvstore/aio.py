@@ -39,6 +39,7 @@ from kvstore.errors import (
     StoreError,
     shown,
 )
+from kvstore.forking import refuse_in_child
 from kvstore.meta.namespaces import speak_own_names, wrap
 from kvstore.namespace import Namespace as SyncNamespace
 from kvstore.recovery import Progress, RecoveryReport
@@ -127,6 +128,7 @@ class Store:
         self._closing: asyncio.Future[None] | None = None
         self._bells: set[_Bell] = set()
         self._alarms: dict[Flight, asyncio.TimerHandle] = {}
+        refuse_in_child(self)
 
     def __repr__(self) -> str:
         return f"<kvstore.aio.Store of {self._store!r}>"

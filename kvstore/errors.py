@@ -63,6 +63,12 @@ class StoreLocked(StoreError):
         self.pid = pid
 
 
+class StoreForked(StoreError):
+    """The store was opened before this process was forked from the one that opened it, or RocksDB
+    was in use there. It is the parent's alone; this process holds nothing of it.
+    """
+
+
 class StoreNotFound(CallerError):
     """Nothing that could be opened is at the path."""
 

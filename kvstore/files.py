@@ -18,12 +18,12 @@ import mmap
 import os
 import secrets
 import shutil
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
+from kvstore.forking import let_go_in_child, module_lock
 
 _CHUNK = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -400,13 +400,13 @@ class LocalLock:
     """
 
     _held: ClassVar[dict[tuple[int, int], int]] = {}
-    """The files that are held, by device and inode, and the process that took them (a forked child
-    has its parent's).
-    """
-    _guard: ClassVar = threading.Lock()
+    """The files that this process holds, by device and inode, and its id."""
+    _guard: ClassVar = module_lock()
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._fd = -1
+        let_go_in_child(self)
         with self._guard:
             holder = self._held.get(_identity(path))
             if holder is not None:
@@ -459,9 +459,20 @@ class LocalLock:
         if self._fd >= 0:
             with self._guard:
                 os.ftruncate(self._fd, len(self._word))
+                # A child that was forked while the file was being opened may have it open, too.
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
                 os.close(self._fd)
                 self._fd = -1
                 self._held.pop(self._identity, None)
+
+    def forked(self) -> None:
+        """The lock is the parent's until that releases it: it is not unlocked, and its file not
+        written to; but it must not outlive the parent here.
+        """
+        self._held.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -5,8 +5,8 @@ and offsets `meta`, checkpoints and retention `upkeep`, what happens by itself `
 is only who talks to whom, and in which order they begin and end.
 
 Invariants: a store that is open holds its folder's lock (unless read-only); after `close` every
-call raises `StoreClosed`; `close` leaves a checkpoint at the end of the log, so that the next
-opening has nothing to do."""
+call raises `StoreClosed`, and in a forked child `StoreForked`; `close` leaves a checkpoint
+at the end of the log, so that the next opening has nothing to do."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
 from kvstore.errors import ConfigError, StoreError, shown
 from kvstore.following import Follower
+from kvstore.forking import refuse_in_child
 from kvstore.handover import HandOver
 from kvstore.housekeeper import Housekeeper, Job
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
@@ -73,6 +74,7 @@ class Store(Calls):
             raise ConfigError(f"config is {shown(given)}; it must be a StoreConfig, or None")
         given.archives.check_there(given.files)
         self._closed = False
+        refuse_in_child(self)
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""
         self._close_lock = threading.Lock()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from msgspec.structs import replace
 from kvstore.archived import ArchivedTopic as TopicRow
 from kvstore.archived import Arriving, Queue
 from kvstore.errors import CallerError, StoreError, TopicNotFound
+from kvstore.forking import module_lock
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
@@ -59,7 +59,7 @@ _OWN: Final = "attach"
 """The folder in the worker's for what is being made here."""
 _EVER: Final = RetentionClass("warm", None, None).name
 _taken: WeakSet[object] = WeakSet()
-_taken_lock = threading.Lock()
+_taken_lock = module_lock()
 
 
 class AttachReport(msgspec.Struct, frozen=True, kw_only=True):

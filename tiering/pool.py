@@ -24,6 +24,7 @@ from struct import Struct
 from typing import IO, Any, Final, Protocol, TypeVar
 
 from kvstore.errors import StoreError
+from kvstore.forking import let_go_in_child
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -72,6 +73,7 @@ class Pool:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        let_go_in_child(self)
 
     def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
         """Have `work`, a function of a module, done there; `check` is asked meanwhile, and may
@@ -119,6 +121,14 @@ class Pool:
         while not select.select([out], [], [], _LOOK)[0]:
             check()
         return _receive(out)
+
+    def forked(self) -> None:
+        """In a forked child: the process is the parent's, and ends when the parent's pipe does."""
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                _pipe(pipe).close()
+            process.returncode = 0  # else Python looks for a child that is none of this process
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -23,6 +23,7 @@ import msgspec
 
 from kvstore.archived import Catalog
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
+from kvstore.forking import module_lock, refuse_in_child
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import Asked, AuditReport, audit
@@ -59,7 +60,7 @@ __all__ = ["MOVING", "ArchiveInfo", "Worker"]
 INTERVAL: Final = 60.0
 _log = logging.getLogger("kvmq")
 _taken: WeakSet[object] = WeakSet()
-_taken_lock = threading.Lock()
+_taken_lock = module_lock()
 
 
 class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,7 @@ class Worker:
             raise PolicyIllegal(f"the policy is {policy!r}; it must be a tiering.Policy")
         config = store.config
         check_with_store(policy, config.retention, config.watermarks)
+        refuse_in_child(self)
         self._store = store
         self._side = store.handover
         self.policy = policy

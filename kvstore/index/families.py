@@ -33,7 +33,21 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvstore.errors import DiskFull, IndexDamaged, IndexUnavailable, StoreClosed, StoreError
+from kvstore.errors import (
+    DiskFull,
+    IndexDamaged,
+    IndexUnavailable,
+    StoreClosed,
+    StoreError,
+    StoreForked,
+)
+from kvstore.forking import (
+    blind,
+    call_in_child,
+    end_without_destructors,
+    keep_for_ever,
+    let_go_in_child,
+)
 from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
 
 _CACHE_BYTES: Final = 64 << 20
@@ -60,6 +74,39 @@ _ROOM_TO_REOPEN: Final = 2 << 20
 """Free bytes, beside as many as the write-ahead logs have, without which opening again is not
 tried: what can't be opened again can't be read either.
 """
+
+
+class _Process:
+    """RocksDB in this process: its threads, which a forked child doesn't get, begin with the first
+    opening, and serve all others.
+    """
+
+    is_used = False
+    """Whether a RocksDB was opened here, or in the process of which this one is a fork."""
+    is_bereft = False
+    """Whether that was before the fork: then RocksDB waits for ever for threads to write files."""
+
+    @classmethod
+    def check(cls, path: Path, *, read_only: bool) -> None:
+        """Before an opening."""
+        if cls.is_bereft and not read_only:
+            raise StoreForked(
+                f"{path.parent} can't be opened for writing here: this process is a fork of one in "
+                "which a store had been opened, and RocksDB's threads stayed there. Start it by "
+                'multiprocessing\'s "spawn" or "forkserver", fork before the first store is '
+                "opened, or open with read_only=True"
+            )
+        cls.is_used = True
+
+    @classmethod
+    def forked(cls) -> None:
+        """In the child."""
+        if cls.is_used and not cls.is_bereft:
+            end_without_destructors()
+        cls.is_bereft = cls.is_used
+
+
+call_in_child(_Process.forked)
 
 
 class Batch:
@@ -106,6 +153,9 @@ class Families:
         self._closed = False
         self._reopens = 0
         self._reopening = threading.RLock()
+        self._forked = False
+        _Process.check(path, read_only=read_only)
+        let_go_in_child(self)
         try:
             self._open(create=create)
         except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
@@ -210,10 +260,12 @@ class Families:
         # RocksDB reads the bound from `options`, and rocksdict does not keep them for the iterator.
         del options
 
-    def _failed(self, why: Exception) -> IndexDamaged | IndexUnavailable | StoreClosed | DiskFull:
+    def _failed(self, why: Exception) -> StoreError:
         if _is_one_of(_NO_SPACE, why):
             self._full = True
             return _full(self.path)
+        if self._forked:
+            return StoreForked(f"{self.path.parent} is open in the process that forked this one")
         if not self._families:
             return StoreClosed(f"{self.path.parent} was closed; open it again")
         if _is_one_of(_NOT_DAMAGE, why):
@@ -290,6 +342,8 @@ class Families:
 
     def _reopened(self) -> bool:
         """Whether what failed may have met a RocksDB that was being opened again: try once more."""
+        if self._forked:
+            return False
         with self._reopening:
             if self._full and not self._families and not self._closed:
                 self._reopen()
@@ -324,6 +378,19 @@ class Families:
         """Close; no call after this one."""
         self._closed = True
         self._drop()
+
+    def forked(self) -> None:
+        """In a forked child: RocksDB is neither closed nor freed, since both write files and wait
+        for threads; it is left where it is, without its files.
+        """
+        self._forked = self._closed = True
+        for part in (*self._families.values(), *self._handles.values(), self._cache):
+            keep_for_ever(part)
+        if hasattr(self, "_db"):
+            keep_for_ever(self._db)
+            del self._db
+        self._families.clear()
+        blind(self.path)
 
     def _drop(self) -> None:
         self._families.clear()

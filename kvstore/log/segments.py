@@ -21,6 +21,7 @@ from typing import Final
 
 from kvstore.errors import DiskFull, SegmentDamaged
 from kvstore.files import Files, MappedFile, SegmentBuffer
+from kvstore.forking import let_go_in_child
 
 NAME_DIGITS: Final = 20
 _NEW: Final = ".new"
@@ -73,6 +74,7 @@ class Segments:
         self.files = files
         self._writable = writable
         self._maps: dict[int, MappedFile] = {}
+        let_go_in_child(self)
         self._lock = threading.Lock()
         self.writable_from = 1 << 62
         """Segments below this number are mapped for reading only; recovery lowers it to the active
@@ -343,6 +345,12 @@ class Segments:
         except OSError as e:
             # Never `DiskFull`, after which a caller may try again: the pages may be gone.
             raise _refused(found.path, "put on the disk", e) from e
+
+    def forked(self) -> None:
+        """In a forked child: without the lock, which a thread of the parent may have held."""
+        for found in self._maps.values():
+            found.close()
+        self._maps.clear()
 
     def close(self) -> None:
         """Let go of all maps."""

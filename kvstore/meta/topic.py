@@ -6,7 +6,6 @@ Invariants: a row can be read by every later version (a field that came later ha
 
 from __future__ import annotations
 
-import threading
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -17,6 +16,7 @@ from kvstore.errors import (
     QueueNotFound,
     shown,
 )
+from kvstore.forking import module_lock
 from kvstore.meta.attributes import attributes_of
 from kvstore.meta.keyhistory import LEVELS, History, begun, changed, exact_from, level_at
 from kvstore.record.decode_run import Middles
@@ -30,7 +30,7 @@ KINDS: Final = get_args(Kind)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
-_turn_lock: Final = threading.Lock()
+_turn_lock: Final = module_lock()
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):

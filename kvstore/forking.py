@@ -1,0 +1,162 @@
+"""Forking: the child of a process that has stores open gets none of them.
+
+The idea: threads, locks and RocksDB do not survive a fork, and two processes that write one store
+would give out the same offsets. So right after a fork, in the child, each object that a caller
+holds (`Store`, `aio.Store`, `tiering.Worker`) becomes one whose every call raises `StoreForked`,
+and each part that holds a file open lets go of it. No call of the parent checks anything for
+this.
+
+Invariants: nothing that the parent uses is written, unlocked or closed for it; nothing here waits
+for a lock, since its holder may be a thread that the child does not have; a call that is added to a
+handle later is refused, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import iscoroutinefunction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NoReturn, Protocol
+from weakref import WeakSet
+
+from kvstore.errors import StoreForked
+
+
+class Holder(Protocol):
+    """A part that holds something open: a file, a lock, a pipe, a database."""
+
+    def forked(self) -> None:
+        """In the child: let go of it, and of nothing that the parent has."""
+
+
+_ALLOWED: Final = frozenset({"path", "close", "stop"})
+"""What may be asked of a refused handle: its name, and its end, which has nothing to do."""
+_DESCRIPTORS: Final = "/proc/self/fd"
+_handles: Final[WeakSet[object]] = WeakSet()
+_holders: Final[WeakSet[Holder]] = WeakSet()
+_calls: Final[list[Callable[[], None]]] = []
+
+
+def refuse_in_child(handle: object) -> None:
+    """Every call of this object raises `StoreForked` in a child that is forked from now on."""
+    _handles.add(handle)
+
+
+def let_go_in_child(holder: Holder) -> None:
+    """Call `holder.forked` in a child that is forked from now on."""
+    _holders.add(holder)
+
+
+def call_in_child(call: Callable[[], None]) -> None:
+    """Call a function in every child that is forked from now on."""
+    _calls.append(call)
+
+
+def module_lock() -> threading.Lock:
+    """A lock for a module's own use that is free in a forked child, whoever held it."""
+    lock = threading.Lock()
+    call_in_child(lock._at_fork_reinit)  # type: ignore[attr-defined]  # typeshed leaves it out
+    return lock
+
+
+def blind(folder: Path) -> None:
+    """In the child: files below a folder that a library holds open, and can't be told to close,
+    lead nowhere from now on. Reading or writing them fails.
+    """
+    there = folder.resolve()
+    nowhere, its_writer = os.pipe()
+    os.close(its_writer)
+    for name in os.listdir(_DESCRIPTORS):
+        with suppress(OSError):  # the listing's own descriptor is closed by now
+            if Path(os.readlink(f"{_DESCRIPTORS}/{name}")).is_relative_to(there):
+                os.dup2(nowhere, int(name), inheritable=False)
+    os.close(nowhere)
+
+
+def keep_for_ever(thing: object) -> None:
+    """In the child: an object of a library is never freed, for freeing it would wait for threads
+    that only the parent has.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def end_without_destructors() -> None:
+    """In the child: have the process end, when it does, before C++'s static destructors. RocksDB's
+    would join threads that only the parent has (a segmentation fault).
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # glibc's; it passes the exit code on
+        libc.on_exit(libc._exit, None)
+
+
+class _Refused:
+    """What goes before a handle's class in a child."""
+
+    path: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _ALLOWED and not name.startswith("__"):
+            _refuse(self)
+        return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of another process>"
+
+    def __enter__(self) -> NoReturn:
+        _refuse(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def close(self) -> None:
+        """The parent's handle is the parent's to close."""
+
+    stop = close
+
+
+class _RefusedAsync(_Refused):
+    async def __aenter__(self) -> NoReturn:
+        _refuse(self)
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def close(self) -> None:  # type: ignore[override]  # as the handle's own
+        """See `_Refused.close`."""
+
+
+def _refuse(handle: _Refused) -> NoReturn:
+    raise StoreForked(
+        f"{type(handle).path} was opened in another process, of which this one "
+        "is a fork: only that one may use it. Open a store in the process that uses it, after the "
+        "fork; two processes can't write one store"
+    )
+
+
+def _forked() -> None:
+    named = [(handle, getattr(handle, "path", "the store")) for handle in _handles]
+    for handle, path in named:
+        kind = type(handle)
+        first = _RefusedAsync if iscoroutinefunction(getattr(kind, "close", None)) else _Refused
+        facts = {"__module__": kind.__module__, "path": path}
+        handle.__class__ = type(kind.__name__, (first, kind), facts)
+    for holder in list(_holders):
+        holder.forked()
+    for call in _calls:
+        call()
+    # They are nobody's any more: a child of the child has nothing to let go of.
+    _handles.clear()
+    _holders.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
