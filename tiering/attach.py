@@ -30,6 +30,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveOrigin
+from tiering.arrivals import arrivals_lock
 from tiering.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.classes import RetentionClass, read_class
@@ -317,7 +318,8 @@ class _Attaching:
         arriving = [Arriving(row.number, row.first_position, encode_row(row), ()) for row in rows]
         topics = [TopicRow(topic.id, topic.name, fields_of(topic)) for topic in made]
         try:
-            self._side.take_in(arriving, stretches, ends, topics)
+            with arrivals_lock(self._side):
+                self._side.take_in(arriving, stretches, ends, topics)
         except CallerError as e:
             raise AttachConflict(f"{e}; try again") from e
 

@@ -5,9 +5,12 @@ body (a *tombstone*) says that the key is deleted. Of a queue's messages that ar
 superseded that have a later one with the same first key among them. What is in other archives or in
 the log is not looked at: so a message may be kept longer than it must, never shorter.
 
+Older and newer are said of the offset in the queue, never of the position in the log: archives that
+were attached hold older offsets at later positions.
+
 A tombstone is needed as long as an older message of its key is anywhere, and until every reader has
-had the time to see it. So it goes only when it is older than the grace time, and when what is
-merged holds everything older that there is (`is_whole`).
+had the time to see it. So it goes only when it is older than the grace time, and when no other
+archive and no segment holds a lower offset of its queue (`Compaction.whole_below`).
 
 A queue may be looked at in stretches, each by another process: what was found in each (`KeyTable`)
 is put together afterwards.
@@ -20,7 +23,7 @@ any order, give what one pass over all does.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -28,6 +31,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.archived import Queue
 from kvstore.record.facts import keys_of
 from tiering.archive.records import Fields, RecordBatch
 
@@ -39,12 +43,13 @@ _NEVER: Final = (1 << 63) - 1
 
 
 class Compaction(msgspec.Struct, frozen=True, kw_only=True):
-    """`tombstones_before`: those stored before that time (ms) may go. `is_whole`: nothing older of
-    the topics is anywhere but in what is merged.
+    """`tombstones_before`: those stored before that time (ms) may go. `whole_below`: the offset of
+    each queue (topic id, queue) below which nothing is anywhere but in what is merged. A tombstone
+    from there on stays, and so does each of a queue that is not named.
     """
 
     tombstones_before: int
-    is_whole: bool
+    whole_below: Mapping[Queue, int]
 
 
 def first_key(properties: bytes) -> bytes | None:
@@ -71,8 +76,9 @@ class QueueCompaction:
     Memory: some 40 bytes for each different key, and for each of a million messages.
     """
 
-    def __init__(self, compaction: Compaction) -> None:
-        self._compaction = compaction
+    def __init__(self, compaction: Compaction, queue: Queue) -> None:
+        self._before = compaction.tombstones_before
+        self._below = compaction.whole_below.get(queue, 0)
         self._digests = bytearray()
         self._offsets = array("q")
         self._empty_at = array("q")
@@ -126,10 +132,8 @@ class QueueCompaction:
     def finish(self) -> tuple[I64, I64]:
         """Offsets of messages that are superseded, and of tombstones that may go; both rising."""
         _, offsets, empty_at, superseded = self.table()
-        old = np.zeros(0, np.int64)
-        if self._compaction.is_whole:
-            old = np.sort(offsets[empty_at < self._compaction.tombstones_before])
-        return np.sort(superseded), old
+        may_go = (empty_at < self._before) & (offsets < self._below)
+        return np.sort(superseded), np.sort(offsets[may_go])
 
 
 def _columns(

@@ -6,33 +6,35 @@ are, read back; one WriteBatch gives it their places in the index, and makes row
 old ones that only keep their objects until the grace time is over, for readers that are under way.
 
 Invariants: the old archives stay until the new one was read back; a step that fails leaves the
-store as it was; an archive that can't be read whole is replaced by nothing.
+store as it was; an archive that can't be read whole is replaced by nothing; a tombstone goes only
+while nothing else in the store holds a lower offset of its queue, also nothing that was attached
+since the new archive was begun.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from kvstore.archived import Catalog
+from kvstore.archived import Catalog, Queue
 from kvstore.clock import whole_ms
 from kvstore.errors import KeyMissing, StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
+from tiering.arrivals import arrivals_lock
 from tiering.audit import AuditProblem, find_orphans
-from tiering.catalog import ArchiveRow, decode_rows, encode_row, is_own
+from tiering.catalog import ArchiveRow, encode_row, is_own
 from tiering.classes import TopicTraits, life_of, read_class
 from tiering.compact import Compaction
-from tiering.errors import PolicyIllegal
+from tiering.errors import PolicyIllegal, TieringBusy
 from tiering.keys import KeysAtHand, keys_at_hand
 from tiering.match import Match
 from tiering.merge import Input, Merged, MergeJob, merge_with
-from tiering.mergejob import Queue
 from tiering.moving import Mover, archived_topic, arriving_of
 from tiering.place import Place
 from tiering.policy import Policy
@@ -54,13 +56,15 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """A new archive, in a file at `path` (if anything was left for one), that is to take the place
-    of others; `at_once`: whose objects are not to be read any more.
+    of others; `at_once`: whose objects are not to be read any more. `compaction` is what it was
+    compacted by, if it was.
     """
 
     rows: list[ArchiveRow]
     merged: Merged
     path: Path
     at_once: bool
+    compaction: Compaction | None
 
 
 class Replacer:
@@ -97,7 +101,10 @@ class Replacer:
 
     def manifest_of(self, row: ArchiveRow) -> Manifest:
         """What an archive says of itself."""
-        return Archive.open(self._shifter.place_of(row).source(row.key, row.size)).manifest
+        return self._archive_of(row).manifest
+
+    def _archive_of(self, row: ArchiveRow) -> Archive:
+        return Archive.open(self._shifter.place_of(row).source(row.key, row.size))
 
     def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> Input:
         """An archive as another process is told of it."""
@@ -160,15 +167,29 @@ class Replacer:
         """What merging these drops of compacted topics; None: they are of none."""
         if not is_compacted(rows[0]):
             return None
+        compacted = {info.id for info in self._store.topics() if info.kind == "compacted"}
+        queues: set[Queue] = set()
+        for row in rows:
+            held = self._archive_of(row).rows()
+            ids = held.topic_ids[held.topics].tolist()
+            queues |= {q for q in zip(ids, held.queues.tolist(), strict=True) if q[0] in compacted}
+        return Compaction(
+            tombstones_before=now - whole_ms(self._policy.tombstones_for),
+            whole_below=self._whole_below(queues, rows),
+        )
+
+    def _whole_below(self, queues: Iterable[Queue], rows: Sequence[ArchiveRow]) -> dict[Queue, int]:
+        """The offset of each queue below which only these archives hold anything: the lowest that
+        another archive or the log holds, or the queue's next. Messages put since the last
+        checkpoint are behind all that these archives hold.
+        """
         mine = {row.number for row in rows}
-        last = max(row.last_position for row in rows)
-        others = (row for row in decode_rows(self._side.rows()) if row.number not in mine)
-        is_whole = not any(
-            row.state == "live" and row.first_position < last and is_compacted(row)
-            for row in others
-        ) and not any(segment.first_position < last for segment in self._side.sealed())
-        before = now - whole_ms(self._policy.tombstones_for)
-        return Compaction(tombstones_before=before, is_whole=is_whole)
+        found: dict[Queue, int] = {}
+        for queue in queues:
+            here, following = self._side.here(*queue)
+            others = (one.first for one in here if one.archive not in mine)
+            found[queue] = min(others, default=following)
+        return found
 
     def job_of(
         self,
@@ -207,7 +228,10 @@ class Replacer:
         except BaseException:
             self.remove(path)
             raise
-        return Ready(rows=list(rows), merged=merged, path=path, at_once=job.without is not None)
+        return Ready(
+            rows=list(rows), merged=merged, path=path, at_once=job.without is not None,
+            compaction=job.compaction,
+        )  # fmt: skip
 
     def settle(self, ready: Ready) -> Replaced:
         """Have what was made take the place of what it was made of. Raises what kept it from that;
@@ -217,7 +241,7 @@ class Replacer:
             self._check()
             merged = ready.merged
             made = [merged.made] if merged.made is not None else []
-            put = self._swap(ready.rows, made, merged.queues, at_once=ready.at_once)
+            put = self._swap([ready], made)
             return Replaced(old=ready.rows, row=put[0] if put else None, merged=merged)
         finally:
             self.remove(ready.path)
@@ -234,17 +258,11 @@ class Replacer:
         """
         self._check()
         made = [part.merged.made for part in parts]
-        first = parts[0]
-        return self._swap(
-            first.rows, [m for m in made if m is not None], first.merged.queues,
-            at_once=first.at_once,
-        )  # fmt: skip
+        return self._swap(parts, [m for m in made if m is not None])
 
-    def _swap(
-        self, rows: Sequence[ArchiveRow], made: Sequence[Made], queues: list[Queue], *,
-        at_once: bool,
-    ) -> list[ArchiveRow]:  # fmt: skip
-        """Put archives where the old ones are, and swap them; `queues` are all of the old ones."""
+    def _swap(self, parts: Sequence[Ready], made: Sequence[Made]) -> list[ArchiveRow]:
+        """Put archives where the old ones are, and swap them; `parts` were made of the same."""
+        rows, queues, at_once = parts[0].rows, parts[0].merged.queues, parts[0].at_once
         first, put = rows[0], []
         for one in made:
             if is_own(first, self._side.store_id):
@@ -258,15 +276,32 @@ class Replacer:
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
         ]
-        self._side.swap(
-            [old.number for old in rows],
-            [arriving_of(row, one) for row, one in zip(put, made, strict=True)],
-            queues=queues,
-            rows=[(old.catalog_key, encode_row(old)) for old in retired],
-        )
+        with arrivals_lock(self._side):
+            for part in parts:
+                self._check_tombstones(part)
+            self._side.swap(
+                [old.number for old in rows],
+                [arriving_of(row, one) for row, one in zip(put, made, strict=True)],
+                queues=queues,
+                rows=[(old.catalog_key, encode_row(old)) for old in retired],
+            )
         for row in put:
             self._mover.intents.forget(row.number)
         return put
+
+    def _check_tombstones(self, ready: Ready) -> None:
+        """Raise if tombstones were dropped, and something older came into the store since."""
+        if ready.compaction is None or not ready.merged.dropped.tombstones:
+            return
+        known = ready.compaction.whole_below
+        now = self._whole_below(known, ready.rows)
+        for (topic, queue), lowest in sorted(now.items()):
+            if lowest < known[topic, queue]:
+                raise TieringBusy(
+                    f"messages from offset {lowest} on were attached to queue {queue} of topic "
+                    f"{topic} while archives of it were compacted; these stay as they are, and a "
+                    "later run compacts them"
+                )
 
     def remove_retired(self, row: ArchiveRow) -> None:
         """Remove a retired archive's object now, and have a file overwritten first; another store's

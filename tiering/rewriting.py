@@ -209,7 +209,7 @@ def superseded_in(job: MergeJob) -> int:
         )
         if topic is None or topic.kind != "compacted" or queue == NO_QUEUE or is_gone:
             continue
-        messages = QueueCompaction(job.compaction)
+        messages = QueueCompaction(job.compaction, (topic.id, queue))
         for block in blocks:
             rows = Rows.of(window.block(block))
             messages.add(rows.records, rows.offsets)

@@ -153,7 +153,7 @@ def survey_keys(job: StretchJob, reading: Reading) -> Survey:
     for held in _held(job, reading):
         if held.topic.kind != "compacted" or held.queue == NO_QUEUE:
             continue
-        queue = QueueCompaction(job.compaction)
+        queue = QueueCompaction(job.compaction, held.id)
         for rows in in_order(held.cursors):
             kept = rows if job.without is None else rows.only(~job.without.rows(rows.records))
             queue.add(kept.records, kept.offsets)
@@ -175,7 +175,7 @@ def put_together(
     for survey in surveys:
         found |= survey.whole
         for queue, table in survey.begun.items():
-            begun.setdefault(queue, QueueCompaction(compaction)).take(table)
+            begun.setdefault(queue, QueueCompaction(compaction, queue)).take(table)
     found |= {queue: compacting.finish() for queue, compacting in begun.items()}
     gone = {queue: np.sort(np.concatenate(both)) for queue, both in found.items()}
     return (

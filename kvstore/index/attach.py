@@ -5,7 +5,8 @@ stretch begins; where it ends the archive that was before it may go on, and behi
 a place says that nobody has what comes before the stretch. A queue that ends with a stretch gets
 its next offset noted behind it.
 
-Invariants: what is attached reaches into nothing that a queue has in the log or has places for;
+Invariants: what is attached reaches into nothing that a queue has in the log; that no archive has
+its offsets was seen by whoever attaches, since a place does not say where an archive has gaps;
 places that there were say of their own offsets what they said before; the same batch as the rows.
 """
 
@@ -162,22 +163,32 @@ class _Attaching:
             if place.first > one.last:
                 break
             if place.segment == NOWHERE or (place.is_archived and place.archive == NO_ARCHIVE):
-                is_over = place.segment == NOWHERE or place.first >= one.first
-                if is_over and place.first not in self._new:
-                    self._batch.delete(PLACES, place_key(*self._queue, place.first))
+                if place.segment == NOWHERE or place.first >= one.first:
+                    self._drop(place)
                 if place.segment != NOWHERE:
                     around = log = None
                 continue
             if place.first >= one.first:
-                self._refuse(one)
+                if not place.is_archived:
+                    self._refuse(one)
+                # The archive has nothing before the stretch's end, and goes on behind it.
+                self._drop(place)
             around, log = (place, None) if place.is_archived else (None, self._end(place))
         if log is not None:
-            if log.end > one.first:
-                self._refuse(one)
-            if log.end < one.first and log.end not in self._new:
-                # With the time of what is before it, so that a search by time looks there.
-                self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
+            self._end_log(log, one)
         return around
+
+    def _end_log(self, log: _End, one: Stretch) -> None:
+        """Say where the log's entries before a stretch end."""
+        if log.end > one.first:
+            self._refuse(one)
+        if log.end < one.first and log.end not in self._new:
+            # With the time of what is before it, so that a search by time looks there.
+            self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
+
+    def _drop(self, place: Place) -> None:
+        if place.first not in self._new:
+            self._batch.delete(PLACES, place_key(*self._queue, place.first))
 
     def _is_between(self, last: int, first: int) -> bool:
         """Whether something has a place between two stretches."""

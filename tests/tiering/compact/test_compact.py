@@ -51,8 +51,9 @@ def compacted(
     """Which of the entries are left, by number, and what was dropped."""
     queue = queue_of(entries, kind=kind)
     dealt = deal([queue], lambda _, offset: entries[(offset - 5) // 2].archive)
+    below = {(7, 0): 5 + 2 * len(entries)} if is_whole else {}
     result = merged(
-        made_of(dealt), compaction=Compaction(tombstones_before=GRACE, is_whole=is_whole)
+        made_of(dealt), compaction=Compaction(tombstones_before=GRACE, whole_below=below)
     )
     if result.merged.made is None:
         return [], result.merged.dropped
@@ -149,19 +150,19 @@ def test_letting_go_of_what_is_superseded_on_the_way_changes_nothing(
 def test_a_queue_in_stretches_put_together_in_any_order_is_what_one_pass_gives(
     entries: list[Entry], cuts: list[int], draw: Random
 ) -> None:
-    compaction = Compaction(tombstones_before=GRACE, is_whole=True)
+    compaction = Compaction(tombstones_before=GRACE, whole_below={(7, 0): 5 + 2 * len(entries)})
     records = list(queue_of(entries).records.items())
-    at_once = QueueCompaction(compaction)
+    at_once = QueueCompaction(compaction, (7, 0))
     at_once.add([raw for _, raw in records], np.array([n for n, _ in records], np.int64))
     bounds = sorted({0, *(min(cut, len(records)) for cut in cuts), len(records)})
     tables = []
     for begin, end in pairwise(bounds):
-        some = QueueCompaction(compaction)
+        some = QueueCompaction(compaction, (7, 0))
         mine = records[begin:end]
         some.add([raw for _, raw in mine], np.array([n for n, _ in mine], np.int64))
         tables.append(some.table())
     draw.shuffle(tables)
-    together = QueueCompaction(compaction)
+    together = QueueCompaction(compaction, (7, 0))
     for table in tables:
         together.take(table)
     assert [found.tolist() for found in together.finish()] == [

@@ -179,7 +179,7 @@ def test_stretches_done_anywhere_in_any_order_give_the_bytes_of_one_process(
     facts = {
         "topics": topics,
         "compaction": data.draw(
-            st.sampled_from([None, Compaction(tombstones_before=0, is_whole=False)])
+            st.sampled_from([None, Compaction(tombstones_before=0, whole_below={})])
         ),
         "without": data.draw(
             st.sampled_from([None, Match(key="k1"), Match(key="topic0"), Match(before=NOW + 3)])

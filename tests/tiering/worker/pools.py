@@ -1,4 +1,4 @@
-"""An executor of two processes: what Spark's does, on one machine and without Spark."""
+"""Executors without Spark: two processes at once, or none but this one."""
 
 from __future__ import annotations
 
