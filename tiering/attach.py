@@ -34,8 +34,8 @@ from tiering.arrivals import arrivals_lock
 from tiering.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.classes import RetentionClass, read_class
-from tiering.commits import sweep
 from tiering.contents import FOLDER, contents, fields_of, row_of
+from tiering.deadjobs import sweep
 from tiering.elsewhere import OpenedArchive, open_elsewhere
 from tiering.errors import (
     AttachConflict,

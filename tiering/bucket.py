@@ -2,7 +2,7 @@
 
 The idea: objects are named by store, position and number, and each says itself what stretches of
 the log it is of. Of two that are of the same stretches and the same class the one of the higher
-generation holds: a merge has made it of the other. What a job made counts if its commit names it.
+generation holds: a merge has made it of the other. What a job made counts if a commit names it.
 
 Invariant: objects that are no archives by their name are passed over, and so is what nobody has
 committed.
@@ -10,15 +10,21 @@ committed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from kvstore.errors import FormatError
 from tiering.archive.manifest import Manifest
-from tiering.commits import CommittedArchive, read_commits
+from tiering.commitlog import JobsOf
+from tiering.commits import CommittedArchive
 from tiering.contents import FOLDER, not_superseded
 from tiering.errors import NothingToRestore, StoresAmbiguous
-from tiering.objectnames import COMMIT_NAME, NAME
+from tiering.objectnames import NAME, OF_VERSION_1
 from tiering.place import Place
+
+_STORE_FOLDER: Final = re.compile(r"([0-9a-f]{32})(?:-jobs)?")
+"""The folder of a store's own archives, or of its jobs: store id."""
 
 
 class ArchiveObject(NamedTuple):
@@ -53,9 +59,6 @@ class Opened(Protocol):
 One = TypeVar("One", bound=Opened)
 
 
-_LOOKS_MAX: Final = 5
-
-
 class Found(NamedTuple):
     """What a place has of one store: archives that a worker put there, and those of the jobs."""
 
@@ -64,42 +67,64 @@ class Found(NamedTuple):
     committed: list[CommittedArchive]
 
 
-def found_in(place: Place, store_id: str | None) -> Found | None:
-    """What a place has of a store; None if nothing. Without `store_id` it is of the only one there
-    is. Raises StoresAmbiguous, PlaceError, FormatError, FormatTooNew.
-    """
-    for look in range(_LOOKS_MAX):
-        stores: dict[str, list[ArchiveObject]] = {}
-        commits: dict[str, list[str]] = {}
-        for info in place.list("" if store_id is None else f"{store_id}/"):
-            found = ArchiveObject.named(info.key, info.size)
-            if found is not None:
-                stores.setdefault(info.key.partition("/")[0], []).append(found)
-            elif COMMIT_NAME.fullmatch(info.key):
-                commits.setdefault(info.key.partition("/")[0], []).append(info.key)
-        every = sorted({*stores, *commits})
-        if not every:
-            return None
-        if len(every) > 1:
-            raise StoresAmbiguous(
-                f"{place.name} has archives of {len(every)} stores; say which by store_id: "
-                f"{', '.join(every)}",
-                every,
+def stores_in(place: Place) -> list[str]:
+    """The ids of the stores that a place may have archives of, as its folders say."""
+    named = (_STORE_FOLDER.fullmatch(name) for name in place.folders())
+    return sorted({name[1] for name in named if name is not None})
+
+
+def own_archives(place: Place, store_id: str) -> list[ArchiveObject]:
+    """The archives that a store's worker put. Raises PlaceError, FormatError."""
+    found = []
+    for info in place.list(f"{store_id}/"):
+        one = ArchiveObject.named(info.key, info.size)
+        if one is not None:
+            found.append(one)
+        elif OF_VERSION_1.fullmatch(info.key):
+            raise FormatError(
+                f"{place.name}/{info.key} is a commit of format 1, and this version of kvmq reads "
+                "those from 2 on: read the place with the version that wrote it, and write it anew "
+                "to another folder"
             )
-        one = every[0]
-        counting = read_commits(place, commits.get(one, []))
-        # Of a job that was just replaced the commit may be gone: then its successor's is there.
-        if counting is not None or look == _LOOKS_MAX - 1:
-            made = [archive for commit in counting or [] for archive in commit.archives]
-            return Found(one, stores.get(one, []), made)
-    return None
+    return found
 
 
-def objects_of(place: Place, store_id: str | None) -> tuple[str, list[ArchiveObject]]:
-    """The archives of one store in a place, and its id; those of jobs have numbers behind all
-    others. Raises NothingToRestore, StoresAmbiguous, PlaceError, FormatError, FormatTooNew.
+def check_one(place: Place, stores: Sequence[str]) -> None:
+    """Raise StoresAmbiguous if there are several."""
+    if len(stores) > 1:
+        raise StoresAmbiguous(
+            f"{place.name} has archives of {len(stores)} stores; say which by store_id: "
+            f"{', '.join(stores)}",
+            stores,
+        )
+
+
+def found_in(place: Place, store_id: str | None, jobs: JobsOf | None = None) -> Found | None:
+    """What a place has of a store; None if nothing. Without `store_id` it is of the only one there
+    is. `jobs` spares reading again what it has read. Raises StoresAmbiguous, PlaceError,
+    FormatError, FormatTooNew.
     """
-    found = found_in(place, store_id)
+    jobs = JobsOf(place) if jobs is None else jobs
+    every = []
+    for one in stores_in(place) if store_id is None else [store_id]:
+        log = jobs.log(one)
+        log.look()
+        made = [archive for commit in log.counting() for archive in commit.archives]
+        found = Found(one, own_archives(place, one), made)
+        if found.own or found.committed:
+            every.append(found)
+    check_one(place, [found.store_id for found in every])
+    return every[0] if every else None
+
+
+def objects_of(
+    place: Place, store_id: str | None, jobs: JobsOf | None = None
+) -> tuple[str, list[ArchiveObject]]:
+    """The archives of one store in a place, and its id; those of jobs have numbers behind all
+    others. `jobs` as for `found_in`. Raises NothingToRestore, StoresAmbiguous, PlaceError,
+    FormatError, FormatTooNew.
+    """
+    found = found_in(place, store_id, jobs)
     if found is None or not (found.own or found.committed):
         which = "archives" if store_id is None else f"archives of store {store_id}"
         raise NothingToRestore(

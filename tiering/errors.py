@@ -169,6 +169,10 @@ class OffsetsTaken(CallerError):
     """What a job has written has offsets that other archives of the place have; nothing counts."""
 
 
+class JobAborted(StoreError):
+    """A job was given up before its commit, as failed or dead; nothing of it counts."""
+
+
 class CommitUncertain(PlaceError):
     """A place went out of reach while a job was committed: all of the job counts, or nothing."""
 

@@ -1,8 +1,9 @@
 """How archives are called in a place: the store's id, then first position, number and class.
 
 The idea: a name says whose an archive is and which, so that many stores may share a place, and what
-a place lists can be sorted without reading it. Archives that a job makes lie in the job's folder;
-they count if the job's commit object names them (`commits`).
+a place lists can be sorted without reading it. All that jobs put lies in a folder beside the
+store's, so that it is not listed with the store's own archives; what of it counts, its commits say
+(`commits`). Numbers are in all its names, so that what is new is found without listing the rest.
 
 Invariants: no two archives of any store have the same name; what a job makes has no name that one
 of a worker could have.
@@ -16,49 +17,69 @@ from typing import Final
 SUFFIX: Final = ".kvarc"
 NAME: Final = re.compile(rf"([0-9a-f]{{32}})/(\d{{20}})-(\d{{8,}})-([^/]*){re.escape(SUFFIX)}")
 """An archive's name: store id, first position, number, class."""
-JOB_NAME: Final = re.compile(
-    rf"([0-9a-f]{{32}})/job-([0-9a-f]{{32}})/(\d{{20}})-(\d{{8,}})-([^/]*){re.escape(SUFFIX)}"
-)
-"""The name of an archive that a job made: store id, job, first position, number, class."""
-OF_JOB: Final = re.compile(r"([0-9a-f]{32})/job-([0-9a-f]{32})/")
-"""What is in the name of all that a job puts, unfinished or not: store id, job."""
-COMMIT_NAME: Final = re.compile(r"([0-9a-f]{32})/job-([0-9a-f]{32})\.commit")
-"""A commit object's name: store id, job."""
-IDS_NAME: Final = re.compile(r"([0-9a-f]{32})/topics-(\d{8})\.ids")
-"""The name of a list of topic ids: store id, number."""
+JOBS_FOLDER: Final = re.compile(r"([0-9a-f]{32})-jobs")
+"""The folder of all that a store's jobs put: store id."""
+OF_JOB: Final = re.compile(r"([0-9a-f]{32})-jobs/made/(\d{8})/(\d{12})-([0-9a-f]{32})/")
+"""What is in the name of an archive that a job makes, unfinished or not: store id, group, the
+number of commits when the job began, job.
+"""
+OF_VERSION_1: Final = re.compile(r"([0-9a-f]{32})/job-([0-9a-f]{32})\.commit")
+"""A commit's name before format 2: store id, job."""
+GROUP: Final = 256
+"""Commits, in one group of what jobs have made."""
 
 
 def is_of_jobs(key: str) -> bool:
     """Whether an object is what jobs put into a place."""
-    return any(name.fullmatch(key) for name in (JOB_NAME, COMMIT_NAME, IDS_NAME))
+    return JOBS_FOLDER.fullmatch(key.partition("/")[0]) is not None
 
 
-def jobs_prefix(store_id: str) -> str:
-    """What the names of all that a store's jobs make begin with."""
-    return f"{store_id}/job-"
+def jobs_folder(store_id: str) -> str:
+    """What the names of all that a store's jobs put begin with."""
+    return f"{store_id}-jobs/"
 
 
-def job_folder(store_id: str, job: str) -> str:
+def group_folder(store_id: str, group: int) -> str:
+    """What the names of the archives of a group's jobs begin with."""
+    return f"{store_id}-jobs/made/{group:08d}/"
+
+
+def job_name(begun: int, job: str) -> str:
+    """A job, told apart from an earlier one that was to do the same."""
+    return f"{begun:012d}-{job}"
+
+
+def job_folder(store_id: str, begun: int, job: str) -> str:
     """What the names of a job's archives begin with."""
-    return f"{store_id}/job-{job}/"
+    return f"{group_folder(store_id, begun // GROUP)}{job_name(begun, job)}/"
 
 
 def job_object_key(
-    store_id: str, job: str, first_position: int, number: int, class_name: str
+    store_id: str, begun: int, job: str, first_position: int, number: int, class_name: str
 ) -> str:
     """The name of an archive that a job made."""
     file = f"{first_position:020d}-{number:08d}-{class_name}{SUFFIX}"
-    return job_folder(store_id, job) + file
+    return job_folder(store_id, begun, job) + file
 
 
-def commit_key(store_id: str, job: str) -> str:
-    """The name of a job's commit object."""
-    return f"{store_id}/job-{job}.commit"
+def commit_key(store_id: str, number: int) -> str:
+    """The name of a commit."""
+    return f"{store_id}-jobs/commits/{number:012d}.commit"
+
+
+def page_key(store_id: str, number: int) -> str:
+    """The name of a page, by the number of its first commit."""
+    return f"{store_id}-jobs/pages/{number:012d}.page"
+
+
+def checkpoint_key(store_id: str) -> str:
+    """The name of the checkpoint."""
+    return f"{store_id}-jobs/checkpoint"
 
 
 def ids_key(store_id: str, number: int) -> str:
     """The name of a list of topic ids."""
-    return f"{store_id}/topics-{number:08d}.ids"
+    return f"{store_id}-jobs/topics/{number:08d}.ids"
 
 
 def object_key(store_id: bytes, first_position: int, number: int, class_name: str) -> str:

@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from tiering.errors import (
 )
 from tiering.places.failures import exists_already, failure, status_of
 from tiering.places.objects import (
-    CHUNK,
+    Chunks,
     Content,
     Given,
     ObjectInfo,
@@ -173,7 +173,7 @@ class ObjectPlace:
 
     def _upload(self, key: str, content: Content, pace: Pace | None) -> None:
         def upload() -> None:
-            chunks = _Chunks(content, pace)
+            chunks = Chunks(content, pace)
             try:
                 self._obstore.put(
                     self._uploading(),
@@ -318,6 +318,18 @@ class ObjectPlace:
                 last = meta["path"]
                 yield _info(meta)
 
+    def folders(self) -> Sequence[str]:
+        """See `Place.folders`."""
+
+        def top() -> Sequence[str]:
+            try:
+                found = self._obstore.list_with_delimiter(self._reading())
+            except Exception as e:
+                raise self._failure(e, "list", "") from None
+            return sorted(name for name in found["common_prefixes"] if is_key(name))
+
+        return self._retry.run(top, "list", self.name)
+
     def delete(self, key: str) -> None:
         """See `Place.delete`."""
         self._delete(check_key(key, self.name))
@@ -441,26 +453,6 @@ class ObjectPlace:
 
     def _failure(self, e: Exception, what: str, key: str) -> Exception:
         return failure(e, what, self.name, key)
-
-
-class _Chunks:
-    """A content's chunks for the client, which can't be relied on to pass on what they raise."""
-
-    def __init__(self, content: Content, pace: Pace | None) -> None:
-        self._chunks = content.chunks(CHUNK, pace)
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        try:
-            return next(self._chunks)
-        except StopIteration:
-            raise
-        except BaseException as e:
-            self.error = e
-            raise
 
 
 def _config(

@@ -12,7 +12,7 @@ secret, and neither do its errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -74,8 +74,13 @@ class Place(Protocol):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """The objects whose names begin so, in no promised order. A hint: what is listed may be
-        gone, what was just put may not be listed yet; `info` tells.
+        gone, what was just put may not be listed yet; `info` tells. Only the folder that the prefix
+        names is looked through.
         """
+        ...
+
+    def folders(self) -> Sequence[str]:
+        """The names of the folders at the top, sorted; such a folder may hold nothing."""
         ...
 
     def delete(self, key: str) -> None:

@@ -120,9 +120,25 @@ class LocalPlace:
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See `Place.list`."""
-        for found in self._walk(""):
-            if found.key.startswith(prefix) and is_key(found.key):
-                yield found
+        folder = prefix[: prefix.rfind("/") + 1]
+        if folder and not is_key(folder[:-1]):
+            return
+        try:
+            for found in self._walk(folder):
+                if found.key.startswith(prefix) and is_key(found.key):
+                    yield found
+        except ObjectNotFound:
+            return  # the folder; nothing was ever put into it
+
+    def folders(self) -> Sequence[str]:
+        """See `Place.folders`."""
+
+        def is_folder(name: str) -> bool:
+            found = self._files.facts(self._root / name)
+            return found is not None and stat.S_ISDIR(found.st_mode)
+
+        names = self._ask(lambda: self._names(""), "list", "")
+        return sorted(name for name in names if is_key(name) and is_folder(name))
 
     def delete(self, key: str) -> None:
         """See `Place.delete`."""

@@ -148,6 +148,26 @@ class Content:
         return size
 
 
+class Chunks:
+    """A content's chunks for the client, which can't be relied on to pass on what they raise."""
+
+    def __init__(self, content: Content, pace: Pace | None) -> None:
+        self._chunks = content.chunks(CHUNK, pace)
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            raise
+        except BaseException as e:
+            self.error = e
+            raise
+
+
 def check_same(place: Readable, found: ObjectInfo, content: Content) -> ObjectInfo:
     """The object that is there, if it has just these bytes; else `ObjectExists`."""
     offset = 0

@@ -22,6 +22,7 @@ from kvstore.files import LocalFiles
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
 from tiering.catalog import ArchiveRow, Tier, decode_rows
+from tiering.commitlog import JobsOf
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys import provider_of
 from tiering.place import Place, open_place
@@ -145,10 +146,16 @@ def listing(options: ReadOptions) -> Listing:
     return Listing(archives_of(options)[1])
 
 
-def archives_of(options: ReadOptions) -> tuple[str, list[Held]]:
-    """The id of the store that a place has archives of, and these."""
-    place = open_place(options.path, options=options.place if is_remote(options.path) else None)
-    store_id, objects = objects_of(place, options.store_id)
+def place_of(options: ReadOptions) -> Place:
+    """The place of archives at the path."""
+    return open_place(options.path, options=options.place if is_remote(options.path) else None)
+
+
+def archives_of(options: ReadOptions, jobs: JobsOf | None = None) -> tuple[str, list[Held]]:
+    """The id of the store that a place has archives of, and these. `jobs` spares reading again what
+    it has read of the place.
+    """
+    store_id, objects = objects_of(place_of(options), options.store_id, jobs)
     tier: Tier = "cold" if is_remote(options.path) else "warm"
     return store_id, [Held(options.path, one.key, one.size, tier) for one in objects]
 

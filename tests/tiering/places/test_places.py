@@ -147,6 +147,13 @@ def test_what_was_deleted_is_gone_and_may_be_deleted_again(place: Place) -> None
     assert place.read(KEY, 0, 7) == b"another"
 
 
+def test_the_folders_at_the_top_are_told_without_what_is_in_them(place: Place) -> None:
+    for key in ("b/c/d", "b/e", "a-b/c", KEY):
+        place.put(key, SMALL)
+    assert place.folders() == ["a-b", "b"]
+    assert list(place.list("nowhere/")) == list(place.list("../")) == list(place.list("b/x/")) == []
+
+
 def test_a_list_is_of_the_names_that_begin_so(place: Place) -> None:
     keys = ["a", "ab", "a.kvarc", "b/a", "b/ab", "b/c/d", "bc"]
     for key in keys:

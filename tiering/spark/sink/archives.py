@@ -12,7 +12,7 @@ here goes when its archive is in the place.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,7 @@ class Making:
         self,
         options: SinkOptions,
         store_id: str,
+        begun: int,
         job: str,
         place: Place,
         folder: Path,
@@ -58,6 +59,7 @@ class Making:
     ) -> None:
         self._options = options
         self._store_id = store_id
+        self._begun = begun
         self._job = job
         self._place = place
         self._folder = folder
@@ -65,7 +67,7 @@ class Making:
         self._keys = keys
 
     def make(
-        self, found: Collected, ids: Callable[[list[str]], dict[str, int]]
+        self, found: Collected, ids: Callable[[list[str]], Mapping[str, int]]
     ) -> list[CommittedArchive]:
         """Put the archives of all records. Raises PlaceError, ArchiveDamaged, KeyDestroyed."""
         if not len(found.offset):
@@ -87,7 +89,7 @@ class Making:
             ]
         return out
 
-    def _topics(self, found: Collected, ids: dict[str, int]) -> list[ArchivedTopic]:
+    def _topics(self, found: Collected, ids: Mapping[str, int]) -> list[ArchivedTopic]:
         queues = np.zeros(len(found.topics), np.int64)
         np.maximum.at(queues, found.topic_of, found.queue + 1)
         return [
@@ -152,7 +154,7 @@ class Making:
             yield from sink.taken()
 
         number = secrets.randbits(_NUMBER_BITS)
-        key = job_object_key(self._store_id, self._job, first, number, kind)
+        key = job_object_key(self._store_id, self._begun, self._job, first, number, kind)
         path = self._folder / f"{number}.made"
         self._files.write_new(path, chunks(), replace=True)
         try:

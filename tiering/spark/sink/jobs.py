@@ -1,12 +1,13 @@
 """Jobs: what a place has before a job, and what it has of it afterwards: all or nothing.
 
 The idea: the driver looks at the place once, and tells the tasks where to begin. When all are done
-it puts one object that names what counts. What tasks that failed, or lost a race, have put is named
-by nothing, and goes with the commit, or the abort; what a job that died as a whole has left goes a
-day later, when somebody writes there again.
+it adds one commit, which names what counts. What tasks that failed, or lost a race, have put is
+named by nothing, and goes with the commit, or the abort; what a job that died as a whole has left
+goes a day later, when somebody writes there again.
 
-Invariants: nothing that a commit names goes before another has replaced it; what a job wrote shows
-whole, or not at all; the same batch of the same query counts once.
+Invariants: each commit was compared with all before it; what a job wrote shows whole, or not at
+all; the same batch of the same query counts once; what a job costs doesn't grow with their number,
+unless its offsets or positions lie before the ends of what is there.
 """
 
 from __future__ import annotations
@@ -22,24 +23,16 @@ import msgspec
 
 from kvstore.errors import ConfigError
 from tiering.archive.reader import Archive
-from tiering.bucket import ArchiveObject, Found, found_in
-from tiering.commits import (
-    AT_ONCE,
-    Commit,
-    CommittedArchive,
-    commits_of,
-    committed,
-    encode_commit,
-    jobs_there,
-    remove_replaced,
-    remove_unnamed,
-    take_ids,
-)
-from tiering.errors import CommitUncertain, ObjectNotFound, OffsetsTaken, PlaceError
-from tiering.objectnames import commit_key, job_folder
+from tiering.bucket import ArchiveObject, check_one, own_archives, stores_in
+from tiering.commitlog import AT_ONCE, CommitLog
+from tiering.commits import Commit, CommittedArchive
+from tiering.deadjobs import clear_overwritten, remove_unnamed
+from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
+from tiering.objectnames import job_folder, job_name
 from tiering.overlaps import Range, first_twice, ranges_of
 from tiering.place import Place
 from tiering.spark.sink.options import SinkOptions
+from tiering.topicids import TopicIds, read_ids, take_ids
 
 _SEGMENT: Final = 1 << 30
 _log = logging.getLogger("kvmq")
@@ -47,40 +40,59 @@ _log = logging.getLogger("kvmq")
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """What a job begins with: whose archives it makes, the first position that is free, the next
-    offset of each queue, by topic.
+    offset of each queue, by topic; the number of commits, and the ids of topics, by so many lists.
     """
 
     store_id: str
     position: int = 0
     ends: dict[str, dict[int, int]] = {}
+    begun: int = 0
+    ids: dict[str, int] = {}
+    lists: int = 0
 
 
 def look(place: Place, options: SinkOptions, *, overwrite: bool) -> State:
     """What there is in a place. Raises StoresAmbiguous, ConfigError, PlaceError, ArchiveDamaged."""
-    found = found_in(place, options.store_id)
-    if found is None:
+    log = _log_of(place, options.store_id)
+    if log is None:
         return State(store_id=options.store_id or secrets.token_hex(16))
-    if found.own and overwrite:
+    own = own_archives(place, log.store_id)
+    if own and overwrite:
         raise ConfigError(
-            f"{place.name} has archives that the worker of store {found.store_id} made; "
+            f"{place.name} has archives that the worker of store {log.store_id} made; "
             "overwriting would take them from it: append, or write to a folder of its own"
         )
-    if found.own and options.store_id is None:
+    if own and options.store_id is None:
         raise ConfigError(
-            f"{place.name} has archives that the worker of store {found.store_id} made. If that "
+            f"{place.name} has archives that the worker of store {log.store_id} made. If that "
             "store is gone, and this is to be restored together with them, say so by the option "
             "store_id; else write to a folder of its own"
         )
-    ranges, position, ids = _of_own(place, found.own)
-    position = max([position, *(one.end_position for one in found.committed)])
+    head = log.head
+    ranges, position, ids = _of_own(place, own)
+    known = TopicIds(head.ids, head.lists)
     if ids:
-        take_ids(place, found.store_id, sorted(ids), ids)
-    ends: dict[str, dict[int, int]] = {}
-    if not overwrite:
-        for one in (*ranges, *_ranges(found.committed)):
-            queues = ends.setdefault(one.topic, {})
-            queues[one.queue] = max(queues.get(one.queue, 0), one.last + 1)
-    return State(store_id=found.store_id, position=-(-position // _SEGMENT) * _SEGMENT, ends=ends)
+        known = take_ids(place, log.store_id, sorted(ids), known=known, given=ids)
+    ends = {} if overwrite else head.ends()
+    for one in ranges:
+        queues = ends.setdefault(one.topic, {})
+        queues[one.queue] = max(queues.get(one.queue, 0), one.last + 1)
+    position = -(-max(position, head.position) // _SEGMENT) * _SEGMENT
+    return State(
+        store_id=log.store_id, position=position, ends=ends, begun=head.number,
+        ids=dict(known.ids), lists=known.lists,
+    )  # fmt: skip
+
+
+def _log_of(place: Place, store_id: str | None) -> CommitLog | None:
+    """The commits of the store that is asked for, or of the only one there is."""
+    logs = [CommitLog(place, one) for one in ([store_id] if store_id else stores_in(place))]
+    for log in logs:
+        log.look()
+    if len(logs) > 1:
+        logs = [one for one in logs if one.head.number or own_archives(place, one.store_id)]
+    check_one(place, [one.store_id for one in logs])
+    return logs[0] if logs else None
 
 
 def _of_own(
@@ -115,7 +127,7 @@ def _ranges(archives: Iterable[CommittedArchive]) -> list[Range]:
 
 def commit(
     place: Place,
-    store_id: str,
+    state: State,
     job: str,
     archives: Sequence[CommittedArchive],
     *,
@@ -124,84 +136,82 @@ def commit(
     batch: int = -1,
 ) -> bool:
     """Have what a job made count; False if it counts already, from an earlier try, which stays as
-    it is. Raises OffsetsTaken, PlaceError, and then nothing of it counts; CommitUncertain if the
-    place can't be asked any more whether it does.
+    it is. Raises OffsetsTaken, JobAborted, PlaceError, and then nothing of it counts, once it is
+    aborted; CommitUncertain if the place can't be asked any more whether it does.
     """
-    before = committed(place, store_id, job)
-    if before is None:
-        old = commits_of(place, store_id)
-        _check_offsets(place, store_id, archives, [] if overwrite else old)
-        _check_there(place, store_id, job, archives)
-        replaced = [one for one in old if one.job != job] if overwrite else []
-        # What one of these has replaced may be there still, and must not count once that one went.
-        before_them = {name for one in replaced for name in one.replaces}
-        gone = {one.job for one in replaced} | jobs_there(place, store_id, before_them)
-        made = Commit(
-            job=job, archives=sorted(archives, key=lambda one: one.key), query=query, batch=batch,
-            replaces=sorted(gone),
-        )  # fmt: skip
-        before = _put_commit(place, store_id, made)
-        if before is None:
-            _unless_unreachable(lambda: remove_replaced(place, store_id, replaced))
-    _unless_unreachable(lambda: remove_unnamed(place, store_id, job))
-    return before is None
+    log = CommitLog(place, state.store_id)
+    log.look()
+    made = Commit(
+        job=job, begun=state.begun, archives=sorted(archives, key=lambda one: one.key),
+        query=query, batch=batch, overwrites=overwrite,
+    )  # fmt: skip
+    is_new = False
+    while not is_new and not _counts(log, made):
+        _check_not_aborted(log, made)
+        _check_offsets(log, made)
+        _check_there(place, state, made)
+        # Without effect if another job was first; then all is compared with that one, too.
+        is_new = log.append(made)
+    _unless_unreachable(lambda: _tidy(log, made))
+    return is_new
 
 
-def _put_commit(place: Place, store_id: str, made: Commit) -> Commit | None:
-    """Put a commit; what is there in its place if another try of the same batch was first."""
-    key = commit_key(store_id, made.job)
-    try:
-        place.put(key, encode_commit(made))
-    except PlaceError as e:
-        # The put may have got through, and its answer not.
-        try:
-            there = committed(place, store_id, made.job)
-        except PlaceError:
-            raise CommitUncertain(
-                f"{e}. It is not known whether the job counts: it does if {place.name}/{key} is "
-                "there. Look before it is run again: rows without offsets would be there twice",
-                place.name,
-            ) from e
-        if there is None:
-            raise
-        return None if there == made else there
-    return None
+def _counts(log: CommitLog, made: Commit) -> bool:
+    """Whether the job, or another try of the same batch, has a commit."""
+    if made.query and log.head.queries.get(made.query, -1) >= made.batch:
+        return True
+    return any(one.job == made.job for one in log.since(made.begun))
 
 
-def _check_there(
-    place: Place, store_id: str, job: str, archives: Sequence[CommittedArchive]
-) -> None:
-    """Nobody has removed meanwhile what the job has put, as a write a day later may."""
-    there = {info.key: info.size for info in place.list(job_folder(store_id, job))}
-    for one in archives:
+def _check_not_aborted(log: CommitLog, made: Commit) -> None:
+    name = job_name(made.begun, made.job)
+    if any(name in one.aborts for one in log.since(made.begun)):
+        raise JobAborted(
+            f"job {made.job} was given up before its commit: Spark had aborted it, or nothing was "
+            f"written for it in {log.place.name} for a day; nothing of it counts: run it again, in "
+            "smaller jobs"
+        )
+
+
+def _tidy(log: CommitLog, made: Commit) -> None:
+    clear_overwritten(log)
+    ids = read_ids(log.place, log.store_id, TopicIds(log.head.ids, log.head.lists))
+    log.note(msgspec.structs.replace(log.head, ids=dict(ids.ids), lists=ids.lists))
+    remove_unnamed(log, made.begun, made.job)
+
+
+def _check_there(place: Place, state: State, made: Commit) -> None:
+    """Nobody has removed what the job has put."""
+    folder = job_folder(state.store_id, state.begun, made.job)
+    there = {info.key: info.size for info in place.list(folder)}
+    for one in made.archives:
         if there.get(one.key) != one.size:
             raise ObjectNotFound(
                 f"{place.name}/{one.key} is not there any more as it was put: somebody has removed "
-                "it, as each write does with what was put more than a day before and not "
-                "committed; nothing of the job counts: run it again, in smaller jobs",
+                "it; nothing of the job counts: run it again",
                 place.name,
             )
 
 
-def _check_offsets(
-    place: Place, store_id: str, archives: Sequence[CommittedArchive], old: Sequence[Commit]
-) -> None:
-    mine = {one.key for one in archives}
-    others = _ranges(a for one in old for a in one.archives if a.key not in mine)
-    found = found_in(place, store_id) or Found(store_id, [], [])
-    others += _of_own(place, found.own)[0]
-    sizes = {a.key: a.size for one in old for a in one.archives}
-    sizes |= {a.key: a.size for a in archives} | {o.key: o.size for o in found.own}
-
-    _check_positions(archives, [a for one in old for a in one.archives], found.own)
+def _check_offsets(log: CommitLog, made: Commit) -> None:
+    place, head = log.place, log.head
+    own = own_archives(place, log.store_id)
+    old: list[CommittedArchive] = []
+    if not made.overwrites and any(map(head.may_hold, made.archives)):
+        old = [archive for one in log.counting() for archive in one.archives]
+    _check_positions(made.archives, old, own)
+    sizes = {one.key: one.size for one in (*old, *made.archives)}
+    sizes |= {one.key: one.size for one in own}
 
     @cache
     def opened(key: str) -> Archive:
         return Archive.open(place.source(key, sizes[key]))
 
-    twice = first_twice(_ranges(archives), others, opened)
+    others = [*_ranges(old), *_of_own(place, own)[0]]
+    twice = first_twice(_ranges(made.archives), others, opened)
     if twice is None:
         return
+    mine = {one.key for one in made.archives}
     which = "two tasks of this job" if set(twice.archives) <= mine else "an earlier job as well"
     raise OffsetsTaken(
         f"queue {twice.queue} of topic {twice.topic!r}: offsets {twice.first} to {twice.last} were "

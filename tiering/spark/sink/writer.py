@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +32,12 @@ from pyspark.sql.datasource import (
 from kvstore.clock import SystemClock
 from kvstore.errors import ConfigError
 from kvstore.files import LocalFiles
-from tiering.commits import CommittedArchive, remove_unnamed, sweep, take_ids
+from tiering.commitlog import CommitLog
+from tiering.commits import CommittedArchive
+from tiering.deadjobs import abort, sweep, sweep_jobs
 from tiering.errors import PlaceError
 from tiering.keys import keys_at_hand, provider_of
+from tiering.place import Place
 from tiering.spark.sink.archives import Making
 from tiering.spark.sink.collecting import Collector
 from tiering.spark.sink.columns import check_schema
@@ -42,6 +45,7 @@ from tiering.spark.sink.jobs import State, commit, look
 from tiering.spark.sink.options import SinkOptions, sink_options
 from tiering.spark.sink.records import Maker, Start
 from tiering.spark.workers import settle
+from tiering.topicids import TopicIds, take_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,9 +60,10 @@ _log = logging.getLogger("kvmq")
 
 @dataclass
 class Done(WriterCommitMessage):
-    """What a task made: whose archives, of which job."""
+    """What a task made: whose archives, of which job, which began at so many commits."""
 
     store_id: str
+    begun: int
     job: str
     query: str = ""
     archives: list[CommittedArchive] = field(default_factory=list)
@@ -78,8 +83,11 @@ def write_task(
         try:
             place = options.open()
             keys = keys_at_hand(provider_of(options.key_file, files), found.topics)
-            making = Making(options, state.store_id, job, place, folder, files, keys)
-            return making.make(found, lambda names: take_ids(place, state.store_id, names))
+            making = Making(options, state.store_id, state.begun, job, place, folder, files, keys)
+            known = TopicIds(state.ids, state.lists)
+            return making.make(
+                found, lambda names: take_ids(place, state.store_id, names, known=known).ids
+            )
         finally:
             found.close()
 
@@ -99,7 +107,14 @@ def _folder() -> Iterator[Path]:
 class _Writing:
     """What both kinds of writers are made with. Raises ConfigError, StoresAmbiguous, PlaceError."""
 
-    def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
+    def __init__(
+        self,
+        schema: StructType,
+        given: Mapping[str, str],
+        sweep: Callable[[Place, State, int], list[str]],
+        *,
+        overwrite: bool,
+    ) -> None:
         check_schema(schema)
         self.options = sink_options(given)
         self.overwrite = overwrite
@@ -108,17 +123,27 @@ class _Writing:
             LocalFiles().make_dir(Path(self.options.path))
         self.state = look(place, self.options, overwrite=overwrite)
         try:
-            for name in sweep(place, SystemClock().now_ms()):
+            for name in sweep(place, self.state, SystemClock().now_ms()):
                 _log.info("removed what a dead job has left: %s", name)
         except PlaceError as e:
             _log.warning("leftovers of dead jobs stay: %s", e)
+
+
+def _sweep_place(place: Place, state: State, now: int) -> list[str]:
+    del state
+    return sweep(place, now)
+
+
+def _sweep_store(place: Place, state: State, now: int) -> list[str]:
+    # For each batch: what is looked through must not grow with what is there.
+    return sweep_jobs(CommitLog(place, state.store_id), now)
 
 
 class KvmqWriter(DataSourceArrowWriter):
     """See the module: a frame."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
-        writing = _Writing(schema, given, overwrite=overwrite)
+        writing = _Writing(schema, given, _sweep_place, overwrite=overwrite)
         self._options, self._state = writing.options, writing.state
         self._overwrite = overwrite
         self._job = secrets.token_hex(_JOB_BYTES)
@@ -126,26 +151,29 @@ class KvmqWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write a task's rows; runs where Spark runs tasks. Raises as `write_task`."""
         made = write_task(self._options, self._state, self._job, _task(), iterator)
-        return Done(self._state.store_id, self._job, archives=made)
+        return Done(self._state.store_id, self._state.begun, self._job, archives=made)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Have all of it count. Raises OffsetsTaken, PlaceError, CommitUncertain."""
+        """Have all of it count. Raises OffsetsTaken, JobAborted, PlaceError,
+        CommitUncertain.
+        """
         commit(
-            self._options.open(), self._state.store_id, self._job, _archives(messages),
+            self._options.open(), self._state, self._job, _archives(messages),
             overwrite=self._overwrite,
         )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what tasks have put; what was committed stays."""
         del messages
-        remove_unnamed(self._options.open(), self._state.store_id, self._job)
+        log = CommitLog(self._options.open(), self._state.store_id)
+        abort(log, self._state.begun, self._job)
 
 
 class KvmqStreamWriter(DataSourceStreamArrowWriter):
     """See the module: one batch of a stream after the other."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
-        writing = _Writing(schema, given, overwrite=overwrite)
+        writing = _Writing(schema, given, _sweep_store, overwrite=overwrite)
         self._options, self._state = writing.options, writing.state
         self._overwrite = overwrite
 
@@ -160,15 +188,16 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
             )
         job = job_of(query, int(batch))
         made = write_task(self._options, self._state, job, _task(), iterator)
-        return Done(self._state.store_id, job, query, made)
+        return Done(self._state.store_id, self._state.begun, job, query, made)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
         """Have the batch count, unless it does. Raises as for a frame."""
         done = next((one for one in messages if isinstance(one, Done)), None)
         if done is not None:
             commit(
-                self._options.open(), done.store_id, done.job, _archives(messages),
-                overwrite=self._overwrite, query=done.query, batch=batchId,
+                self._options.open(), State(store_id=done.store_id, begun=done.begun), done.job,
+                _archives(messages), overwrite=self._overwrite, query=done.query,
+                batch=batchId,
             )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -176,7 +205,7 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
         del batchId
         done = next((one for one in messages if isinstance(one, Done)), None)
         if done is not None:
-            remove_unnamed(self._options.open(), done.store_id, done.job)
+            abort(CommitLog(self._options.open(), done.store_id), done.begun, done.job)
 
 
 def job_of(query: str, batch: int) -> str:

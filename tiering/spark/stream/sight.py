@@ -22,6 +22,7 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.config import StoreConfig
 from tiering.archive.manifest import Manifest
 from tiering.bucket import ArchiveObject, newest
+from tiering.commitlog import JobsOf
 from tiering.errors import NothingToRestore
 from tiering.places.settings import is_remote
 from tiering.spark.listing import (
@@ -31,6 +32,7 @@ from tiering.spark.listing import (
     archives_of,
     is_store,
     live_rows,
+    place_of,
     stretches,
 )
 from tiering.spark.options import ReadOptions
@@ -176,6 +178,7 @@ class PlaceLooker:
         self._known: dict[Held, _Known] = {}
         self._topics: dict[str, LiveTopic] = {}
         self._seen = Sight(None, {}, [], [], 0, 0)
+        self._jobs: JobsOf | None = None
 
     def look(self, *, anew: bool = False) -> Sight:
         """What there is; the same object as before, if nothing came and nothing went. `anew`: as it
@@ -186,7 +189,9 @@ class PlaceLooker:
             return self._seen
         self._listed_at = now
         try:
-            store, held = archives_of(self._options)
+            if self._jobs is None:
+                self._jobs = JobsOf(place_of(self._options))
+            store, held = archives_of(self._options, self._jobs)
         except NothingToRestore:
             # A worker may put the first at any time.
             store, held = None, []

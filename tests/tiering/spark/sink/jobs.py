@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from tests.tiering.spark.test_reading import read
+from tiering.commitlog import CommitLog
 from tiering.commits import CommittedArchive
+from tiering.deadjobs import abort
 from tiering.place import Place, open_place
 from tiering.spark.schema import SCHEMA
 from tiering.spark.sink.jobs import State, commit, look
@@ -53,11 +55,22 @@ class Job:
         self.archives += made
         return made
 
-    def commit(self) -> bool:
+    def commit(self, *, query: str = "", batch: int = -1) -> bool:
         """The end of it."""
         return commit(
-            self.place, self.state.store_id, self.name, self.archives, overwrite=self.overwrite
-        )
+            self.place, self.state, self.name, self.archives, overwrite=self.overwrite,
+            query=query, batch=batch,
+        )  # fmt: skip
+
+    def abort(self) -> list[str]:
+        """The other end."""
+        return abort(self.log(), self.state.begun, self.name)
+
+    def log(self) -> CommitLog:
+        """The commits as they are now."""
+        log = CommitLog(self.place, self.state.store_id)
+        log.look()
+        return log
 
 
 def write(folder: Path, *tasks: list[Row], name: str = "ab", **options: Any) -> Job:

@@ -17,12 +17,13 @@ from tests.tiering.places.conftest import SECRET, bucket, faulty, fetch, open_bu
 from tests.tiering.places.faulty import Fault, FaultyServer
 from tests.tiering.spark.sink.jobs import JOB, frame, made_up
 from tests.tiering.spark.test_reading import read
-from tiering.commits import CommittedArchive, sweep
+from tiering.commits import CommittedArchive
+from tiering.deadjobs import sweep
 from tiering.errors import CommitUncertain, OffsetsTaken
-from tiering.objectnames import job_object_key
+from tiering.objectnames import OF_JOB, commit_key, job_object_key
 from tiering.place import Place
 from tiering.spark.schema import spark_schema
-from tiering.spark.sink.jobs import commit, look
+from tiering.spark.sink.jobs import State, commit, look
 from tiering.spark.sink.options import sink_options
 from tiering.spark.sink.writer import KvmqWriter, write_task
 
@@ -71,10 +72,12 @@ def test_a_frame_goes_to_a_bucket_and_comes_back_byte_for_byte(
         return writer
 
     written()
-    there = list(place.list())
+    there = [info for info in place.list() if OF_JOB.match(info.key)]
+    assert len(there) == 2
     with pytest.raises(OffsetsTaken):
         written()
-    assert (list(place.list()), list(place.leftovers())) == (there, [])
+    assert [info for info in place.list() if OF_JOB.match(info.key)] == there
+    assert list(place.leftovers()) == []
     found = read(where, names=None, **reached)[0]
     assert sorted(found, key=lambda r: r["position"]) == sorted(rows, key=lambda r: r["position"])
     tiering.restore(where, tmp_path / "restored", options=settings(s3))
@@ -83,45 +86,47 @@ def test_a_frame_goes_to_a_bucket_and_comes_back_byte_for_byte(
         assert {m.position: m for queue in read_all(store).values() for m in queue} == held
 
 
-def made(place: Place, endpoint: str) -> tuple[str, list[CommittedArchive]]:
+def made(place: Place, endpoint: str) -> tuple[State, list[CommittedArchive]]:
     """A job of which only the commit is to come."""
     options = sink_options(
         {"path": place.name, **{f"place.{k}": v for k, v in settings(endpoint).items()}}
     )
     state = look(place, options, overwrite=False)
-    return state.store_id, write_task(options, state, JOB, 0, iter([frame(made_up("a", 5))]))
+    return state, write_task(options, state, JOB, 0, iter([frame(made_up("a", 5))]))
 
 
 def test_a_commit_whose_answer_was_lost_for_good_is_found_to_count(
     s3: str, faulty: FaultyServer, bucket: str, clock: VirtualClock
 ) -> None:
     place = open_bucket(faulty.url, bucket, clock=clock, retry_for=1)
-    store_id, archives = made(place, s3)
+    state, archives = made(place, s3)
     faulty.faults = [Fault("lose", "PUT", ".commit"), Fault("status", "PUT", ".commit", 1000)]
-    assert commit(place, store_id, JOB, archives)
-    assert not commit(place, store_id, JOB, archives)
+    assert commit(place, state, JOB, archives)
+    assert not commit(place, state, JOB, archives)
 
 
 def test_a_job_of_which_nobody_knows_whether_it_counts_is_said_to_be_one(
     s3: str, faulty: FaultyServer, bucket: str, clock: VirtualClock
 ) -> None:
     place = open_bucket(faulty.url, bucket, clock=clock, retry_for=1)
-    store_id, archives = made(place, s3)
+    state, archives = made(place, s3)
     faulty.faults = [
         Fault("lose", "PUT", ".commit"),
         OnceItWasPut("status", "*", ".commit", 1000, asked=faulty.asked),
     ]
-    with pytest.raises(CommitUncertain, match=rf"does if {place.name}/{store_id}/job-{JOB}.commit"):
-        commit(place, store_id, JOB, archives)
+    with pytest.raises(
+        CommitUncertain, match=rf"does if {place.name}/{commit_key(state.store_id, 0)} "
+    ):
+        commit(place, state, JOB, archives)
     faulty.faults = []
-    assert not commit(place, store_id, JOB, archives), "it did"
+    assert not commit(place, state, JOB, archives), "it did"
 
 
 def test_what_a_job_that_died_has_left_without_a_name_goes_a_day_later(
     s3: str, bucket: str
 ) -> None:
     place = open_bucket(s3, bucket)
-    key = job_object_key("ab" * 16, JOB, 0, 7, "warmever")
+    key = job_object_key("ab" * 16, 0, JOB, 0, 7, "warmever")
     for name in (key, "of-somebody-else"):
         fetch(s3, "PUT", f"/{bucket}/store/one/.uploading/{'cd' * 8}/{name}")
     left = sorted(place.leftovers(), key=lambda info: info.key)

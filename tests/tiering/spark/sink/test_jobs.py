@@ -13,22 +13,24 @@ import pytest
 import kvstore
 import tiering
 from kvstore import ConfigError, StoredMessage
-from kvstore.errors import FormatTooNew
+from kvstore.errors import FormatError, FormatTooNew
 from tests.support.contents import read_all
 from tests.tiering.spark.conftest import SEGMENT
-from tests.tiering.spark.sink.jobs import Job, Row, bodies, made_up, objects, write
+from tests.tiering.spark.sink.jobs import JOB, Job, Row, bodies, made_up, objects, write
+from tests.tiering.spark.sink.watched import Watched
 from tests.tiering.spark.test_reading import read
 from tiering import NothingToRestore
 from tiering.archive.keyfile import KeyFile
 from tiering.archive.reader import Archive
-from tiering.commits import commits_of, read_ids, remove_unnamed, sweep, take_ids
+from tiering.deadjobs import sweep
 from tiering.errors import ObjectNotFound, OffsetsTaken, PlaceError, RowIllegal, StoresAmbiguous
-from tiering.objectnames import commit_key, job_folder
+from tiering.objectnames import checkpoint_key, commit_key, job_folder
 from tiering.place import open_place
 from tiering.spark.sink import jobs
 from tiering.spark.sink.collecting import Collector
 from tiering.spark.sink.options import sink_options
 from tiering.spark.sink.writer import job_of
+from tiering.topicids import read_ids, take_ids
 
 DAY = 86_400_000
 
@@ -72,9 +74,9 @@ def test_an_abort_takes_all_away_but_what_was_committed(tmp_path: Path) -> None:
     first = write(out, made_up("a", 3))
     second = Job(out, "cd")
     second.task(0, made_up("a", 3))
-    remove_unnamed(second.place, second.state.store_id, second.name)
+    assert second.abort() != []
     assert len(objects(out)) == 1
-    remove_unnamed(first.place, first.state.store_id, first.name)
+    assert first.abort() == []
     assert len(bodies(out)) == 3
 
 
@@ -114,7 +116,7 @@ def test_overwriting_shows_the_old_rows_until_the_new_ones_count(tmp_path: Path)
     assert bodies(out) == [b"0 of b", b"1 of b"]
     assert len(objects(out)) == 1
     assert [r["offset"] for r in read(out)[0]] == [0, 1]
-    assert [one.job for one in commits_of(job.place, job.state.store_id)] == [job.name]
+    assert [one.job for one in job.log().counting()] == [job.name]
 
 
 def test_an_overwrite_that_is_cut_off_shows_the_new_rows_and_is_finished_later(
@@ -127,11 +129,11 @@ def test_an_overwrite_that_is_cut_off_shows_the_new_rows_and_is_finished_later(
         raise PlaceError("the network is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "remove_replaced", cut_off)
+        patched.setattr(jobs, "clear_overwritten", cut_off)
         job = write(out, made_up("b", 2), name="cd", overwrite=True)
     assert len(objects(out)) == 2
     assert bodies(out) == [b"0 of b", b"1 of b"]
-    sweep(job.place, 0)
+    sweep(job.place, DAY)
     assert len(objects(out)) == 1
     assert bodies(out) == [b"0 of b", b"1 of b"]
 
@@ -146,16 +148,16 @@ def test_what_was_replaced_twice_over_never_counts_again(
         raise PlaceError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(jobs, "remove_replaced", unreachable)
+        patched.setattr(jobs, "clear_overwritten", unreachable)
         write(out, placed(0, 1, text=b"second"), name="cd", overwrite=True)
     write(out, placed(0, 1, text=b"third"), name="ef", overwrite=True)
     assert bodies(out) == [b"third1"]
-    sweep(open_place(out), 0)
+    sweep(open_place(out), DAY)
     assert bodies(out) == [b"third1"]
     assert len(objects(out)) == 1
-    write(out, placed(0, 1, text=b"fourth"), name="12", overwrite=True)
-    (last,) = commits_of(open_place(out), next(out.iterdir()).name)
-    assert last.replaces == ["ef" * 16], "what is gone for good is not named for ever"
+    job = write(out, placed(0, 1, text=b"fourth"), name="12", overwrite=True)
+    assert [one.job for one in job.log().counting()] == ["12" * 16]
+    assert objects(out) == {Path(job.archives[0].key).name}
 
 
 def test_a_job_whose_archives_were_taken_for_a_dead_ones_does_not_count(tmp_path: Path) -> None:
@@ -217,6 +219,34 @@ def test_a_job_that_ran_beside_another_is_told_before_it_hides_that(tmp_path: Pa
     assert bodies(out) == [b"%d of a" % n for n in range(3)]
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_of_two_jobs_that_commit_in_one_instant_the_second_is_compared_with_the_first(
+    tmp_path: Path, is_taken: bool
+) -> None:
+    out = tmp_path / "out"
+    write(out, placed(0, 1))
+    one, other = Job(out, "bb"), Job(out, "cc")
+    one.task(0, [row | {"position": 10_000} for row in placed(0, 2)])
+    other.task(0, [row | {"position": 20_000} for row in placed(0, 2 if is_taken else 3)])
+    place = Watched(out)
+
+    def another_is_first(what: str, key: str) -> None:
+        if key.endswith(".commit"):
+            place.before = lambda *_: None
+            assert other.commit()
+
+    place.before = another_is_first
+    one.place = place
+    if is_taken:
+        with pytest.raises(OffsetsTaken, match=r"offsets 2 to 2 .*earlier job"):
+            one.commit()
+        assert bodies(out) == [b"x1", b"x2"]
+    else:
+        assert one.commit()
+        assert bodies(out) == [b"x1", b"x2", b"x3"]
+    assert place.counts["read"] > 0
+
+
 def test_offsets_and_positions_that_come_twice_in_a_task_are_told(tmp_path: Path) -> None:
     job = Job(tmp_path / "out")
     with pytest.raises(RowIllegal, match="queue 1, offset 7: column offset") as caught:
@@ -267,11 +297,12 @@ def test_archives_roll_by_bytes_of_records(tmp_path: Path) -> None:
 def test_topics_have_one_id_whoever_asks(tmp_path: Path) -> None:
     place = open_place(tmp_path)
     store = "0" * 32
-    found: list[dict[str, int]] = []
+    found: list[tuple[str, int]] = []
     names = [f"t{n}" for n in range(8)]
 
     def ask(mine: list[str]) -> None:
-        found.append(take_ids(place, store, mine))
+        given = take_ids(place, store, mine).ids
+        found.extend((name, given[name]) for name in mine)
 
     threads = [
         threading.Thread(target=ask, args=(names[n % 3 :: 2],), name=f"ids {n}") for n in range(6)
@@ -280,9 +311,9 @@ def test_topics_have_one_id_whoever_asks(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    ids, _ = read_ids(place, store)
+    ids = read_ids(place, store).ids
     assert len(set(ids.values())) == len(ids)
-    assert all(ids[name] == number for one in found for name, number in one.items())
+    assert all(ids[name] == number for name, number in found)
 
 
 def test_the_rows_of_a_store_come_back_byte_for_byte(
@@ -353,10 +384,23 @@ def test_another_store_id_is_another_store(tmp_path: Path) -> None:
 def test_a_commit_of_a_later_version_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = write(out, made_up("a", 1))
-    path = out / commit_key(job.state.store_id, job.name)
-    path.write_text(path.read_text().replace('"format":1', '"format":2'))
-    with pytest.raises(FormatTooNew, match="newer kvmq"):
-        read(out)
+    for name in (checkpoint_key(job.state.store_id), commit_key(job.state.store_id, 0)):
+        path = out / name
+        path.write_text(path.read_text().replace('"format":2', '"format":3'))
+        with pytest.raises(FormatTooNew, match="newer kvmq"):
+            read(out)
+        path.rename(tmp_path / path.name)
+
+
+def test_a_place_of_the_first_format_of_commits_is_refused(tmp_path: Path) -> None:
+    job = write(tmp_path / "out", made_up("a", 1))
+    old = tmp_path / "out" / job.state.store_id
+    old.mkdir()
+    (old / f"job-{JOB}.commit").write_text("{}")
+    with pytest.raises(FormatError, match="version that wrote it"):
+        read(tmp_path / "out")
+    with pytest.raises(FormatError, match="version that wrote it"):
+        Job(tmp_path / "out")
 
 
 def test_encrypted_topics_have_archives_of_their_own(tmp_path: Path) -> None:
@@ -399,11 +443,11 @@ def test_a_batch_of_a_stream_that_comes_again_counts_once(tmp_path: Path) -> Non
     job = Job(out)
     job.name = job_of("query", 7)
     job.task(0, made_up("a", 3))
-    assert job.commit()
+    assert job.commit(query="query", batch=7)
     again = Job(out)
     again.name = job_of("query", 7)
     again.task(0, made_up("a", 3))
-    assert not again.commit()
+    assert not again.commit(query="query", batch=7)
     assert len(bodies(out)) == 3
     assert len(objects(out)) == 1
     assert job_of("query", 8) != job_of("query", 7) != job_of("other", 7)
@@ -412,7 +456,7 @@ def test_a_batch_of_a_stream_that_comes_again_counts_once(tmp_path: Path) -> Non
 def test_archives_of_jobs_say_what_they_are_of(tmp_path: Path) -> None:
     job = write(tmp_path / "out", made_up("a", 3))
     (made,) = job.archives
-    assert made.key.startswith(job_folder(job.state.store_id, job.name))
+    assert made.key.startswith(job_folder(job.state.store_id, 0, job.name))
     manifest = Archive.open(job.place.source(made.key)).manifest
     assert manifest.store_id == job.state.store_id
     assert manifest.segments == ((made.first_position, made.end_position),)
