@@ -1,4 +1,4 @@
-"""`kvmq demo`: loads, reads back, kills, recovers, checks; and says so when something is wrong."""
+"""`kvmq demo`: loads, reads back, pops, archives, kills, recovers; and says so when it is wrong."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.cli.demo import checks, crash
+from kvstore.cli import demo as module
+from kvstore.cli.demo import Source
 from tests.cli.conftest import Kvmq
 from tiering.tiers import Tiers
 
-STEPS = ["put_batch(64)", "open", "pull", "query", "get", "read_at", "find", "offset_at",
-         "tier", "across tiers", "kill -9", "reopen", "verify"]  # fmt: skip
+STEPS = ["put", "pull", "get, find, query", "pop", "archive", "read archives", "kill -9",
+         "recover", "verify"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child that is killed lives shorter than in the real demo."""
-    monkeypatch.setattr(crash, "_LIFE", 0.2)
+    monkeypatch.setattr(module, "_LIFE_S", 0.2)
 
 
 def test_the_standard_library_goes_in_and_comes_back(kvmq: Kvmq, tmp_path: Path) -> None:
@@ -30,19 +31,16 @@ def test_the_standard_library_goes_in_and_comes_back(kvmq: Kvmq, tmp_path: Path)
     assert (report["ok"], report["problems"]) == (True, [])
     steps = {step["name"]: step for step in report["steps"]}
     assert list(steps) == STEPS
-    assert steps["put_batch(64)"]["count"] == steps["pull"]["count"] == 5_000
-    assert steps["get"]["count"] == steps["read_at"]["count"] == 5_000
-    assert steps["query"]["count"] > 100
-    assert steps["kill -9"]["count"] > 0
-    # The few messages are one segment, and that is the cold half.
-    assert steps["tier"]["count"] == 5_000
-    assert steps["across tiers"]["count"] > 500
-    assert report["tiers"]["warm"] < report["tiers"]["warm_records"] / 4
+    assert steps["put"]["count"] == steps["pull"]["count"] == 5_000
+    assert steps["get, find, query"]["count"] == 1_000
+    assert steps["pop"]["count"] > 500
+    # The few messages are one segment, and that is the older half.
+    assert steps["archive"]["count"] == 5_000
+    assert steps["read archives"]["count"] == 200
+    assert report["sizes"]["archives"] < report["sizes"]["log of these"] / 4
+    assert steps["recover"]["count"] >= steps["kill -9"]["count"] > 0
     assert steps["verify"]["count"] >= steps["kill -9"]["count"]
-    assert report["space"]["queue_index"] > 0
-    assert report["space"]["messages"] == 5_000
     with kvstore.open(folder, read_only=True) as store:
-        assert "kvmq_demo_killed" in [topic.name for topic in store.topics()]
         assert [tier.messages for tier in store.stats().tiers] == [5_000]
 
 
@@ -55,14 +53,14 @@ def test_people_get_one_screen(kvmq: Kvmq, tmp_path: Path) -> None:
 
 
 def test_files_and_standard_input_can_be_loaded_instead(kvmq: Kvmq, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"topic": "a", "key": "k", "body": "x"}\n' * 50 + "plain\n" * 50)
+    path = tmp_path / "events.log"
+    path.write_text("plain text\n" * 100)
     stdin = "".join(f"line {number}\n" for number in range(100))
     ran = kvmq("demo", path, "-", "--dir", tmp_path / "demo", "--json", stdin=stdin)
     assert ran.code == 0, ran.json["problems"]
     assert ran.json["steps"][0]["count"] == 200
-    found = kvmq("query", tmp_path / "demo", "a", "k", "--json").lines
-    assert len(found) == 50
+    found = kvmq("query", tmp_path / "demo", "eventslog", "events.log", "--json").lines
+    assert len(found) == 64
 
 
 def test_the_store_can_be_removed_afterwards(kvmq: Kvmq, tmp_path: Path) -> None:
@@ -86,9 +84,9 @@ def test_a_folder_with_something_in_it_and_an_empty_input_are_refused(
     ran = kvmq("demo", "--dir", folder)
     assert ran.code == 2
     assert "not empty" in ran.err
-    empty = kvmq("demo", "-", "--dir", tmp_path / "demo", "--json", stdin="")
-    assert empty.code == 1
-    assert empty.json["problems"] == ["put_batch(64): the source is empty"]
+    empty = kvmq("demo", "-", "--dir", tmp_path / "demo", stdin="")
+    assert empty.code == 2
+    assert "no line" in empty.err
 
 
 def test_a_check_that_fails_is_exit_code_1_and_says_what_was_wrong(
@@ -96,8 +94,8 @@ def test_a_check_that_fails_is_exit_code_1_and_says_what_was_wrong(
 ) -> None:
     genuine = kvstore.Store.get
 
-    def wrong(self: Any, topic: str, **place: Any) -> Any:
-        found = genuine(self, topic, **place)
+    def wrong(self: Any, topic: str, *place: Any, **named: Any) -> Any:
+        found = genuine(self, topic, *place, **named)
         if found.offset == 3:
             found.body = b"another"
         return found
@@ -109,19 +107,13 @@ def test_a_check_that_fails_is_exit_code_1_and_says_what_was_wrong(
     assert "another" in ran.out
 
 
-def test_another_answer_across_tiers_is_a_fault(
+def test_another_answer_from_archives_is_a_fault(
     kvmq: Kvmq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine = Tiers.messages
-
-    def short(self: Tiers, *args: Any) -> Any:
-        return genuine(self, *args)[:1]
-
-    monkeypatch.setattr(Tiers, "messages", short)
     monkeypatch.setattr(Tiers, "record", lambda *_: None)
     ran = kvmq("demo", "--dir", tmp_path / "demo", "--limit", 100, "--json")
     assert ran.code == 1
-    assert any("another answer" in problem for problem in ran.json["problems"])
+    assert any(problem.startswith("read archives") for problem in ran.json["problems"])
 
 
 def test_an_error_of_the_store_in_a_check_is_a_fault_and_the_rest_goes_on(
@@ -130,8 +122,27 @@ def test_an_error_of_the_store_in_a_check_is_a_fault_and_the_rest_goes_on(
     def fail(*_: Any) -> Any:
         raise kvstore.IndexDamaged("no such run")
 
-    monkeypatch.setattr(checks, "get_sample", fail)
+    monkeypatch.setattr(module, "_pop", fail)
     ran = kvmq("demo", "--dir", tmp_path / "demo", "--limit", 100, "--json")
     assert ran.code == 1
-    assert ran.json["problems"] == ["get: IndexDamaged: no such run"]
+    assert ran.json["problems"] == ["pop: IndexDamaged: no such run"]
     assert [step["name"] for step in ran.json["steps"]] == STEPS
+
+
+def test_the_library_is_read_the_same_twice_line_for_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package one"
+    (package / "site-packages").mkdir(parents=True)
+    (package / "site-packages" / "not.py").write_text("no")
+    (package / "a file.py").write_bytes(b"x = 1\n\n  y\xff = 2")
+    (tmp_path / "os.py").write_text("import x\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    source = Source([], None)
+    found = list(source.messages())
+    assert found == list(source.messages())
+    assert [m.body for m in found] == [b"import x", b"x = 1", b"", b"  y\xff = 2"]
+    assert [m.topic for m in found] == ["os"] + ["packageone"] * 3
+    assert [m.tag for m in found] == ["import", "x", "other", "y"]
+    assert [m.keys[0] for m in found] == ["os.py"] + ["package_one/a_file.py"] * 3
+    assert len(list(Source([], 2).messages())) == 2
