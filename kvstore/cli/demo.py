@@ -397,8 +397,7 @@ def _verify(store: Store, step: Step, progress: Report) -> None:
         found = store.verify(progress=progress)
     step.count = found.records
     for problem in found.problems:
-        if not (False):
-            step.fault(f"{problem.kind} at {problem.position}: {problem.message}")
+        step.fault(f"{problem.kind} at {problem.position}: {problem.message}")
 
 
 def _sizes(folder: Path, queues: Counter[Queue]) -> dict[str, int]:
