@@ -17,6 +17,7 @@ import msgspec
 
 from kvstore.errors import ConfigError, shown
 from kvstore.files import Files
+from kvstore.paths import local_path
 
 _NUMBERS: Final = {
     "cache_bytes": (0, 1 << 62),
@@ -80,7 +81,7 @@ class ArchiveAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise `ConfigError` if the key file is named, and is not there: without this a mistyped
         name would look as if all keys were destroyed.
         """
-        if isinstance(self.keys, str | Path) and files.size(Path(self.keys)) is None:
+        if isinstance(self.keys, str | Path) and files.size(local_path(self.keys, "keys")) is None:
             raise ConfigError(
                 f"archives.keys is {str(self.keys)!r}, and no file is there; a first key is "
                 "made by tiering.KeyFile(path).make(topic)"

@@ -15,6 +15,7 @@ import msgspec
 
 from kvstore.adoption import Adopted, Adoption, summary
 from kvstore.config import StoreConfig
+from kvstore.paths import local_path
 from kvstore.recovery import Progress, RecoveryReport
 from kvstore.rocketmq.adopt import publish, stage_log
 from kvstore.rocketmq.source import read_source
@@ -49,18 +50,19 @@ def import_rocketmq(
     Raises `StoreNotFound` if there is no RocketMQ store at `source`, `CallerError` if `target` is
     there and not empty, `SegmentDamaged` for files that are no log."""
     given = config if config is not None else StoreConfig()
-    found = read_source(Path(source), given.files)
+    folder = local_path(target)
+    found = read_source(local_path(source), given.files)
 
     def copying(done: int, total: int) -> None:
         if progress is not None:
             progress("reading the log", done, total)
 
-    taken = stage_log(found, Path(target), given.files, copying)
+    taken = stage_log(found, folder, given.files, copying)
     adoption = Adoption(found, taken.end, taken.damage)
     with Store(taken.path, given, progress=progress, adopt=adoption) as store:
         recovery = store.recovery
         topics, groups = len(store.topics()), len(store.groups())
-    publish(taken.path, Path(target), given.files)
+    publish(taken.path, folder, given.files)
     return ImportReport(
         target=str(target),
         adopted=summary(adoption, topics, groups),

@@ -44,6 +44,7 @@ from kvstore.index.keys import (
     checkpoint_value,
 )
 from kvstore.log.segments import Segments, named_position
+from kvstore.paths import local_path
 from kvstore.record.walk import Found, Kind, walk
 from kvstore.recovery import Progress, RecoveryReport
 from kvstore.rocketmq.configuration import read_configuration
@@ -72,7 +73,7 @@ def rebuild(
 
     Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`, and what opening raises.
     """
-    folder = Path(path)
+    folder = local_path(path)
     given = config if config is not None else StoreConfig()
     if opening.look(folder, given) is opening.Found.NOTHING:
         raise StoreNotFound(f"there is no store at {folder} to rebuild")

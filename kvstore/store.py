@@ -39,6 +39,7 @@ from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
 from kvstore.namespace import Namespace
+from kvstore.paths import local_path
 from kvstore.placing import place_archives
 from kvstore.popping import Popper
 from kvstore.record.batch import Host
@@ -68,7 +69,8 @@ class Store(Calls):
         progress: Progress | None = None,
         adopt: Adoption | None = None,
     ) -> None:
-        self.path = Path(path)
+        # Absolute: the process may change its folder while the store is open.
+        self.path = local_path(path).absolute()
         given = config if config is not None else StoreConfig()
         if not isinstance(given, StoreConfig):
             raise ConfigError(f"config is {shown(given)}; it must be a StoreConfig, or None")

@@ -23,7 +23,7 @@ from tiering.archive.keyfile import KeyFile
 
 def provider_of(given: str | Path | KeyProvider | None, files: Files) -> KeyProvider | None:
     """The provider that a setting names: itself, or that of a key file by its path."""
-    return KeyFile(Path(given), files) if isinstance(given, str | Path) else given
+    return KeyFile(given, files) if isinstance(given, str | Path) else given
 
 
 class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.files import Files, LocalFiles
+from kvstore.paths import local_path
 from tiering.errors import PlaceIllegal
 from tiering.objectstore import ObjectPlace
 from tiering.places.local import LocalPlace
@@ -130,13 +131,16 @@ def open_place(
     text = str(address)
     if not text or "\0" in text:
         raise PlaceIllegal("a place needs a path or a URL; this is empty or holds a NUL", "")
-    if isinstance(address, Path) or not _SCHEME.match(text):
-        return _local(Path(text), dict(options or {}), text, files, clock)
+    if not _SCHEME.match(text):
+        path = local_path(text, "a place")
+        return _local(path, dict(options or {}), text, files, clock)
+    if isinstance(address, Path):
+        raise PlaceIllegal("a place is a URL as a pathlib.Path, which breaks it; give a text", "")
     found = Address.of(text)
     settings = settings_of(found, options or {})
     if found.scheme == "file":
-        path = unquote(urlsplit(text).path)
-        return _local(Path(path), settings, found.name, files, clock)
+        named = unquote(urlsplit(text).path)
+        return _local(Path(named), settings, found.name, files, clock)
     return ObjectPlace(found, settings, files=files, clock=clock)
 
 

@@ -30,6 +30,7 @@ from kvstore.errors import (
     KeyMissing,
     TopicNotFound,
 )
+from kvstore.paths import local_path
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
@@ -119,7 +120,7 @@ def restore(
     place, store_id, keys = open_elsewhere(
         source, options, keys, settings.archives, settings.files, settings.clock
     )
-    folder = Path(target)
+    folder = local_path(target)
     was_there = folder.exists()
     if was_there and (not folder.is_dir() or any(folder.iterdir())):
         raise TargetNotEmpty(f"{folder} is not an empty folder; a store is restored to a new one")

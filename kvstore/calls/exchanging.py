@@ -16,6 +16,7 @@ from kvstore.errors import CallerError, MessageIllegal, StoreNotFound
 from kvstore.index.families import Batch
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.paths import local_path
 from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.validate import check_group, check_topic
 from kvstore.rocketmq.configs import DELAY_GROUP, group_config, topic_config
@@ -48,7 +49,7 @@ class Exchanging(Parts):
         12
         """
         self._check_open()
-        files, target = self.config.files, Path(folder)
+        files, target = self.config.files, local_path(folder, "an export")
         there = [n for n in FILES if files.size(target / CONFIG / n) is not None]
         if there and not overwrite:
             raise CallerError(
@@ -84,7 +85,7 @@ class Exchanging(Parts):
         there, `FormatError` if it is broken.
         """
         self._log.check_writable()
-        found = self._configuration(Path(folder))
+        found = self._configuration(local_path(folder, "a configuration"))
         notes = list(found.notes)
         with self._topics.lock, self._groups.lock:
             topics, kept_topics = self._new_topics(found, notes)

@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from kvstore import StoreConfig
+from kvstore.cli.paths import LocalPath
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -49,7 +50,7 @@ class Access(NamedTuple):
 
 keys_option: Option = click.option(
     "--keys", "keys_file", metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=LocalPath(exists=True, dir_okay=False),
     help="The key file of topics that are encrypted.",
 )  # fmt: skip
 place_option: Option = click.option(

@@ -12,12 +12,13 @@ import kvstore
 from kvstore.cli import measure
 from kvstore.cli.measure import Load, Timed
 from kvstore.cli.output import Output, output_option
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.sizes import index_sizes
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False,
-                type=click.Path(exists=True, file_okay=False, path_type=Path))  # fmt: skip
+                type=LocalPath(exists=True, file_okay=False))  # fmt: skip
 @click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True)
 @click.option("--size", type=click.IntRange(min=0), default=128, show_default=True,
               help="Bytes of a body.")  # fmt: skip

@@ -21,6 +21,7 @@ import click
 
 from kvstore.cli.access import keys_option
 from kvstore.cli.output import Output, output_option, printable
+from kvstore.cli.paths import LocalPath
 from kvstore.errors import FormatError, MessageNotFound
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class _Group(NamedTuple):
 @click.command()
 @click.argument(
     "paths", metavar="FILE...", nargs=-1, required=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=LocalPath(exists=True),
 )  # fmt: skip
 @click.option(
     "--kind", type=click.Choice(_KINDS), help="What the files are, if they don't show it."
@@ -92,7 +93,7 @@ class _Group(NamedTuple):
 @click.option("--topic", help="Only records of that topic; looks through the whole log.")
 @click.option("--queue", type=click.IntRange(min=0), help="Only records of that queue.")
 @click.option(
-    "--commitlog", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--commitlog", metavar="DIR", type=LocalPath(exists=True, file_okay=False),
     help="Where the log of a consume-queue file is. [default: ../../../commitlog]",
 )  # fmt: skip
 @click.option(

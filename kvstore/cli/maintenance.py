@@ -16,6 +16,7 @@ from kvstore.cli.opening import (
     require_store,
 )
 from kvstore.cli.output import Output, output_option
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.report import show_report
 
 
@@ -58,8 +59,8 @@ def rebuild(out: Output, folder: Path, access: Access, config_file: Path | None)
 
 
 @click.command(name="import")
-@click.argument("source", metavar="SRC", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("target", metavar="DST", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("source", metavar="SRC", type=LocalPath(file_okay=False))
+@click.argument("target", metavar="DST", type=LocalPath(file_okay=False))
 @config_option
 @output_option
 def import_(out: Output, source: Path, target: Path, config_file: Path | None) -> None:

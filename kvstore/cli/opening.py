@@ -20,17 +20,16 @@ import kvstore
 from kvstore import StoreConfig
 from kvstore.cli.access import Access, Option
 from kvstore.cli.output import Output
+from kvstore.cli.paths import LocalPath
 from kvstore.errors import StoreNotFound
 
-folder_argument: Option = click.argument(
-    "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
-)
+folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
 topic_argument: Option = click.argument("topic")
 config_option: Option = click.option(
     "--config",
     "config_file",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=LocalPath(exists=True, dir_okay=False),
     help="A TOML file with settings of kvstore.StoreConfig.",
 )
 

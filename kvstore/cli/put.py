@@ -18,6 +18,7 @@ from kvstore import Message, PutResult, Store
 from kvstore.cli.messages import message_from_json
 from kvstore.cli.opening import config_option, folder_argument, open_store, topic_argument
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.paths import LocalFile
 from kvstore.cli.places import index_of, line_of, name_of, say_place
 from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, MessageIllegal, StoreError, TopicExists
@@ -38,7 +39,7 @@ class _Property(click.ParamType[tuple[str, str]]):
 @click.command()
 @folder_argument
 @topic_argument
-@click.argument("source", metavar="[FILE|-]", type=click.File("rb"), required=False)
+@click.argument("source", metavar="[FILE|-]", type=LocalFile("rb"), required=False)
 @click.option("--body", help="Put this one message instead of reading lines.")
 @click.option(
     "--jsonl", is_flag=True, help="Each line is a JSON object: body and, if wanted, others."

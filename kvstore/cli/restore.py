@@ -9,12 +9,13 @@ import click
 from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import Instant, config_option, read_config
 from kvstore.cli.output import Output, output_option
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.report import show_report
 
 
 @click.command()
 @click.argument("source", metavar="SOURCE")
-@click.argument("target", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("target", metavar="DIR", type=LocalPath(file_okay=False))
 @click.option("--topic", "topics", multiple=True, help="Only this one; may be given again.")
 @click.option("--until", type=Instant(), metavar="TIME", help="Leave out what was stored later.")
 @click.option("--copy", is_flag=True,

@@ -21,6 +21,7 @@ import msgspec
 
 from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import Files, LocalFiles
+from kvstore.paths import local_path
 from tiering.archive.crypto import TopicKey
 from tiering.archive.layout import KEY_SIZE
 
@@ -52,9 +53,9 @@ class KeyFile:
     key file.
     """
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
-        self._path = path
-        self._old = path.with_name(path.name + ".old")
+    def __init__(self, path: str | Path, files: Files | None = None) -> None:
+        self._path = local_path(path, "keys").absolute()
+        self._old = self._path.with_name(self._path.name + ".old")
         self._files: Files = LocalFiles() if files is None else files
         self._lock = threading.Lock()
         self._erase_old()

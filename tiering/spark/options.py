@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvstore.errors import ConfigError, shown
+from kvstore.paths import local_path
 
 PLACE: Final = "place."
 """What the settings of a place (docs/places.md) begin with."""
@@ -62,7 +63,13 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
             "nothing says what to read: give a store's folder, or a folder or bucket of archives, "
             "as load(path)"
         )
+    found["path"] = at_home(str(found["path"]))
     return msgspec.convert({**found, "place": place}, ReadOptions)
+
+
+def at_home(path: str) -> str:
+    """A path with `~` as the home folder; a URL stays as it is. Raises CallerError."""
+    return path if "://" in path else str(local_path(path, "what Spark reads or writes"))
 
 
 def by_field(

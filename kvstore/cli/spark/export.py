@@ -18,6 +18,7 @@ import click
 
 from kvstore.cli.access import Access, Setting, access_options
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.spark.options import Engine, engine_options, options_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _TARGET: int = 128
 @click.option("--format", "form", type=click.Choice(["parquet", "iceberg"]), default="parquet",
               show_default=True)  # fmt: skip
 @click.option("--schema", "schema_file", metavar="FILE",
-              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              type=LocalPath(exists=True, dir_okay=False),
               help="Schemas of JSON bodies, by topic: an object of JSON.")  # fmt: skip
 @click.option("--infer", metavar="TOPIC", multiple=True,
               help="Find the schema of a topic's JSON bodies, and keep it.")  # fmt: skip

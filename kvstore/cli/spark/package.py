@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.paths import LocalPath
 
 PACKAGES: Final = ("kvstore", "tiering", "pyspark_kvmq")
 _ROOT: Final = Path(__file__).resolve().parents[3]
@@ -22,7 +23,7 @@ _WHEN: Final = (1980, 1, 1, 0, 0, 0)
 
 
 @click.command()
-@click.argument("target", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("target", metavar="FILE", type=LocalPath(dir_okay=False))
 @output_option
 def package(out: Output, target: Path) -> None:
     """Write kvmq as a zip FILE, for `spark-submit --py-files FILE`.

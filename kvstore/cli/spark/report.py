@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.spark.options import Engine, engine_options
 from kvstore.cli.spark.views import Asked, view_options
 
@@ -14,7 +15,7 @@ from kvstore.cli.spark.views import Asked, view_options
 @click.command()
 @click.argument("path", metavar="PATH")
 @click.option("-o", "--output", "target", metavar="FILE",
-              type=click.Path(dir_okay=False, path_type=Path),
+              type=LocalPath(dir_okay=False),
               help="The page, in HTML; default: report.html, or none with --json.")  # fmt: skip
 @click.option("--top", type=click.IntRange(1, 1000), default=20, show_default=True,
               help="How many topics, keys and dead letters are named.")  # fmt: skip

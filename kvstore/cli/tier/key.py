@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from kvstore.cli.output import Output, output_option
+from kvstore.cli.paths import LocalPath
 
 
 @click.group()
@@ -15,7 +16,7 @@ def key() -> None:
 
 
 @key.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=LocalPath(dir_okay=False))
 @click.argument("topic")
 @output_option
 def make(out: Output, file: Path, topic: str) -> None:
@@ -39,7 +40,7 @@ def make(out: Output, file: Path, topic: str) -> None:
 
 
 @key.command(name="list")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=LocalPath(exists=True, dir_okay=False))
 @output_option
 def list_(out: Output, file: Path) -> None:
     """List the topics that have a key in FILE."""

@@ -12,6 +12,7 @@ import msgspec
 from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.tier.options import policy_option, read_policy
 from kvstore.cli.tier.prices import PRICE, StoragePrices, storage_prices
 
@@ -42,7 +43,7 @@ _SHARE = click.FloatRange(0, 1)
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False),
     help="Draw it too: .svg, .png or .pdf. Needs kvmq[plot].",
 )
 @access_options

@@ -21,7 +21,7 @@ from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 from tiering.classes import RetentionClass, read_class
 from tiering.place import Place, open_place
 from tiering.places.settings import is_remote
-from tiering.spark.options import by_field
+from tiering.spark.options import at_home, by_field
 
 ARCHIVE_BYTES: Final = 512 << 20
 SPILL_BYTES: Final = 64 << 20
@@ -64,6 +64,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise ConfigError(
             "nothing says where archives are to go: give a folder, or a bucket's URL, as save(path)"
         )
+    found["path"] = at_home(str(found["path"]))
     _check_folder(str(found["path"]))
     read_class(str(found.get("retention_class", _EVER)))
     try:
