@@ -103,6 +103,10 @@ class HandOver:
             if n < last
         ]
 
+    def segment_path(self, segment: int) -> Path:
+        """A segment's file, sealed or not."""
+        return self._log.segments.path(segment)
+
     def stats(self, segments: Sequence[int]) -> Iterator[SegmentStats]:
         """What some of the sealed segments hold, one after the other; what a sealed one does
         changes only when a topic is deleted.

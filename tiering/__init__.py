@@ -23,7 +23,7 @@ from tiering.archive.crypto import KeyProvider, TopicKey
 from tiering.archive.keyfile import KeyFile
 from tiering.attach import AttachReport, attach
 from tiering.audit import AuditProblem, AuditReport, Orphan
-from tiering.erase import DestroyReport, ErasureReport
+from tiering.erase import DestroyReport, ErasurePlan, ErasureReport
 from tiering.errors import (
     AttachConflict,
     ExtraMissing,
@@ -60,6 +60,7 @@ __all__ = [
     "AuditProblem",
     "AuditReport",
     "DestroyReport",
+    "ErasurePlan",
     "ErasureReport",
     "ExtraMissing",
     "KeyDestroyed",

@@ -1,10 +1,11 @@
-"""Erase: have every copy of some messages gone, wherever they lie, and show that they are.
+"""Erase: removes every copy of some messages, wherever they lie, and shows that none is left.
 
 The idea: what was put before the erasure began is sealed. Segments that hold something of it become
 archives that don't, and their files are overwritten; archives that hold something of it are
 rewritten (where several work, the next ones are made while one is handed over). Objects that were
-replaced, by this or by a merge before, go at once, whatever the grace time. Then everything is read
-once more, segments and archives, and what still matches is counted.
+replaced, by this or by a merge before, go at once, whatever the grace time. Then segments and
+archives are searched once more, and what still matches is counted. How much a search reads is
+`search`'s: of a topic, only where the directory of an archive says that it may be.
 
 Invariants: a message that is not meant is readable at every moment; what could not be rewritten is
 in the report with the reason, and nothing says proven then; running it again does what is left.
@@ -15,35 +16,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
 from kvstore.archived import Sealed
 from kvstore.errors import StoreClosed, StoreError
-from kvstore.files import LocalFiles
 from tiering.ahead import ahead
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.manifest import Manifest
-from tiering.archive.reader import Archive
-from tiering.archive.records import RecordBatch
 from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.due import SegmentDue
 from tiering.errors import PolicyIllegal, TieringStopped
-from tiering.keys import KeysAtHand, keys_at_hand
+from tiering.keys import keys_at_hand
 from tiering.match import Match
-from tiering.merge import Input
 from tiering.moving import Mover
-from tiering.place import open_place
 from tiering.pool import Executor
-from tiering.reading import Rows, Window
 from tiering.regroup import Regrouped
 from tiering.replacing import Ready, Replacer
-from tiering.segment import read_segment
+from tiering.search import Counted, Searcher
 from tiering.storeside import Store
 
-WINDOW_BYTES = 8 << 20
 REWRITTEN_AT_ONCE: Final = 4
 """Archives that are made anew at the same time at most: each is several jobs by itself."""
 
@@ -62,8 +54,9 @@ class ErasureReport(msgspec.Struct, kw_only=True):
     the names of archives that were replaced, `archives` of those that replaced them, `removed` of
     objects that are gone.
 
-    The proof: `checked` messages were read, of which `found` matched; `unreadable` more are
-    encrypted with keys that are destroyed. `failed` says what could not be done or read, and why.
+    The proof: of `checked` messages `found` matched (each was read, or is of a topic in an archive
+    that can't match); `unreadable` more are encrypted with keys that are destroyed. `failed` says
+    what could not be done or read, and why.
     """
 
     what: str
@@ -79,8 +72,25 @@ class ErasureReport(msgspec.Struct, kw_only=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether everything was read again, and nothing matched."""
+        """Whether everything was searched again, and nothing matched."""
         return not self.found and not self.failed
+
+
+class ErasurePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an erasure would do now: so many messages match; `segments` would become archives
+    without them (the active segment among them, which is sealed for that), `archives` are the names
+    of those that would be rewritten, with the bytes of both. `removed` are names of objects that
+    were replaced before, and would go at once. `failed` says what could not be looked at, and why.
+    """
+
+    what: str
+    messages: int = 0
+    segments: list[int] = []
+    segment_bytes: int = 0
+    archives: list[str] = []
+    archive_bytes: int = 0
+    removed: list[str] = []
+    failed: dict[str, str] = {}
 
 
 class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,56 +111,6 @@ class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
     def is_whole(self) -> bool:
         """Whether everything was looked at, and nothing of the topic can be read any more."""
         return not (self.readable or self.segments or self.failed)
-
-
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages something holds, how many of them match, and how many can't be read."""
-
-    messages: int = 0
-    found: int = 0
-    unreadable: int = 0
-
-
-def count_in_segment(path: str, base: int, match: Match) -> Counted:
-    """What a segment's file has of a match, records that no queue holds included."""
-    files = LocalFiles()
-    mapped = files.map(Path(path), writable=False)
-    try:
-        found = read_segment(mapped.buffer, base, mapped.size)
-        meant = match.rows_of(RecordBatch(mapped.buffer, found.starts, found.sizes))
-        # What is damaged may be anything.
-        return Counted(
-            messages=len(found.starts), found=int(meant.sum()), unreadable=len(found.damage)
-        )
-    finally:
-        mapped.close()
-
-
-def count_in_archive(one: Input, match: Match, keys: KeysAtHand | None) -> Counted:
-    """What an archive has of a match; every block is read but those whose key is destroyed."""
-    place = open_place(one.place, options=one.options or None)
-    return count(Archive.open(place.source(one.key, one.size), keys=keys), match, keys)
-
-
-def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> Counted:
-    """See `count_in_archive`."""
-    window = Window(archive, WINDOW_BYTES)
-    messages = found = unreadable = 0
-    for number, _, blocks in archive.directory.queues():
-        topic = archive.manifest.topics[number]
-        held = sum(map(archive.directory.count, blocks))
-        if topic.key_id is not None and (keys is None or keys.is_gone(topic.name, topic.key_id)):
-            whole = match.is_all_of(
-                topic.name, topic.last_stored_at, archive.manifest.last_position
-            )
-            found += held * whole
-            unreadable += held * (not whole)
-            continue
-        for block in blocks:
-            records = Rows.of(window.block(block)).records
-            messages += len(records)
-            found += int(match.rows(records).sum())
-    return Counted(messages=messages, found=found, unreadable=unreadable)
 
 
 class Eraser:
@@ -175,12 +135,42 @@ class Eraser:
         self._tell = tell
         self._plan = plan
         self._planning = threading.Lock()
+        self._search = Searcher(store, replacer, executor)
+
+    def look(self, match: Match) -> ErasurePlan:
+        """What `erase` would do; nothing is changed."""
+        self._store.checkpoint()
+        self._search.begin()
+        plan = ErasurePlan(what=str(match))
+        for segment in self._search.segments():
+            self._check()
+            with _noting(plan.failed, f"segment {segment.number}"):
+                counted = self._search.in_segment(segment, match, self._check)
+                if counted.found or counted.unreadable:
+                    plan = msgspec.structs.replace(
+                        plan, messages=plan.messages + counted.found,
+                        segments=[*plan.segments, segment.number],
+                        segment_bytes=plan.segment_bytes + self._side.segment_size,
+                    )  # fmt: skip
+        for row in self._rows():
+            self._check()
+            with _noting(plan.failed, row.name):
+                counted = self._search.in_archive(row, match, self._check)
+                if counted.found:
+                    plan = msgspec.structs.replace(
+                        plan, messages=plan.messages + counted.found,
+                        archives=[*plan.archives, row.name],
+                        archive_bytes=plan.archive_bytes + row.size,
+                    )  # fmt: skip
+        retired = (row for row in decode_rows(self._side.rows()) if row.state == "retired")
+        return msgspec.structs.replace(plan, removed=[row.name for row in retired])
 
     def erase(self, match: Match) -> ErasureReport:
-        """Do it, and read everything again. What goes wrong is in the report."""
+        """Do it, and search everything again. What goes wrong is in the report."""
         report = ErasureReport(what=str(match))
         self._store.seal()
         self._store.checkpoint()
+        self._search.begin()
         ends = [segment.end_position for segment in self._side.sealed()]
         ends += [row.last_position + 1 for row in self._rows()]
         match = msgspec.structs.replace(match, below=max(ends, default=0))
@@ -188,7 +178,7 @@ class Eraser:
         self._erase_archives(match, report)
         for row in decode_rows(self._side.rows()):
             if row.state == "retired":
-                with _noting(report, row.name):
+                with _noting(report.failed, row.name):
                     self._replacer.remove_retired(row)
                     report.removed.append(row.name)
         removed, stay = self._replacer.remove_leftovers()
@@ -204,7 +194,7 @@ class Eraser:
         def make(
             segment: Sealed, check: Callable[[], None]
         ) -> tuple[Counted, SegmentDue, Regrouped] | None:
-            counted = self._count_segment(segment, match, check)
+            counted = self._search.in_segment(segment, match, check)
             if not counted.found and not counted.unreadable:
                 return None
             # What is looked at is remembered, by one at a time.
@@ -222,7 +212,7 @@ class Eraser:
         with closing(ahead(width, self._check, segments, make)) as coming:
             for segment, made in coming:
                 self._check()
-                with _noting(report, f"segment {segment.number}"):
+                with _noting(report.failed, f"segment {segment.number}"):
                     found = made()
                     if found is not None:
                         counted, due, regrouped = found
@@ -230,18 +220,11 @@ class Eraser:
                         report.segments.append(segment.number)
                         report.messages += counted.found
 
-    def _count_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> Counted:
-        path = str(segment.path)
-        return self._executor.run(check, count_in_segment, path, segment.first_position, match)
-
     def _erase_archives(self, match: Match, report: ErasureReport) -> None:
         def make(row: ArchiveRow, check: Callable[[], None]) -> Ready | None:
-            if match.before is not None and row.first_stored_at >= match.before:
+            if not self._search.in_archive(row, match, check).found:
                 return None
-            manifest = self._replacer.manifest_of(row)
-            if not self._count_archive(row, manifest, match, check).found:
-                return None
-            return self._replacer.erased(row, manifest, match, check)
+            return self._replacer.erased(row, self._replacer.manifest_of(row), match, check)
 
         rows = self._rows()
         width = min(self._executor.width, REWRITTEN_AT_ONCE)
@@ -249,7 +232,7 @@ class Eraser:
             for at, (row, made) in enumerate(coming):
                 self._check()
                 self._tell(f"erasing {match}", at, len(rows))
-                with _noting(report, row.name):
+                with _noting(report.failed, row.name):
                     ready = made()
                     if ready is not None:
                         self._settle(ready, report)
@@ -260,13 +243,6 @@ class Eraser:
         report.rewritten += [row.name for row in replaced.old]
         if replaced.row is not None:
             report.archives.append(replaced.row.name)
-
-    def _count_archive(
-        self, row: ArchiveRow, manifest: Manifest, match: Match, check: Callable[[], None]
-    ) -> Counted:
-        keys = self._replacer.keys_for([manifest])
-        one = self._replacer.input_of(row)
-        return self._executor.run(check, count_in_archive, one, match, keys)
 
     def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
         """Destroy a topic's key, and tell what of the topic can be read all the same."""
@@ -306,15 +282,15 @@ class Eraser:
 
         def count(one: Sealed | ArchiveRow, check: Callable[[], None]) -> Counted:
             if isinstance(one, ArchiveRow):
-                return self._count_archive(one, self._replacer.manifest_of(one), match, check)
-            return self._count_segment(one, match, check)
+                return self._search.in_archive(one, match, check)
+            return self._search.in_segment(one, match, check)
 
         everything: list[Sealed | ArchiveRow] = [*segments, *rows]
         with closing(ahead(self._executor.width, self._check, everything, count)) as coming:
             for at, (one, counting) in enumerate(coming):
                 self._tell(f"proving that nothing is left: {match}", at, len(everything))
                 name = one.name if isinstance(one, ArchiveRow) else f"segment {one.number}"
-                with _noting(report, name):
+                with _noting(report.failed, name):
                     counted = counting()
                     if isinstance(one, ArchiveRow):
                         _add(report, counted)
@@ -336,8 +312,8 @@ def _add(report: ErasureReport, counted: Counted) -> None:
 class _noting:  # noqa: N801  # used like a function
     """What goes wrong inside is in the report, and no more than that."""
 
-    def __init__(self, report: ErasureReport, what: str) -> None:
-        self._report, self._what = report, what
+    def __init__(self, failed: dict[str, str], what: str) -> None:
+        self._failed, self._what = failed, what
 
     def __enter__(self) -> None:
         pass
@@ -347,5 +323,5 @@ class _noting:  # noqa: N801  # used like a function
             return False
         if not isinstance(value, StoreError | OSError):
             return False
-        self._report.failed[self._what] = str(value)
+        self._failed[self._what] = str(value)
         return True

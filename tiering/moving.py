@@ -133,10 +133,12 @@ class Mover:
                 removed.append(f"{place.name}/{intent.key}")
             self.intents.forget(intent.number)
         made = self._work / "made"
-        for name in self._files.list_dir(made) if made.is_dir() else ():
-            held = self._files.list_dir(made / name) if (made / name).is_dir() else [name]
-            shutil.rmtree(made / name, ignore_errors=True)
-            removed += [f"{name}/{file}" for file in held]
+        for path in sorted(made.rglob("*")) if made.is_dir() else ():
+            if path.is_file():
+                # It may hold what is to be erased.
+                self._files.erase(path)
+                removed.append(str(path.relative_to(made)))
+        shutil.rmtree(made, ignore_errors=True)
         return removed
 
     # --- one segment ---

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ Tier = Literal["warm", "cold"]
 
 BLOCK_MIN: Final = 4 << 10
 BLOCK_MAX: Final = 64 << 20
+_PLACES: Final = frozenset({"warm", "cold"})
 _DURATION_MAX: Final = float(1 << 43)
 """Seconds; in milliseconds it still fits 8 bytes."""
 _DURATIONS: Final = (
@@ -52,7 +54,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     messages go from hot to `cold` and stay there for `warm_for` longer. With neither place nothing
     moves, and deleting raw segments is the store's retention alone.
 
-    `warm` is a folder, `cold` a folder or a URL such as s3://bucket/prefix.
+    `warm` is a folder, `cold` a folder or a URL such as s3://bucket/prefix. A relative folder is in
+    the store's; `~` is the home folder.
 
     `codec` ("zstd" or "lz4"), `level` and `block_bytes` (raw bytes of records in a block, 4 KiB to
     64 MiB) are how archives are made.
@@ -110,9 +113,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.warm is not None or self.cold is not None
 
     @classmethod
-    def from_toml(cls, text: str) -> Policy:
+    def from_toml(cls, text: str, relative_to: Path | None = None) -> Policy:
         """Read a policy from TOML, the names being this class's; durations may be texts such as
-        "36h" or "90d".
+        "36h" or "90d". A relative path in `warm` or `cold` is relative to the store's folder, or to
+        `relative_to`, for a policy that is in a file there.
 
         >>> Policy.from_toml('hot_for = "1d"\\nwarm = "archive"').hot_for
         86400.0
@@ -127,7 +131,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except tomllib.TOMLDecodeError as e:
             raise PolicyIllegal(f"the policy is not TOML: {e}") from e
         try:
-            return msgspec.convert(_seconds(found), cls)
+            found = _seconds(found)
+            if relative_to is not None:
+                found |= {
+                    name: _placed(found[name], relative_to) for name in _PLACES & found.keys()
+                }
+            return msgspec.convert(found, cls)
         except msgspec.ValidationError as e:
             raise PolicyIllegal(f"the policy can't be used: {e}") from e
 
@@ -194,6 +203,23 @@ def _seconds(found: Mapping[str, Any]) -> dict[str, Any]:
                 )
             out[name] = milliseconds / 1000
     return out
+
+
+def _placed(place: object, folder: Path) -> object:
+    """A place of a policy that is in a file in a folder; what is no path stays as it is."""
+    if not isinstance(place, str) or not place.strip() or "://" in place:
+        return place
+    return str(folder / expanded(place))
+
+
+def expanded(place: str) -> str:
+    """A path with the home folder in the place of `~`. Raises `PolicyIllegal` if nobody knows where
+    that is.
+    """
+    try:
+        return str(Path(place).expanduser())
+    except RuntimeError as e:
+        raise PolicyIllegal(f"{place!r} can't be found: {e}; give the whole path") from e
 
 
 def _check_ranges(p: Policy) -> None:

@@ -20,7 +20,7 @@ from tiering.errors import PolicyIllegal
 from tiering.moving import WORK
 from tiering.place import Place, open_kept
 from tiering.places.settings import is_remote
-from tiering.policy import Policy
+from tiering.policy import Policy, expanded
 
 _OWN: Final = frozenset({"commitlog", "index", WORK})
 """Folders of a store that are no place for archives."""
@@ -36,7 +36,8 @@ def open_places(
     tiers: tuple[tuple[Tier, str | None], ...] = ("warm", policy.warm), ("cold", policy.cold)
     for tier, where in tiers:
         if where is not None:
-            place = open_kept(where, folder, options=options, files=files, clock=clock)
+            kept = where if "://" in where else expanded(where)
+            place = open_kept(kept, folder, options=options, files=files, clock=clock)
             _check_outside(tier, place, folder)
             found[tier] = place
     if len(found) > 1 and _really(found["warm"]) == _really(found["cold"]):

@@ -95,6 +95,7 @@ class Shifter:
         """Remove the copies that a worker that was cut off has left; returns their names."""
         left = self._files.list_dir(self._work) if self._work.is_dir() else []
         for name in left:
+            self._files.erase(self._work / name)  # it may hold what is to be erased
             self._files.remove(self._work / name)
         return [f"{self._work.name}/{name}" for name in left]
 

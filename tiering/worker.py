@@ -31,7 +31,7 @@ from tiering.catalog import Tier, decode_rows, kept_as
 from tiering.classes import RetentionClass, life_of
 from tiering.doing import MOVING, Doer
 from tiering.due import Agenda, SegmentDue, due, due_at_once
-from tiering.erase import Destroyer, DestroyReport, Eraser, ErasureReport
+from tiering.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
 from tiering.errors import PlaceFull, PolicyIllegal, TieringBusy, TieringStopped
 from tiering.history import History
 from tiering.keys import provider_of
@@ -317,22 +317,41 @@ class Worker:
             work(run)
             return run.report()
 
+    def erasure_plan(
+        self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
+        everywhere: bool = False,
+    ) -> ErasurePlan:  # fmt: skip
+        """What `erase` would do; nothing is changed. Raises as that does."""
+        match = self._match(topic, key, before, everywhere)
+        with self._alone():
+            return self._eraser().look(match)
+
     def erase(
-        self, *, topic: str | None = None, key: str | None = None, before: int | None = None
-    ) -> ErasureReport:
+        self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
+        everywhere: bool = False,
+    ) -> ErasureReport:  # fmt: skip
         """Erase what was put so far of a topic, with a key, or stored before a time (ms); of what
-        is given all must be true. Then everything is read again, to show that nothing is left: see
-        `ErasureReport.is_proven`. Raises as `run_once` does.
+        is given all must be true. Then it is searched again, to show that nothing is left: see
+        `ErasureReport.is_proven`. Copies of a topic's messages are looked for where the store puts
+        them: in system topics and groups' dead-letter topics; `everywhere`: in all topics, which
+        reads every archive. Raises as `run_once` does.
         """
-        match = Match(topic=topic, key=key, before=before)
+        match = self._match(topic, key, before, everywhere)
         with self._alone():
             self._begin()
             report = self._eraser().erase(match)
             self.history.add(
-                "erased", report.what, archives=report.archives, messages=report.messages,
+                "erased", match.for_notes, archives=report.archives, messages=report.messages,
                 note="proven" if report.is_proven else f"not proven: {report.failed}"[:1000],
             )  # fmt: skip
             return report
+
+    def _match(
+        self, topic: str | None, key: str | None, before: int | None, everywhere: bool
+    ) -> Match:
+        dead = frozenset(group.dead_letters for group in self._store.groups())
+        copies_in = None if everywhere else dead
+        return Match(topic=topic, key=key, before=before, copies_in=copies_in)
 
     def destroy_key(self, topic: str) -> DestroyReport:
         """Destroy a topic's key: what is encrypted with it is gone everywhere at once, copies of

@@ -1,8 +1,12 @@
-"""`kvmq tier run`, `list`, `history`, `verify`: archives made, shown and checked."""
+"""`kvmq tier run`, `list`, `history`, `verify`, `erase`: archives made, shown, checked, erased."""
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from kvstore import Message, StoreConfig
 from tests.cli.conftest import Kvmq
 from tests.support.clock import VirtualClock
 
-POLICY = 'hot_for = "1d"\nwarm = "archive"\n'
+POLICY = 'hot_for = "1d"\nwarm = "old/archive"\n'
 
 
 @pytest.fixture
@@ -195,3 +199,35 @@ def test_watching_goes_on_until_a_signal_ends_it(
     assert child.wait(30) == 0
     listed = kvmq("tier", "list", old, "--json").json
     assert sorted(archive["generation"] for archive in listed) == [0, 0, 0, 1]
+
+
+def test_what_an_erasure_would_do_is_told_and_nothing_is_done(
+    kvmq: Kvmq, tiered: Path, policy: Path
+) -> None:
+    words = ("erase", "topic", tiered, "orders", "--policy", policy)
+    told = kvmq(*words, "--dry-run", "--json").json
+    listed = kvmq("tier", "list", tiered, "--json").json
+    assert (told["messages"], len(told["archives"])) == (200, len(listed))
+    assert "archive_bytes" in kvmq(*words, "--dry-run").out
+    assert kvmq("tier", "list", tiered, "--json").json == listed
+    assert kvmq("erase", "key", tiered, "o-3", "--policy", policy, "--dry-run").code == 0
+    assert kvmq(*words, "--everywhere", "--yes", "--json").json["messages"] == 200
+    by_key = ("erase", "topic", tiered, "orders", "--by-key", "--keys", policy)
+    assert kvmq(*by_key, "--dry-run").code == kvmq(*by_key, "--everywhere").code == 2
+
+
+def test_on_a_terminal_an_erasure_tells_and_asks_first(
+    kvmq: Kvmq, tiered: Path, policy: Path
+) -> None:
+    words = [sys.executable, "-m", "kvstore", "erase", "key", str(tiered), "o-3"]
+    terminal, end = pty.openpty()
+    os.write(terminal, b"no\n")
+    asked = subprocess.run(
+        [*words, "--policy", str(policy)], stdin=end, capture_output=True, text=True, check=False
+    )
+    os.close(end)
+    os.close(terminal)
+    assert asked.returncode == 130
+    assert "for good?" in asked.stderr
+    assert "archive_bytes" in asked.stdout
+    assert len(kvmq("query", tiered, "orders", "o-3", "--json").lines) == 1

@@ -17,7 +17,7 @@ def _policy_option(*, required: bool) -> Option:
     return click.option(
         "--policy", "policy_file", metavar="FILE", required=required,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="A TOML file with a tiering.Policy.",
+        help="A TOML file with a tiering.Policy; paths in it are relative to it.",
     )  # fmt: skip
 
 
@@ -26,8 +26,9 @@ policy_option_at_need: Option = _policy_option(required=False)
 
 
 def read_policy(file: Path) -> Policy:
-    """The policy in a TOML file."""
+    """The policy in a TOML file; relative paths in it are relative to the file's folder."""
     from tiering.policy import Policy
 
     # What is not UTF-8 is not TOML either, and that is what the policy says then.
-    return Policy.from_toml(file.read_text(encoding="utf-8", errors="replace"))
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return Policy.from_toml(text, relative_to=file.absolute().parent)

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import ConfigError, Retention
+from kvstore.clock import SystemClock
+from kvstore.files import LocalFiles
 from tests.tiering.policy.givens import DAY, HOUR
 from tiering.errors import PolicyIllegal
 from tiering.policy import Policy, check_with_store, is_open
+from tiering.policyplaces import open_places
 from tiering.prices import Prices, TierPrice
 
 STORE = (0.75, 0.85, 0.90)
@@ -178,3 +181,26 @@ def test_a_store_that_would_delete_before_the_policy_moves_is_a_contradiction(
 def test_a_store_that_deletes_after_the_policy_has_moved_is_none() -> None:
     check_with_store(Policy(hot_for=DAY, warm="w"), Retention(hot_for=2 * DAY), STORE)
     check_with_store(Policy(hot_for=DAY), Retention(hot_for=HOUR, max_bytes=3), (0.1, 0.1, 0.1))
+
+
+def test_paths_in_a_file_are_relative_to_it_and_all_others_to_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'hot_for = 1\nwarm_for = 1\nwarm = "archive"\ncold = "../cold"'
+    in_file = Policy.from_toml(text, relative_to=tmp_path)
+    assert (in_file.warm, in_file.cold) == (f"{tmp_path}/archive", f"{tmp_path}/../cold")
+    assert Policy.from_toml(text).warm == "archive"
+    for place in ("/srv/archive", "s3://bucket/prefix", "file:///srv/x"):
+        whole = Policy.from_toml(f'hot_for = 1\ncold = "{place}"', relative_to=tmp_path)
+        assert whole.cold == place
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    home = Policy.from_toml('hot_for = 1\nwarm = "~/a"', relative_to=tmp_path)
+    assert home.warm == str(tmp_path / "home" / "a")
+    for policy in (home, Policy(hot_for=1, warm="~/a"), Policy(hot_for=1, cold="~/a")):
+        (opened,) = open_places(policy, tmp_path, {}, LocalFiles(), SystemClock()).values()
+        assert opened.name == str(tmp_path / "home" / "a")
+    with pytest.raises(PolicyIllegal, match="whole path"):
+        Policy.from_toml('hot_for = 1\nwarm = "~nobody-of-that-name/a"', relative_to=tmp_path)
+    for wrong in ("5", '""', "[]"):
+        with pytest.raises(PolicyIllegal):
+            Policy.from_toml(f"hot_for = 1\nwarm = {wrong}", relative_to=tmp_path)

@@ -1,0 +1,116 @@
+"""An erasure reads, rewrites and tells what holds something of it, and leaves all else alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import Message, Store
+from tests.support.clock import VirtualClock
+from tests.tiering.worker.conftest import config, held
+from tests.tiering.worker.pools import Here
+from tiering import Policy, Worker
+from tiering.search import count_in_archive, count_in_segment
+
+DAY = 86_400.0
+NOW = Policy(hot_for=0, warm="archive", clock_doubt=0.0)
+
+
+class Noting(Here):
+    """Notes how often which work was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
+        self.asked.append(work.__name__)
+        return super().run(check, work, *args)
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+    """Six archives with messages of "events", the last of which has some of "orders" as well; and
+    one of each in the active segment.
+    """
+    with kvstore.open(tmp_path / "store", config(clock)) as opened:
+        for topic in ("events", "orders"):
+            opened.create_topic(topic, queues=3)
+        with Worker(opened, NOW, executor=Here()) as worker:
+            for number in range(6):
+                put(opened, "events", 20)
+                if number == 5:
+                    put(opened, "orders", 3)
+                opened.seal()
+                clock.advance(1)
+                assert worker.run_once().failed == {}
+            assert len(worker.archives()) == 6
+        put(opened, "events", 1)
+        put(opened, "orders", 1)
+        yield opened
+
+
+def put(store: Store, topic: str, count: int) -> None:
+    store.put_batch([Message(topic, b"%d" % n, queue=n % 2, keys=(f"k{n}",)) for n in range(count)])
+
+
+def test_of_a_topic_only_the_archives_that_hold_it_are_read_and_rewritten(store: Store) -> None:
+    noting = Noting()
+    with Worker(store, NOW, executor=noting) as worker:
+        last = worker.archives()[-1]
+        plan = worker.erasure_plan(topic="orders")
+        assert (plan.messages, plan.archive_bytes, plan.failed) == (4, last.bytes, {})
+        assert [name.endswith(last.key) for name in plan.archives] == [True]
+        assert (len(plan.segments), plan.segment_bytes) == (1, store.config.segment_size)
+        noting.asked.clear()
+        report = worker.erase(topic="orders")
+        assert report.is_proven, report.failed
+        assert (report.messages, report.checked) == (4, 121)
+        assert [name.endswith(last.key) for name in report.rewritten] == [True]
+    assert noting.asked.count(count_in_archive.__name__) == 1
+    assert noting.asked.count(count_in_segment.__name__) == 1
+    assert held(store)["orders", 0] == []
+    assert len(held(store)["events", 0] + held(store)["events", 1]) == 121
+
+
+def test_a_plan_changes_nothing(store: Store) -> None:
+    def files() -> dict[Path, bytes]:
+        folders = (store.path / name for name in ("commitlog", "archive"))
+        return {p: p.read_bytes() for f in folders for p in f.rglob("*") if p.is_file()}
+
+    with Worker(store, NOW, executor=Here()) as worker:
+        before, rows = files(), worker.archives()
+        assert worker.erasure_plan(key="k1").messages == 6 + 1
+        assert worker.erasure_plan(before=0).messages == 0
+        assert worker.erasure_plan(topic="none").archives == []
+        assert (files(), worker.archives()) == (before, rows)
+        assert store.segments() == []
+
+
+def test_copies_are_found_where_groups_put_their_dead_letters_and_everywhere_if_asked(
+    store: Store,
+) -> None:
+    for topic in ("graveyard", "copies"):
+        store.create_topic(topic, queues=1)
+        store.put(topic, b"a copy", queue=0, properties={"DLQ_ORIGIN_TOPIC": "orders"})
+    store.create_group("g", dead_letter_topic="graveyard")
+    store.seal()
+    with Worker(store, NOW, executor=Here()) as worker:
+        assert worker.run_once().failed == {}
+        assert worker.erasure_plan(topic="orders").messages == 5
+        assert worker.erasure_plan(topic="orders", everywhere=True).messages == 6
+        assert worker.erase(topic="orders").messages == 5
+        assert [m.body for m in store.pull("copies", 0, 0).messages] == [b"a copy"]
+        assert worker.erase(topic="orders", everywhere=True).messages == 1
+        assert store.pull("copies", 0, 0).messages == []
+
+
+def test_what_is_left_of_a_deleted_topic_is_found_by_its_name(store: Store) -> None:
+    store.delete_topic("orders")
+    store.create_topic("orders", queues=1)
+    with Worker(store, NOW, executor=Here()) as worker:
+        report = worker.erase(topic="orders")
+        assert (report.messages, report.is_proven) == (4, True)
