@@ -21,13 +21,14 @@ POLICY = 'hot_for = "1d"\nwarm = "archive"\nclock_doubt = 0\nblock_bytes = 8192\
 def test_each_verb_answers_as_the_embedded_one(
     kvmq: Kvmq, spark: SparkSession, made: tuple[Path, int], tmp_path: Path
 ) -> None:
-    policy, keys = tmp_path / "policy.toml", tmp_path / "keys.json"
-    policy.write_text(POLICY)
+    keys = tmp_path / "keys.json"
     kvmq("tier", "key", "make", keys, "orders")
-    given = ("--policy", policy, "--json")
 
     def done(folder: Path, *, spark: bool) -> list[Any]:
         shutil.copytree(made[0], folder)
+        policy = folder / "policy.toml"
+        policy.write_text(POLICY)
+        given = ("--policy", policy, "--json")
         first, rest = (("spark",), ("spark",)) if spark else (("tier",), ())
         moved = kvmq(*first, "tier" if spark else "run", folder, *given)
         compacted = kvmq(*first, "compact", folder, *given)
