@@ -4,10 +4,10 @@ The idea: everything the log does to the file system goes through a `Files`, eve
 through the `MappedFile` it hands out. Tests put a twin in its place that records, fails or forgets.
 RocksDB has its own files and does not pass here.
 
-Invariants: a mapped file has its full size and all its blocks before the first store into the map,
-so that no store can end the process (a store into a hole of a full disk is a SIGBUS); a file that
-was created or renamed is on disk under that name when the call returns (file and folder are
-synced)."""
+Invariants: a mapped file has its full size from the start, and its blocks below `reserved`; nothing
+is stored into the map above that, so that no store can end the process (a store into a hole of a
+full disk is a SIGBUS); a file that was created or renamed is on disk under that name when the call
+returns (file and folder are synced)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import fcntl
 import mmap
 import os
 import secrets
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -26,6 +25,9 @@ from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
 from kvstore.forking import let_go_in_child, module_lock
 
 _CHUNK = 8 << 20
+_RESERVED_MIN = 1 << 20
+_RESERVED_MAX = 64 << 20
+"""Bytes that get blocks at a time: as many as have them, between these; 22 calls of 10 us a GiB."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LOCK_MARK = "kvmq"
@@ -44,13 +46,17 @@ class MappedFile(Protocol):
     buffer: SegmentBuffer
     """Reading and (if opened so) writing by position; a slice is a copy, as `bytes`."""
 
+    reserved: int
+    """The bytes below have their blocks, as far as this map has asked for them."""
+
+    def reserve(self, end: int) -> None:
+        """Give the bytes below `end`, and some behind, their blocks, or raise `OSError`."""
+
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write past the map, with a system call; seen through the map at once."""
 
     def zero_from(self, offset: int) -> int:
-        """Make everything from `offset` on zero, and put that on the disk; returns how many bytes
-        were not.
-        """
+        """Make all from `offset` on zero, on the disk; returns how many bytes were not."""
 
     def sync(self) -> None:
         """Return when everything written so far is on the disk; `OSError` if the disk refused."""
@@ -85,9 +91,7 @@ class Files(Protocol):
         """What the system says of a name; None where `size` says None."""
 
     def create(self, path: Path, size: int) -> None:
-        """Make a file of `size` zero bytes with all its blocks; `DiskFull` if they are not to be
-        had.
-        """
+        """Make a file of `size` zero bytes, with no block on the disk yet; `DiskFull`."""
 
     def map(self, path: Path, *, writable: bool) -> MappedFile:
         """Map a whole file; `SegmentDamaged` if it is empty or can't be opened."""
@@ -109,7 +113,7 @@ class Files(Protocol):
         """Give a file a second name; copy it where that is impossible. True if linked."""
 
     def copy(self, source: Path, target: Path) -> None:
-        """Copy a file durably."""
+        """Copy a file durably; its holes stay holes."""
 
     def links(self, path: Path) -> int:
         """How many names the file has; more than one means somebody else has its bytes too."""
@@ -121,15 +125,13 @@ class Files(Protocol):
         """Remove a file durably; nothing if it is not there."""
 
     def erase(self, path: Path) -> None:
-        """Overwrite a file's bytes with zeros, on disk, before it is removed."""
+        """Overwrite a file's bytes with zeros, on disk; its holes, which hold nothing, stay."""
 
     def disk_used(self, path: Path) -> float:
         """The share of the file system in use, 0 to 1, as an ordinary user sees it."""
 
     def lock(self, path: Path) -> FolderLock:
-        """Take the lock file for this process alone; `StoreLocked` with the holder's pid if it is
-        held.
-        """
+        """Take the lock file for this process alone; `StoreLocked` names the pid that holds it."""
 
 
 class LocalFiles:
@@ -166,22 +168,13 @@ class LocalFiles:
     def create(self, path: Path, size: int) -> None:
         """See `Files.create`."""
         part = path.with_name(path.name + ".new")
-        try:
+        with _made(part, f"for a segment of {size} bytes at {path}", " or lower segment_size"):
             fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                os.posix_fallocate(fd, 0, size)
+                os.ftruncate(fd, size)
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        except OSError as e:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            if e.errno in (*_FULL, errno.EFBIG):
-                raise DiskFull(
-                    f"no room for a segment of {size} bytes at {path}: {e.strerror}; free disk "
-                    "space or lower segment_size"
-                ) from e
-            raise
         self.rename(part, path)
 
     def map(self, path: Path, *, writable: bool) -> MappedFile:
@@ -216,26 +209,21 @@ class LocalFiles:
         """See `Files.write_new`."""
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
-            with part.open("xb", buffering=0) as f:
-                for chunk in chunks:
-                    left = memoryview(chunk)
-                    while left:
-                        left = left[f.write(left) :]
-                os.fsync(f.fileno())
-            if replace:
-                part.replace(path)
-            else:
-                path.hardlink_to(part)  # unlike a rename, refuses a name that is taken
+            with _made(part, f"for {path}"):
+                with part.open("xb", buffering=0) as f:
+                    at = 0
+                    for chunk in chunks:
+                        _write(f.fileno(), at, chunk)
+                        at += len(chunk)
+                    os.fsync(f.fileno())
+                if replace:
+                    part.replace(path)
+                else:
+                    path.hardlink_to(part)  # unlike a rename, refuses a name that is taken
+                    part.unlink()
         except FileExistsError:
             self._sync_dir(path.parent)  # whoever was first may not have come to this yet
             raise
-        except OSError as e:
-            if e.errno in (*_FULL, errno.EFBIG):
-                raise DiskFull(f"no room for {path}: {e.strerror}; free disk space") from e
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink()
         self._sync_dir(path.parent)
 
     def link_or_copy(self, source: Path, target: Path) -> bool:
@@ -251,21 +239,12 @@ class LocalFiles:
     def copy(self, source: Path, target: Path) -> None:
         """See `Files.copy`."""
         part = target.with_name(target.name + ".new")
-        try:
-            shutil.copyfile(source, part)
-            with part.open("rb+") as f:
-                size = os.fstat(f.fileno()).st_size
-                if size:
-                    os.posix_fallocate(f.fileno(), 0, size)
-                os.fsync(f.fileno())
-        except OSError as e:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            if e.errno in _FULL:
-                raise DiskFull(
-                    f"no room to copy {source} to {target}: {e.strerror}; free disk space"
-                ) from e
-            raise
+        with _made(part, f"to copy {source}"), source.open("rb") as old, part.open("wb") as new:
+            size = os.fstat(old.fileno()).st_size
+            for at, data in _data(old.fileno(), 0, size):
+                _write(new.fileno(), at, data)
+            os.ftruncate(new.fileno(), size)
+            os.fsync(new.fileno())
         self.rename(part, target)
 
     def links(self, path: Path) -> int:
@@ -285,12 +264,11 @@ class LocalFiles:
 
     def erase(self, path: Path) -> None:
         """See `Files.erase`."""
-        zeros = bytes(min(_CHUNK, path.stat().st_size))
         with path.open("rb+", buffering=0) as f:
-            left = os.fstat(f.fileno()).st_size
-            while left:
-                left -= f.write(zeros[:left])
-            os.fsync(f.fileno())
+            fd = f.fileno()
+            for at, data in _data(fd, 0, os.fstat(fd).st_size):
+                _write(fd, at, bytes(len(data)))
+            os.fsync(fd)
 
     def disk_used(self, path: Path) -> float:
         """See `Files.disk_used`."""
@@ -316,73 +294,57 @@ class LocalMappedFile:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
+        self.reserved = 0
         self._fd = -1
         try:
             self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
             self.size = os.fstat(self._fd).st_size
             if self.size == 0:
+                self.close()
                 raise SegmentDamaged(
                     f"{path} is empty; a segment has its full size from the start", str(path)
                 )
-            if writable:
-                # A file that came as a copy may have holes; a store into one on a full disk is a
-                # SIGBUS.
-                os.posix_fallocate(self._fd, 0, self.size)
             prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             self.buffer = mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, prot)
         except OSError as e:
             self.close()
-            if e.errno in _FULL:
-                raise DiskFull(
-                    f"no room for the holes of {path}: {e.strerror}; free disk space"
-                ) from e
             raise SegmentDamaged(f"{path} can't be opened: {e.strerror}", str(path)) from e
-        except SegmentDamaged:
-            self.close()
-            raise
+
+    def reserve(self, end: int) -> None:
+        """See `MappedFile.reserve`. Blocks that are there, as all are in RocketMQ's files, stay."""
+        step = min(max(self.reserved, _RESERVED_MIN), _RESERVED_MAX)
+        behind = min(self.size, max(end, self.reserved + step))
+        if behind == self.reserved:
+            return
+        try:
+            os.posix_fallocate(self._fd, self.reserved, behind - self.reserved)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            if end <= self.reserved:
+                return
+            behind = end  # there is no room for more than is needed now
+            os.posix_fallocate(self._fd, self.reserved, behind - self.reserved)
+        self.reserved = behind
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """See `MappedFile.write`."""
-        view = memoryview(data)
-        while view:
-            done = os.pwrite(self._fd, view, offset)
-            offset += done
-            view = view[done:]
+        _write(self._fd, offset, data)
 
     def zero_from(self, offset: int) -> int:
-        """See `MappedFile.zero_from`: looks only where the file has data, not at a GiB of allocated
-        nothing.
-        """
+        """See `MappedFile.zero_from`: looks only where the file has data."""
         changed = 0
-        # All ranges first: what is read ahead behind one would count as data when the next is
-        # asked for.
-        for start, end in list(self._data_ranges(offset)):
-            for at in range(start, end, _CHUNK):
-                chunk = os.pread(self._fd, min(_CHUNK, end - at), at)
-                left = len(chunk) - chunk.count(0)
-                if left:
-                    changed += left
-                    self.write(at, bytes(len(chunk)))
+        for at, data in _data(self._fd, offset, self.size):
+            left = len(data) - data.count(0)
+            if left:
+                changed += left
+                self.write(at, bytes(len(data)))
         if changed:
             os.fsync(self._fd)
         return changed
 
-    def _data_ranges(self, offset: int) -> Iterator[tuple[int, int]]:
-        while offset < self.size:
-            try:
-                start = os.lseek(self._fd, offset, os.SEEK_DATA)
-            except OSError as e:
-                if e.errno == errno.ENXIO:
-                    return  # nothing but holes behind
-                yield offset, self.size  # a file system that can't tell
-                return
-            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
-            yield start, offset
-
     def sync(self) -> None:
-        """See `MappedFile.sync`: fdatasync takes pages dirtied through the map with it, and frees
-        the GIL.
-        """
+        """See `MappedFile.sync`; fdatasync takes pages dirtied through the map with it."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:
@@ -390,6 +352,46 @@ class LocalMappedFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+@contextlib.contextmanager
+def _made(part: Path | None, what: str, or_else: str = "") -> Iterator[None]:
+    """Within this a file is made at `part`, where nothing stays if that fails; `DiskFull`."""
+    try:
+        yield
+    except BaseException as e:
+        if part is not None:
+            with contextlib.suppress(OSError):
+                part.unlink()
+        if isinstance(e, OSError) and e.errno in (*_FULL, errno.EFBIG):
+            raise DiskFull(f"no room {what}: {e.strerror}; free disk space{or_else}") from e
+        raise
+
+
+def _write(fd: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        offset += done
+        view = view[done:]
+
+
+def _data(fd: int, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """A file's bytes from `offset` on without its holes, and where they stand."""
+    ranges = []
+    while offset < end:
+        try:
+            start = os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as e:
+            if e.errno != errno.ENXIO:  # a file system that can't tell
+                ranges.append((offset, end))
+            break
+        offset = os.lseek(fd, start, os.SEEK_HOLE)
+        ranges.append((start, offset))
+    # Only now: what is read ahead behind a range would count as data of the next.
+    for start, stop in ranges:
+        for at in range(start, stop, _CHUNK):
+            yield at, os.pread(fd, min(_CHUNK, stop - at), at)
 
 
 class LocalLock:
@@ -445,14 +447,10 @@ class LocalLock:
 
     def _write(self, path: Path) -> None:
         said = f"{self._word} {os.getpid()}\n".encode()
-        try:
+        with _made(None, f"for {path}"):
             # Written over what is there, and cut behind: a full disk must not cost the mark.
             os.pwrite(self._fd, said, 0)
             os.ftruncate(self._fd, len(said))
-        except OSError as e:
-            if e.errno in _FULL:
-                raise DiskFull(f"no room for {path}: {e.strerror}; free disk space") from e
-            raise
 
     def release(self) -> None:
         """See `FolderLock.release`."""

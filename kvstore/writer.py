@@ -2,11 +2,12 @@
 pass.
 
 The idea: everything that doesn't depend on place is prepared before the lock
-(`record.prepare`); under it the batch gets offsets and positions, is copied into the log and
-noted in the tail; durability is waited for behind it.
+(`record.prepare`); under it the batch gets offsets and positions, is noted in the tail and copied
+into the log; durability is waited for behind it. The log's `end` moves last, behind all segments of
+a batch: nobody sees a row or a byte before that, and until then all of it can be taken back.
 
-Invariants: a batch that is refused wrote nothing: segments it needs are made before its first byte;
-store times never fall; what is in the tail is in the log."""
+Invariants: a put that is refused changed nothing: no byte in the log, no row in the tail, no offset
+given; store times never fall; what is in the tail below the log's end is in the log."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from kvstore.config import StoreConfig
 from kvstore.consume.waiting import Waiting
 from kvstore.index.index import Index
 from kvstore.index.keys import QUEUE_MASK
-from kvstore.log.commitlog import CommitLog
+from kvstore.index.tail import Tail
+from kvstore.log.commitlog import CommitLog, Piece
 from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
@@ -150,20 +152,18 @@ class Writer:
         try:
             if log.staging is not None:
                 log.staging.check_room(total)
-            now = max(now, self.last_stored)
-            self.last_stored = now
-            pieces = [] if total <= log.room() else self._make_room(batch.sizes)
+            self.last_stored = now = max(now, self.last_stored)
+            tail, before = index.tails.active, log.end
+            mark = tail.mark()
             try:
                 offsets = index.take_offsets(batch.queue_keys)
-                if not pieces:
-                    positions = self._append(batch, offsets, now)
-                else:
-                    positions = self._append_rolling(batch, pieces, offsets, now)
+                pieces, positions = self._encode(batch, total, offsets, now)
+                tail.add(batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now)
+                tail.add_keys(batch.key_text, batch.key_counts)
+                self._append(pieces, len(positions))
             except BaseException:
-                index.give_back()
+                self._take_back(tail, mark, before)
                 raise
-            tail = index.tails.active
-            tail.add_keys(batch.key_text, batch.key_counts)
             end = log.end
         finally:
             log.lock.release()
@@ -190,22 +190,23 @@ class Writer:
         try:
             if log.staging is not None:
                 log.staging.check_room(size)
-            now = max(now, self.last_stored)
-            self.last_stored = now
-            if size > log.room():
-                log.segments.create(log.end // log.segment_size + 1)
-                log.roll()
-            position = log.end
-            offset = index.take_offset(key)
+            self.last_stored = now = max(now, self.last_stored)
+            tail, before = index.tails.active, log.end
+            position = before if size <= log.room() else log.segment_behind(before)
+            mark = tail.mark()
             try:
-                log.append(encode_one(one, offset, position, now, self._host), 1)
+                offset = index.take_offset(key)
+                data = encode_one(one, offset, position, now, self._host)
+                tail.add_one(
+                    key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
+                )
+                if position == before:
+                    log.append(data, 1)
+                else:
+                    self._append([(before, log.closing(before)), (position, data)], 1)
             except BaseException:
-                index.give_back()
+                self._take_back(tail, mark, before)
                 raise
-            tail = index.tails.active
-            tail.add_one(
-                key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
-            )
             end = log.end
         finally:
             log.lock.release()
@@ -229,45 +230,54 @@ class Writer:
             self._flusher.nudge()
         return PutStatus.STAGED
 
-    def _append(self, batch: Prepared, offsets: list[int], now: int) -> list[int]:
-        """Append messages that fit the active segment; returns their positions."""
-        log = self._log
-        data, positions = encode(batch, log.end, now, self._host, offsets, self._suffix)
-        log.append(data, len(positions))
-        self._index.tails.active.add(
-            batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now
-        )
-        return positions
-
-    def _make_room(self, sizes: list[int]) -> list[tuple[int, int]]:
-        """Make the segments that a batch needs; returns which messages go into which."""
-        log = self._log
-        pieces = self._pieces(sizes)
-        for number in range(len(pieces)):
-            log.segments.create(log.end // log.segment_size + number)
-        return pieces
-
-    def _append_rolling(
-        self, batch: Prepared, pieces: list[tuple[int, int]], offsets: list[int], now: int
-    ) -> list[int]:
-        """Append messages over the ends of segments."""
-        positions: list[int] = []
-        for i, (first, stop) in enumerate(pieces):
-            if i:
-                self._log.roll()
+    def _encode(
+        self, batch: Prepared, total: int, offsets: list[int], now: int
+    ) -> tuple[list[Piece], list[int]]:
+        """Make a batch's records; returns them as pieces of the log, and their positions."""
+        log, host, suffix = self._log, self._host, self._suffix
+        at = log.end
+        if total <= log.room():
+            data, positions = encode(batch, at, now, host, offsets, suffix)
+            return [(at, data)], positions
+        pieces: list[Piece] = []
+        positions = []
+        for first, stop in self._stretches(batch.sizes):
+            if pieces:
+                behind = log.segment_behind(at)
+                pieces[-1] = (pieces[-1][0], pieces[-1][1] + log.closing(at))
+                at = behind
+            data = b""
             if first < stop:
-                positions += self._append(part(batch, first, stop), offsets[first:stop], now)
-        return positions
+                some = part(batch, first, stop)
+                data, found = encode(some, at, now, host, offsets[first:stop], suffix)
+                positions += found
+            pieces.append((at, data))
+            at += len(data)
+        return pieces, positions
 
-    def _pieces(self, sizes: list[int]) -> list[tuple[int, int]]:
-        """Which drafts go into the active segment (maybe none), which into each one behind."""
+    def _append(self, pieces: list[Piece], count: int) -> None:
+        """Put the pieces of `count` messages into the log."""
+        position, data = pieces[-1]
+        if len(pieces) == 1:
+            self._log.append(data, count)
+        else:
+            self._log.append_pieces(pieces, position + len(data), count)
+
+    def _take_back(self, tail: Tail, mark: tuple[int, int, int], before: int) -> None:
+        """Undo what a put that failed did beside the log, which has undone its own part."""
+        if self._log.end == before:
+            tail.cut(mark)
+            self._index.give_back()
+
+    def _stretches(self, sizes: list[int]) -> list[tuple[int, int]]:
+        """Which messages go into the active segment (maybe none), which into each one behind."""
         room = self._log.room()
-        pieces = []
+        stretches = []
         a = 0
         for i, size in enumerate(sizes):
             if size > room:
-                pieces.append((a, i))
+                stretches.append((a, i))
                 a, room = i, self._limits.max_record
             room -= size
-        pieces.append((a, len(sizes)))
-        return pieces
+        stretches.append((a, len(sizes)))
+        return stretches

@@ -167,6 +167,28 @@ class Tail:
             counts.append(key_count)
             self._key_texts.append(key_text)
 
+    def mark(self) -> tuple[int, int, int]:
+        """Where the tail ends now, for `cut`."""
+        return self.rows, len(self._key_counts), len(self._key_texts)
+
+    def cut(self, mark: tuple[int, int, int]) -> None:
+        """Take out what was added since `mark`, also if adding it failed half-way: its records are
+        not in the log. Nobody has seen it: it stood behind the log's end.
+        """
+        with self._lock:
+            rows, counts, texts = mark
+            self.rows = rows
+            for column in (
+                self.queue_keys, self.offsets, self.positions, self.sizes, self.tag_hashes,
+                self.stored_at,
+            ):  # fmt: skip
+                del column[rows:]
+            del self._key_texts[texts:], self._key_counts[counts:]
+            # What readers made of the columns is made anew when somebody asks.
+            self._queues, self._rows_known = {}, 0
+            self._keys, self._digests_known, self._hashed_known = {}, 0, 0
+            self._hashed, self._texts_hashed, self._rows_hashed = [], 0, 0
+
     def queue(self, key: int) -> QueueTail | None:
         """A queue's entries; None if it has none here."""
         if self._rows_known < self.rows:

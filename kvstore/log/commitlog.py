@@ -1,17 +1,18 @@
 """The commit log: one endless run of records, appended under one lock.
 
 The idea: positions only grow. An append copies whole records into the active segment (or the
-staging buffer) and then moves `end`; where the rest of a segment is too small a blank record closes
-it. The next segment is made before it is needed. What is on the disk is `durable`, moved by the
-flusher alone.
+staging buffer) and then moves `end`, which is the moment at which they are in the log; where the
+rest of a segment is too small a blank record closes it. The next segment is made before it is
+needed. What is on the disk is `durable`, moved by the flusher alone.
 
 Invariants: first <= durable <= end; everything below `end` is whole records and blanks; bytes
-behind `end` in the active segment are zero; after a failed sync nothing is appended any more."""
+behind `end` are zero, also after an append that failed; no byte is written for which the disk has
+no block yet; after a failed sync nothing is appended any more."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,6 +43,10 @@ _WRITTEN_FROM: Final = 16 << 10
 pages without a fault for each. 32 messages of 1 KiB: 168 k/s -> 205 k/s; below it the call, and
 waiting for the GIL behind it, cost more than they save (0.1 us a message of 128 B).
 """
+
+
+Piece = tuple[int, bytes]
+"""Bytes of the log, and the position at which they stand; they don't cross a segment's end."""
 
 
 class CommitLog:
@@ -89,7 +94,8 @@ class CommitLog:
         self.segments.create(number)
         self.segments.own(number)
         self.segments.remap(number)
-        self.segments.map(number)
+        # The holes of a sparse copy, too: a store into one on a full disk ends the process.
+        self.segments.reserve(number, end % self.segment_size)
         if self._config.write_mode == "staged":
             c = self._config
             self.staging = Staging(
@@ -184,24 +190,76 @@ class CommitLog:
         """Bytes that records may still take in the active segment."""
         return self.segment_size - self.end % self.segment_size - BLANK_SIZE
 
+    def segment_behind(self, position: int) -> int:
+        """Where the segment begins that follows the one with `position`."""
+        return (position // self.segment_size + 1) * self.segment_size
+
+    def closing(self, position: int) -> bytes:
+        """The bytes that close a segment at `position`: its log goes on in the next one."""
+        return blank(self.segment_behind(position) - position)
+
     def append(self, data: bytes, count: int) -> None:
         """Write `count` whole records at `end`; they fit the active segment."""
-        size = self.segment_size
         end = self.end
+        size = self.segment_size
         at = end % size
-        if self.staging is None:
-            segment = self.segments.map(end // size)
-            if len(data) < _WRITTEN_FROM:
-                segment.buffer[at : at + len(data)] = data
-            else:
-                self._write(segment, at, data)
-        else:
-            self.staging.append(end, data, count)
-        self.end = end + len(data)
-        if at <= size // 2 < at + len(data):
+        length = len(data)
+        segment = self.segments.map(end // size)
+        if at + length > segment.reserved:
+            self.segments.reserve(end // size, at + length)
+        try:
+            self._write(segment, end, data, count)
+            self.end = end + length
+        except BaseException:
+            self._take_back(((end, data),), end)
+            raise
+        if at <= size // 2 < at + length:
             self.prepare_wanted.set()
 
-    def _write(self, segment: MappedFile, at: int, data: bytes) -> None:
+    def append_pieces(self, pieces: Sequence[Piece], end: int, count: int) -> None:
+        """Write `count` whole records in several segments, and move `end` behind all of them.
+
+        The log ends where the first piece begins, and each piece but the last closes its segment.
+        All segments are there, with room on the disk, before the first byte is written.
+        """
+        before = self.end
+        segments = [self._ready(position, len(data)) for position, data in pieces]
+        self._ready(end, 0)
+        try:
+            for segment, (position, data) in zip(segments, pieces, strict=True):
+                self._write(segment, position, data, 0)
+            if self.staging is not None:
+                self.staging.count(count)
+            self.end = end
+        except BaseException:
+            self._take_back(pieces, before)
+            raise
+        if self.wants_next():
+            self.prepare_wanted.set()
+
+    def roll(self) -> None:
+        """Close the active segment with a blank record and go on in the next."""
+        end = self.end
+        self.append_pieces([(end, self.closing(end))], self.segment_behind(end), 0)
+
+    def _ready(self, position: int, length: int) -> MappedFile:
+        """The segment of a piece: there, mapped, and with disk blocks for the piece."""
+        number, at = divmod(position, self.segment_size)
+        self.segments.create(number)
+        segment = self.segments.map(number)
+        if at + length > segment.reserved:
+            self.segments.reserve(number, at + length)
+        return segment
+
+    def _write(self, segment: MappedFile, position: int, data: bytes, count: int) -> None:
+        """Put bytes where they belong, behind `end`."""
+        if self.staging is not None:
+            self.staging.append(position, data, count)
+            return
+        at = position % self.segment_size
+        if len(data) < _WRITTEN_FROM:
+            segment.buffer[at : at + len(data)] = data
+            return
         try:
             segment.write(at, data)
         except OSError as e:
@@ -210,19 +268,26 @@ class CommitLog:
                 str(segment.path),
             ) from e
 
-    def roll(self) -> None:
-        """Close the active segment with a blank record and go on in the next."""
+    def _take_back(self, pieces: Sequence[Piece], before: int) -> None:
+        """Undo a write that failed: the bytes behind `end` are zero again, on the disk, too.
+
+        Else a later, smaller put may end where a record of the failed write begins, and recovery
+        would take that for a record of the log. Raises `FlushFailed` if the disk refuses.
+        """
+        if self.end != before:
+            return  # interrupted behind the write: the records are in the log
+        if self.staging is not None:
+            self.staging.cut(before)
+            return
         size = self.segment_size
-        at = self.end % size
-        number = self.end // size + 1
-        self.segments.create(number)
-        self.segments.map(number)
-        if self.staging is None:
-            self.segments.map(self.end // size).buffer[at : at + BLANK_SIZE] = blank(size - at)
-        else:
-            # The whole rest, so that the buffer's chunks stay contiguous up to the segment's end.
-            self.staging.append(self.end, blank(size - at), 0)
-        self.end = number * size
+        for position, data in pieces:
+            number, at = divmod(position, size)
+            self.segments.map(number).buffer[at : at + len(data)] = bytes(len(data))
+        try:
+            for position, _ in pieces:
+                self.segments.sync(position // size)
+        except SegmentDamaged as e:
+            raise self._failed(e) from e
 
     @contextmanager
     def standing(self) -> Iterator[None]:

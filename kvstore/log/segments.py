@@ -241,6 +241,14 @@ class Segments:
             self._maps[number] = found
             return found
 
+    def reserve(self, number: int, end: int) -> None:
+        """Make sure that the disk has blocks for a segment's bytes below `end`, and some more;
+        `DiskFull`. Only then may they be written.
+        """
+        found = self.map(number)
+        with _told(found.path, "given room"):
+            found.reserve(end)
+
     def remap(self, number: int) -> None:
         """Forget a map, such as one that is read-only and has to be written to now."""
         with self._lock:
@@ -249,8 +257,8 @@ class Segments:
                 found.close()
 
     def create(self, number: int) -> None:
-        """Make a segment of zeros; nothing if it is there. `DiskFull`, or `SegmentDamaged` if the
-        disk refuses it for another reason.
+        """Make a segment of zeros, without blocks on the disk; nothing if it is there. `DiskFull`,
+        or `SegmentDamaged` if the disk refuses it for another reason.
 
         What is in the way, be it a folder or a file that can't be a segment, is moved aside: the
         log has to go on at this position, and nowhere else.
@@ -280,13 +288,12 @@ class Segments:
         whole = path.with_name(path.name + _WHOLE)
         with self._lock, _told(path, "filled up"):
             self.files.create(whole, self.size)
-            target = self.files.map(whole, writable=True)
-            at = 0
-            while data := self.files.read(path, at, _COPIED):
-                target.write(at, data)
-                at += len(data)
-            target.sync()
-            target.close()
+            with contextlib.closing(self.files.map(whole, writable=True)) as target:
+                at = 0
+                while data := self.files.read(path, at, _COPIED):
+                    target.write(at, data)
+                    at += len(data)
+                target.sync()
             self.files.rename(whole, path)
             self.problems.pop(number, None)
 

@@ -14,7 +14,7 @@ memory."""
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -47,7 +47,7 @@ class _Buffer:
 
 
 class Staging:
-    """See the module. `append` and `swap` are called under the log's lock."""
+    """See the module. `append`, `count` and `cut` are called under the log's lock."""
 
     def __init__(
         self,
@@ -90,6 +90,20 @@ class Staging:
         b.bytes += len(data)
         b.count += count
         b.end = position + len(data)
+
+    def count(self, records: int) -> None:
+        """Say that what was appended holds so many records more."""
+        self._active.count += records
+
+    def cut(self, position: int) -> None:
+        """Forget the chunks from `position` on, whose append failed; no drain began since.
+
+        Their messages stay counted: the count only says when to drain.
+        """
+        b = self._active
+        kept = bisect_left(b.starts, position)
+        b.bytes -= sum(map(len, b.chunks[kept:]))
+        del b.starts[kept:], b.chunks[kept:]
 
     def due(self) -> bool:
         """Whether the active buffer has reached one of its limits."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -72,6 +73,31 @@ def test_a_full_disk_refuses_puts_and_loses_nothing(small_disk: Path) -> None:
         assert store.verify().problems == []
 
 
+@pytest.mark.parametrize("mode", ["mapped", "staged"])
+def test_a_segment_larger_than_the_disk_is_filled_to_the_disks_last_blocks(
+    small_disk: Path, mode: Literal["mapped", "staged"]
+) -> None:
+    """Where there is no room for blocks far ahead of the end, the needed ones are asked for."""
+    body = os.urandom(20_000)
+    config = msgspec.structs.replace(
+        CONFIG, segment_size=64 << 20, checkpoint_bytes=64 << 20, write_mode=mode
+    )
+    with kvstore.open(small_disk / "store", config) as store:
+        store.create_topic("t", queues=1)
+        ballast = small_disk / "ballast"
+        ballast.write_bytes(bytes(14 << 20))
+        placed = list(until_full(store, body))
+        left = os.statvfs(small_disk)
+        assert left.f_bavail * left.f_frsize < 64 << 10
+        store.flush()
+        assert all(store.get("t", 0, r.offset).body == body for r in placed[::20])
+        ballast.unlink()
+        assert store.put("t", body, queue=0).offset == len(placed)
+    with kvstore.open(small_disk / "store", config) as store:
+        assert store.bounds("t", 0) == (0, len(placed) + 1)
+        assert store.verify().problems == []
+
+
 def test_an_index_that_finds_the_disk_full_goes_on_once_there_is_room(small_disk: Path) -> None:
     """RocksDB takes nothing more after that until it is opened anew, which nobody has to know."""
     ballast = small_disk / "ballast"
@@ -115,7 +141,7 @@ def test_a_batch_that_finds_no_room_writes_none_of_its_messages(small_disk: Path
 
 def test_a_disk_that_has_no_room_for_a_store_says_so(small_disk: Path) -> None:
     left = os.statvfs(small_disk)
-    (small_disk / "ballast").write_bytes(bytes(left.f_bavail * left.f_frsize - (256 << 10)))
+    (small_disk / "ballast").write_bytes(bytes(left.f_bavail * left.f_frsize - (16 << 10)))
     with pytest.raises(kvstore.StoreError):
         kvstore.open(small_disk / "store", CONFIG)
     (small_disk / "ballast").unlink()

@@ -44,6 +44,10 @@ class Page(NamedTuple):
     number: int
 
 
+class HalfDone(OSError):
+    """A write that fails after its first half."""
+
+
 Choose = Callable[[list[Page]], Collection[Page]]
 
 
@@ -67,6 +71,8 @@ class WatchedFiles(LocalFiles):
         """How many maps of a file are held open."""
         self.before: Callable[[Effect], None] = lambda _: None
         """Called before each effect; what it raises, the effect raises."""
+        self.failed = 0
+        """How many effects were made to fail."""
         self._faults: list[_Fault] = []
         self._synced: dict[Path, bytes] = {}
         self._lock = threading.RLock()
@@ -74,12 +80,19 @@ class WatchedFiles(LocalFiles):
     # --- what a test asks for ---
 
     def fail(
-        self, kind: str, *, nth: int = 1, error: int = errno.EIO, times: int = 1, path: str = ""
+        self,
+        kind: str,
+        *,
+        nth: int = 1,
+        error: int = errno.EIO,
+        times: int = 1,
+        path: str = "",
+        half: bool = False,
     ) -> None:
-        """Have the `nth` effect of a kind from now on fail, and the `times` - 1 behind it; of those
-        on files with `path` in theirs.
+        """Let the `nth` effect of a kind from now on fail, and the `times` - 1 behind it; of those
+        on files with `path` in theirs. With `half` the first half of a write reaches the file.
         """
-        self._faults.append(_Fault(kind, nth, times, error, path))
+        self._faults.append(_Fault(kind, nth, times, error, path, half=half))
 
     def mend(self) -> None:
         """Have nothing fail any more."""
@@ -131,9 +144,12 @@ class WatchedFiles(LocalFiles):
         self.before(effect)
         with self._lock:
             self.effects.append(effect)
-            error = next((f.error for f in self._faults if f.hits(effect)), None)
-        if error is not None:
-            raise OSError(error, os.strerror(error), str(path))
+            fault = next((f for f in self._faults if f.hits(effect)), None)
+        if fault is not None:
+            self.failed += 1
+            raise (HalfDone if fault.half else OSError)(
+                fault.error, os.strerror(fault.error), str(path)
+            )
 
     def create(self, path: Path, size: int) -> None:
         try:
@@ -155,7 +171,11 @@ class WatchedFiles(LocalFiles):
         return found
 
     def write_whole(self, path: Path, data: bytes) -> None:
-        self.happens("write_whole", path, len(data))
+        try:
+            self.happens("write_whole", path, len(data))
+        except HalfDone:
+            path.with_name(path.name + ".new").write_bytes(data[: len(data) // 2])
+            raise
         super().write_whole(path, data)
 
     def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
@@ -164,7 +184,11 @@ class WatchedFiles(LocalFiles):
 
     def _written(self, path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
-            self.happens("write", path, len(chunk))
+            try:
+                self.happens("write", path, len(chunk))
+            except HalfDone:
+                yield chunk[: len(chunk) // 2]
+                raise
             yield chunk
 
     def write_private(self, path: Path, data: bytes) -> None:
@@ -192,9 +216,23 @@ class WatchedFiles(LocalFiles):
             self._synced.pop(path, None)
 
     def erase(self, path: Path) -> None:
-        self.happens("erase", path)
+        try:
+            self.happens("erase", path)
+        except HalfDone:
+            with path.open("rb+") as f:
+                f.write(bytes(path.stat().st_size // 2))
+            raise
         super().erase(path)
         self.is_synced(path)
+
+    def copy(self, source: Path, target: Path) -> None:
+        try:
+            self.happens("copy", target)
+        except HalfDone:
+            data = source.read_bytes()
+            target.with_name(target.name + ".new").write_bytes(data[: len(data) // 2])
+            raise
+        super().copy(source, target)
 
     def disk_used(self, path: Path) -> float:
         return super().disk_used(path) if self.used is None else self.used
@@ -214,8 +252,16 @@ class WatchedMap(LocalMappedFile):
         self.closed = False
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        self._files.happens("write", self.path, len(data))
+        try:
+            self._files.happens("write", self.path, len(data))
+        except HalfDone:
+            super().write(offset, data[: len(data) // 2])
+            raise
         super().write(offset, data)
+
+    def reserve(self, end: int) -> None:
+        self._files.happens("reserve", self.path, end)
+        super().reserve(end)
 
     def zero_from(self, offset: int) -> int:
         self._files.happens("zero", self.path, offset)
@@ -240,7 +286,10 @@ class WatchedMap(LocalMappedFile):
 
 
 class _Fault:
-    def __init__(self, kind: str, nth: int, times: int, error: int, path: str) -> None:
+    def __init__(
+        self, kind: str, nth: int, times: int, error: int, path: str, *, half: bool
+    ) -> None:
+        self.half = half
         self._path = path
         self._kind = kind
         self._left = nth
