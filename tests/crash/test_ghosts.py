@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,13 +151,14 @@ def test_a_put_that_is_interrupted_at_a_segments_end_is_there_whole_or_not_at_al
 
 
 def interrupting(fault: type[BaseException], nth: int) -> Callable[[object], None]:
-    """Raises at the `nth` effect."""
+    """Raises at the `nth` effect of the thread that puts."""
     left = [nth]
 
     def happen(_: object) -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise fault
+        if threading.current_thread() is threading.main_thread():
+            left[0] -= 1
+            if not left[0]:
+                raise fault
 
     return happen
 

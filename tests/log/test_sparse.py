@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_a_store_of_few_messages_takes_little_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["mapped", "staged"])
 def test_blocks_are_there_before_they_are_written_and_are_asked_for_seldom(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: Literal["mapped", "staged"]
 ) -> None:
     files = WatchedFiles()
     with kvstore.open(
