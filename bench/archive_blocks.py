@@ -1,7 +1,7 @@
 """How small and how fast the blocks of archives are: JSON-like messages of about 1 KB.
 
 The idea: messages as an ordering system might send them, with the repetition such have and ids that
-have none, are laid out as a log; what its blocks and their dictionary take is compared with the
+have none, are laid out as a log; what its blocks take is compared with the
 codec over the whole log, as it lies. Time is that of this process alone.
 """
 
@@ -23,7 +23,6 @@ from bench.figure import Figure, Options
 from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
-from tiering.archive import dictionary
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.coder import CodecName, Coder
 from tiering.archive.columns import Stretches
@@ -70,7 +69,6 @@ def _run(options: Options, topics: int, codec: CodecName) -> list[Figure]:
     batch = RecordBatch(batch.buffer, batch.starts[order], batch.sizes[order])
     encoded, spans, coder, seconds = _encode(batch, rows, codec)
     stored = sum(len(group.data) for groups, _ in encoded for group in groups)
-    stored += len(coder.encode(coder.dictionary)) if coder.dictionary else 0
     pulled = _timed(lambda: _pull(encoded, spans, coder))
     name = f"{topics:,} topics, {codec}"
     return [
@@ -86,8 +84,7 @@ def _encode(
 ) -> tuple[list[Encoded], list[BlockSpan], Coder, float]:
     started = time.process_time()
     fields = Fields(batch)
-    raw_bytes = int(batch.sizes.sum())
-    coder = Coder(codec, dictionary=dictionary.train(fields, raw_bytes, codec))
+    coder = Coder(codec)
     spans: list[BlockSpan] = []
     at = 0
     for number, numbers in rows.items():

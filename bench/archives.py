@@ -29,10 +29,9 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.properties import encode_properties
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import CodecName
-from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive, read_tail
-from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter
 from tiering.regroup import SegmentJob, TopicPlan, regroup_locally
 
@@ -147,13 +146,6 @@ class Log:
         writer.finish()
         return sink.getvalue()
 
-    def settings(self, codec: CodecName) -> ArchiveSettings:
-        sample = RecordBatch.join([batch for _, _, batch in self.queues])
-        step = max(len(sample.starts) // 4000, 1)
-        some = RecordBatch(self.raw, sample.starts[::step], sample.sizes[::step])
-        dictionary = train(Fields(some), len(self.raw), codec)
-        return ArchiveSettings(codec=codec, dictionary=dictionary)
-
 
 def run_size(folder: Path, options: Options) -> list[Figure]:
     """Size against zstd -3 and lz4 over the whole segment, and how fast archives are made."""
@@ -167,7 +159,7 @@ def run_size(folder: Path, options: Options) -> list[Figure]:
         name = f"{topics:,} topics"
         for codec, target in _CODECS:
             begin, cpu = time.perf_counter(), time.process_time()
-            settings = log.settings(codec)
+            settings = ArchiveSettings(codec=codec)
             trained = time.perf_counter() - begin
             data = log.write(settings)
             seconds = time.perf_counter() - begin
@@ -213,7 +205,7 @@ def run_read(folder: Path, options: Options) -> list[Figure]:
     """Cold and cached gets, sequential decoding, finding by key, and memory."""
     topics, queues = options.topics or _FEW_TOPICS, options.queues or _QUEUES
     log = Log(options.messages or _MESSAGES, topics, queues)
-    archive, source = _opened(folder, log.write(log.settings("zstd")))
+    archive, source = _opened(folder, log.write(ArchiveSettings()))
     draw = random.Random(3)
     wanted = []
     for _ in range(2000):

@@ -23,9 +23,8 @@ import numpy as np
 from bench.archives import records
 from bench.figure import Figure, Options
 from kvstore.files import LocalFiles
-from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.merge import Input, Merged, MergeJob, merge_with
 from tiering.pool import Executor, Pool
@@ -162,13 +161,9 @@ def _archive(
         (topics[topic + 1], queue, RecordBatch(raw, *np.array(places[topic, queue], np.int64).T))
         for topic, queue in sorted(places)
     ]
-    whole = RecordBatch.join([batch for _, _, batch in batches])
-    step = max(len(whole.starts) // 4000, 1)
-    sample = RecordBatch(raw, whole.starts[::step], whole.sizes[::step])
-    settings = ArchiveSettings(dictionary=train(Fields(sample), len(raw)))
     sink = BytesIO()
     origin = ArchiveOrigin(store_id=_STORE, segments=(segment,), retention_class="all")
-    writer = ArchiveWriter(sink, settings, origin)
+    writer = ArchiveWriter(sink, ArchiveSettings(), origin)
     for topic, queue, batch in batches:
         writer.add(topic, queue, batch)
     writer.finish()

@@ -85,6 +85,18 @@ class FormatTooNew(StoreError):
         self.supported = supported
 
 
+class FormatTooOld(StoreError):
+    """An archive was written by a version of kvmq before 1.0 whose format this one does not read;
+    `found` and `supported` are format versions, `archive` names the archive.
+    """
+
+    def __init__(self, message: str, found: int, supported: int, archive: str = "") -> None:
+        super().__init__(message)
+        self.archive = archive
+        self.found = found
+        self.supported = supported
+
+
 class ConfigError(CallerError):
     """A setting is unknown, out of range, or contradicts another or the existing store."""
 

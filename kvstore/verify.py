@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from kvstore.consume.cold import Cold
 from kvstore.consume.reader import Reader
-from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, FormatError, SegmentDamaged
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveUnavailable,
+    FormatError,
+    FormatTooNew,
+    FormatTooOld,
+    SegmentDamaged,
+)
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -207,7 +214,7 @@ def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyR
     for number in cold.archived.numbers():
         try:
             held = cold.archived.contents(number).held
-        except (ArchiveDamaged, ArchiveUnavailable):
+        except (ArchiveDamaged, ArchiveUnavailable, FormatTooNew, FormatTooOld):
             continue  # told of already
         for one in held:
             there = places.get((one.topic, one.queue), [])

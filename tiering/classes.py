@@ -7,7 +7,7 @@ ends, also to a restore that has nothing else. Ages of a day and more are rounde
 from thirty days on to whole days, so that near neighbours share.
 
 Apart from the rest are *compacted* topics, which are rewritten by key, and *encrypted* ones, whose
-blocks take no dictionary and which go at once when their key is destroyed.
+blocks share a group with no other topic and which go at once when their key is destroyed.
 
 Invariants: rounding only ever keeps a message longer; `read_class(life.name)` gives back what the
 name was made from; a class never holds a message whose topic wants another end.

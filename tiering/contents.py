@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from kvstore.archived import ArchivedTopic, Contents, Held
-from kvstore.errors import ArchiveDamaged, FormatTooNew
+from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import STORE_ID_NONE, Manifest
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
@@ -144,7 +144,7 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
                 continue
             try:
                 manifest = Archive.open(place.source(info.key, info.size)).manifest
-            except (ArchiveDamaged, FormatTooNew) as e:
+            except (ArchiveDamaged, FormatTooNew, FormatTooOld) as e:
                 _log.error("%s/%s is left alone: %s", place.name, info.key, e)
                 continue
             found.append((info.key, info.size, manifest))

@@ -10,9 +10,9 @@ erasure.
 
 Invariants: every message of the archives is in the new one or in one of the counts of what was
 dropped; each piece was decoded again and gave what was read, and the bytes on the disk are those of
-the pieces; the dictionary is made of kept messages alone, so nothing of a dropped one is left in
-it; the same archives and job give the same bytes, whoever does the steps; memory is a stretch at a
-time, and what the tail is made of.
+the pieces; nothing of a message that was dropped is left in the new archive; the same archives and
+job give the same bytes, whoever does the steps; memory is a stretch at a time, and what the tail is
+made of.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from tiering.stretchwork import (
     open_inputs,
     put_together,
     survey_keys,
-    train_dictionary,
 )
 
 __all__ = [
@@ -183,9 +182,6 @@ class _Hands(Protocol):
     def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
         """See `survey_keys`; in the order of the jobs."""
 
-    def dictionary(self, gone: Mapping[Queue, I64]) -> bytes | None:
-        """See `train_dictionary`."""
-
     def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
         """See `encode_stretch`; in the order of the jobs, and one at a time in memory."""
 
@@ -201,9 +197,6 @@ class _Alone:
 
     def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
         return (survey_keys(job, self._reading) for job in jobs)
-
-    def dictionary(self, gone: Mapping[Queue, I64]) -> bytes | None:
-        return train_dictionary(self._archives, self._job, self.plan, gone)
 
     def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
         return (encode_stretch(job, self._reading) for job in jobs)
@@ -221,9 +214,6 @@ class _Spread:
     def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
         return self._executor.each(self._check, survey_remotely, jobs)
 
-    def dictionary(self, gone: Mapping[Queue, I64]) -> bytes | None:
-        return self._executor.run(self._check, train_remotely, self._job, self.plan, dict(gone))
-
     def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
         return self._executor.each(self._check, encode_remotely, jobs)
 
@@ -236,11 +226,6 @@ def plan_remotely(job: MergeJob) -> MergePlan:
 def survey_remotely(job: StretchJob) -> Survey:
     """`survey_keys` with the places of this machine."""
     return survey_keys(job, Reading.for_one(job))
-
-
-def train_remotely(job: MergeJob, plan: MergePlan, gone: dict[Queue, I64]) -> bytes | None:
-    """`train_dictionary` with the places of this machine."""
-    return train_dictionary(open_inputs(job.inputs, job.settings), job, plan, gone)
 
 
 def encode_remotely(job: StretchJob) -> Encoded:
@@ -262,7 +247,7 @@ class _Merging:
         job, plan, dropped = self._job, self._plan, self._dropped
         gone: dict[Queue, I64] = {}
         if job.compaction is not None:
-            surveys = self._hands.surveys(stretch_jobs(job, plan, job.settings, {}))
+            surveys = self._hands.surveys(stretch_jobs(job, plan, {}))
             gone, superseded, tombstones = put_together(job.compaction, surveys)
             dropped.superseded += superseded
             dropped.tombstones += tombstones
@@ -278,11 +263,9 @@ class _Merging:
 
     def _write(self, gone: dict[Queue, I64]) -> Made | None:
         job, plan = self._job, self._plan
-        dictionary = self._hands.dictionary(gone)
-        settings = msgspec.structs.replace(job.settings, dictionary=dictionary)
-        jobs = stretch_jobs(job, plan, settings, gone)
+        jobs = stretch_jobs(job, plan, gone)
         sink = Summed()
-        writer = PiecesWriter(sink, settings, plan.origin, plan.topics)
+        writer = PiecesWriter(sink, job.settings, plan.origin, plan.topics)
         stays: list[HeldQueue] = []
         manifest: list[Manifest] = []
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.clock import Clock
-from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreClosed, StoreError
+from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreClosed, StoreError
 from tiering.catalog import ArchiveRow, is_own
 from tiering.due import Agenda
 from tiering.errors import TieringStopped
@@ -90,7 +90,7 @@ class Merger:
 
     def _leave(self, group: list[ArchiveRow], why: Exception, run: Run) -> None:
         """Leave alone for a while the one that is to blame; all, if none can be told."""
-        named = why.archive if isinstance(why, ArchiveDamaged | FormatTooNew) else ""
+        named = why.archive if isinstance(why, ArchiveDamaged | FormatTooNew | FormatTooOld) else ""
         blamed = [row for row in group if named.endswith(row.key)] or group
         until = self._clock.monotonic() + FAILED_FOR
         self._failed.update((row.number, until) for row in blamed)

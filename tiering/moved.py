@@ -107,7 +107,6 @@ def write_moved(
     settings = ArchiveSettings(
         codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
         block_bytes=said.block_bytes, keys=keys,
-        dictionary=archive.dictionary if _may_share(archive, taken, keys) else None,
     )  # fmt: skip
     writer = ArchiveWriter(sink, settings, origin)
     manifest: list[Manifest] = []
@@ -131,19 +130,6 @@ def write_moved(
             archive.name,
         )
     return Moved(path, sink.size, sink.crc, manifest[0])
-
-
-def _may_share(archive: Archive, taken: Plan, keys: KeyProvider | None) -> bool:
-    """Whether the archive's dictionary may go along: not if it was made of what is encrypted from
-    now on.
-    """
-    if keys is None:
-        return True
-    return all(
-        topic.key_id is not None or keys.key_for_writing(topic.name) is None
-        for topic in archive.manifest.topics
-        if topic.name in taken.topics
-    )
 
 
 def _add(

@@ -1,6 +1,6 @@
 """Opened: the archives that are open, in bounded memory, each opened once however many want it.
 
-The idea: what an open archive takes (directory, filter, fences, dictionary) grows as parts of it
+The idea: what an open archive takes (directory, filter, fences) grows as parts of it
 are first needed; it says when, and is weighed again. Beyond the limit the one goes that was asked
 for longest ago.
 

@@ -88,7 +88,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warm: str | None = None
     cold: str | None = None
     codec: Literal["zstd", "lz4"] = "zstd"
-    level: int = 3
+    level: int | None = None
     block_bytes: int = 256 << 10
     max_bytes: int | None = None
     hours: tuple[int, int] | None = None
@@ -235,7 +235,10 @@ def _check_ranges(p: Policy) -> None:
     if p.codec not in LEVELS:
         raise PolicyIllegal(f"codec is {p.codec!r}; it must be 'zstd' or 'lz4'")
     low, high = LEVELS[p.codec]
-    _number("level", p.level, f"{low} to {high} with {p.codec}", _whole(p.level, low, high))
+    _number(
+        "level", p.level, f"None, or {low} to {high} with {p.codec}",
+        p.level is None or _whole(p.level, low, high),
+    )  # fmt: skip
     _number(
         "block_bytes",
         p.block_bytes,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 import msgspec
@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, LocalFiles
 from kvstore.record.layout import STORED_TIME, stored_time_at
-from tiering.archive.dictionary import train
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.match import Match
 from tiering.objectnames import SUFFIX
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 I64 = NDArray[np.int64]
-_SAMPLED: Final = 4096
 
 
 class TopicPlan(NamedTuple):
@@ -246,7 +244,7 @@ class _Regrouping:
         sink = Summed()
         writer = ArchiveWriter(
             sink,
-            self._with_dictionary(found, plans, order, mine),
+            job.settings,
             ArchiveOrigin(
                 store_id=job.store_id,
                 segments=((job.base, job.base + self._size),),
@@ -288,34 +286,6 @@ class _Regrouping:
         (stored_at,) = STORED_TIME.unpack_from(self._buffer, at + stored_time_at(flags))
         first, last = int(found.offsets[rows[0]]), int(found.offsets[rows[-1]])
         return HeldQueue(topic, queue, first, last, len(rows), stored_at)
-
-    def _with_dictionary(
-        self,
-        found: SegmentRecords,
-        plans: list[TopicPlan | None],
-        order: I64,
-        mine: list[tuple[int, int]],
-    ) -> ArchiveSettings:
-        """The settings with a dictionary for these records; what is encrypted is not in it."""
-        settings = self._job.settings
-        rows = np.concatenate([order[a:b] for a, b in mine])
-        total = int(found.sizes[rows].sum())
-        if settings.keys is not None:
-            # Of these alone: a key of another topic may be destroyed, which is no matter here.
-            here = set(np.unique(found.topics[rows]).tolist())
-            secret = [
-                number in here
-                and plan is not None
-                and settings.keys.key_for_writing(plan.topic.name) is not None
-                for number, plan in enumerate(plans)
-            ]
-            rows = rows[~np.array(secret, bool)[found.topics[rows]]]
-        sample = rows[:: max(len(rows) // _SAMPLED, 1)]
-        if not len(sample):
-            return settings
-        fields = Fields(RecordBatch(self._buffer, found.starts[sample], found.sizes[sample]))
-        dictionary = train(fields, total, settings.codec, settings.level)
-        return msgspec.structs.replace(settings, dictionary=dictionary)
 
 
 class Summed:

@@ -26,6 +26,7 @@ from kvstore.errors import (
     ArchiveDamaged,
     ConfigError,
     FormatTooNew,
+    FormatTooOld,
     KeyDestroyed,
     KeyMissing,
     TopicNotFound,
@@ -51,7 +52,9 @@ from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 from tiering.untangling import untangled
 
-_DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
+_DAMAGE: Final = (
+    ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort,
+)  # fmt: skip
 """What costs an archive; that a place doesn't answer costs the restore."""
 
 

@@ -1,7 +1,7 @@
 """Rewrite: an archive anew, with a part of its messages.
 
 The idea: blocks of which everything is wanted and blocks of which a part is go through the same
-writer, record by record as they are, with the dictionary that the archive has.
+writer, record by record as they are.
 
 Invariant: what is written is byte for byte what was read; what can't be read is told and left out.
 """
@@ -60,7 +60,7 @@ def write_wanted(
     sink = Summed()
     settings = ArchiveSettings(
         codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
-        block_bytes=said.block_bytes, dictionary=archive.dictionary, keys=keys,
+        block_bytes=said.block_bytes, keys=keys,
     )  # fmt: skip
     origin = ArchiveOrigin(
         store_id=said.store_id, segments=said.segments, retention_class=said.retention_class,

@@ -44,8 +44,6 @@ OFFSETS: Final = (1 << 63) - 1
 """Above every offset."""
 _WHOLE: Final = 8
 """A queue is not cut if so many of them are a stretch."""
-_SAMPLED_BLOCKS: Final = 64
-"""Blocks that are looked at for the dictionary: what shares a group with one is decoded as well."""
 
 
 class Span(NamedTuple):
@@ -79,18 +77,10 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
         return (first, last) if is_here else (0, 0)
 
 
-class Sampled(NamedTuple):
-    """A block that is looked at for the dictionary: input and number."""
-
-    number: int
-    block: int
-
-
 class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
     """See the module. `topics` are those that may have messages in the new archive, in the order of
     their names; `left_out` has for each input the ids of the topics of which it gives none;
-    `queues` are all of which the inputs held anything; `plain_bytes` of records may be compressed
-    with a dictionary, from `sampled`.
+    `queues` are all of which the inputs held anything.
     """
 
     stretches: list[Stretch]
@@ -100,8 +90,6 @@ class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[Queue]
     messages: int
     dropped: Dropped
-    sampled: list[Sampled]
-    plain_bytes: int
 
 
 class StretchJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,12 +202,6 @@ class _Found:
         blocks = _Blocks(*map(np.concatenate, zip(*each, strict=True)))
         in_order = np.lexsort((blocks.number, blocks.first, blocks.queue, blocks.topic))
         blocks = blocks.take(in_order)
-        plain = [
-            number
-            for number, topic in enumerate(topics)
-            if job.settings.keys is None or job.settings.keys.key_for_writing(topic.name) is None
-        ]
-        some = blocks.take(np.isin(blocks.topic, plain))
         return MergePlan(
             stretches=_stretches(_cuts(blocks, job.stretch_bytes), (len(topics), 0, 0), each),
             topics=topics,
@@ -233,8 +215,6 @@ class _Found:
             queues=list(self._queues),
             messages=self._messages,
             dropped=self._dropped,
-            sampled=_sampled(some),
-            plain_bytes=int(some.raw_bytes.sum()),
         )
 
     def _blocks(self, number: int, topics: Sequence[ArchivedTopic]) -> _Blocks:
@@ -248,14 +228,6 @@ class _Found:
             rows.queues[kept], rows.first_offset[kept], rows.last_offset[kept],
             rows.raw_bytes[kept], np.full(len(kept), number, np.int64), kept.astype(np.int64),
         )  # fmt: skip
-
-
-def _sampled(blocks: _Blocks) -> list[Sampled]:
-    """Some blocks at even steps."""
-    step = max(-(-len(blocks.block) // _SAMPLED_BLOCKS), 1)
-    some = slice(step // 2, None, step)
-    pairs = zip(blocks.number[some].tolist(), blocks.block[some].tolist(), strict=True)
-    return [Sampled(*pair) for pair in pairs]
 
 
 def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
@@ -313,12 +285,8 @@ def _stretches(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> li
     ]
 
 
-def stretch_jobs(
-    job: MergeJob, plan: MergePlan, settings: ArchiveSettings, gone: Mapping[Queue, I64]
-) -> list[StretchJob]:
-    """What there is to do with each stretch, if `settings` are those of the new archive (with its
-    dictionary), and `gone` offsets that compaction drops, rising.
-    """
+def stretch_jobs(job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]) -> list[StretchJob]:
+    """What there is to do with each stretch, if compaction drops the offsets `gone`, which rise."""
     numbers = {topic.id: number for number, topic in enumerate(plan.topics)}
     dropped = sorted((numbers[topic_id], queue, topic_id) for topic_id, queue in gone)
     found = []
@@ -331,14 +299,14 @@ def stretch_jobs(
             (topic_id, queue): _part(gone[topic_id, queue], *stretch.within(number, queue))
             for number, queue, topic_id in dropped[begin:end]
         }
-        keys = _keys_of(settings.keys, {topic.name for _, topic in topics.values()})
+        keys = _keys_of(job.settings.keys, {topic.name for _, topic in topics.values()})
         found.append(
             StretchJob(
                 stretch=stretch,
                 inputs=[job.inputs[span.number] for span in stretch.spans],
                 left_out=[plan.left_out[span.number] for span in stretch.spans],
                 topics=topics,
-                settings=msgspec.structs.replace(settings, keys=keys),
+                settings=msgspec.structs.replace(job.settings, keys=keys),
                 compaction=job.compaction,
                 without=job.without,
                 gone={queue: offsets for queue, offsets in mine.items() if len(offsets)},

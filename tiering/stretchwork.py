@@ -19,20 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiering.archive.coder import Coder
-from tiering.archive.dictionary import SAMPLES_MAX, train
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.pieces import Piece, PieceWriter
 from tiering.archive.reader import Archive
-from tiering.archive.records import Fields, RecordBatch
 from tiering.archive.writer import ArchiveSettings
 from tiering.compact import Compaction, KeyTable, QueueCompaction
 from tiering.match import Match
-from tiering.mergejob import Input, MergeJob, Queue
+from tiering.mergejob import Input, Queue
 from tiering.place import open_place
 from tiering.reading import Cursor, Rows, Window, in_order
 from tiering.regroup import HeldQueue
-from tiering.stretches import MergePlan, StretchJob
+from tiering.stretches import StretchJob
 
 I64 = NDArray[np.int64]
 WINDOW_BYTES: Final = 32 << 20
@@ -92,7 +90,7 @@ class Reading:
         """What encodes with these settings: made ready once, which takes some time."""
         wanted = msgspec.structs.replace(settings, keys=None)
         if self._coder is None or self._coder[0] != wanted:
-            coder = Coder(settings.codec, settings.level, settings.dictionary)
+            coder = Coder(settings.codec, settings.level)
             self._coder = wanted, coder
         return self._coder[1]
 
@@ -226,27 +224,3 @@ def add_held(stays: list[HeldQueue], more: HeldQueue) -> None:
         more = before._replace(last=more.last, messages=before.messages + more.messages)
         stays.pop()
     stays.append(more)
-
-
-def train_dictionary(
-    archives: Sequence[Archive], job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]
-) -> bytes | None:
-    """A dictionary for what is kept; what is encrypted is not in it. None where none would pay.
-    Raises `ArchiveDamaged`.
-    """
-    share = max(SAMPLES_MAX // max(len(plan.sampled), 1), 1)
-    some: list[bytes] = []
-    seen = kept_bytes = 0
-    for number, block in plan.sampled:
-        archive = archives[number]
-        topic, queue = archive.directory.queue_of(block)
-        rows = Rows.of(archive.read_block(block))
-        kept, _ = _kept(rows, job.without, gone.get((archive.directory.topic_id(topic), queue)))
-        seen += sum(map(len, rows.records))
-        kept_bytes += sum(map(len, kept.records))
-        some += kept.records[:: max(-(-len(kept.records) // share), 1)]
-    if not some:
-        return job.settings.dictionary
-    fields = Fields(RecordBatch.of_records(some))
-    raw = plan.plain_bytes * kept_bytes // seen
-    return train(fields, raw, job.settings.codec, job.settings.level)

@@ -29,6 +29,7 @@ from kvstore.errors import (
     ArchiveMissing,
     ArchiveUnavailable,
     RecordDamaged,
+    StoreError,
 )
 from kvstore.files import Files
 from kvstore.index.keys import read_archive_key
@@ -451,7 +452,7 @@ class Tiers:
                 elif thorough:
                     found = self.archive(row.number).verify()
                     out += [Problem(row.name, str(problem)) for problem in found]
-            except (PlaceError, ArchiveDamaged, ArchiveUnavailable) as e:
+            except StoreError as e:
                 out.append(Problem(row.name, str(e)))
         return out
 

@@ -80,6 +80,7 @@ ERRORS = [
     "FlushFailed",
     "ConfigError",
     "FormatTooNew",
+    "FormatTooOld",
     "IndexDamaged",
     "IndexUnavailable",
     "LogDamaged",

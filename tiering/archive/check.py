@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tiering.archive.block import Block, BlockGroup
     from tiering.archive.reader import Archive
 
-_SECTIONS = ("manifest", "directory", "dictionary", "filter", "key_fences", "position_fences")
+_SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
 
 class Problem(NamedTuple):

@@ -1,8 +1,8 @@
 """Coder: a payload <-> one part of an archive: compressed, encrypted, checksummed.
 
-The idea: one object for one archive, which knows codec, level and dictionary. Payloads that do not
-get smaller are kept as they are. Zstandard's frames are written without magic, sizes and checksum,
-which a part has of its own: of a dozen messages they would be a measurable share.
+The idea: one object for one archive, which knows codec and level. Payloads that do not get smaller
+are kept as they are. Zstandard's frames are written without magic, sizes and checksum, which a part
+has of its own: of a dozen messages they would be a measurable share.
 
 Invariants: the crc32c is looked at before anything else; never is more allocated than a part says,
 which is at most what the caller allows; the same payload and settings give the same bytes. Any
@@ -28,34 +28,32 @@ from tiering.archive.layout import (
     DIGITS_HEAD,
     ENCRYPTED,
     LZ4,
-    LZ4_DICTIONARY,
     PART_ASSOCIATED,
     PART_EXTRA,
     PART_HEAD,
     RAW,
     ZSTD,
-    ZSTD_DICTIONARY,
 )
 
 CodecName = Literal["zstd", "lz4"]
-LEVEL_DEFAULT: Final = 3
+LEVEL_DEFAULTS: Final[dict[CodecName, int]] = {"zstd": 3, "lz4": 0}
 LEVELS: Final = {"zstd": (1, 22), "lz4": (0, 12)}
 """The least and the greatest that each codec has."""
+_LZ4_HIGH: Final = 3
+"""From this level on lz4 takes its time; below it there is one way, which is fast."""
 
 _FORMAT: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
 _PLAIN_FRAME: Final = 0
 """The first byte of a frame without sizes, dictionary id and checksum."""
-_LZ4_DICTIONARY_MAX: Final = 64 * 1024
 _WINDOW_LOG: Final = 19
-"""Twice the usual block, so that it and the dictionary are seen together."""
-_DICTIONARY_FORMAT: Final = zstandard.DICT_TYPE_AUTO
+"""Twice the usual block: what the blocks of a shared group have together."""
 
 
 def _parameters(level: int, thorough: bool) -> zstandard.ZstdCompressionParameters:
     plain = {"format": _FORMAT, "write_content_size": 0, "write_dict_id": 0, "write_checksum": 0}
-    if level != LEVEL_DEFAULT:
+    if level != LEVEL_DEFAULTS["zstd"]:
         return zstandard.ZstdCompressionParameters.from_level(
-            level, source_size=1 << (_WINDOW_LOG - 1), dict_size=1 << (_WINDOW_LOG - 1), **plain
+            level, source_size=1 << _WINDOW_LOG, **plain
         )
     # Found best for blocks of this size: against the level's own settings as small, and faster; or
     # 2 % smaller at two thirds of the speed, where there is less to be found.
@@ -71,11 +69,10 @@ def _parameters(level: int, thorough: bool) -> zstandard.ZstdCompressionParamete
 
 
 class _PerThread(threading.local):
-    """What decodes without a dictionary, for every archive, and with the one last used."""
+    """What decodes, for every archive: one may not be shared by threads."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor(format=_FORMAT)
-        self.kept: tuple[zstandard.ZstdCompressionDict, zstandard.ZstdDecompressor] | None = None
 
 
 _per_thread: Final = _PerThread()
@@ -89,46 +86,37 @@ class Coder:
     def __init__(
         self,
         codec: CodecName = "zstd",
-        level: int = LEVEL_DEFAULT,
-        dictionary: bytes | None = None,
+        level: int | None = None,
     ) -> None:
         if codec not in ("zstd", "lz4"):
             raise ConfigError(f"there is no codec {codec!r} for archives, only zstd and lz4")
         low, high = LEVELS[codec]
+        level = LEVEL_DEFAULTS[codec] if level is None else level
         if type(level) is not int or not low <= level <= high:
             raise ConfigError(
                 f"compression level {level!r} is not a number from {low} to {high}, as {codec} has"
             )
         self.codec: CodecName = codec
         self.level = level
-        self.dictionary = dictionary
-        self._lz4_dictionary = (dictionary or b"")[-_LZ4_DICTIONARY_MAX:]
-        self._zstd_dictionary = (
-            zstandard.ZstdCompressionDict(dictionary, dict_type=_DICTIONARY_FORMAT)
-            if dictionary
-            else None
-        )
-        self._compressors: dict[tuple[bool, bool], zstandard.ZstdCompressor] = {}
+        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
 
     def encode(
         self,
         payload: bytes,
         *,
-        dictionary: bool = False,
         thorough: bool = False,
         digits: bool = False,
         kind: int = 0,
         topic: int = 0,
         secret: bytes | None = None,
     ) -> bytes:
-        """The part. `dictionary` False for what is read before the dictionary is there; `thorough`
-        for what gets less small than other payloads do; `digits` for text that may have ids.
+        """The part. `thorough` for what gets less small than other payloads do; `digits` for text
+        that may have ids.
         """
-        dictionary = dictionary and secret is None and self.dictionary is not None
         found = apart(payload) if digits else None
-        codec, coded = self._compress(found.text if found else payload, dictionary, thorough)
+        codec, coded = self._compress(found.text if found else payload, thorough)
         if found:
-            _, packed = self._compress(found.digits, False, False)
+            _, packed = self._compress(found.digits, False)
             if len(packed) >= len(found.digits):
                 packed = found.digits
             head = DIGITS_HEAD.pack(len(found.text), len(found.digits), len(packed))
@@ -142,14 +130,14 @@ class Coder:
         data = PART_HEAD.pack(codec, len(payload)) + coded
         return data + CRC.pack(google_crc32c.value(data))
 
-    def _compress(self, payload: bytes, dictionary: bool, thorough: bool) -> tuple[int, bytes]:
+    def _compress(self, payload: bytes, thorough: bool) -> tuple[int, bytes]:
         if self.codec == "zstd":
-            coded = self._compressor(dictionary, thorough).compress(payload)
-            return ZSTD_DICTIONARY if dictionary else ZSTD, coded
-        if dictionary:
-            coded = lz4.block.compress(payload, store_size=False, dict=self._lz4_dictionary)
-            return LZ4_DICTIONARY, coded
-        return LZ4, lz4.block.compress(payload, store_size=False)
+            return ZSTD, self._compressor(thorough).compress(payload)
+        if self.level < _LZ4_HIGH:
+            return LZ4, lz4.block.compress(payload, store_size=False)
+        return LZ4, lz4.block.compress(
+            payload, mode="high_compression", compression=self.level, store_size=False
+        )
 
     def decode(
         self,
@@ -190,7 +178,7 @@ class Coder:
         begin, end = DIGITS_HEAD.size, DIGITS_HEAD.size + packed_size
         if max(text_size, digits_size) > size or end > len(coded):
             raise ArchiveDamaged(f"a part of {size} bytes has text of {text_size} and digits")
-        plain = LZ4 if codec in (LZ4, LZ4_DICTIONARY) else ZSTD
+        plain = LZ4 if codec == LZ4 else ZSTD
         how = RAW if packed_size == digits_size else plain
         digits = self._sized(how, coded[begin:end], digits_size)
         return together(self._sized(codec, coded[end:], text_size), digits, size)
@@ -205,45 +193,26 @@ class Coder:
         try:
             if codec == RAW:
                 return bytes(coded)
-            if codec in (ZSTD, ZSTD_DICTIONARY):
+            if codec == ZSTD:
                 # A frame that states a size would have that much allocated.
                 if not coded or coded[0] != _PLAIN_FRAME or not size:
                     raise ArchiveDamaged("a part is not a Zstandard frame as archives have them")
-                decompressor = self._decompressor(codec == ZSTD_DICTIONARY)
+                decompressor = _per_thread.decompressor
                 return decompressor.decompress(coded, max_output_size=size, allow_extra_data=False)
-            if codec in (LZ4, LZ4_DICTIONARY):
-                extra = {"dict": self._lz4_dictionary} if codec == LZ4_DICTIONARY else {}
-                payload: bytes = lz4.block.decompress(coded, uncompressed_size=size, **extra)
+            if codec == LZ4:
+                payload: bytes = lz4.block.decompress(coded, uncompressed_size=size)
                 return payload
         except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError) as error:
             raise ArchiveDamaged(f"a part can't be decompressed: {error}") from None
         raise ArchiveDamaged(f"a part is of codec {codec}, which there is not")
 
-    def _compressor(self, dictionary: bool, thorough: bool) -> zstandard.ZstdCompressor:
-        found = self._compressors.get((dictionary, thorough))
+    def _compressor(self, thorough: bool) -> zstandard.ZstdCompressor:
+        found = self._compressors.get(thorough)
         if found is None:
             parameters = _parameters(self.level, thorough)
-            if dictionary and self.dictionary:
-                # One of its own: it is made ready for these parameters alone.
-                data = zstandard.ZstdCompressionDict(self.dictionary, dict_type=_DICTIONARY_FORMAT)
-                data.precompute_compress(compression_params=parameters)
-                found = zstandard.ZstdCompressor(dict_data=data, compression_params=parameters)
-            else:
-                found = zstandard.ZstdCompressor(compression_params=parameters)
-            self._compressors[dictionary, thorough] = found
+            found = zstandard.ZstdCompressor(compression_params=parameters)
+            self._compressors[thorough] = found
         return found
-
-    def _decompressor(self, dictionary: bool) -> zstandard.ZstdDecompressor:
-        if not dictionary:
-            return _per_thread.decompressor
-        if self._zstd_dictionary is None:
-            raise ArchiveDamaged("a part needs the archive's dictionary, which there is not")
-        # One may not be shared by threads, and one a thread and archive is a lot.
-        kept = _per_thread.kept
-        if kept is None or kept[0] is not self._zstd_dictionary:
-            found = zstandard.ZstdDecompressor(dict_data=self._zstd_dictionary, format=_FORMAT)
-            kept = _per_thread.kept = self._zstd_dictionary, found
-        return kept[1]
 
 
 def rebound(part: bytes, kind: int, topic: int, to: int, secret: bytes) -> bytes:

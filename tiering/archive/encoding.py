@@ -187,7 +187,6 @@ def _encode_group(
     parts = [
         coder.encode(
             payload,
-            dictionary=coder.codec == "zstd" or kind is PartKind.BODIES,
             thorough=thorough,
             digits=kind is PartKind.BODIES,
             kind=kind,

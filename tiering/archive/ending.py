@@ -21,7 +21,7 @@ from kvstore.errors import CallerError
 from tiering.archive import filter as key_filter
 from tiering.archive import keyindex, positions
 from tiering.archive.blocks import Columns
-from tiering.archive.coder import LEVEL_DEFAULT, CodecName, Coder
+from tiering.archive.coder import CodecName, Coder
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import encode_directory
 from tiering.archive.layout import (
@@ -55,12 +55,11 @@ class Sink(Protocol):
 
 
 class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How an archive is written."""
+    """How an archive is written. `level` None: the codec's default."""
 
     codec: CodecName = "zstd"
-    level: int = LEVEL_DEFAULT
+    level: int | None = None
     block_bytes: int = BLOCK_BYTES_DEFAULT
-    dictionary: bytes | None = None
     keys: KeyProvider | None = None
 
 
@@ -147,8 +146,6 @@ class _Ending:
             fences.append((Section.POSITION_FENCES, positions.encode_fences(messages, *section)))
         begin = self._file.at
         self._section(Section.MANIFEST, encode_manifest(manifest))
-        if self._settings.dictionary:
-            self._section(Section.DICTIONARY, self._settings.dictionary)
         ids = [topic.id for topic in self._topics]
         self._section(Section.DIRECTORY, encode_directory(ids, self._rows, self._groups))
         if filtered:
@@ -194,7 +191,7 @@ class _Ending:
             retention_class=origin.retention_class,
             generation=origin.generation,
             codec=settings.codec,
-            level=settings.level,
+            level=self._coder.level,
             block_bytes=settings.block_bytes,
             blocks=len(rows[0]),
             messages=len(self._positions),

@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 
 # --- the two ends of the file ------------------------------------------------------------------
 
@@ -47,9 +47,7 @@ DECODED_MAX: Final = 1 << 30
 
 RAW: Final = 0
 ZSTD: Final = 1
-ZSTD_DICTIONARY: Final = 2
-LZ4: Final = 3
-LZ4_DICTIONARY: Final = 4
+LZ4: Final = 2
 DIGITS_APART: Final = 0x40
 """Added to the codec of a part whose digits are apart (tiering.archive.digits)."""
 DIGITS_HEAD: Final = struct.Struct(">III")
@@ -94,13 +92,12 @@ class Section(IntEnum):
     """What a section is."""
 
     MANIFEST = 1
-    DICTIONARY = 2
-    DIRECTORY = 3
-    FILTER = 4
-    KEY_INDEX = 5
-    KEY_FENCES = 6
-    POSITION_INDEX = 7
-    POSITION_FENCES = 8
+    DIRECTORY = 2
+    FILTER = 3
+    KEY_INDEX = 4
+    KEY_FENCES = 5
+    POSITION_INDEX = 6
+    POSITION_FENCES = 7
 
 
 CHUNKED: Final = frozenset({Section.KEY_INDEX, Section.POSITION_INDEX})

@@ -127,7 +127,7 @@ class PiecesWriter:
     ) -> None:
         self._settings = settings
         self._origin = origin
-        self._coder = Coder(settings.codec, settings.level, settings.dictionary)
+        self._coder = Coder(settings.codec, settings.level)
         self._known = topics
         self._topics: list[TopicToWrite] = []
         self._numbers: dict[int, int] = {}

@@ -24,7 +24,6 @@ from kvstore.record.hashes import topic_byte
 from tiering.archive import positions
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.check import Problem, problems
-from tiering.archive.coder import Coder
 from tiering.archive.columns import Stretches
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import Directory, GroupPlace, Rows, decode_rows
@@ -50,9 +49,9 @@ T = TypeVar("T")
 
 _RUN_MAX: Final = 64
 """Chunks that are read together, at most."""
-_TIMES: Final = {Section.MANIFEST: 18, Section.DICTIONARY: 3}
+_TIMES: Final = {Section.MANIFEST: 18}
 """How many times its payload something takes that can't say: the manifest with and without its
-figures, as objects; the dictionary, as zstd, as lz4 and as such."""
+figures, as objects."""
 _WHOLE_KEY: Final = 8
 """Bits of a key hash that are the topic's."""
 
@@ -159,8 +158,8 @@ class Archive:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes: directory, filter, fences, manifest and dictionary, or what they
-        will be decoded from.
+        """About what it takes: directory, filter, fences and manifest, or what they will be decoded
+        from.
         """
         # Tuples, since other threads decode meanwhile.
         return sum(map(len, tuple(self._raw.values()))) + sum(tuple(self._decoded.values()))
@@ -260,7 +259,7 @@ class Archive:
         with self._block_damage(members.first if asked is None else asked):
             return BlockGroup(
                 data if bodies is None else data[: sizes[0] + sizes[1]], sizes,
-                self._stated_sizes(data, sizes), self._coder, blocks,
+                self._stated_sizes(data, sizes), PLAIN, blocks,
                 topic_number=members.topics[0], secret=self._secret(topic, key_id),
                 archive=self.name, number=members.first, bodies=bodies,
             )  # fmt: skip
@@ -419,17 +418,6 @@ class Archive:
     @property
     def _blocks_size(self) -> int:
         return self._blocks_end - HEADER_SIZE
-
-    @cached_property
-    def dictionary(self) -> bytes | None:
-        """What compression began with, if anything."""
-        if Section.DICTIONARY not in self._places:
-            return None
-        return self._section(Section.DICTIONARY, bytes)
-
-    @cached_property
-    def _coder(self) -> Coder:
-        return PLAIN if self.dictionary is None else Coder(dictionary=self.dictionary)
 
     @cached_property
     def _topics(self) -> list[tuple[str, str | None]]:

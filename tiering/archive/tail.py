@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import google_crc32c
 
-from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew
+from kvstore.errors import ArchiveDamaged, FormatError, FormatTooNew, FormatTooOld
 from kvstore.files import Files
 from tiering.archive.coder import Coder
 from tiering.archive.layout import (
@@ -33,7 +33,7 @@ from tiering.archive.layout import (
 FOOTER_READ: Final = 1024
 """Bytes that hold trailer and footer."""
 PLAIN: Final = Coder()
-"""Decodes what needs no dictionary, of every archive."""
+"""Decodes the parts of every archive."""
 
 
 class Source(Protocol):
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 def read_tail(source: Source) -> bytes:
     """Everything behind blocks and indexes, in at most two reads: what `Archive.open` takes from a
-    cache as `tail`. Raises ArchiveDamaged, FormatTooNew.
+    cache as `tail`. Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
     if source.size < HEADER_SIZE + TRAILER_SIZE:
         raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
@@ -110,9 +110,10 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
             f"{FORMAT_VERSION}", version, FORMAT_VERSION, source.name,
         )  # fmt: skip
     if version < FORMAT_VERSION:
-        raise ArchiveDamaged(
-            f"{source.name}: is an archive of format {version}, which no release ever wrote; this "
-            f"version reads {FORMAT_VERSION} only", source.name,
+        raise FormatTooOld(
+            f"{source.name}: is an archive of format {version}, from before 1.0; this version "
+            f"reads {FORMAT_VERSION} only. Read it with the version that wrote it, and put its "
+            "messages anew", version, FORMAT_VERSION, source.name,
         )  # fmt: skip
     if not footer <= size <= source.size - HEADER_SIZE - TRAILER_SIZE:
         raise ArchiveDamaged(f"{source.name}: {source.size} bytes are not all of it", source.name)
@@ -121,7 +122,7 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
 
 def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, Place]:
     """Where the sections are, by the last bytes of what `read_tail` gave. Raises FormatError,
-    ArchiveDamaged, FormatTooNew.
+    ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
     if len(end) < TRAILER_SIZE:
         raise FormatError("there is none")

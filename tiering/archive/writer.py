@@ -29,7 +29,7 @@ class ArchiveWriter:
     ) -> None:  # fmt: skip
         self._settings = settings = settings or ArchiveSettings()
         self._origin = origin or ArchiveOrigin()
-        self._coder = Coder(settings.codec, settings.level, settings.dictionary)
+        self._coder = Coder(settings.codec, settings.level)
         self._topics: list[TopicToWrite] = []
         self._file = ArchiveFile(sink)
         self._blocks = BlockWriter(

@@ -17,7 +17,7 @@ import msgspec
 
 from kvstore.archived import View, view_store
 from kvstore.config import StoreConfig
-from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreNotFound
+from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreNotFound
 from kvstore.files import LocalFiles
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
@@ -31,7 +31,9 @@ from tiering.spark.options import ReadOptions
 
 AT_ONCE: Final = 16
 """Archives that are opened at once: a bucket takes its time for each."""
-DAMAGE: Final = (ArchiveDamaged, FormatTooNew, ObjectNotFound, ObjectTooShort)
+DAMAGE: Final = (
+    ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort,
+)  # fmt: skip
 """What costs an archive, if `damaged` is "skip"."""
 
 

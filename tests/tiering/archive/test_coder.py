@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+from random import Random
 
 import google_crc32c
 import pytest
@@ -9,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged, ConfigError
-from tiering.archive.coder import LEVELS, CodecName, Coder
-from tiering.archive.layout import CRC, LZ4_DICTIONARY, PART_HEAD, RAW, ZSTD, ZSTD_DICTIONARY
+from tiering.archive.coder import LEVEL_DEFAULTS, LEVELS, CodecName, Coder
+from tiering.archive.layout import CRC, LZ4, PART_HEAD, RAW, ZSTD
 
-DICTIONARY = b"the quick brown fox jumps over the lazy dog " * 40
 CODECS: tuple[CodecName, ...] = ("zstd", "lz4")
 TEXT = b"the quick brown fox jumps over the lazy dog, and over another"
 
@@ -22,32 +22,16 @@ def part(codec: int, size: int, coded: bytes) -> bytes:
     return data + CRC.pack(google_crc32c.value(data))
 
 
-@given(st.binary(max_size=2000), st.sampled_from(CODECS), st.booleans(), st.integers(1, 6))
-def test_any_payload_comes_back(
-    payload: bytes, codec: CodecName, dictionary: bool, level: int
-) -> None:
-    coder = Coder(codec, level, DICTIONARY)
-    data = coder.encode(payload, dictionary=dictionary)
+@given(st.binary(max_size=2000), st.sampled_from(CODECS), st.integers(1, 12))
+def test_any_payload_comes_back(payload: bytes, codec: CodecName, level: int) -> None:
+    coder = Coder(codec, level)
+    data = coder.encode(payload)
     assert coder.decode(data, len(payload)) == payload
-    assert Coder(codec, level, DICTIONARY).encode(payload, dictionary=dictionary) == data
-
-
-@pytest.mark.parametrize(("codec", "number"), [("zstd", ZSTD_DICTIONARY), ("lz4", LZ4_DICTIONARY)])
-def test_a_dictionary_makes_what_it_knows_smaller(codec: CodecName, number: int) -> None:
-    coder = Coder(codec, dictionary=DICTIONARY)
-    data = coder.encode(TEXT, dictionary=True)
-    assert data[0] == number
-    assert len(data) < len(coder.encode(TEXT))
+    assert Coder(codec, level).encode(payload) == data
 
 
 def test_what_does_not_get_smaller_is_kept() -> None:
     assert Coder().encode(b"abc")[0] == RAW
-
-
-def test_a_part_that_needs_the_dictionary_is_damage_without_it() -> None:
-    data = Coder(dictionary=DICTIONARY).encode(TEXT, dictionary=True)
-    with pytest.raises(ArchiveDamaged, match="dictionary"):
-        Coder().decode(data)
 
 
 def test_a_payload_above_the_limit_is_damage() -> None:
@@ -66,7 +50,8 @@ def test_a_payload_above_the_limit_is_damage() -> None:
         part(ZSTD, 5, b""),
         part(ZSTD, 5, b"garbage"),
         part(ZSTD, 0, b"\0\0"),
-        part(3, 5, b"garbage"),
+        part(LZ4, 5, b"garbage"),
+        part(3, 5, b"of an older version"),
         part(0x81, 5, b"garbage"),
         part(ZSTD, 1 << 31, b"\0\0"),
         # Frames that state how large they are: with the usual magic, and without.
@@ -83,7 +68,7 @@ def test_what_is_no_part_is_damage(data: bytes) -> None:
 @given(st.binary(max_size=60), st.integers(0, 5), st.integers(0, 3000))
 def test_any_coded_bytes_are_a_payload_or_damage(coded: bytes, codec: int, size: int) -> None:
     with contextlib.suppress(ArchiveDamaged):
-        assert len(Coder(dictionary=DICTIONARY).decode(part(codec, size, coded))) == size
+        assert len(Coder().decode(part(codec, size, coded))) == size
 
 
 def test_every_flipped_bit_of_a_part_is_found() -> None:
@@ -116,3 +101,13 @@ def test_every_level_that_a_codec_has_compresses(codec: CodecName) -> None:
     for level in (low - 1, high + 1):
         with pytest.raises(ConfigError, match=f"{low} to {high}"):
             Coder(codec, level)
+
+
+def test_a_higher_level_makes_parts_smaller_with_every_codec() -> None:
+    draw = Random(5)
+    words = [f"{draw.getrandbits(40):x}" for _ in range(300)]
+    text = " ".join(draw.choices(words, k=8000)).encode()
+    for codec in CODECS:
+        low, high = LEVELS[codec]
+        assert len(Coder(codec, high).encode(text)) < len(Coder(codec, low).encode(text)), codec
+        assert Coder(codec).level == LEVEL_DEFAULTS[codec]

@@ -52,7 +52,7 @@ def test_another_key_place_or_bit_does_not_decrypt() -> None:
 
 def test_an_encrypted_block_comes_back_with_its_key_alone() -> None:
     records = [record(i) for i in range(20)]
-    coder = Coder(dictionary=b'{"order":1,"state":"new"}' * 20)
+    coder = Coder()
     encoded = encode([records], coder, queue=0, secret=SECRET)
     assert decode(encoded, coder, queue=0, secret=SECRET)[0].records() == records
     assert b"orders" not in encoded.groups[0].data

@@ -9,7 +9,14 @@ from collections.abc import Callable
 import google_crc32c
 import pytest
 
-from kvstore.errors import ArchiveDamaged, FormatTooNew, KeyDestroyed, KeyMissing, StoreError
+from kvstore.errors import (
+    ArchiveDamaged,
+    FormatTooNew,
+    FormatTooOld,
+    KeyDestroyed,
+    KeyMissing,
+    StoreError,
+)
 from kvstore.record.hashes import key_hash_range
 from tests.tiering.archive.making import Made, MemorySource, make, plain_queues
 from tiering.archive.crypto import TopicKey
@@ -158,9 +165,12 @@ def test_an_archive_of_a_newer_version_is_said_to_be_one(made: Made) -> None:
     assert (caught.value.found, caught.value.supported) == (FORMAT_VERSION + 1, FORMAT_VERSION)
 
 
-def test_an_archive_of_the_version_that_was_never_released_is_said_to_be_one(made: Made) -> None:
-    with pytest.raises(ArchiveDamaged, match="of format 1"):
-        Archive.open(MemorySource(with_trailer(made.data, version=1)))
+@pytest.mark.parametrize("version", range(1, FORMAT_VERSION))
+def test_an_archive_from_before_1_0_is_said_to_be_one(made: Made, version: int) -> None:
+    with pytest.raises(FormatTooOld, match=rf"test\.kvma.*format {version}, from") as caught:
+        Archive.open(MemorySource(with_trailer(made.data, version=version)))
+    assert (caught.value.found, caught.value.supported) == (version, FORMAT_VERSION)
+    assert caught.value.archive == "test.kvma"
 
 
 @pytest.mark.parametrize("size", [0, 30, 1 << 20, (1 << 64) - 1])

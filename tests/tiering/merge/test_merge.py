@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.making import (
-    SMALL_BLOCKS,
     MemorySource,
     Queue,
     drawn_queues,
@@ -25,7 +23,6 @@ from tests.tiering.merge.merging import (
     topics_of,
 )
 from tiering.archive.reader import Archive
-from tiering.archive.writer import ArchiveSettings
 from tiering.merge import Dropped
 
 
@@ -142,15 +139,3 @@ def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     queues = plain_queues(messages=30)
     archives = made_of(deal(queues, lambda _, offset: offset % 2))
     assert records_in(merged(archives).open()) == records_of(queues)
-
-
-@pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_a_dictionary_is_trained_anew_where_one_pays(codec: str) -> None:
-    written = msgspec.convert({"codec": codec, "block_bytes": 8192}, ArchiveSettings)
-    queues = plain_queues(topics=1, queues=4, messages=400, body=1500)
-    archives = made_of(deal(queues, lambda _, offset: offset // 100), written)
-    result = merged(archives, settings=written)
-    assert result.open().dictionary is not None
-    assert records_in(result.open()) == records_of(queues)
-    assert len(result.data) < sum(map(len, archives))
-    assert SMALL_BLOCKS.dictionary is None

@@ -210,7 +210,7 @@ def test_each_step_of_a_merge_is_done_by_the_executor(executor: Shuffled, tmp_pa
     plan = plan_merge(made.open(), made.job)
     assert len(plan.stretches) > 4
     assert sorted(executor.done) == sorted(
-        ["plan_remotely", "train_remotely", *["encode_remotely"] * len(plan.stretches)]
+        ["plan_remotely", *["encode_remotely"] * len(plan.stretches)]
     )
 
 
@@ -264,7 +264,7 @@ def test_a_stretch_has_its_own_topics_keys_and_blocks_alone(tmp_path: Path) -> N
     archives = made.open()
     plan = plan_merge(archives, made.job)
     gone = {(queues[0].topic.id, 0): np.arange(60)}
-    jobs = stretch_jobs(made.job, plan, blocks, gone)
+    jobs = stretch_jobs(made.job, plan, gone)
     assert len(jobs) > 4
     for job in jobs:
         names = {topic.name for _, topic in job.topics.values()}

@@ -88,7 +88,7 @@ def count_archive(tally: Tally, archive: Archive, tier: str, blocks: I64) -> Non
 
 def stored_bytes(archive: Archive, rows: Rows) -> F64:
     """What each block takes of an archive: of its group by its bytes of records, and of what is no
-    block (indexes, directory, dictionary) by its messages.
+    block (indexes, directory) by its messages.
     """
     if not len(rows.groups):
         return np.zeros(0)

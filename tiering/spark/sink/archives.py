@@ -1,9 +1,8 @@
 """Archives: a task's sorted records -> archives, put into a place and read back.
 
-The idea: as a worker does with a segment (`tiering.regroup`): a dictionary is trained on a sample,
-records go through the one writer, what was written is held against what was to be. An archive has
-so many bytes of records, and is put before the next is begun. Topics that are encrypted have
-archives of their own.
+The idea: as a worker does with a segment (`tiering.regroup`): records go through the one writer,
+and what was written is held against what was to be. An archive has so many bytes of records, and is
+put before the next is begun. Topics that are encrypted have archives of their own.
 
 Invariants: an archive's name is new, whoever else makes some; nothing counts by being put; a file
 here goes when its archive is in the place.
@@ -22,10 +21,8 @@ import numpy as np
 from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
 from tiering.archive.crypto import KeyProvider
-from tiering.archive.dictionary import train
 from tiering.archive.integers import Column, by_bytes
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.records import Fields
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.classes import read_class
 from tiering.commits import CommittedArchive, HeldRange
@@ -37,7 +34,6 @@ from tiering.regroup import Summed
 from tiering.spark.sink.collecting import Collected
 from tiering.spark.sink.options import SinkOptions
 
-_SAMPLED: Final = 4096
 _STRETCH: Final = 8 << 20
 """Bytes of records that the writer is given at once."""
 _NUMBER_BITS: Final = 56
@@ -74,6 +70,10 @@ class Making:
             return []
         topics = self._topics(found, ids(found.topics))
         secret = np.array([self._is_secret(name) for name in found.topics], np.bool_)
+        settings = ArchiveSettings(
+            codec=self._options.codec, level=self._options.level,
+            block_bytes=self._options.block_bytes, keys=self._keys,
+        )  # fmt: skip
         out: list[CommittedArchive] = []
         for encrypted in (False, True):
             rows = np.flatnonzero(secret[found.topic_of] == encrypted)
@@ -82,7 +82,6 @@ class Making:
             kind = msgspec.structs.replace(
                 read_class(self._options.retention_class), encrypted=encrypted
             ).name
-            settings = self._settings(found, rows, encrypted=encrypted)
             out += [
                 self._archive(found, part, topics, kind, settings)
                 for part in self._rolled(found, rows)
@@ -99,23 +98,6 @@ class Making:
 
     def _is_secret(self, topic: str) -> bool:
         return self._keys is not None and self._keys.key_for_writing(topic) is not None
-
-    def _settings(self, found: Collected, rows: Column, *, encrypted: bool) -> ArchiveSettings:
-        options = self._options
-        settings = ArchiveSettings(
-            codec=options.codec, level=options.level, block_bytes=options.block_bytes,
-            keys=self._keys,
-        )  # fmt: skip
-        if encrypted:
-            return settings
-        records = found.records
-        sample = rows[:: max(len(rows) // _SAMPLED, 1)]
-        fields = Fields(
-            records._replace(starts=records.starts[sample], sizes=records.sizes[sample])
-        )
-        total = min(int(records.sizes[rows].sum()), options.archive_bytes)
-        dictionary = train(fields, total, options.codec, options.level)
-        return msgspec.structs.replace(settings, dictionary=dictionary)
 
     def _rolled(self, found: Collected, rows: Column) -> Iterator[Column]:
         """The rows of one archive after the other."""

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from kvstore.errors import ConfigError, shown
-from tiering.archive.coder import LEVEL_DEFAULT, CodecName
+from tiering.archive.coder import CodecName
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 from tiering.classes import RetentionClass, read_class
 from tiering.place import Place, open_place
@@ -29,7 +29,7 @@ _EVER: Final = RetentionClass("warm", None, None).name
 _STORE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a stream that are Spark's own."""
-_LEAST: Final = {"level": -7, "block_bytes": 4096, "archive_bytes": 1 << 16, "spill_bytes": 1 << 16}
+_LEAST: Final = {"level": 0, "block_bytes": 4096, "archive_bytes": 1 << 16, "spill_bytes": 1 << 16}
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     store_id: str | None = None
     codec: CodecName = "zstd"
-    level: int = LEVEL_DEFAULT
+    level: int | None = None
     block_bytes: int = BLOCK_BYTES_DEFAULT
     archive_bytes: int = ARCHIVE_BYTES
     spill_bytes: int = SPILL_BYTES
