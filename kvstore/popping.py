@@ -196,7 +196,7 @@ class Popper:
                 flights[group, topic] = held.enter_context(self.flights.flying(group, topic))
             for group, topic, queue, offset in commits:
                 used = flights.get((group, topic))
-                if used is not None and queue in used.lowest():
+                if used is not None and used.lowest(queue) is not None:
                     raise InFlight(
                         f"offset {offset} can't be committed: messages of queue {queue} are locked "
                         "by this group; ack them, or use reset_offset"
@@ -207,22 +207,12 @@ class Popper:
                 self.flights.set_back(*commit)
             for group, topic, queue, _ in commits:
                 if (group, topic) in flights:
-                    flights[group, topic].next.pop(queue, None)
+                    flights[group, topic].forget_next(queue)
 
     def _goes_back(self, commit: Commit) -> bool:
         """Whether a commit makes messages unread that were done."""
         flight = self.flights.find(commit.group, commit.topic)
         return flight is not None and commit.offset < self.flights.next_of(flight, commit.queue)
-
-    def lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
-        """Queue -> the lowest offset there that a group has under lock, or has passed over for now;
-        all below its next offset that are not behind that are done.
-        """
-        flight = self.flights.find(group, topic)
-        if flight is None:
-            return {}
-        with flight.lock:
-            return flight.lowest()
 
 
 def _secret(families: Families) -> bytes:

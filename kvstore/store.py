@@ -249,7 +249,6 @@ class Store(Calls):
             self._put_durably,
         )
         self._noting = Noting(
-            self._index.families,
             self._offsets,
             self._popping.flights,
             self.config.clock,

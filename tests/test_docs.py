@@ -161,7 +161,11 @@ def test_an_offset_and_its_history_are_what_keys_says(tmp_path: Path) -> None:
         store.commit_offset("g3", "t12", 5, 1003)
         families = store._index.families
         [offset], [history] = (list(families.rows(f, b"")) for f in ("offsets", "offset_history"))
+        store.reset_offset("g3", "t12", offset=1003 - 17, queue=5)
+        assert store.pop("g3", "t12", queue=5, filter="paid") == []
+        [passed] = list(families.rows("offsets", b""))
     assert b"".join(offset) == example(text, "offset")
+    assert b"".join(passed) == example(text, "offset-passed")
     assert b"".join(history) == example(text, "history")
     said = ["key: group id 3", "topic id 12", "queue 5"]
     assert fields_of(text, "offset")[1] == [*said, "value: offset 1003", "2 recoveries"]

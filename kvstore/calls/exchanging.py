@@ -13,6 +13,7 @@ import msgspec
 
 from kvstore.calls.parts import Parts
 from kvstore.errors import CallerError, MessageIllegal, StoreNotFound
+from kvstore.groupstats import committed_of
 from kvstore.index.families import Batch
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.topics import TopicConfig, TopicInfo
@@ -71,12 +72,11 @@ class Exchanging(Parts):
                 name = self._topics.name_of(topic)
                 if name is None:
                     continue  # its topic was deleted by a version that left offsets
-                bounds = self._reader.bounds(topic << 32 | queue)
-                offset = self._offsets.get(group.id, topic, queue, bounds)
+                # What is popped and not done would be lost to who goes on from there.
+                used, flying = self._topics.get(name), self._flying(group.id, topic)
+                offset = committed_of(self._reader, self._offsets, group, used, queue, flying)
                 if offset is not None:
-                    # What is popped and not done would be lost to who goes on from there.
-                    lowest = self._lowest_locked(group.id, topic).get(queue, offset)
-                    yield group.name, name, queue, min(offset, lowest)
+                    yield group.name, name, queue, offset
 
     def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
         """Make the topics, groups and offsets that RocketMQ's configuration in `folder` or

@@ -18,7 +18,7 @@ from kvstore.errors import (
     CallerError,
     shown,
 )
-from kvstore.groupstats import start_of
+from kvstore.groupstats import committed_of, todo_of
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.history import OffsetCommit
@@ -97,12 +97,12 @@ class Keeping(Parts):
         """The offset a group wants next, all below being done; None if it never committed one."""
         self._check_open()
         used = self._topics.get(topic)
-        bounds = self._reader.bounds(used.key(queue))
+        used.key(queue)
         known = self._groups.find(group)
         if known is None:
             return None
-        found = self._offsets.get(known.id, used.id, queue, bounds)
-        return _below(found, self._lowest_locked(known.id, used.id).get(queue))
+        flying = self._flying(known.id, used.id)
+        return committed_of(self._reader, self._offsets, known, used, queue, flying)
 
     def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
         """What `committed_offset` was in a queue and from when on, oldest first; the last one is
@@ -184,8 +184,9 @@ class Keeping(Parts):
         return self._reader.offset_at(topic, queue, start, upper=False)  # type: ignore[arg-type]  # refused there if it is no time
 
     def lag(self, group: str, topic: str | None = None) -> list[Lag]:
-        """How far a group is behind in every queue of a topic; without one, of all topics in which
-        it ever committed an offset. By topic and queue; `GroupNotFound`, `TopicNotFound`.
+        """How much a group has still to do in every queue of a topic, and how far it is; without a
+        topic, of all in which it ever popped or committed an offset. By topic and queue;
+        `GroupNotFound`, `TopicNotFound`.
         """
         self._check_open()
         known = self._groups.get(group)
@@ -197,32 +198,23 @@ class Keeping(Parts):
         return [lag for name in names for lag in self._lags(known, self._topics.get(name))]
 
     def _lags(self, group: GroupInfo, topic: Topic) -> Iterable[Lag]:
-        locked = self._lowest_locked(group.id, topic.id)
+        flying = self._flying(group.id, topic.id)
         for queue in range(topic.read_queues):
-            bounds = self._reader.bounds(topic.key(queue))
-            found = self._offsets.get(group.id, topic.id, queue, bounds)
-            committed = _below(found, locked.get(queue))
-            if committed is None:
-                next_wanted = start_of(self._reader, self._offsets, group, topic, queue)
-            else:
-                # What retention let go of before the group came to it is not owed to it.
-                next_wanted = max(committed, bounds.min_offset)
+            todo = todo_of(self._reader, self._offsets, group, topic, queue, flying)
             yield Lag(
                 group=group.name,
                 topic=topic.name,
                 queue=queue,
-                committed=committed,
-                begin=bounds.min_offset,
-                end=bounds.next_offset,
-                lag=bounds.next_offset - next_wanted,
+                committed=todo.committed,
+                begin=todo.bounds.min_offset,
+                end=todo.bounds.next_offset,
+                lag=todo.lag,
+                unread=todo.unread,
+                in_flight=todo.in_flight,
+                passed_over=todo.passed_over,
             )
 
 
 def is_commit(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether a value has the form of a commit: group, topic, queue and offset."""
     return isinstance(value, tuple | list) and len(value) == 4
-
-
-def _below(offset: int | None, locked: int | None) -> int | None:
-    """What is contiguously done: up to an offset, or the lowest that is locked below it."""
-    return offset if offset is None or locked is None else min(offset, locked)

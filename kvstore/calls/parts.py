@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from kvstore.errors import (
     StoreClosed,
     shown,
 )
+from kvstore.groupstats import Flying
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.groups import Groups
@@ -58,11 +61,16 @@ class Parts:
         if self._closed:
             raise StoreClosed(f"{self.path} was closed; open it again")
 
-    def _lowest_locked(self, group: int, topic: int) -> Mapping[int, int]:
-        """Queue -> the lowest offset that a group has under lock there: all below is done."""
+    def _flights(self) -> Flights:
+        """What says what is under way. A reader pops nothing: it has these for a look alone."""
         if self._log.writable:
-            return self._popping.lowest_locked(group, topic)
-        # A reader pops nothing, so it has no flights: they are read for this look alone.
-        flights = Flights(self._index.families, self._offsets, self._reader.bounds)
-        found = flights.find(group, topic)
-        return {} if found is None else found.lowest()
+            return self._popping.flights
+        return Flights(self._index.families, self._offsets, self._reader.bounds)
+
+    def _flying(self, group: int, topic: int) -> Flying:
+        """What has the group's flight in a topic, to look at."""
+        flights = self._flights()
+        if self._log.writable:
+            return partial(flights.flying, group, topic)
+        found = flights.look(group, topic)
+        return lambda: nullcontext(found)

@@ -165,5 +165,5 @@ class Popping(Parts):
         else:
             names = [topic]
         now = self.config.clock.now_ms()
-        parts = self._index.families, self._reader, self._topics, self._offsets
+        parts = self._flights(), self._reader, self._topics, self._offsets
         return [collect_group(*parts, known, self._topics.get(name), now) for name in names]

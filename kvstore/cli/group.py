@@ -129,7 +129,7 @@ def list_groups(out: Output, folder: Path, namespace: str | None) -> None:
 @namespace_option
 @output_option
 def show(out: Output, folder: Path, group_name: str, namespace: str | None) -> None:
-    """Show GROUP, and how far behind it is in the topics it ever committed in."""
+    """Show GROUP, and how much it has still to do in the topics it ever popped or committed in."""
     with open_store(out, folder, read_only=True) as store:
         calls = within(store, namespace)
         found, lags = calls.group(group_name), calls.lag(group_name)

@@ -29,7 +29,7 @@ def offset() -> None:
 @namespace_option
 @output_option
 def show(out: Output, folder: Path, group: str, topic: str, namespace: str | None) -> None:
-    """Show what GROUP has committed in the queues of TOPIC, and how far behind that is."""
+    """Show what GROUP has committed in the queues of TOPIC, and how much it has still to do."""
     with open_store(out, folder, read_only=True) as store:
         lags = within(store, namespace).lag(group, topic)
     rows = [(one.queue, one.committed, one.end, one.lag) for one in lags]
@@ -112,19 +112,20 @@ def history(
 def lag(
     out: Output, folder: Path, group: str | None, topic: str | None, namespace: str | None
 ) -> None:
-    """Show how far GROUP is behind in TOPIC; without TOPIC in all it ever committed in, without
-    GROUP that of all groups.
+    """Show how much GROUP has still to do in TOPIC, and how much its filters passed over; without
+    TOPIC in all it ever popped or committed in, without GROUP that of all groups.
     """
     found: list[Lag] = []
     with open_store(out, folder, read_only=True) as store:
         calls = within(store, namespace)
         for name in [g.name for g in calls.groups()] if group is None else [group]:
             found += calls.lag(name, topic)
-    names = ("group", "topic", "queue", "committed", "end", "lag")
+    names = ("group", "topic", "queue", "committed", "end", "lag", "in_flight", "passed_over")
     if out.json:
         out.document(found)
     else:
-        out.table(names, [tuple(getattr(one, name) for name in names) for one in found])
+        rows = [tuple(getattr(one, name) for name in names) for one in found]
+        out.table([name.replace("_", " ") for name in names], rows)
 
 
 def _print(out: Output, names: tuple[str, ...], rows: list[Any]) -> None:

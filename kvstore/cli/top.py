@@ -71,7 +71,8 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
 
     put/s, pop/s (handed out for the first time, or passed over by a filter) and ack/s (done, be it
     acked or a dead letter) are of the last interval; retried are those in flight that were handed
-    out before, dead the group's dead letters that nobody took. Other processes may write meanwhile.
+    out before, passed those that the group's filters refused since its offset was last set, dead
+    the group's dead letters that nobody took. Other processes may write meanwhile.
     With --json one line for each interval.
     """
     require_store(folder)
@@ -187,9 +188,31 @@ def _tables(out: Output, now: Look, before: Look | None, lines: int | None) -> N
         left += len(groups) - len(shown) + len(topics) - len(cut)
         groups, topics = shown, cut
     out.table(
-        ("group", "topic", "pop/s", "ack/s", "lag", "in flight", "due", "retried", "dead"),
+        (
+            "group",
+            "topic",
+            "pop/s",
+            "ack/s",
+            "lag",
+            "in flight",
+            "due",
+            "retried",
+            "passed",
+            "dead",
+        ),
         [
-            (g.group, g.topic, pop, ack, g.lag, g.in_flight, g.due, g.redelivered, g.dead_letters)
+            (
+                g.group,
+                g.topic,
+                pop,
+                ack,
+                g.lag,
+                g.in_flight,
+                g.due,
+                g.redelivered,
+                g.passed_over,
+                g.dead_letters,
+            )
             for g, pop, ack in groups
         ],
         right=("pop/s", "ack/s"),

@@ -76,8 +76,8 @@ class Claim:
         """What an ordered group's `Order` has to be told: queue, offset, and message group."""
         self._flight = flight
         self._reader = reader
-        self._topic = topic
-        self._group = group
+        self.topic = topic
+        self.group = group
         self._wanted = wanted
         self.now = clock.now_ms()
         self._begin = self.now + cut_ms(clock)
@@ -85,7 +85,6 @@ class Claim:
         self._recoveries = recoveries
         self._nonces = nonces
         self._left = wanted.limit
-        self._parked_left = True
         self.room = UNLIMITED
         """How many more messages the group may have under lock; below 0 if its cap was lowered."""
         self.made_way = False
@@ -94,6 +93,8 @@ class Claim:
         """Why something could not be looked at, which stays as it is."""
         self.stuck: dict[LockKey, ArchiveMissing] = {}
         """Rows that are known to have died and can't be copied to the dead letters now."""
+        self._refused = 0
+        """How many the filter has refused of the queue that is being looked at."""
         self.looked = 0
         """How many messages were shown to the filter, if there is one."""
         self._dying = 0
@@ -137,7 +138,7 @@ class Claim:
             return False
         if key in self.stuck:
             self.unavailable = self.stuck[key]
-        elif lock.attempts >= self._group.max_attempts:
+        elif lock.attempts >= self.group.max_attempts:
             self.dead.append((key, lock))
             self._dying += lock.locked.bit_count()
         elif self.room > 0:
@@ -171,6 +172,7 @@ class Claim:
         if read is None:
             return
         asked, messages, unfit = read
+        self._note_refused(key.queue)
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
@@ -201,11 +203,12 @@ class Claim:
                 asked = may[: min(self._left, self.room)]
             if not asked:
                 return None
-            found = messages_at(self._reader, self._topic, queue, asked, self._group.name, away)
+            found = messages_at(self._reader, self.topic, queue, asked, self.group.name, away)
+            self._refused = 0
             try:
                 messages, unfit = self._fitting(found, self.room)
             except ArchiveUnavailable as e:
-                self.unavailable, self._left, self._bytes = e, left, room
+                self.unavailable, self._left, self._bytes, self._refused = e, left, room, 0
                 return None
             self.unavailable = away.error or self.unavailable
             there = [offset for offset in asked if offset not in away]
@@ -214,6 +217,12 @@ class Claim:
             # In the place of what is missing others may go.
             may = [offset for offset in may if offset not in away]
             self._left, self._bytes = left, room
+
+    def _note_refused(self, queue: int) -> None:
+        """Have what the filter refused counted as passed over in this queue."""
+        if self._refused:
+            self.change.passed[queue] = self.change.passed.get(queue, 0) + self._refused
+            self._refused = 0
 
     def _has_looked(self, count: int) -> None:
         if self._wanted.matches is not None:
@@ -239,6 +248,8 @@ class Claim:
                 out.append(message)
                 self._left -= 1
                 self._bytes -= message.size
+            else:
+                self._refused += 1
         return out, None
 
     def buried(self, stuck: dict[LockKey, ArchiveMissing]) -> None:
@@ -262,9 +273,6 @@ class Claim:
                 return
             if queue in (None, key.queue):
                 self._take_again(key, lock)
-        # The last row may have kept what did not fit, or can't be read now.
-        is_all = queue is None and self.unavailable is None
-        self._parked_left = not is_all or not self.left or self.room <= 0
 
     def finish(self) -> None:
         """Complete the change; nothing is taken after that."""
@@ -272,13 +280,12 @@ class Claim:
     def settled(self) -> None:
         """Take note that the change was written."""
         self._flight.order = None
-        self._flight.has_parked = self._parked_left and self._flight.has_parked
 
     # --- what is unread ---
 
     def take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue, which begin at `first`."""
-        low, high = self._reader.bounds(self._topic.base + queue)
+        low, high = self._reader.bounds(self.topic.base + queue)
         at = max(first, low)
         begun = at
         stop = min(high, at + SCAN_MAX - self.looked) if self._wanted.matches is not None else high
@@ -300,6 +307,7 @@ class Claim:
             if unfit is not None:
                 at = unfit
                 break
+        self._note_refused(queue)
         if at != first:
             self.change.next[queue] = at
         # What the filter has to look at may go on behind what one claim reads.
@@ -321,7 +329,7 @@ class Claim:
             self.unavailable = e
             return [], at
         except LOST as e:
-            return [], passed_over(e, at, self._group.name)
+            return [], passed_over(e, at, self.group.name)
         return found, found[-1].offset + 1 if found else high
 
     def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:
@@ -331,7 +339,7 @@ class Claim:
         flight = self._flight
         ahead = flight.ahead.get(queue)
         if not ahead or ahead[-1].offset != at:
-            ahead = read_ahead(flight, self._reader, self._topic, queue, at, count)
+            ahead = read_ahead(flight, self._reader, self.topic, queue, at, count)
         found = ahead[: -count - 1 : -1]
         del ahead[-count:]
         if not ahead:
@@ -349,13 +357,13 @@ class Claim:
         self, queue: int, messages: list[StoredMessage], attempts: int, *, fresh: bool
     ) -> None:
         """Put messages of a queue, in order, under lock, for as long as is wanted."""
-        wanted, group = self._wanted, self._group
+        wanted, group = self._wanted, self.group
         due = self._begin + lock_ms(group, attempts, wanted.invisible_ms)
         for part, locked in _rows(messages):
             first = part[0].offset
             nonce = next(self._nonces)
             if fresh:
-                key = LockKey(group.id, self._topic.id, due, queue, first)
+                key = LockKey(group.id, self.topic.id, due, queue, first)
             else:
                 key = self._flight.free_key(self.change, queue, first, due)
             lock = Lock(attempts, self._recoveries, nonce, locked, 0, wanted.attempt_id)

@@ -1,24 +1,25 @@
 """A flight: what a group has under way in one topic.
 
-The idea: rows of `locks` are the state; here are only counters over them (rows and messages, rows
-by eighth of a second of their due time), the key of the first row as long as it is known, and the
-queues' next offsets. So whether anything is due is mostly answered without RocksDB, and a search
-never begins among the tombstones of rows that went before. A change is collected in a `Change`,
-written as one WriteBatch, and only then taken into the counters.
+The idea: rows of `locks` are the state; here are only counters over them (rows by eighth of a
+second of their due time, and by queue which offsets they have: `Held`), the key of the first row as
+long as it is known, and the queues' next offsets. So whether anything is due, and up to where all
+is done, is answered without RocksDB, and a search never begins among the tombstones of rows that
+went before. A change is collected in a `Change`, written as one WriteBatch, and only then taken
+into the counters.
 
-Invariants: no object per message, and per row only where it was made with an attempt id; the
-counters agree with the rows between changes; a row is found by its key, or by being due, never by a
-search through all.
+Invariants: no object per message but a bit, and per row only where it was made with an attempt id;
+the counters agree with the rows between changes; a row is found by its key, or by being due, never
+by a search through all.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from kvstore.consume.held import Held, Shelf
 from kvstore.consume.locks import Lock, pack_lock, unpack_lock
 from kvstore.index.keys import LOCKS, PARKED, LockKey, behind, lock_key, lock_prefix, read_lock_key
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvstore.consume.order import Order
+    from kvstore.consume.tally import Tally
     from kvstore.consume.waiting import Waiter
     from kvstore.index.families import Batch, Families
     from kvstore.message import StoredMessage
@@ -40,19 +42,34 @@ _DUE_MAX: Final = PARKED - 1
 class Change:
     """What one WriteBatch does to a flight."""
 
-    __slots__ = ("added", "batch", "ended_of", "made_by", "next", "removed", "shrunk", "touched")
+    __slots__ = (
+        "added",
+        "batch",
+        "ended_of",
+        "made_by",
+        "next",
+        "parked",
+        "passed",
+        "removed",
+        "shrunk",
+        "touched",
+    )
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.added: dict[LockKey, int] = {}
-        """Rows and how many messages they have."""
+        """Rows and the bitmaps of their messages."""
         self.removed: list[tuple[LockKey, int]] = []
         self.shrunk: list[tuple[LockKey, int]] = []
-        """Rows and how many messages go from them."""
+        """Rows and the bitmaps of the messages that go from them."""
+        self.parked: list[tuple[LockKey, int]] = []
+        """Rows of parked messages and the bitmaps they have from now on."""
         self.touched = False
         """Whether rows that were there are shrunk or removed."""
         self.next: dict[int, int] = {}
         """Queue -> its new next offset."""
+        self.passed: dict[int, int] = {}
+        """Queue -> how many of its messages a filter has refused."""
         self.made_by: list[tuple[bytes, LockKey]] = []
         """Attempt ids and new rows that have one."""
         self.ended_of: list[tuple[bytes, LockKey]] = []
@@ -60,6 +77,7 @@ class Change:
 
     def park(self, key: LockKey, lock: Lock) -> None:
         """A row of parked messages as it is from now on; it goes if it has none."""
+        self.parked.append((key, lock.locked))
         if lock.locked:
             self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
         else:
@@ -68,7 +86,7 @@ class Change:
     def add(self, key: LockKey, lock: Lock) -> None:
         """A new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
-        self.added[key] = lock.locked.bit_count()
+        self.added[key] = lock.locked
         if lock.attempt_id:
             self.made_by.append((lock.attempt_id, key))
 
@@ -78,7 +96,7 @@ class Change:
             self.park(key, new)
             return
         self.touched = True
-        gone = old.locked.bit_count() - new.locked.bit_count()
+        gone = old.locked & ~new.locked
         if new.locked:
             self.batch.put(LOCKS, lock_key(*key), pack_lock(new))
             self.shrunk.append((key, gone))
@@ -111,6 +129,10 @@ class Flight:
         """How many are locked."""
         self.next: dict[int, int] = {}
         """Queue -> its next offset, for the queues that were used and have one stored."""
+        self.passed: dict[int, int] = {}
+        """Queue -> how many of its messages filters have refused, where its next offset is known
+        and there are any.
+        """
         self.starts: dict[int, tuple[GroupInfo, int, int]] = {}
         """Queue without one -> where its group would begin, which group as it was then, and the
         queue's end: it holds for these."""
@@ -132,8 +154,12 @@ class Flight:
         """
         self.order: Order | None = None
         """What an ordered group knows beside the rows; None: not made yet."""
-        self.has_parked = False
-        """Whether there may be parked rows."""
+        self.parked_count = 0
+        """How many messages are parked."""
+        self.users = 0
+        """How many hold the lock by `Flights.flying`: meanwhile it is not let go."""
+        self.tally: Tally | None = None
+        """Of the group, if it has one."""
         self.soonest = 0
         """No row is due before, ms since the epoch."""
         self.attempts: dict[bytes, list[bytes]] = {}
@@ -142,72 +168,105 @@ class Flight:
         self._prefix = lock_prefix(group, topic)
         self._end = behind(self._prefix)
         self._first: LockKey | None = None
-        self._buckets: dict[int, list[int]] = {}
-        """1/8 s -> how many rows are due in it, and messages."""
-        self._queues: dict[int, list[int]] = {}
-        """Queue -> how many rows it has, and the first time that one of them was due."""
-        self._order: list[int] = []
+        self._buckets = Shelf()
+        """1/8 s -> how many rows are due in it."""
+        self._queues: dict[int, Held] = {}
 
     # --- counters ---
 
-    def count(self, key: LockKey, messages: int) -> None:
+    def count(self, key: LockKey, locked: int) -> None:
         """Count a row that was there before; parked ones are not locks."""
         if key.due == PARKED:
-            self.has_parked = True
+            self._park(key, locked)
         else:
-            self.added(key, messages)
+            self.added(key, locked)
 
     def may_be_due(self, now: int) -> bool:
         """Whether a row can be due; mostly without a look at RocksDB."""
         return self.rows > 0 and self.soonest <= now and self._earliest() <= now
 
-    def added(self, key: LockKey, messages: int) -> None:
-        """Take note of a row that was written."""
-        _, _, due, queue, _ = key
-        bucket = self._buckets.get(due >> _BUCKET) or self._bucket(due >> _BUCKET)
-        bucket[0] += 1
-        bucket[1] += messages
-        counted = self._queues.get(queue)
-        if counted is None:
-            self._queues[queue] = [1, due]
+    def added(self, key: LockKey, locked: int) -> None:
+        """Take note of a row that was written, with the bitmap of its messages."""
+        _, _, due, queue, first = key
+        bucket, buckets = due >> _BUCKET, self._buckets.values
+        rows = buckets.get(bucket)
+        if rows:
+            buckets[bucket] = rows + 1
         else:
-            if not counted[0] or due < counted[1]:
-                counted[1] = due
-            counted[0] += 1
+            self._buckets.put(bucket, 1)
+        if not self.rows or bucket << _BUCKET < self.soonest:
+            self.soonest = bucket << _BUCKET
+        held = self._queues.get(queue) or self._held(queue)
+        if not held.rows or due < held.due:
+            held.due = due
+        held.rows += 1
+        held.locked.add(first, locked)
         if not self.rows or (self._first is not None and key < self._first):
             self._first = key
         self.rows += 1
+        messages = locked.bit_count()
         self.messages += messages
+        if self.tally is not None:
+            self.tally.add(due, messages)
 
-    def removed(self, key: LockKey, messages: int) -> None:
-        """Take note of a row that was removed."""
-        # An empty one stays: the next row is mostly in it as well.
-        bucket = self._buckets[key[2] >> _BUCKET]
-        bucket[0] -= 1
-        bucket[1] -= messages
-        self._queues[key[3]][0] -= 1
+    def removed(self, key: LockKey, locked: int) -> None:
+        """Take note of a row that was removed, with the bitmap of its messages."""
+        bucket, buckets = key[2] >> _BUCKET, self._buckets.values
+        rows = buckets[bucket] - 1
+        if rows:
+            buckets[bucket] = rows
+        else:
+            self._buckets.put(bucket, 0)
+        self._queues[key[3]].rows -= 1
         if key == self._first:
             self._first = None
         self.rows -= 1
+        self._unlocked(key, locked)
+
+    def _unlocked(self, key: LockKey, locked: int) -> None:
+        """Take note of messages that left a row."""
+        _, _, due, queue, first = key
+        self._queues[queue].locked.remove(first, locked)
+        messages = locked.bit_count()
         self.messages -= messages
+        if self.tally is not None:
+            self.tally.remove(due, messages)
+
+    def _park(self, key: LockKey, parked: int) -> None:
+        held = self._queues.get(key.queue) or self._held(key.queue)
+        before = held.parked.count
+        held.parked.replace(key.first, parked)
+        self.parked_count += held.parked.count - before
+
+    def _held(self, queue: int) -> Held:
+        found = self._queues[queue] = Held()
+        return found
 
     def settle(self, change: Change) -> None:
         """Take note of what was written."""
         if change.touched:
             self.epoch += 1
-        for key, messages in change.removed:
-            self.removed(key, messages)
-        for key, messages in change.shrunk:
-            self._buckets[key.due >> _BUCKET][1] -= messages
-            self.messages -= messages
-        for key, messages in change.added.items():
-            self.added(key, messages)
+        for key, locked in change.removed:
+            self.removed(key, locked)
+        for key, locked in change.shrunk:
+            self._unlocked(key, locked)
+        for key, locked in change.added.items():
+            self.added(key, locked)
+        for key, parked in change.parked:
+            self._park(key, parked)
         for attempt_id, key in change.ended_of:
             self._forget_attempt(attempt_id, lock_key(*key))
         for attempt_id, key in change.made_by:
             self.note_attempt(attempt_id, key)
         if change.next:
             self.next.update(change.next)
+        for queue, count in change.passed.items():
+            self.passed[queue] = self.passed.get(queue, 0) + count
+
+    def forget_next(self, queue: int) -> None:
+        """Take note that a queue's next offset was set otherwise."""
+        self.next.pop(queue, None)
+        self.passed.pop(queue, None)
 
     def note_attempt(self, attempt_id: bytes, key: LockKey) -> None:
         """Remember that a row was made by an attempt."""
@@ -229,51 +288,41 @@ class Flight:
         self.rows = self.messages = 0
         self.epoch += 1
         self.next.clear()
+        self.passed.clear()
         self.starts.clear()
         self.attempts.clear()
         self.ahead = {}
         self.order = None
-        self.has_parked = False
+        self.parked_count = 0
         self._first = None
-        self._buckets.clear()
+        self._buckets = Shelf()
         self._queues.clear()
-        self._order.clear()
-
-    def _bucket(self, number: int) -> list[int]:
-        """The counters of an 1/8 s that had none."""
-        if not self.rows:
-            self._buckets.clear()
-            self._order.clear()
-        heapq.heappush(self._order, number)
-        self.soonest = self._order[0] << _BUCKET
-        found = self._buckets[number] = [0, 0]
-        return found
-
-    def live_at(self, now: int) -> int:
-        """How many messages are locked, less those whose locks have run out. May be asked without
-        the lock, while nothing but acks and pops of other groups goes on.
-        """
-        edge = now >> _BUCKET
-        held = self._buckets.get(edge)
-        live = sum(held[1] for bucket, held in list(self._buckets.items()) if bucket > edge)
-        if held is not None and held[1]:
-            # Of the 1/8 s that it is now some have run out and some have not.
-            rows = self._from(now + 1, (edge + 1) << _BUCKET)
-            live += sum(lock.locked.bit_count() for _, lock in rows)
-        return live
+        if self.tally is not None:
+            self.tally.is_stale = True
 
     def rows_in(self, queue: int, now: int) -> int:
         """How many rows a queue has, if one of them can be due."""
-        rows, due = self._queues.get(queue, (0, 0))
-        return rows if due <= now else 0
+        held = self._queues.get(queue)
+        return 0 if held is None or held.due > now else held.rows
 
     def _earliest(self) -> int:
         """The beginning of the first 1/8 s that has rows; there is one."""
-        order, buckets = self._order, self._buckets
-        while not buckets[order[0]][0]:
-            del buckets[heapq.heappop(order)]
-        self.soonest = order[0] << _BUCKET
+        first = self._buckets.first()
+        assert first is not None
+        self.soonest = first << _BUCKET
         return self.soonest
+
+    def lowest(self, queue: int) -> int | None:
+        """A queue's lowest offset that is locked or parked, if any is."""
+        held = self._queues.get(queue)
+        return None if held is None else held.lowest()
+
+    def held_from(self, queue: int, offset: int) -> tuple[int, int]:
+        """How many of a queue's messages from an offset on are locked, and how many parked."""
+        held = self._queues.get(queue)
+        if held is None:
+            return 0, 0
+        return held.locked.count_from(offset), held.parked.count_from(offset)
 
     # --- rows ---
 
@@ -312,19 +361,6 @@ class Flight:
         end = self._end if end_due is None else lock_key(self.group, self.topic, end_due, 0, 0)
         for key, value in self._families.rows(LOCKS, start, end):
             yield read_lock_key(key), unpack_lock(value)
-
-    def lowest(self) -> dict[int, int]:
-        """Queue -> its lowest offset that is locked or parked; reads every row."""
-        found: dict[int, int] = {}
-        for rows in (
-            self.all() if self.rows else (),
-            self.parked() if self.has_parked else (),
-        ):
-            for key, lock in rows:
-                offset = key.first + (lock.locked & -lock.locked).bit_length() - 1
-                if offset < found.get(key.queue, offset + 1):
-                    found[key.queue] = offset
-        return found
 
     def get(self, key: LockKey) -> Lock | None:
         """A row's value, or None."""

@@ -1,11 +1,12 @@
 """The flights of a store: each is made when its group is first used, from the group's lock rows.
 
 The idea: opening reads nothing; the first use of a group reads its rows once, for the counters.
-Rows of before an unclean opening are cut to what the log still had then. Flights that nothing is
-under way in are let go again when there are many.
+Rows of before an unclean opening are cut to what the log still had then. When there are many
+flights, each new one looks at some of the others, in turn, and lets go those in which nothing is
+under way.
 
-Invariants: there is one flight for a group and topic at a time; a row that names what the log lost
-is cut before anybody sees it.
+Invariants: there is one flight for a group and topic at a time, and none is let go that has a row,
+or that anybody uses; a row that names what the log lost is cut before anybody sees it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Final
 
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.ids import Ids
 from kvstore.consume.locks import SPAN, Lock, unpack_lock
+from kvstore.consume.tally import Tally
 from kvstore.index.families import Families
 from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
 from kvstore.message import Bounds
@@ -26,9 +29,20 @@ from kvstore.meta.offsets import Offsets
 
 _ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
+_LOOKS: Final = 4
+"""Flights that are looked at for each new one, where there are too many: more than one, so that
+there are fewer again after many could not be let go.
+"""
 ENDED_MAX: Final = 1 << 16
 _AHEAD_MAX: Final = 64
 """Flights that may have read ahead, half a megabyte each."""
+
+
+Look = Callable[[LockKey, Lock], None]
+
+
+def _ignored(key: LockKey, lock: Lock) -> None:
+    """Nothing is done with a row."""
 
 
 class Flights:
@@ -41,15 +55,18 @@ class Flights:
         self._bounds = bounds
         self._offsets = offsets
         self._lock = threading.Lock()
-        self._flights: dict[tuple[int, int], Flight] = {}
+        self._flights: OrderedDict[tuple[int, int], Flight] = OrderedDict()
+        """The one first that was made, or looked at, longest ago."""
         self._ahead: OrderedDict[tuple[int, int], Flight] = OrderedDict()
         self._by_group: dict[int, dict[int, Flight]] = {}
         self._by_topic: dict[int, dict[int, Flight]] = {}
         self._dead_groups = Ids()
         self._dead_topics = Ids()
         """Ids that were deleted; none is given again."""
-        self._groups: set[int] = set()
+        self._groups = Ids()
         """The groups whose rows were read."""
+        self._tallies: dict[int, Tally] = {}
+        """Those of the groups that were counted."""
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
         how many times a group had been set back by then.
@@ -81,7 +98,7 @@ class Flights:
             with self._lock:
                 if group not in self._groups:
                     self._load(group)
-                    self._groups.add(group)
+                    self._groups.update((group,))
 
     def find(self, group: int, topic: int) -> Flight | None:
         """A flight, if there is one; there is, where messages are locked."""
@@ -94,23 +111,33 @@ class Flights:
         while True:
             flight = self.get(group, topic)
             with flight.lock:
-                if not flight.gone:
+                if flight.gone:
+                    continue
+                flight.users += 1
+                try:
                     yield flight
-                    return
+                finally:
+                    flight.users -= 1
+                return
 
     def _make(self, group: int, topic: int) -> Flight:
         if len(self._flights) >= _KEPT_MAX:
             self._let_go()
         flight = self._flights[group, topic] = Flight(self._families, group, topic)
+        flight.tally = self._tallies.get(group)
         self._by_group.setdefault(group, {})[topic] = flight
         self._by_topic.setdefault(topic, {})[group] = flight
         return flight
 
     def _let_go(self) -> None:
-        for flight in list(self._flights.values()):
-            if not flight.rows and not flight.waiters and flight.lock.acquire(blocking=False):
+        for key in list(islice(self._flights, _LOOKS)):
+            flight = self._flights[key]
+            self._flights.move_to_end(key)
+            if not flight.lock.acquire(blocking=False):
+                continue
+            if not (flight.rows or flight.parked_count or flight.waiters or flight.users):
                 self._remove(flight)
-                flight.lock.release()
+            flight.lock.release()
 
     def under_way(self, group: int) -> list[Flight]:
         """A group's flights that have locked messages."""
@@ -118,13 +145,25 @@ class Flights:
         with self._lock:
             return [f for f in self._by_group.get(group, {}).values() if f.messages]
 
-    def messages(self, group: int) -> int:
-        """How many messages a group has under lock, in all topics."""
-        return sum(f.messages for f in self.under_way(group))
+    def count(self, group: int) -> None:
+        """Have a group's live locks counted from now on. No flight's lock is held."""
+        found = self._tallies.get(group)
+        if found is not None and not found.is_stale:
+            return
+        self._ensure(group)
+        with self._lock:
+            tally = self._tallies[group] = Tally()
+            flights = list(self._by_group.get(group, {}).values())
+        for flight in flights:
+            with flight.lock:
+                if not flight.gone and flight.tally is not tally:
+                    for key, lock in flight.all():
+                        tally.add(key.due, lock.locked.bit_count())
+                    flight.tally = tally
 
     def live_at(self, group: int, now: int) -> int:
-        """The same, less those whose locks have run out."""
-        return sum(f.live_at(now) for f in self.under_way(group))
+        """How many messages a group has under locks that live, in all topics; it is counted."""
+        return self._tallies[group].live_at(now)
 
     def next_due(self, flight: Flight) -> int | None:
         """When something may change by itself for who waits at a flight, ms since the epoch: a lock
@@ -167,7 +206,9 @@ class Flights:
         """Take note that a group was deleted; its flights."""
         flights = self._forget(self._by_group, group)
         self._forget_set_back(0, group)
-        self._groups.discard(group)
+        with self._lock:
+            self._groups.difference_update((group,))
+            self._tallies.pop(group, None)
         return flights
 
     def forget_topic(self, topic: int) -> list[Flight]:
@@ -185,6 +226,8 @@ class Flights:
             flights = list(kept.get(number, {}).values())
             for flight in flights:
                 self._remove(flight)
+                if flight.tally is not None:
+                    flight.tally.is_stale = True
         return flights
 
     def _remove(self, flight: Flight) -> None:
@@ -250,6 +293,14 @@ class Flights:
         flight.clear()
         self._read(lock_prefix(flight.group, flight.topic))
 
+    def look(self, group: int, topic: int, each: Look = _ignored) -> Flight:
+        """A flight for one look, made of the rows there are, each of which `each` is told."""
+        flight = Flight(self._families, group, topic)
+        for key, lock in self._rows(lock_prefix(group, topic)):
+            flight.count(key, lock.locked)
+            each(key, lock)
+        return flight
+
     def next_of(self, flight: Flight, queue: int) -> int:
         """A queue's next offset; 0 where the group has none yet."""
         found = flight.next.get(queue)
@@ -263,29 +314,31 @@ class Flights:
 
     def _read(self, prefix: bytes) -> None:
         group = U32.unpack_from(prefix)[0]
-        found: list[tuple[LockKey, Lock]] = []
+        # Cutting may have to be tried again; nothing may be counted twice for that.
+        for key, lock in list(self._rows(prefix)):
+            flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
+            flight.count(key, lock.locked)
+            if lock.attempt_id:
+                flight.note_attempt(lock.attempt_id, key)
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[LockKey, Lock]]:
+        """The rows whose keys begin so, as they hold for the log there is."""
         for raw, value in self._families.rows(LOCKS, prefix, behind(prefix)):
             key, lock = read_lock_key(raw), unpack_lock(value)
             if lock.recoveries < self._offsets.recoveries:
                 lock = self._cut(key, lock)
-                if not lock.locked:
-                    continue
-            found.append((key, lock))
-        # Cutting may have to be tried again; nothing may be counted twice for that.
-        for key, lock in found:
-            flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
-            flight.count(key, lock.locked.bit_count())
-            if lock.attempt_id:
-                flight.note_attempt(lock.attempt_id, key)
+            if lock.locked:
+                yield key, lock
 
     def _cut(self, key: LockKey, lock: Lock) -> Lock:
-        """A row as it holds for the log there is; it is written so."""
+        """A row as it holds for the log there is; it is written so, where that may be."""
         queue = key.topic << 32 | key.queue
         last = key.first + lock.locked.bit_length()
         held = self._offsets.held(queue, last, lock.recoveries, self._bounds(queue))
         kept = lock.locked & ((1 << max(0, held - key.first)) - 1)
         cut = lock._replace(locked=kept, recoveries=self._offsets.recoveries)
-        change = Change(self._families.batch())
-        change.shrink(key, lock, cut)
-        self._families.write(change.batch)
+        if not self._families.read_only:
+            change = Change(self._families.batch())
+            change.shrink(key, lock, cut)
+            self._families.write(change.batch)
         return cut

@@ -2,14 +2,14 @@
 
 The idea: a commit writes its row of history itself. What a popping group is done with lies between
 its locks and moves with every ack, which shall not pay for that. So a pop or an ack only leaves the
-time, per group and topic; what is done is read from the rows of `offsets` and `locks` when the
-stretch of that time is over: by the housekeeper, before the first pop or ack of a later stretch, or
-when the history is asked for, and at the close. Where something is still locked it is looked at
-again, since locks also end without an ack.
+time, per group and topic; what is done is read from the rows of `offsets`, and from what the flight
+knows of its locks, when the stretch of that time is over: by the housekeeper, before the first pop
+or ack of a later stretch, or when the history is asked for, and at the close. Where something is
+still locked it is looked at again, since locks also end without an ack.
 
 Invariants: a row says what was done at its time, which is that of the last pop or ack before it,
 or of the look if neither moved it; nothing is written where nothing changed; no row is written from
-a look that a commit or a reset has overtaken; many locks are never read while a flight is held.
+a look that a commit or a reset has overtaken; no lock is read, however many there are.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kvstore.clock import Clock
+from kvstore.consume.flight import Flight
 from kvstore.consume.flights import Flights
-from kvstore.consume.locks import unpack_lock
-from kvstore.index.families import Families
-from kvstore.index.keys import LOCKS, behind, lock_prefix, read_lock_key
 from kvstore.meta.history import NewNote
 from kvstore.meta.offsets import Offsets
 
@@ -31,8 +29,6 @@ _HEAD_DIGITS: Final = 16
 """What a receipt begins with: its row's group and topic, in hex."""
 _NO_TOPIC: Final = (1 << 32) - 1
 _PAIRS_MAX: Final = 1 << 12
-_FEW: Final = 256
-"""Rows of locks that are read at once, under the flight's lock."""
 _SLICE: Final = 0.02
 """Seconds that one look of the housekeeper takes; a flight that has begun is finished."""
 _SHARE: Final = 50
@@ -48,7 +44,6 @@ class Noting:
 
     def __init__(
         self,
-        families: Families,
         offsets: Offsets,
         flights: Flights,
         clock: Clock,
@@ -56,7 +51,6 @@ class Noting:
         after_crash: bool,
     ) -> None:
         """`after_crash`: the opening before may have left something that was not noted."""
-        self._families = families
         self._offsets = offsets
         self._flights = flights
         self._clock = clock
@@ -75,7 +69,7 @@ class Noting:
         pair = group, topic
         last = self._pending.get(pair)
         if last is not None and last // self._stretch_ms != now // self._stretch_ms:
-            self._note(pair, last, at_once=True)
+            self._note(pair, last)
         self._pending[pair] = now
 
     def acking(self, receipts: Sequence[Any]) -> None:
@@ -162,61 +156,28 @@ class Noting:
         if not is_over:
             self._pending.setdefault(pair, None)
 
-    def _note(
-        self, pair: Pair, moved: int | None, *, at_once: bool = False, only_known: bool = False
-    ) -> bool:
+    def _note(self, pair: Pair, moved: int | None, *, only_known: bool = False) -> bool:
         """Write what is done in a topic, where that is something else than was noted last. Returns
-        whether nothing is left to be done.
-
-        With `at_once` only if that is quick; with `only_known` of queues that have history.
+        whether nothing is left to be done. With `only_known` of queues that have history.
         """
         if next(self._offsets.rows_of(*pair), None) is None:
             return True  # deleted, or there never was such a group
-        flight = self._flights.get(*pair)
-        if flight.rows > _FEW:
-            return not at_once and self._note_many(pair, moved, only_known=only_known)
         with self._flights.flying(*pair) as flight:
-            notes, is_over = self._read(pair, only_known=only_known)
+            notes = self._read(pair, flight, only_known=only_known)
             if not flight.dead:
                 self._offsets.write_notes(notes, moved)
-        return is_over
+            return not (flight.rows or flight.parked_count)
 
-    def _note_many(self, pair: Pair, moved: int | None, *, only_known: bool) -> bool:
-        """`_note`, reading without the flight's lock: acks go on meanwhile, and what was done at
-        its beginning is done at its end too, unless an offset was set.
-        """
-        before = self._offsets.times_set
-        notes, is_over = self._read(pair, only_known=only_known)
-        with self._flights.flying(*pair) as flight:
-            if self._offsets.times_set != before:
-                return False
-            if not flight.dead:
-                self._offsets.write_notes(notes, moved)
-        return is_over
-
-    def _read(self, pair: Pair, *, only_known: bool) -> tuple[list[NewNote], bool]:
-        """What is to be written, and whether nothing is locked."""
-        # Offsets before locks: what is locked between the two stands behind those.
-        rows = list(self._offsets.rows_of(*pair))
-        lowest = self._lowest(pair)
+    def _read(self, pair: Pair, flight: Flight, *, only_known: bool) -> list[NewNote]:
+        """What is to be written."""
         notes = []
-        for key, queue, offset, recoveries in rows:
-            done = min(offset, lowest.get(queue, offset))
+        for key, queue, offset, recoveries in self._offsets.rows_of(*pair):
+            lowest = flight.lowest(queue)
+            done = offset if lowest is None else min(offset, lowest)
             last = self._offsets.kept.last(key)
             if last is None:
                 if not only_known:
                     notes.append(NewNote(key, done, recoveries, 0))
             elif last.offset != done:
                 notes.append(NewNote(key, done, recoveries, last.committed_at))
-        return notes, not lowest
-
-    def _lowest(self, pair: Pair) -> dict[int, int]:
-        """Queue -> its lowest offset that is locked, or parked."""
-        found: dict[int, int] = {}
-        prefix = lock_prefix(*pair)
-        for raw, value in self._families.rows(LOCKS, prefix, behind(prefix)):
-            key, locked = read_lock_key(raw), unpack_lock(value).locked
-            offset = key.first + (locked & -locked).bit_length() - 1
-            if offset < found.get(key.queue, offset + 1):
-                found[key.queue] = offset
-        return found
+        return notes

@@ -56,7 +56,7 @@ class OrderedClaim(Claim):
         """Those that are the first of their message group, of which none is under a lock that
         lives.
         """
-        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
         out = []
         for offset in offsets:
             rivals = order.rivals(key.queue, offset)
@@ -78,7 +78,7 @@ class OrderedClaim(Claim):
 
     def take_parked(self, queue: int | None) -> None:
         """Take parked messages whose turn has come."""
-        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
         most = min(self.left, self.room)
         if self._wanted.matches is not None:
             most = min(most, SCAN_MAX - self.looked)
@@ -93,12 +93,13 @@ class OrderedClaim(Claim):
     def _take_heads(self, queue: int, offsets: list[int]) -> int:
         """Take parked messages of a queue; returns how many are in archives that are missing."""
         before, room, away = self._left, self._bytes, Away()
-        found = messages_at(self._reader, self._topic, queue, offsets, self._group.name, away)
+        found = messages_at(self._reader, self.topic, queue, offsets, self.group.name, away)
         try:
             messages, unfit = self._fitting(found)
         except ArchiveUnavailable as e:
-            self.unavailable, self._left, self._bytes = e, before, room
+            self.unavailable, self._left, self._bytes, self._refused = e, before, room, 0
             return 0
+        self._note_refused(queue)
         self.unavailable = away.error or self.unavailable
         there = [offset for offset in offsets if offset not in away]
         self._has_looked(len(there))
@@ -110,15 +111,15 @@ class OrderedClaim(Claim):
 
     def take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue whose turn it is; park the others."""
-        order = order_of(self._flight, self._reader, self._topic, self._group.name)
-        low, high = self._reader.bounds(self._topic.base + queue)
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        low, high = self._reader.bounds(self.topic.base + queue)
         at, before = max(first, low), self._left
         end = max(0, before - self.room)
         self._places = PARKED_MAX - order.parked_in(queue)
         messages: list[StoredMessage] = []
         while at < high and self.left > end and not self.is_tired:
             count = min(_READ_AT_ONCE, high - at)
-            read = partial(take, self._reader, self._topic, queue, at, count, None)
+            read = partial(take, self._reader, self.topic, queue, at, count, None)
             found, following = self._read_on(at, high, read)
             if following == at:
                 break
@@ -134,6 +135,7 @@ class OrderedClaim(Claim):
             break
         else:
             self.made_way = self.made_way or (self.is_tired and at < high)
+        self._note_refused(queue)
         if at != first:
             self.change.next[queue] = at
         self.room -= before - self._left
@@ -158,6 +160,8 @@ class OrderedClaim(Claim):
             self.parking.append((message.queue, message.offset, hashed))
             self._met.add(hashed)
             self._places -= 1
+        else:
+            self._refused += 1
         return True
 
     def _lock_in_order(self, queue: int, messages: list[StoredMessage]) -> None:
@@ -169,7 +173,7 @@ class OrderedClaim(Claim):
 
     def finish(self) -> None:
         """Add the rows of parked messages to the change; nothing is taken after that."""
-        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
         added: dict[tuple[int, int], set[int]] = {}
         removed: dict[tuple[int, int], set[int]] = {}
         for queue, offset, _ in self.parking:
@@ -184,8 +188,7 @@ class OrderedClaim(Claim):
 
     def settled(self) -> None:
         """Take note that the change was written."""
-        self._flight.has_parked = self._flight.has_parked or bool(self.parking)
-        order = order_of(self._flight, self._reader, self._topic, self._group.name)
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
         for queue, offset in self.unparked:
             order.unpark(queue, offset)
         for queue, offset, hashed in self.parking:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from kvstore.archived import AtHand, NotAtHand
@@ -186,7 +186,13 @@ class Pop:
         """Around what makes locks live: what is locked in a group's other topics counts as well,
         where only so many may be. Taken before any flight's lock.
         """
-        return _free if group.max_in_flight is None else self._counting
+        return _free if group.max_in_flight is None else self._counted(group.id)
+
+    @contextmanager
+    def _counted(self, group: int) -> Iterator[None]:
+        with self._counting:
+            self._flights.count(group)
+            yield
 
     def _claim(
         self,
@@ -239,7 +245,7 @@ class Pop:
             claim.take_due()
             if claim.dead:
                 self._bury(claim, topic, group)
-            if flight.has_parked:
+            if flight.parked_count:
                 claim.take_parked(wanted.queue)
             self._take_unread(claim, flight, topic, group, wanted, kept)
         if claim.unavailable is not None and kept.misses:
@@ -300,8 +306,12 @@ class Pop:
         change = claim.change
         if change or change.next:
             now = self._clock.now_ms()
-            for queue, offset in change.next.items():
-                self._offsets.stage_next(change.batch, flight, queue, offset, now)
+            for queue in change.next.keys() | change.passed.keys():
+                offset = change.next.get(queue)
+                if offset is None:
+                    offset = self.goes_on(flight, claim.group, claim.topic, queue)
+                passed = flight.passed.get(queue, 0) + change.passed.get(queue, 0)
+                self._offsets.stage_next(change.batch, flight, queue, offset, passed, now)
             self._families.write(change.batch)
             flight.settle(change)
             claim.settled()
@@ -348,13 +358,13 @@ class Pop:
         self, claim: Claim, flight: Flight, topic: Topic, group: GroupInfo, kept: AtHand
     ) -> None:
         """Of each queue what is due, then what is unread, before anything of the next."""
-        if flight.has_parked and not group.ordered:
+        if flight.parked_count and not group.ordered:
             claim.take_parked(None)
         for queue in order(topic.read_queues, _turn(flight, kept), priority=True):
             if not claim.left:
                 break
             claim.take_due_of(queue)
-            if flight.has_parked and group.ordered:
+            if flight.parked_count and group.ordered:
                 claim.take_parked(queue)
             if claim.left and claim.room > 0:
                 self._take_unread_of(claim, flight, topic, group, queue)
@@ -370,11 +380,13 @@ class Pop:
         if at is not None:
             return at
         bounds = self._reader.bounds(topic.base + queue)
-        found = self._offsets.get(group.id, topic.id, queue, bounds)
+        found = self._offsets.committed(group.id, topic.id, queue, bounds)
         if found is not None:
-            flight.next[queue] = found
+            flight.next[queue] = found.offset
+            if found.passed_over:
+                flight.passed[queue] = found.passed_over
             flight.starts.pop(queue, None)
-            return found
+            return found.offset
         kept = flight.starts.get(queue)
         if kept is None or kept[0] is not group or kept[1] != bounds.next_offset:
             kept = group, bounds.next_offset, self._start(group, topic, queue, bounds)

@@ -134,7 +134,7 @@ class Quick:
             if (
                 # Mostly it is plain from `soonest` that nothing is due.
                 (flight.rows and flight.soonest <= now and flight.may_be_due(now))
-                or flight.has_parked
+                or flight.parked_count
                 or flight.order is not None
                 or flight.gone
             ):
@@ -155,7 +155,7 @@ class Quick:
             flight.next[at] = end
             flight.turn += ask.step
             key = _new(LockKey, (flight.group, flight.topic, due, at, first))
-            flight.added(key, count)
+            flight.added(key, ask.locked)
             epoch = flight.epoch
             messages = ahead[: -count - 1 : -1]
             del ahead[-count:]
@@ -238,7 +238,7 @@ class Quick:
                 return False
             self._delete(LOCKS, delivery.raw_key)
             delivery.epoch = -1
-            flight.removed(delivery.key, len(delivery.receipts))
+            flight.removed(delivery.key, delivery.locked)
             self._flights.end(delivery.nonce, 0)
             if flight.group in self._short:
                 self._waiting.made_room(flight.group)

@@ -189,12 +189,12 @@ class Redrive:
             self._offsets.stage(batch, group.id, letters.id, queue, behind)
             self._families.write(batch, sync=True)
             self._offsets.settle()
-            flights[letters.id].next.pop(queue, None)
+            flights[letters.id].forget_next(queue)
             for flight, plan in changes:
                 flight.settle(plan.change)
                 if plan.parked:
                     _settle_parked(flight, plan.parked)
-                freed = sum(plan.change.added.values()) + len(plan.parked)
+                freed = sum(map(int.bit_count, plan.change.added.values())) + len(plan.parked)
                 self._waiting.freed(flight, freed)
         return len(mine)
 
@@ -336,7 +336,6 @@ class Redrive:
 
 
 def _settle_parked(flight: Flight, parked: list[tuple[int, int, int]]) -> None:
-    flight.has_parked = True
     if flight.order is not None:
         for queue, offset, hashed in parked:
             flight.order.park(queue, offset, hashed)

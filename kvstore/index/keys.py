@@ -12,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 
 META: Final = "meta"
 TOPICS: Final = "topics"

@@ -55,6 +55,7 @@ from kvstore.meta.history import History, NewNote, OffsetCommit
 from kvstore.meta.topics import Topic
 
 _ROW: Final = Struct(">QI")  # offset, recoveries noted before it was written
+_PASSED_ROW: Final = Struct(">QIQ")  # the same, and how many messages filters have refused
 _RECOVERIES: Final = b"recoveries"  # u32: how many there are of the next
 _RECOVERED: Final = b"recovered/"  # and a number, u32 -> u64: the log's end as it was found
 _SEEK_EACH: Final = 8
@@ -64,8 +65,10 @@ _SAID_MAX: Final = 1 << 16
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group is in a queue: `lag` messages are between what it wants next and the queue's
-    `end`. `committed` is None where it never committed; then it would begin at its `start`.
+    """How far a group is in a queue: all below `committed` is done; None where it never committed
+    one, then it would begin at its `start`. `lag` is how many messages it has still to do: those
+    that are `unread`, and those that are `in_flight`, handed out or redriven and not acked yet.
+    `passed_over`: how many its filters have refused since its offset was last set; they are done.
     """
 
     group: str
@@ -75,6 +78,19 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     end: int
     lag: int
+    unread: int = 0
+    in_flight: int = 0
+    passed_over: int = 0
+
+
+class Committed(NamedTuple):
+    """A row: the offset a group wants next, how many recoveries were noted before it was written,
+    and how many messages filters have refused since the offset was last set.
+    """
+
+    offset: int
+    recoveries: int
+    passed_over: int = 0
 
 
 class Commit(NamedTuple):
@@ -91,6 +107,7 @@ class Popping(Protocol):
 
     group: int
     topic: int
+    passed: dict[int, int]
 
 
 Resetting = Callable[[Batch, GroupInfo, Topic, Mapping[int, int]], AbstractContextManager[None]]
@@ -110,8 +127,6 @@ class Offsets:
         self.kept: Final = History(index.families, config)
         self.moved: Callable[[int, int, int], None] = lambda group, topic, now: None
         """Told, before it is written, that a group takes messages of a topic, and when."""
-        self.times_set = 0
-        """Counts offsets that are set, before they are written and again when they were."""
         self._sync_interval = config.offset_sync_interval
         self.resetting: list[Resetting] = []
         self._lock = threading.Lock()
@@ -159,26 +174,32 @@ class Offsets:
 
     def get(self, group: int, topic: int, queue: int, bounds: Bounds) -> int | None:
         """A group's committed offset; None if it never committed. `bounds` are the queue's."""
+        found = self.committed(group, topic, queue, bounds)
+        return None if found is None else found.offset
+
+    def committed(self, group: int, topic: int, queue: int, bounds: Bounds) -> Committed | None:
+        """The same with all else that its row says."""
         key = offset_key(group, topic, queue)
         row = self._families.get(OFFSETS, key)
         if row is None:
             return None
-        offset, recoveries = read_offset(row)
-        if recoveries == self._recoveries and offset <= bounds.next_offset:
-            return offset
+        found = read_offset(row)
+        if found.recoveries == self._recoveries and found.offset <= bounds.next_offset:
+            return found
         with self._lock:
             return self._first_read(key, topic << 32 | queue, bounds)
 
-    def _first_read(self, key: bytes, queue: int, bounds: Bounds) -> int | None:
+    def _first_read(self, key: bytes, queue: int, bounds: Bounds) -> Committed | None:
         """Read a row of before a recovery, or one beyond its queue; what is clamped is written."""
         row = self._families.get(OFFSETS, key)
         if row is None:
             return None
-        offset, recoveries = read_offset(row)
-        found = self._clamped(offset, recoveries, queue, bounds)
-        if found != offset and not self._read_only:
+        old = read_offset(row)
+        offset = self._clamped(old.offset, old.recoveries, queue, bounds)
+        found = Committed(offset, self._recoveries, old.passed_over)
+        if offset != old.offset and not self._read_only:
             batch = self._families.batch()
-            batch.put(OFFSETS, key, _ROW.pack(found, self._recoveries))
+            batch.put(OFFSETS, key, _packed(*found))
             self._families.write(batch)
             self._said.pop(key, None)
         return found
@@ -300,7 +321,6 @@ class Offsets:
                 said.clear()
             if len(rows) <= _SAID_MAX:
                 said.update(rows)
-            self.times_set += 1
 
     def stage(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
         """Add to somebody's batch that a group wants `offset` next; when it is written: `settle`.
@@ -309,25 +329,29 @@ class Offsets:
         """
         self._put(batch, offset_key(group, topic, queue), offset)
 
-    def stage_next(self, batch: Batch, flight: Popping, queue: int, offset: int, now: int) -> None:
-        """Add to the batch of a pop where its queue goes on. What pops remembers that itself: there
-        is nothing to settle.
+    def stage_next(
+        self, batch: Batch, flight: Popping, queue: int, offset: int, passed: int, now: int
+    ) -> None:
+        """Add to the batch of a pop where its queue goes on, and how many messages were `passed`
+        over there. What pops remembers that itself: there is nothing to settle.
         """
         key = offset_key(flight.group, flight.topic, queue)
         self._said.pop(key, None)
-        batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
+        batch.put(OFFSETS, key, _packed(offset, self._recoveries, passed))
         if self.kept.is_on:
             self.moved(flight.group, flight.topic, now)
         self._unsynced = True
 
     def next_row(self, flight: Popping, queue: int, offset: int, now: int) -> tuple[bytes, bytes]:
-        """What `stage_next` would add to a batch."""
+        """What `stage_next` would add to a batch where nothing more is passed over."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._said:
             self._said.pop(key, None)
         if self.kept.is_on:
             self.moved(flight.group, flight.topic, now)
         self._unsynced = True
+        if flight.passed:
+            return key, _packed(offset, self._recoveries, flight.passed.get(queue, 0))
         return key, _ROW.pack(offset, self._recoveries)
 
     def settle(self) -> None:
@@ -336,10 +360,8 @@ class Offsets:
         with self._lock:
             # Under it, so that no commit of before still says what it wrote.
             self._said.clear()
-        self.times_set += 1
 
     def _put(self, batch: Batch, key: bytes, offset: int) -> None:
-        self.times_set += 1
         batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
         if self.kept.is_on:
             self.kept.put(batch, key, offset, self._recoveries, self.kept.now())
@@ -348,7 +370,8 @@ class Offsets:
         """What there is of a group in a topic: key, queue, offset and recoveries, by queue."""
         end = offset_key(group, topic + 1, 0)
         for key, row in self._families.rows(OFFSETS, offset_key(group, topic, 0), end):
-            yield key, read_offset_key(key)[2], *read_offset(row)
+            found = read_offset(row)
+            yield key, read_offset_key(key)[2], found.offset, found.recoveries
 
     def write_notes(self, notes: Collection[NewNote], moved: int | None) -> None:
         """Put rows into the history, of what became done when something `moved` last; None: that
@@ -421,14 +444,22 @@ class Offsets:
                 return
 
 
-def read_offset(row: bytes) -> tuple[int, int]:
-    """A row's offset, and how many recoveries were noted before it was written."""
+def _packed(offset: int, recoveries: int, passed: int) -> bytes:
+    """A row."""
+    if passed:
+        return _PASSED_ROW.pack(offset, recoveries, passed)
+    return _ROW.pack(offset, recoveries)
+
+
+def read_offset(row: bytes) -> Committed:
+    """What a row says."""
     if len(row) == U64.size:
         # As adopted from RocketMQ, whose offsets may be ahead of its log too.
-        return U64.unpack(row)[0], 0
+        return Committed(U64.unpack(row)[0], 0)
+    if len(row) == _PASSED_ROW.size:
+        return Committed(*_PASSED_ROW.unpack(row))
     if len(row) != _ROW.size:
         raise IndexDamaged(
             f"a committed offset has {len(row)} bytes, not {_ROW.size}; commit it again"
         )
-    offset, recoveries = _ROW.unpack(row)
-    return offset, recoveries
+    return Committed(*_ROW.unpack(row))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import kvstore
 from kvstore import Message, Retention, Store, StoreConfig
+from kvstore.cli import kvmq
 from tests.support.clock import VirtualClock
+from tests.support.stores import killed
 
 DAY = 24 * 3600
 
@@ -62,3 +67,135 @@ def test_a_group_that_starts_at_the_end_lags_by_what_came_since(tmp_path: Path) 
         assert lags(store) == (0, 0)
         store.put_batch([Message("t", b"new") for _ in range(3)])
         assert lags(store) == (3, 3)
+
+
+def command(*words: object) -> Any:
+    ran = CliRunner().invoke(kvmq, [*map(str, words), "--json"])
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
+
+
+def assert_all_say(store: Store, lag: int, passed: int = 0) -> None:
+    """Each call and each verb that says how much a group has still to do, or was passed over."""
+    folder = store.path
+    assert lags(store) == (lag, lag)
+    (stats,) = store.group_stats("g", "t")
+    of_queues = store.lag("g", "t")
+    (of_top,) = (g for g in command("top", folder, "--once", "--interval", 0.05)["groups"]
+                 if g["topic"] == "t")  # fmt: skip
+    shown = command("group", "show", folder, "g")["topics"]
+    assert [one["lag"] for one in shown if one["topic"] == "t"] == [lag]
+    by_verb = command("offset", "lag", folder, "g", "t")
+    assert sum(one["lag"] for one in by_verb) == lag
+    assert sum(one["lag"] for one in command("offset", "show", folder, "g", "t")) == lag
+    assert of_top["lag"] == lag
+    said = (
+        stats.passed_over,
+        of_top["passed_over"],
+        sum(one.passed_over for one in of_queues),
+        sum(one["passed_over"] for one in by_verb),
+    )
+    assert said == (passed,) * 4
+
+
+def test_after_a_redrive_all_say_how_much_is_still_to_be_done(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with kvstore.open(tmp_path / "s", small(clock)) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g", max_attempts=1)
+        store.put_batch([Message("t", b"x") for _ in range(100)])
+        popped = store.pop("g", "t", 100, 30.0)
+        store.ack_batch([p.receipt for p in popped if p.message.offset % 25])
+        assert_all_say(store, 4)
+        clock.advance(60)
+        assert store.pop("g", "t") == []
+        assert_all_say(store, 0)
+        assert store.redrive("g") == 4
+        assert store.committed_offset("g", "t", 0) == 0
+        assert_all_say(store, 4)
+        assert len(store.pop("g", "t", 3)) == 3
+        assert_all_say(store, 4)
+
+
+def test_parked_messages_are_still_to_be_done(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", small(VirtualClock())) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g", ordered=True)
+        store.put_batch([Message("t", b"x", message_group=f"m{n % 2}") for n in range(10)])
+        popped = store.pop("g", "t", 10)
+        assert len(popped) == 2
+        assert_all_say(store, 10)
+        store.ack(popped[1].receipt)
+        assert_all_say(store, 9)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_filters_refuse_is_counted_until_the_offset_is_set(
+    tmp_path: Path, ordered: bool
+) -> None:
+    clock = VirtualClock()
+    with kvstore.open(tmp_path / "s", small(clock)) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g", ordered=ordered)
+        tags = "abbabbab"
+        store.put_batch([Message("t", b"x", tag=tag, message_group="m") for tag in tags])
+        done = 0
+        while popped := store.pop("g", "t", 8, filter="a"):
+            store.ack_batch([p.receipt for p in popped])
+            done += len(popped)
+        assert done == 3
+        assert_all_say(store, 0, 5)
+        store.put_batch([Message("t", b"x", tag="b", message_group="m") for _ in range(3)])
+        # What was locked first, and is refused when it is due, is passed over as well.
+        first, *_ = store.pop("g", "t", 1, 1.0)
+        assert_all_say(store, 3, 5)
+        clock.advance(2)
+        assert store.pop("g", "t", 8, filter="a") == []
+        assert_all_say(store, 0, 8)
+        del first
+        # And the short way, and commits of other queues, leave the count as it is.
+        store.put_batch([Message("t", b"x", message_group="m") for _ in range(4)])
+        for _ in range(4):
+            store.ack(store.pop("g", "t")[0].receipt)
+        assert_all_say(store, 0, 8)
+    with kvstore.open(tmp_path / "s", small(clock)) as store:
+        assert_all_say(store, 0, 8)
+        store.put("t", b"x", tag="b")
+        assert store.pop("g", "t", filter="a") == []
+        assert_all_say(store, 0, 9)
+        store.reset_offset("g", "t", offset=6, queue=0)
+        assert_all_say(store, 10)
+        store.reset_offset("g", "t", to="end")
+        store.commit_offset("g", "t", 0, 15)
+        assert_all_say(store, 1)
+
+
+def test_a_filter_that_waits_for_room_counts_each_message_once(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", small(VirtualClock())) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g", max_in_flight=1)
+        store.put_batch([Message("t", b"x" * 100, tag=tag) for tag in "bbabba"])
+        (first,) = store.pop("g", "t", 4, filter="a", max_bytes=1)
+        for _ in range(3):
+            assert store.pop("g", "t", 4, filter="a") == []
+        store.ack(first.receipt)
+        assert len(store.pop("g", "t", 4, filter="a")) == 1
+        assert_all_say(store, 1, 4)
+
+
+def test_a_reader_beside_a_store_that_ended_unclean_says_what_the_store_says(
+    tmp_path: Path,
+) -> None:
+    """Rows of before are cut for the look, without being written."""
+    clock = VirtualClock()
+    with kvstore.open(tmp_path / "s", small(clock)) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g")
+        store.put_batch([Message("t", b"x") for _ in range(5)])
+        store.pop("g", "t", 5, 30.0)
+        path = killed(store, tmp_path / "k")
+    with kvstore.open(path, small(clock)):
+        pass  # it notes the unclean end, and reads no row
+    with kvstore.open(path, small(clock), read_only=True) as reader:
+        assert lags(reader) == (5, 5)
+        assert reader.committed_offset("g", "t", 0) == 0

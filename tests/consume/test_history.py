@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, StoreConfig
-from kvstore.index.keys import OFFSET_HISTORY
+from kvstore.index.keys import LOCKS, OFFSET_HISTORY
 from tests.support.clock import VirtualClock
 from tests.support.stores import openings
 
@@ -195,37 +196,46 @@ def test_a_commit_and_a_reset_among_pops_have_their_place(
     assert history(store) == [(0, 4), (10, 50), (30, 7), (40, 8)]
 
 
-def test_of_a_great_many_locks_none_is_read_by_a_pop_or_an_ack(
+def test_no_lock_is_read_for_the_history_however_many_there_are(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.consume.noting._FEW", 10)
     popped = [store.pop("g", "t", queue=0, invisible_for=600)[0] for _ in range(20)]
+    families = store._index.families
+    read = families.rows
+
+    def but_no_locks(family: str, *keys: Any) -> Any:
+        assert family != LOCKS
+        return read(family, *keys)
+
+    monkeypatch.setattr(families, "rows", but_no_locks)
     clock.advance(5)
     store.ack(popped[0].receipt)
-    assert rows(store) == 0
     clock.advance(5)
     store._noting.look()
-    assert history(store) == [(5, 1)]
+    assert history(store) == [(0, 0), (5, 1)]
 
 
-def test_a_reset_while_many_locks_are_read_is_what_history_has(
+def test_a_reset_while_history_is_noted_is_what_history_has(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.consume.noting._FEW", 0)
     noting = store._noting
     store.pop("g", "t", limit=20, queue=0, invisible_for=600)
     clock.advance(10)
     read = noting._read
+    resets = threading.Thread(
+        target=lambda: store.reset_offset("g", "t", offset=70, queue=0), daemon=True
+    )
 
-    def and_reset(*args: Any, **more: Any) -> Any:
+    def while_another_resets(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(noting, "_read", read)
         found = read(*args, **more)
-        store.reset_offset("g", "t", offset=70, queue=0)
+        resets.start()
         return found
 
-    monkeypatch.setattr(noting, "_read", and_reset)
+    monkeypatch.setattr(noting, "_read", while_another_resets)
     noting.look()
-    monkeypatch.setattr(noting, "_read", read)
-    assert history(store) == [(10, 70)]
+    resets.join(60)
+    assert history(store)[-1] == (10, 70)
 
 
 def test_without_history_nothing_is_noted(opens: Opens, clock: VirtualClock) -> None:

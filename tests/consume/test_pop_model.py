@@ -713,7 +713,11 @@ class Pops(RuleBasedStateMachine):
     def check_lag(self, group: Group, topic: str, lag: kvstore.Lag) -> None:
         entries = group.entries[topic][lag.queue]
         assert (lag.begin, lag.end) == (0, len(entries))
-        assert lag.lag == lag.end - (lag.committed or 0)
+        assert lag.lag == lag.unread + lag.in_flight
+        certain = sum(e.state in ("unread", "locked") for e in entries)
+        assert certain <= lag.lag <= certain + sum(e.state == "maybe" for e in entries)
+        locked = sum(e.state == "locked" for e in entries)
+        assert locked <= lag.in_flight <= locked + sum(e.state == "maybe" for e in entries)
         if lag.committed is None:
             for e in entries:
                 assert e.lock is None

@@ -1,0 +1,71 @@
+"""A tally: how many messages a group has under locks that live, in all its topics.
+
+The idea: locks are counted by the millisecond at which they end. A lock ends without anybody doing
+anything, so whoever asks says what time it is, and what has ended since the last time is taken off
+then: each lock once, whether there are ten or a million. Only groups with a `max_in_flight` have a
+tally.
+
+Invariants: it agrees with the rows of those flights that were told of it; it may be asked without
+any flight's lock; a clock that was set back makes it count anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from typing import Final
+
+_STALE_MAX: Final = 64
+
+
+class Tally:
+    """See the module. `is_stale`: its rows were changed otherwise, so another has to be made."""
+
+    def __init__(self) -> None:
+        self.is_stale = False
+        self._lock = threading.Lock()
+        self._counts: dict[int, int] = {}
+        """When locks end -> how many messages they have."""
+        self._coming: list[int] = []
+        """A heap of these times, as far as they are behind `_now`; perhaps some twice, and some
+        that have no messages any more.
+        """
+        self._now = 0
+        self._live = 0
+
+    def add(self, due: int, messages: int) -> None:
+        """Take note of a lock that was made."""
+        with self._lock:
+            if due not in self._counts:
+                self._counts[due] = 0
+                if due > self._now:
+                    heapq.heappush(self._coming, due)
+            self._counts[due] += messages
+            if due > self._now:
+                self._live += messages
+
+    def remove(self, due: int, messages: int) -> None:
+        """Take note of messages that are under a lock no more."""
+        with self._lock:
+            self._counts[due] -= messages
+            if not self._counts[due]:
+                del self._counts[due]
+            if due > self._now:
+                self._live -= messages
+            if len(self._coming) > _STALE_MAX + 2 * len(self._counts):
+                self._coming = sorted(time for time in self._counts if time > self._now)
+
+    def live_at(self, now: int) -> int:
+        """How many messages are under locks that end after `now`."""
+        with self._lock:
+            if now < self._now:
+                self._coming = sorted(time for time in self._counts if time > now)
+                self._live = sum(self._counts[time] for time in self._coming)
+            self._now = now
+            last = -1
+            while self._coming and self._coming[0] <= now:
+                time = heapq.heappop(self._coming)
+                if time != last:
+                    self._live -= self._counts.get(time, 0)
+                last = time
+            return self._live
