@@ -10,7 +10,8 @@ Invariant: a call that raised one of these changed nothing.
 from __future__ import annotations
 
 import copy
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 _SHOWN_MAX = 200
 """Characters of a value in a message."""
@@ -32,7 +33,19 @@ def shown(value: object) -> str:
 
 
 class StoreError(Exception):
-    """Base of all errors of kvmq."""
+    """Base of all errors of kvmq. They can be pickled and copied with all that they carry, whatever
+    their constructors ask for.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., StoreError], tuple[object, ...]]:
+        return _again, (type(self), self.args, vars(self))
+
+
+def _again(kind: type[StoreError], args: tuple[object, ...], carried: dict[str, Any]) -> StoreError:
+    error: StoreError = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(carried)
+    return error
 
 
 class CallerError(StoreError, ValueError):

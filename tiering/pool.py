@@ -7,7 +7,7 @@ locks and RocksDB's threads' state, or import the caller's main program once mor
 the store again.)
 
 Invariants: it never touches the store; if it dies, or is told to stop, the job has not happened; it
-ends when this process does.
+ends when this process does; what its work raises is raised here, as the error that it is.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 
 from kvstore.errors import StoreError
 from kvstore.forking import let_go_in_child
+from tiering.carried import pack_error, unpack_error
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -82,7 +83,8 @@ class Pool:
         with self._lock:
             process = self._process or self._start()
             try:
-                _send(_pipe(process.stdin), (work, args))
+                job = pickle.dumps((work, args), pickle.HIGHEST_PROTOCOL)
+                _write(_pipe(process.stdin), job)
                 is_done, found = self._answer(process, check)
             except (OSError, EOFError) as e:
                 self._end()
@@ -94,7 +96,7 @@ class Pool:
                 self._end()
                 raise
         if not is_done:
-            raise found
+            raise unpack_error(found)
         result: T = found
         return result
 
@@ -120,7 +122,7 @@ class Pool:
         out = _pipe(process.stdout)
         while not select.select([out], [], [], _LOOK)[0]:
             check()
-        return _receive(out)
+        return pickle.loads(_received(out))  # noqa: S301 # what `_answered` says
 
     def forked(self) -> None:
         """In a forked child: the process is the parent's, and ends when the parent's pipe does."""
@@ -148,14 +150,20 @@ def serve() -> None:
         source = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
         while True:
             try:
-                work, args = _receive(source)
+                job = _received(source)
             except EOFError:
                 return
-            try:
-                answer = True, work(*args)
-            except Exception as e:  # whatever it is, the other side raises it
-                answer = False, e
-            _send(out, answer)
+            _write(out, _answered(job))
+
+
+def _answered(job: bytes) -> bytes:
+    """Do a job; what came of it, as bytes."""
+    try:
+        # What a process of ours sends to another; nobody else has an end of the pipe.
+        work, args = pickle.loads(job)  # noqa: S301
+        return pickle.dumps((True, work(*args)), pickle.HIGHEST_PROTOCOL)
+    except Exception as e:  # whatever it is, the other side raises it
+        return pickle.dumps((False, pack_error(e)), pickle.HIGHEST_PROTOCOL)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -163,17 +171,15 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def _send(out: Any, value: object) -> None:
-    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+def _write(out: Any, data: bytes) -> None:
     left = memoryview(_LENGTH.pack(len(data)) + data)
     while left:
         left = left[out.write(left) :]
 
 
-def _receive(source: Any) -> Any:
+def _received(source: Any) -> bytes:
     (size,) = _LENGTH.unpack(_exactly(source, _LENGTH.size))
-    # What a process of ours sends to another; nobody else has an end of the pipe.
-    return pickle.loads(_exactly(source, size))  # noqa: S301
+    return _exactly(source, size)
 
 
 def _exactly(source: Any, size: int) -> bytes:

@@ -60,3 +60,13 @@ class Here:
 
     def close(self) -> None:
         pass
+
+
+def raised(error: Exception) -> None:
+    """Work that goes wrong."""
+    raise error
+
+
+def unsendable() -> object:
+    """Work of which comes what can't be sent."""
+    return lambda: None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tiering.carried import pack_error, unpack_error
 from tiering.errors import SparkFailed
 from tiering.regroup import SegmentJob
 from tiering.spark.workers import settle
@@ -47,32 +48,27 @@ def answers(tasks: Iterable[bytes]) -> Iterator[bytes]:
     for task in tasks:
         # What the driver sent; nobody else has an end of the pipe.
         work, args = pickle.loads(task)  # noqa: S301
-        yield _sendable(_done(work, args))
+        yield _answered(work, args)
 
 
 def answer_of(data: bytes) -> Answer:
     """What a task answered."""
     # What a task of ours sends to us.
-    return Answer(*pickle.loads(data))  # noqa: S301
+    is_done, found = pickle.loads(data)  # noqa: S301
+    return Answer(is_done, found if is_done else unpack_error(found))
 
 
-def _done(work: Callable[..., object], args: tuple[object, ...]) -> Answer:
+def _answered(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
     attempt = secrets.token_hex(8)
     try:
-        return Answer(True, work(*(apart(one, attempt) for one in args)))
+        found = work(*(apart(one, attempt) for one in args))
     except Exception as e:  # whatever it is, the other side raises it
-        return Answer(False, e)
-
-
-def _sendable(answer: Answer) -> bytes:
+        return pickle.dumps((False, pack_error(e)), pickle.HIGHEST_PROTOCOL)
     try:
-        data = pickle.dumps(tuple(answer), pickle.HIGHEST_PROTOCOL)
-        if not answer.is_done:
-            pickle.loads(data)  # noqa: S301 # an error's own constructor may refuse
+        return pickle.dumps((True, found), pickle.HIGHEST_PROTOCOL)
     except Exception as e:
-        told = SparkFailed(f"a task answered what can't be sent ({e}): {answer.found!r}")
-        return pickle.dumps((False, told), pickle.HIGHEST_PROTOCOL)
-    return data
+        told = SparkFailed(f"a task answered what can't be sent ({e}): {found!r}")
+        return pickle.dumps((False, pack_error(told)), pickle.HIGHEST_PROTOCOL)
 
 
 @singledispatch
