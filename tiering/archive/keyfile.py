@@ -2,12 +2,16 @@
 
 The idea: JSON with each topic's key and its id; whoever has the file can read the archives, so it
 belongs neither in the bucket with them nor in its backups. To destroy a topic's key the file is
-written anew without it, and the old one's bytes are overwritten.
+written anew without it, and the old one's bytes are overwritten. Of a destroyed key its id stays.
 
-Invariants: the file is its owner's alone, and is replaced as a whole; a key is never given for
-another topic than the one it was made for; a key that was destroyed does not come back, a new one
-has a new id. Only of a key that was destroyed by way of this file is it said that it was: another
-file's keys may be wanted again.
+Several processes may use one file. It is changed by one at a time (`turn`), and read again as soon
+as it is another file than the one that was read.
+
+Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves the keys of
+before or those of after; a key is never given for another topic than the one it was made for; a key
+that was destroyed does not come back, whoever makes another meanwhile, and a new one has a new id.
+Only of a key that was destroyed by way of this file is it said that it was: another file's keys may
+be wanted again.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from kvstore.files import Files, LocalFiles
 from kvstore.paths import local_path
 from tiering.archive.crypto import TopicKey
 from tiering.archive.layout import KEY_SIZE
+from tiering.archive.turns import turn
 
 _FORMAT: Final = 2
 """1 did not have `destroyed`."""
@@ -56,9 +61,16 @@ class KeyFile:
     def __init__(self, path: str | Path, files: Files | None = None) -> None:
         self._path = local_path(path, "keys").absolute()
         self._old = self._path.with_name(self._path.name + ".old")
+        self._new = self._path.with_name(self._path.name + ".new")
+        """What is being written, which a crash may leave."""
         self._files: Files = LocalFiles() if files is None else files
         self._lock = threading.Lock()
-        self._erase_old()
+        self._seen: tuple[int, ...] = ()
+        """Which file `_entries` are of."""
+        self._entries: dict[str, _Entry] = {}
+        if any(self._files.size(left) is not None for left in (self._old, self._new)):
+            with turn(self._path):
+                self._erase_left()
         self._read()
 
     def topics(self) -> list[str]:
@@ -69,7 +81,11 @@ class KeyFile:
     def make(self, topic: str) -> TopicKey:
         """The topic's key, made now if it has none (or has none any more)."""
         with self._lock:
-            entries = self._read()
+            entry = self._read().get(topic)
+            if entry is not None and entry.key:
+                return _key_of(entry)
+        with self._lock, turn(self._path):
+            entries = dict(self._read())
             entry = entries.get(topic)
             if entry is None or not entry.key:
                 key = secrets.token_bytes(KEY_SIZE)
@@ -83,16 +99,19 @@ class KeyFile:
         """Make what is encrypted with the topic's key unreadable everywhere. Raises ConfigError if
         it never had one.
         """
-        with self._lock:
-            entries = self._read()
+        with self._lock, turn(self._path):
+            self._erase_left()
+            entries = dict(self._read())
             entry = entries.get(topic)
             if entry is None:
                 raise ConfigError(f"topic {topic!r} has no key in {self._path}")
             gone = [*entry.destroyed, *([entry.key_id] if entry.key else [])]
             entries[topic] = _Entry(topic, "", "", gone)
             self._files.link_or_copy(self._path, self._old)
-            self._write(entries)
-            self._erase_old()
+            try:
+                self._write(entries)
+            finally:
+                self._erase_left()
 
     def key_for_writing(self, topic: str) -> TopicKey | None:
         """See KeyProvider; KeyDestroyed until `make` gives the topic another key."""
@@ -119,9 +138,17 @@ class KeyFile:
         return _key_of(entry)
 
     def _read(self) -> dict[str, _Entry]:
-        # Anew each time: another process may have destroyed one.
-        if self._files.size(self._path) is None:
+        """The topics' entries; nobody changes what this returns."""
+        # Looked at each time: another process may have destroyed one.
+        found = self._files.facts(self._path)
+        if found is None:
             return {}
+        seen = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if seen != self._seen:
+            self._entries, self._seen = self._decoded(), seen
+        return self._entries
+
+    def _decoded(self) -> dict[str, _Entry]:
         try:
             content = msgspec.json.decode(self._files.read(self._path), type=_Content)
             if not 1 <= content.format <= _FORMAT or any(
@@ -138,14 +165,18 @@ class KeyFile:
         keys = [entries[topic] for topic in sorted(entries)]
         data = msgspec.json.encode(_Content(_FORMAT, keys))
         self._files.write_private(self._path, msgspec.json.format(data))
+        self._entries, self._seen = {}, ()  # of a key that is destroyed nothing stays here either
 
-    def _erase_old(self) -> None:
-        """Overwrite the file that held a key that is destroyed."""
-        if self._files.size(self._old) is not None:
-            # Only if the new one is in place is it not the only one.
-            if self._files.links(self._old) == 1:
-                self._files.erase(self._old)
-            self._files.remove(self._old)
+    def _erase_left(self) -> None:
+        """Overwrite and remove files that may hold a key that is destroyed: the one that was
+        replaced, and one that a crash kept from being it.
+        """
+        for left in (self._old, self._new):
+            if self._files.size(left) is not None:
+                # One that has another name, too, is the key file: it was not replaced yet.
+                if self._files.links(left) == 1:
+                    self._files.erase(left)
+                self._files.remove(left)
 
 
 def _key_of(entry: _Entry) -> TopicKey:

@@ -1,0 +1,171 @@
+"""One key file that several processes use, and that a crash may leave half changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.errors import KeyDestroyed
+from kvstore.files import LocalFiles
+from tests.support.children import Child
+from tiering import KeyFile
+from tiering.archive.crypto import TopicKey
+from tiering.survey import encrypted_of
+
+
+class Hooked(LocalFiles):
+    """Calls something before each change of a file, and counts what is read."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[str, Path], None] = lambda _kind, _path: None
+        self.reads = 0
+
+    def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
+        self.reads += 1
+        return super().read(path, offset, size)
+
+    def link_or_copy(self, source: Path, target: Path) -> bool:
+        self.before("link", target)
+        return super().link_or_copy(source, target)
+
+    def write_private(self, path: Path, data: bytes) -> None:
+        self.before("write", path)
+        super().write_private(path, data)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.before("rename", target)
+        super().rename(source, target)
+
+    def erase(self, path: Path) -> None:
+        self.before("erase", path)
+        super().erase(path)
+
+    def remove(self, path: Path) -> None:
+        self.before("remove", path)
+        super().remove(path)
+
+
+def is_destroyed(keys: KeyFile, topic: str, key: TopicKey) -> bool:
+    try:
+        keys.key_for_reading(topic, key.key_id)
+    except KeyDestroyed:
+        return True
+    return False
+
+
+def test_a_key_that_is_destroyed_while_another_is_made_stays_destroyed(tmp_path: Path) -> None:
+    files = Hooked()
+    keys = KeyFile(tmp_path / "keys", files)
+    key = keys.make("orders")
+    beside = Thread(target=lambda: KeyFile(tmp_path / "keys").destroy("orders"))
+
+    def destroyed_meanwhile(kind: str, _: Path) -> None:
+        if kind == "write" and beside.ident is None:
+            beside.start()
+            beside.join(0.2)  # it waits for its turn
+
+    files.before = destroyed_meanwhile
+    other = keys.make("other")
+    beside.join()
+    for found in (keys, KeyFile(tmp_path / "keys")):
+        assert is_destroyed(found, "orders", key)
+        assert found.key_for_reading("other", other.key_id) == other
+
+
+def _make_many(tell: Callable[[str], None], path: str) -> None:
+    keys = KeyFile(path)
+    for n in range(40):
+        keys.make(f"made {n}")
+    tell("done")
+
+
+def test_processes_that_make_and_destroy_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    keys = KeyFile(path)
+    known = {f"old {n}": keys.make(f"old {n}") for n in range(40)}
+    child = Child(_make_many, str(path))
+    for topic in known:
+        keys.destroy(topic)
+    child.join()
+    assert all(is_destroyed(keys, topic, key) for topic, key in known.items())
+    assert keys.topics() == sorted(f"made {n}" for n in range(40))
+    assert [found.name for found in tmp_path.iterdir()] == ["keys"]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def _steps(tmp_path: Path) -> list[tuple[str, str]]:
+    """What destroying a key does to files, in order."""
+    files = Hooked()
+    keys = KeyFile(tmp_path / "counted", files)
+    keys.make("orders")
+    done: list[tuple[str, str]] = []
+    files.before = lambda kind, path: done.append((kind, path.suffix))
+    keys.destroy("orders")
+    return done
+
+
+def test_a_kill_at_any_step_of_destroying_leaves_all_keys_or_all_but_one(tmp_path: Path) -> None:
+    steps = _steps(tmp_path)
+    assert [kind for kind, _ in steps] == ["link", "write", "rename", "erase", "remove"]
+    for at in range(len(steps)):
+        path = tmp_path / str(at) / "keys"
+        path.parent.mkdir()
+        files = Hooked()
+        keys = KeyFile(path, files)
+        key, kept = keys.make("orders"), keys.make("other")
+        done = 0
+
+        def killed(_kind: str, _path: Path, at: int = at) -> None:
+            nonlocal done
+            if done == at:
+                raise Killed
+            done += 1
+
+        files.before = killed
+        with pytest.raises(Killed):
+            keys.destroy("orders")
+        again = KeyFile(path)
+        assert again.key_for_reading("other", kept.key_id) == kept
+        assert [found.name for found in path.parent.iterdir()] == ["keys"]
+        if is_destroyed(again, "orders", key):
+            assert at > 2
+            assert key.secret.hex() not in path.read_text()
+        else:
+            assert again.key_for_writing("orders") == key
+            again.destroy("orders")
+            assert key.secret.hex() not in path.read_text()
+
+
+def test_what_a_crash_left_of_a_write_is_overwritten_before_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    key = KeyFile(path).make("orders")
+    left = path.with_name("keys.new")
+    left.write_text(path.read_text())
+    files, erased = Hooked(), list[Any]()
+    files.before = lambda kind, at: erased.append(at) if kind == "erase" else None
+    KeyFile(path, files)
+    assert erased == [left]
+    assert not left.exists()
+    assert KeyFile(path).key_for_writing("orders") == key
+
+
+def test_a_look_at_thousands_of_topics_reads_the_key_file_once(tmp_path: Path) -> None:
+    files = Hooked()
+    keys = KeyFile(tmp_path / "keys", files)
+    keys.make("topic 7")
+    topics: list[Any] = [SimpleNamespace(name=f"topic {n}") for n in range(3000)]
+    files.reads = 0
+    for _ in range(3):
+        assert encrypted_of(topics, keys) == {"topic 7"}
+    assert files.reads == 1
+    KeyFile(tmp_path / "keys").make("topic 8")
+    assert encrypted_of(topics, keys) == {"topic 7", "topic 8"}
+    assert files.reads == 2
