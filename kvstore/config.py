@@ -29,6 +29,8 @@ SEGMENT_SIZE_MAX = 4 << 30
 """Positions inside a segment are stored in 4 bytes."""
 QUEUES_MAX: Final = 1 << 16
 """Queues of a topic."""
+QUEUES_DEFAULT: Final = 4
+"""Queues of a topic for which nobody says how many: in calls, on the command line, by itself."""
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +108,7 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_interval: float = 60.0
     key_index: KeyIndex = "all"
     auto_create_topics: bool = False
-    default_queues: int = 4
+    default_queues: int = QUEUES_DEFAULT
     offset_sync_interval: float | None = 1.0
     offset_history_for: float = 7 * 24 * 3600.0
     offset_history_interval: float = 1.0

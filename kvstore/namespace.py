@@ -29,6 +29,7 @@ from kvstore.calls.every import Calls
 from kvstore.calls.namespaces import in_namespace
 from kvstore.calls.offsets import is_commit
 from kvstore.calls.parts import listed
+from kvstore.config import QUEUES_DEFAULT
 from kvstore.consume.popped import Popped
 from kvstore.consume.settle import AckResult
 from kvstore.errors import MessageNotFound, StoreError
@@ -205,14 +206,14 @@ class Namespace:
 
     # --- topics ---
 
-    def create_topic(self, name: str, queues: int = 4, **more: Any) -> TopicInfo:
+    def create_topic(self, name: str, queues: int = QUEUES_DEFAULT, **more: Any) -> TopicInfo:
         """See `Store.create_topic`."""
         return self._topic(self._store.create_topic(self._in(name), queues, **more))
 
-    def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
+    def create_topics(self, configs: Iterable[TopicConfig], **more: Any) -> list[TopicInfo]:
         """See `Store.create_topics`."""
         own = [in_namespace(self.name, c, TopicConfig) for c in listed("configs", configs)]
-        return [self._topic(info) for info in self._store.create_topics(own)]
+        return [self._topic(info) for info in self._store.create_topics(own, **more)]
 
     def topics(self) -> list[TopicInfo]:
         """The namespace's topics, by name."""
@@ -241,10 +242,10 @@ class Namespace:
         """See `Store.create_group`."""
         return self._group(self._store.create_group(self._in(name), **self._dead_in(more)))
 
-    def create_groups(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
+    def create_groups(self, configs: Iterable[GroupConfig], **more: Any) -> list[GroupInfo]:
         """See `Store.create_groups`."""
         own = [in_namespace(self.name, c, GroupConfig) for c in listed("configs", configs)]
-        return [self._group(info) for info in self._store.create_groups(own)]
+        return [self._group(info) for info in self._store.create_groups(own, **more)]
 
     def groups(self) -> list[GroupInfo]:
         """The namespace's groups, by name."""

@@ -12,11 +12,12 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from kvstore.calls.parts import Parts, listed
-from kvstore.config import Codec, KeyIndex, Retention
+from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
 from kvstore.errors import CallerError, QueueNotEmpty, TopicNotFound
 from kvstore.index.families import Batch
 from kvstore.meta.attributes import attributes_of
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
+from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 
 
@@ -26,8 +27,9 @@ class Managing(Parts):
     def create_topic(
         self,
         name: str,
-        queues: int = 4,
+        queues: int = QUEUES_DEFAULT,
         *,
+        exist_ok: bool = False,
         read_queues: int | None = None,
         kind: Kind = "normal",
         key_index: KeyIndex | None = None,
@@ -38,6 +40,11 @@ class Managing(Parts):
     ) -> TopicInfo:
         """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
         `TopicConfig` says what each setting means, and what None stands for.
+
+        With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
+        answer: so a program can make its topics whenever it begins. The kinds "delay" and
+        "transaction" are a `CallerError`, since this version delays nothing and has no
+        transactions.
         """
         config = TopicConfig(
             name=name,
@@ -50,12 +57,18 @@ class Managing(Parts):
             compression=compression,
             attributes=attributes_of({} if attributes is None else attributes),
         )
-        return self.create_topics([config])[0]
+        return self.create_topics([config], exist_ok=exist_ok)[0]
 
-    def create_topics(self, configs: Iterable[TopicConfig]) -> list[TopicInfo]:
-        """Make topics, all or none, in one batch."""
+    def create_topics(
+        self, configs: Iterable[TopicConfig], *, exist_ok: bool = False
+    ) -> list[TopicInfo]:
+        """Make topics, all or none, in one batch. With `exist_ok` those that are there stay as they
+        are; the answer has all, in the order of `configs`.
+        """
         self._log.check_writable()
-        return self._topics.create(listed("configs", configs))
+        wanted = listed("configs", configs)
+        check_offered(wanted)
+        return self._topics.create(wanted, exist_ok=exist_ok)
 
     def topics(self) -> list[TopicInfo]:
         """All topics, by name."""
@@ -180,6 +193,7 @@ class Managing(Parts):
         self,
         name: str,
         *,
+        exist_ok: bool = False,
         max_attempts: int = 16,
         ordered: bool = False,
         backoff: Sequence[float] | None = None,
@@ -189,7 +203,8 @@ class Managing(Parts):
         attributes: Mapping[str, str] | None = None,
     ) -> GroupInfo:
         """Make a consumer group; `GroupExists`. `GroupConfig` says what each setting means, and
-        what None stands for.
+        what None stands for. With `exist_ok` a group that is there stays as it is, whatever its
+        settings, and is the answer.
 
         >>> store.create_group("billing", backoff=[1, 10, 60], start="end")  # doctest: +SKIP
         """
@@ -203,12 +218,16 @@ class Managing(Parts):
             max_in_flight=max_in_flight,
             attributes=attributes_of({} if attributes is None else attributes),
         )
-        return self.create_groups([config])[0]
+        return self.create_groups([config], exist_ok=exist_ok)[0]
 
-    def create_groups(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
-        """Make groups, all or none, in one batch."""
+    def create_groups(
+        self, configs: Iterable[GroupConfig], *, exist_ok: bool = False
+    ) -> list[GroupInfo]:
+        """Make groups, all or none, in one batch. With `exist_ok` those that are there stay as they
+        are; the answer has all, in the order of `configs`.
+        """
         self._log.check_writable()
-        return self._groups.create(listed("configs", configs))
+        return self._groups.create(listed("configs", configs), exist_ok=exist_ok)
 
     def groups(self) -> list[GroupInfo]:
         """All groups, by name."""

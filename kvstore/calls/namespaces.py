@@ -18,6 +18,7 @@ from kvstore.errors import (
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.namespaces import check_namespace, namespace_of, ranges, wrap
+from kvstore.meta.topic import check_offered
 from kvstore.meta.topics import TopicConfig, TopicInfo
 
 C = TypeVar("C", TopicConfig, GroupConfig)
@@ -38,9 +39,12 @@ class Naming(Managing):
         name: str,
         topics: Iterable[TopicConfig] = (),
         groups: Iterable[GroupConfig] = (),
+        *,
+        exist_ok: bool = False,
     ) -> None:
         """Make a namespace with topics and groups, all or nothing, in one batch. Their names are
         given as they are called in it. `NamespaceExists`; `store.namespace(name)` is the way in.
+        With `exist_ok` all that is there stays as it is, and what is not is made.
 
         >>> orders = TopicConfig(name="orders")
         >>> store.create_namespace("tenant-a", topics=[orders])  # doctest: +SKIP
@@ -53,15 +57,19 @@ class Naming(Managing):
         own_groups = [
             in_namespace(name, config, GroupConfig) for config in listed("groups", groups)
         ]
+        check_offered(own_topics)
         with self._topics.lock, self._groups.lock:
-            if self._namespaces.is_made(name) or any(self._of_namespace(name)):
+            is_made = self._namespaces.is_made(name)
+            if not exist_ok and (is_made or any(self._of_namespace(name))):
                 raise NamespaceExists(
-                    f"namespace {shown(name)} exists already; use store.namespace({shown(name)})"
+                    f"namespace {shown(name)} exists already; use store.namespace({shown(name)}), "
+                    "or exist_ok=True to make what it has not"
                 )
             batch = self._index.families.batch()
-            made = self._topics.stage(batch, own_topics)
-            new = self._groups.stage(batch, own_groups)
-            self._namespaces.stage(batch, name, self.config.clock.now_ms())
+            made = self._topics.stage(batch, own_topics, exist_ok=exist_ok)
+            new = self._groups.stage(batch, own_groups, exist_ok=exist_ok)
+            if not is_made:
+                self._namespaces.stage(batch, name, self.config.clock.now_ms())
             self._index.families.write(batch, sync=True)
             self._topics.settle(made)
             self._groups.settle(new)

@@ -10,7 +10,7 @@ import click
 
 from kvstore import GroupInfo
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import Instant, folder_argument, open_store
+from kvstore.cli.opening import Instant, exist_ok_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 
 _NONE = "none"
@@ -99,14 +99,17 @@ def group() -> None:
 @folder_argument
 @_group_argument
 @_settings
+@exist_ok_option
 @namespace_option
 @output_option
 def create(
-    out: Output, folder: Path, group_name: str, namespace: str | None, **settings: Any
-) -> None:
+    out: Output, folder: Path, group_name: str, exist_ok: bool, namespace: str | None,
+    **settings: Any,
+) -> None:  # fmt: skip
     """Create GROUP."""
     with open_store(out, folder) as store:
-        _show(out, within(store, namespace).create_group(group_name, **_given(settings)))
+        calls = within(store, namespace)
+        _show(out, calls.create_group(group_name, exist_ok=exist_ok, **_given(settings)))
 
 
 @group.command(name="list")

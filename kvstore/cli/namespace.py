@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvstore import GroupConfig, Namespace, NamespaceNotFound, Store, TopicConfig
-from kvstore.cli.opening import folder_argument, open_store
+from kvstore.cli.opening import exist_ok_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 
 namespace_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
@@ -32,16 +32,19 @@ def namespace() -> None:
 @click.argument("name")
 @click.option("--topic", "topics", multiple=True, help="A topic to make in it; may be repeated.")
 @click.option("--group", "groups", multiple=True, help="A group to make in it; may be repeated.")
+@exist_ok_option
 @output_option
 def create(
-    out: Output, folder: Path, name: str, topics: tuple[str, ...], groups: tuple[str, ...]
-) -> None:
+    out: Output, folder: Path, name: str, topics: tuple[str, ...], groups: tuple[str, ...],
+    exist_ok: bool,
+) -> None:  # fmt: skip
     """Create namespace NAME, with topics and groups, all or nothing."""
     with open_store(out, folder) as store:
         store.create_namespace(
             name,
             topics=[TopicConfig(name=topic) for topic in topics],
             groups=[GroupConfig(name=group) for group in groups],
+            exist_ok=exist_ok,
         )
     if out.json:
         out.document({"created": name})

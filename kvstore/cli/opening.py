@@ -25,6 +25,9 @@ from kvstore.errors import StoreNotFound
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
 topic_argument: Option = click.argument("topic")
+exist_ok_option: Option = click.option(
+    "--exist-ok", is_flag=True, help="Leave what is there as it is; no error."
+)
 config_option: Option = click.option(
     "--config",
     "config_file",

@@ -6,7 +6,6 @@ number; the lines before it are put, those of its batch too, and the error says 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from kvstore.cli.output import Output, output_option, size_text
 from kvstore.cli.paths import LocalFile
 from kvstore.cli.places import index_of, line_of, name_of, say_place
 from kvstore.clock import SystemClock
-from kvstore.errors import CallerError, MessageIllegal, StoreError, TopicExists
+from kvstore.errors import CallerError, MessageIllegal, StoreError
 
 
 class _Property(click.ParamType[tuple[str, str]]):
@@ -77,18 +76,13 @@ def put(
     defaults["properties"] = dict(fields["properties"])
     with open_store(out, folder, config_file, create=create) as store:
         if create:
-            _create_topic(store, topic)
+            store.create_topic(topic, exist_ok=True)
         if body is not None:
             result = store.put_batch([Message(topic=topic, body=body.encode(), **defaults)])[0]
             _show_one(out, result)
             return
         lines = source or sys.stdin.buffer
         _put_lines(out, store, _messages(lines, topic, jsonl, defaults), batch)
-
-
-def _create_topic(store: Store, topic: str) -> None:
-    with contextlib.suppress(TopicExists):
-        store.create_topic(topic)
 
 
 class _Line(NamedTuple):

@@ -10,8 +10,10 @@ import msgspec
 
 from kvstore import TopicInfo
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import config_option, folder_argument, open_store
+from kvstore.cli.opening import config_option, exist_ok_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
+from kvstore.config import QUEUES_DEFAULT
+from kvstore.meta.topic import KINDS_OFFERED
 
 _STORE = "store"
 _name_argument = click.argument("name")
@@ -41,13 +43,9 @@ def topic() -> None:
 @topic.command()
 @folder_argument
 @_name_argument
-@click.option("--queues", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option(
-    "--kind",
-    type=click.Choice(["normal", "fifo", "delay", "transaction", "compacted", "priority"]),
-    default="normal",
-    show_default=True,
-)
+@click.option("--queues", type=click.IntRange(min=1), default=QUEUES_DEFAULT, show_default=True)
+@click.option("--kind", type=click.Choice(KINDS_OFFERED), default="normal", show_default=True)
+@exist_ok_option
 @_read_queues_option
 @_key_index_option
 @_compress_option
@@ -56,13 +54,14 @@ def topic() -> None:
 @config_option
 @output_option
 def create(
-    out: Output, folder: Path, name: str, queues: int, kind: Any, namespace: str | None,
-    config_file: Path | None, **settings: Any,
+    out: Output, folder: Path, name: str, queues: int, kind: Any, exist_ok: bool,
+    namespace: str | None, config_file: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Create topic NAME, and the store in DIR if there is none."""
     with open_store(out, folder, config_file, create=True) as store:
         calls = within(store, namespace)
-        _show(out, [calls.create_topic(name, queues, kind=kind, **_given(settings))])
+        more = {"kind": kind, "exist_ok": exist_ok, **_given(settings)}
+        _show(out, [calls.create_topic(name, queues, **more)])
 
 
 @topic.command(name="list")

@@ -151,29 +151,42 @@ class Groups:
 
     # --- changes ---
 
-    def create(self, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
-        """Make groups, all or none, durably."""
+    def create(self, configs: Sequence[GroupConfig], *, exist_ok: bool = False) -> list[GroupInfo]:
+        """Make groups, all or none, durably. With `exist_ok` those that are there stay as they
+        are; the answer has them too.
+        """
         with self._lock:
             batch = self._families.batch()
-            made = self.stage(batch, configs)
-            self._families.write(batch, sync=True)
-            self.settle(made)
-        return made
+            made = self.stage(batch, configs, exist_ok=exist_ok)
+            if made:
+                self._families.write(batch, sync=True)
+                self.settle(made)
+            if len(made) == len(configs):
+                return made
+            new = {info.name: info for info in made}
+            return [new.get(c.name) or self.get(c.name) for c in configs]
 
-    def stage(self, batch: Batch, configs: Iterable[GroupConfig]) -> list[GroupInfo]:
+    def stage(
+        self, batch: Batch, configs: Iterable[GroupConfig], *, exist_ok: bool = False
+    ) -> list[GroupInfo]:
         """Put new groups into a batch, under `lock`; what is wrong with one of them is raised. When
         it is written: `settle`.
         """
         made: list[GroupInfo] = []
         names: set[str] = set()
         for config in configs:
-            info = self._since(_new(config, self._next_id + len(made)))
-            if info.name in names or self._exists(info.name):
+            info = _new(config, self._next_id + len(made))
+            if info.name in names:
+                raise GroupExists(f"group {info.name!r} is to be made twice by one call")
+            if self._exists(info.name):
+                if exist_ok:
+                    continue
                 raise GroupExists(
-                    f"group {info.name!r} exists already; use alter_group to change it"
+                    f"group {info.name!r} exists already; use alter_group to change it, "
+                    "or exist_ok=True to take it as it is"
                 )
             names.add(info.name)
-            made.append(info)
+            made.append(self._since(info))
         rows = [msgspec.msgpack.encode(info) for info in made]
         batch.put_many(GROUPS, [info.name.encode() for info in made], rows)
         batch.put(META, NEXT_GROUP_ID, U32.pack(self._next_id + len(made)))

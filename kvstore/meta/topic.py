@@ -6,11 +6,12 @@ Invariants: a row can be read by every later version (a field that came later ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
 import msgspec
 
-from kvstore.config import QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
+from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.errors import (
     CallerError,
     QueueNotFound,
@@ -27,6 +28,9 @@ from kvstore.record.validate import check_topic
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
 
 KINDS: Final = get_args(Kind)
+KINDS_IDLE: Final = ("delay", "transaction")
+"""No topic can be made with these yet. Topics of RocketMQ's, and of archives, keep any kind."""
+KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
@@ -43,7 +47,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    queues: int = 4
+    queues: int = QUEUES_DEFAULT
     read_queues: int | None = None
     kind: Kind = "normal"
     key_index: KeyIndex | None = None
@@ -183,6 +187,17 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
             queues_ever=read,
         )
     )
+
+
+def check_offered(configs: Iterable[TopicConfig]) -> None:
+    """Raise `CallerError` for a kind whose topics would not do what it says."""
+    for config in configs:
+        if isinstance(config, TopicConfig) and config.kind in KINDS_IDLE:
+            raise CallerError(
+                f"kind is {shown(config.kind)}, which this version can't do: topic "
+                f"{shown(config.name)} would hand out its messages like any other; make it one of "
+                f"{', '.join(KINDS_OFFERED)}"
+            )
 
 
 def replayed_topic(name: str, number: int, queue: int, key_index: KeyIndex) -> TopicInfo:

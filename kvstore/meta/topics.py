@@ -186,33 +186,40 @@ class Topics:
         """Held from `stage` to `settle`, and from `stage_delete` to `settle_delete`."""
         return self._lock
 
-    def create(
-        self, configs: Iterable[TopicConfig], *, since: int | None = None
-    ) -> list[TopicInfo]:
-        """Make topics, all or none, durably. `since` is where their records begin: the log's end,
-        or 0 at an import.
+    def create(self, configs: Sequence[TopicConfig], *, exist_ok: bool = False) -> list[TopicInfo]:
+        """Make topics, all or none, durably. With `exist_ok` those that are there stay as they
+        are; the answer has them too.
         """
         with self._lock:
             batch = self._families.batch()
-            made = self.stage(batch, configs, since=since)
-            self._families.write(batch, sync=True)
-            self.settle(made)
-        return made
+            made = self.stage(batch, configs, exist_ok=exist_ok)
+            if made:
+                self._families.write(batch, sync=True)
+                self.settle(made)
+            if len(made) == len(configs):
+                return made
+            new = {info.name: info for info in made}
+            return [new.get(c.name) or self.get(c.name).info for c in configs]
 
     def stage(
-        self, batch: Batch, configs: Iterable[TopicConfig], *, since: int | None = None
+        self, batch: Batch, configs: Iterable[TopicConfig], *, exist_ok: bool = False
     ) -> list[TopicInfo]:
         """Put new topics into a batch; what is wrong with one of them is raised. When it is
         written: `settle`.
         """
         made: list[TopicInfo] = []
         names: set[str] = set()
-        since = self._log_end() if since is None else since
+        since = self._log_end()
         for config in configs:
             info = new_topic(config, self.next_id + len(made), since, self._default_key_index)
-            if info.name in names or self._exists(info.name):
+            if info.name in names:
+                raise TopicExists(f"topic {info.name!r} is to be made twice by one call")
+            if self._exists(info.name):
+                if exist_ok:
+                    continue
                 raise TopicExists(
-                    f"topic {info.name!r} exists already; use alter_topic to change it"
+                    f"topic {info.name!r} exists already; use alter_topic to change it, "
+                    "or exist_ok=True to take it as it is"
                 )
             names.add(info.name)
             made.append(info)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kvstore
+from kvstore import StoreConfig
 from tests.cli.conftest import Kvmq
 
 
@@ -20,6 +22,33 @@ def test_a_topic_is_created_in_a_new_store_listed_and_shown(kvmq: Kvmq, tmp_path
     shown = kvmq("topic", "show", store, "a", "--json").json
     assert [q["next_offset"] for q in shown["queues"]] == [0, 0, 0]
     assert "fifo" in kvmq("topic", "list", store).out
+
+
+def test_what_exists_may_be_made_again(kvmq: Kvmq, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for word, name in (("topic", "t"), ("group", "g"), ("namespace", "n")):
+        first = kvmq(word, "create", store, name, "--json")
+        again = kvmq(word, "create", store, name, "--exist-ok", "--json")
+        assert (first.code, again.code, again.json) == (0, 0, first.json)
+        assert "--exist-ok" in kvmq(word, "create", store, name).err
+
+
+def test_a_topic_has_as_many_queues_by_itself_as_the_call_gives_it(
+    kvmq: Kvmq, tmp_path: Path
+) -> None:
+    made = kvmq("topic", "create", tmp_path / "store", "a", "--json").json
+    kvmq("put", tmp_path / "store", "b", "--create", "--body", "x")
+    with kvstore.open(tmp_path / "store", StoreConfig(auto_create_topics=True)) as store:
+        store.put("c", b"x")
+        queues = [store.topic(name).read_queues for name in "abc"]
+        assert queues == [store.create_topic("d").read_queues] * 3
+        assert made["read_queues"] == queues[0]
+
+
+def test_a_kind_that_would_do_nothing_is_no_choice(kvmq: Kvmq, folder: Path) -> None:
+    for kind in ("delay", "transaction"):
+        ran = kvmq("topic", "create", folder, "x", "--kind", kind)
+        assert (ran.code, "'priority'" in ran.err) == (2, True)
 
 
 def test_show_counts_what_queues_hold(kvmq: Kvmq, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from kvstore import (
     Message,
     MessageIllegal,
     MessageNotFound,
+    NamespaceExists,
     OffsetNotFound,
     QueueNotEmpty,
     QueueNotFound,
@@ -50,6 +52,94 @@ def test_a_topic_is_made_with_what_was_asked_for_and_comes_back(opens: Opens) ->
 
 def test_a_topic_has_four_queues_by_itself(store: Store) -> None:
     assert store.create_topic("u").read_queues == 4
+
+
+@pytest.mark.parametrize("kind", ["delay", "transaction"])
+def test_a_kind_that_would_do_nothing_is_refused(store: Store, kind: Any) -> None:
+    makes: list[Callable[[], object]] = [
+        lambda: store.create_topic("u", kind=kind),
+        lambda: store.create_topic("t", kind=kind, exist_ok=True),
+        lambda: store.create_topics([TopicConfig(name="v"), TopicConfig(name="u", kind=kind)]),
+        lambda: store.namespace("n").create_topic("u", kind=kind),
+        lambda: store.create_namespace("n", topics=[TopicConfig(name="u", kind=kind)]),
+    ]
+    for make in makes:
+        with pytest.raises(CallerError, match=f"'{kind}', which this version can't do"):
+            make()
+    assert [t.name for t in store.topics()] == ["t"]
+    assert store.namespaces() == []
+
+
+def test_what_exists_may_be_made_again_and_stays_as_it_is(opens: Opens) -> None:
+    store = opens()
+    topic = store.create_topic("u", queues=7, kind="fifo", exist_ok=True)
+    group = store.create_group("g", ordered=True, exist_ok=True)
+    for _ in range(2):
+        assert store.create_topic("u", queues=3, exist_ok=True) == topic
+        assert store.create_group("g", max_attempts=2, exist_ok=True) == group
+        with pytest.raises(TopicExists, match="exist_ok=True"):
+            store.create_topic("u")
+        with pytest.raises(GroupExists, match="exist_ok=True"):
+            store.create_group("g")
+        store.close()
+        store = opens()
+    assert (store.topic("u"), store.group("g")) == (topic, group)
+
+
+def test_of_many_those_that_exist_stay_and_the_others_are_made_in_order(store: Store) -> None:
+    old = store.create_topics([TopicConfig(name=name) for name in "bd"])
+    configs = [TopicConfig(name=name, queues=2) for name in "abcd"]
+    found = store.create_topics(configs, exist_ok=True)
+    assert [info.name for info in found] == ["a", "b", "c", "d"]
+    assert [info.read_queues for info in found] == [2, 4, 2, 4]
+    assert found[1::2] == old
+    assert len({info.id for info in found}) == 4
+    assert found == [store.topic(name) for name in "abcd"]
+    made = store.create_groups([GroupConfig(name="b")])
+    both = store.create_groups([GroupConfig(name=name) for name in "ab"], exist_ok=True)
+    assert both == [store.group("a"), made[0]]
+    assert store.create_topics(iter(configs), exist_ok=True) == found
+    assert store.create_topics([], exist_ok=True) == []
+    assert store.create_groups([], exist_ok=True) == []
+
+
+def test_exist_ok_excuses_nothing_else(store: Store) -> None:
+    group = GroupConfig(name="g")
+    wrong: list[Callable[[], object]] = [
+        lambda: store.create_topic("t", queues=0, exist_ok=True),
+        lambda: store.create_topics([TopicConfig(name="u")] * 2, exist_ok=True),
+        lambda: store.create_topics(["t"], exist_ok=True),  # type: ignore[list-item]  # the point
+        lambda: store.create_groups([group, group], exist_ok=True),
+        lambda: store.create_group("g", max_attempts=0, exist_ok=True),
+    ]
+    for make in wrong:
+        with pytest.raises(CallerError):
+            make()
+    assert [t.name for t in store.topics()] == ["t"]
+    assert store.groups() == []
+
+
+def test_a_namespace_that_exists_may_be_made_again_with_more(store: Store) -> None:
+    with pytest.raises(CallerError):
+        store.create_namespace("n", topics=[TopicConfig(name="bad name")], exist_ok=True)
+    assert store.namespaces() == []
+    for topics, groups in (("a", "g"), ("ab", "gh"), ("", ""), ("b", "h")):
+        store.create_namespace(
+            "n",
+            topics=[TopicConfig(name=name, queues=len(topics)) for name in topics],
+            groups=[GroupConfig(name=name) for name in groups],
+            exist_ok=True,
+        )
+    view = store.namespace("n")
+    assert [(t.name, t.read_queues) for t in view.topics()] == [("a", 1), ("b", 2)]
+    assert [g.name for g in view.groups()] == ["g", "h"]
+    assert view.create_topic("a", exist_ok=True) == view.topic("a")
+    assert view.create_topics([TopicConfig(name="a")], exist_ok=True) == [view.topic("a")]
+    assert view.create_group("g", exist_ok=True) == view.group("g")
+    assert view.create_groups([GroupConfig(name="g")], exist_ok=True) == [view.group("g")]
+    with pytest.raises(NamespaceExists, match="exist_ok=True"):
+        store.create_namespace("n")
+    assert store.namespaces() == ["n"]
 
 
 @pytest.mark.parametrize("queues", [0, -1, 65537, 1.5, "4", None, True])
