@@ -7,8 +7,9 @@ only those that are asked for a second time push out others that were: so a scan
 which wants every block once, leaves alone what others come back for.
 
 Invariants: what the cache holds never takes more than its bytes, but for the one block just read; a
-failed read is not kept, and everybody who waited for it gets the same error; no lock is held while
-something is read; at most `readers` reads are under way, whoever asks."""
+failed read is not kept, and everybody who waited for it gets the same error; what was begun before
+its archive was forgotten is for those who waited, and is not kept; no lock is held while something
+is read; at most `readers` reads are under way, whoever asks."""
 
 from __future__ import annotations
 
@@ -63,6 +64,8 @@ class BlockCache:
         self._sizes: dict[Key, int] = {}
         self._bytes = self._protected_bytes = 0
         self._under_way: dict[Key, Future[Block]] = {}
+        self._forgotten = 0
+        """How often something was."""
         self._hits = self._reads = self._waits = self._ahead = 0
 
     def get(self, archive: int, block: int, *, is_scan: bool = False) -> Block:
@@ -119,15 +122,20 @@ class BlockCache:
 
     def _made(self, key: Key) -> Block | None:
         """A block that takes no read."""
+        before = self._forgotten
         block = self._at_once(*key)
         if block is not None:
             with self._lock:
-                self._keep(key, block)
+                if before == self._forgotten:
+                    self._keep(key, block)
         return block
 
     def forget(self, archive: int) -> None:
-        """Let go of an archive's blocks."""
+        """Let go of an archive's blocks; who asks from now on has them read anew."""
         with self._lock:
+            self._forgotten += 1
+            for key in [key for key in self._under_way if key[0] == archive]:
+                del self._under_way[key]
             for key in [key for key in self._sizes if key[0] == archive]:
                 self._drop(key)
 
@@ -196,11 +204,18 @@ class BlockCache:
             block = self._read(*key)
         except BaseException as e:
             with self._lock:
-                del self._under_way[key]
+                self._is_wanted(key, future)
             future.set_exception(e)
             return
         with self._lock:
             self._reads += 1
-            del self._under_way[key]
-            self._keep(key, block)
+            if self._is_wanted(key, future):
+                self._keep(key, block)
         future.set_result(block)
+
+    def _is_wanted(self, key: Key, future: Future[Block]) -> bool:
+        """Note that a read is over; whether its archive was not forgotten meanwhile."""
+        is_mine = self._under_way.get(key) is future
+        if is_mine:
+            del self._under_way[key]
+        return is_mine

@@ -122,15 +122,14 @@ class Tiers:
                 else:
                     known[number] = row
             self._rows = known
+            self._groups = {}
+            self._queues.clear()
+            self._queue_blocks = 0
         for number, _ in changed:
             # Where it is may have changed, too.
             self._opened.forget(number)
             # And what it is read with: a key may have been destroyed.
             self._cache.forget(number)
-        with self._lock:
-            self._groups = {}
-            self._queues.clear()
-            self._queue_blocks = 0
 
     def rows(self) -> list[ArchiveRow]:
         """The catalog, by number."""

@@ -124,6 +124,46 @@ def test_what_is_forgotten_is_read_again(cache: BlockCache, reads: Reads) -> Non
     assert reads.noted == [(1, 1), (2, 1), (1, 1)]
 
 
+def test_a_read_that_is_under_way_when_its_archive_is_forgotten_is_not_kept(
+    cache: BlockCache, reads: Reads
+) -> None:
+    reads.go.clear()
+    found: list[object] = []
+    waiting = threading.Thread(target=lambda: found.append(cache.get(1, 1)))
+    waiting.start()
+    while not reads.noted:
+        pass
+    cache.forget(1)
+    anew = threading.Thread(target=lambda: found.append(cache.get(1, 1)))
+    anew.start()
+    while len(reads.noted) < 2:
+        pass
+    reads.go.set()
+    waiting.join()
+    anew.join()
+    assert len({id(block) for block in found}) == 2, "who asks later does not get what was read"
+    assert cache.stats().blocks == 1
+    cache.forget(1)
+    assert cache.stats().bytes == 0
+    assert reads.noted == [(1, 1)] * 2
+
+
+def test_a_block_that_is_made_while_its_archive_is_forgotten_is_not_kept(reads: Reads) -> None:
+    def made(archive: int, block: int) -> Sized:
+        mine.forget(archive)
+        return Sized(10)
+
+    mine = BlockCache(
+        reads,  # type: ignore[arg-type]  # as above
+        limit=100,
+        readers=1,
+        at_once=made,  # type: ignore[arg-type]  # as above
+    )
+    assert mine.get(1, 1).memory_bytes == 10
+    assert mine.stats().blocks == 0
+    mine.close()
+
+
 def test_a_block_that_is_made_while_it_is_read_is_kept_once(reads: Reads) -> None:
     there: dict[tuple[int, int], Sized] = {}
     cache = BlockCache(
