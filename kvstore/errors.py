@@ -4,7 +4,12 @@ The idea: an error says what was asked, what was found and what to do. A caller'
 a `ValueError`; everything derives from `StoreError`, so one `except` catches the lot. An error that
 a program may want to act on carries the facts as attributes, not only as text.
 
-Invariant: a call that raised one of these changed nothing.
+Invariants: a put that raised `PutRefused`, or an error of damage, changed nothing: its messages are
+not there, and don't come back after a crash. One that raised `FlushFailed` may have its messages in
+the log, and so may one that raised `StoreClosed` while it waited for the disk. A call that does one
+thing after another (retention, sealing, handing over, erasing, merging) may raise behind some of
+its steps: each of them is done wholly or not at all, and the next call goes on from there. All
+other calls that raised changed nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +61,9 @@ class CallerError(StoreError, ValueError):
 
 
 class StoreClosed(StoreError):
-    """The store (or the log) was closed before or during the call."""
+    """The store (or the log) was closed before the call, or while it waited. The messages of a put
+    that waited for the disk may be there at the next opening.
+    """
 
 
 class StoreReadOnly(StoreError):
@@ -148,7 +155,7 @@ class PropertiesTooLarge(MessageTooLarge):
 
 class FlushFailed(StoreError):
     """The disk refused to take written data. The store is read-only from here on: close and open it
-    again.
+    again. The messages of a put that raised this may be there then.
 
     After a failed sync the kernel may have dropped the dirty pages, so trying again proves nothing.
     """

@@ -51,7 +51,7 @@ def look(path: Path, config: StoreConfig) -> Found:
     """What is at `path`; changes nothing. `StoreNotFound` if it is not a folder, `SegmentDamaged`
     if it is a store without a folder for its log.
     """
-    with _made(path):
+    with made(path):
         return _look(path, config)
 
 
@@ -92,14 +92,14 @@ def has_log(path: Path, config: StoreConfig) -> bool:
 
 def take(path: Path, config: StoreConfig) -> FolderLock:
     """Make the folder if need be and lock it; `StoreLocked` if another holds it."""
-    with _made(path):
+    with made(path):
         config.files.make_dir(path)
         return config.files.lock(path / LOCK)
 
 
 @contextlib.contextmanager
-def _made(path: Path) -> Iterator[None]:
-    """Have what the operating system says of a store's folder as an error of kvmq's own."""
+def made(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses of a store's folder into an error of kvmq's own."""
     try:
         yield
     except OSError as e:
@@ -157,7 +157,7 @@ def found_index(
     """
     if adoption is not None:
         config = msgspec.structs.replace(config, segment_size=adoption.source.segment_size)
-    with _made(path):
+    with made(path):
         config.files.make_dir(path / COMMITLOG)
     index = Index(path / name, config.segment_size, read_only=False, create=True)
     try:

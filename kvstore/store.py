@@ -87,9 +87,10 @@ class Store(Calls):
         if self._lock is not None:
             self._ending.append(self._lock.release)
         try:
-            self._open(given, found, read_only, progress, adopt)
-            if self._lock is not None:
-                self._lock.mark()
+            with opening.made(self.path):
+                self._open(given, found, read_only, progress, adopt)
+                if self._lock is not None:
+                    self._lock.mark()
         except BaseException:
             self._closed = True
             self._end()

@@ -151,7 +151,7 @@ class Upkeep:
             config,
             now_ms=config.clock.now_ms(),
             hour=config.clock.local_hour(),
-            disk_used=config.files.disk_used(log.folder),
+            disk_used=log.disk_used(),
             total_bytes=len(numbers) * log.segment_size,
             is_tiered=self.is_tiered,
         )

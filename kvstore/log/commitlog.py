@@ -28,7 +28,7 @@ from kvstore.errors import (
     StoreReadOnly,
 )
 from kvstore.files import Files, MappedFile
-from kvstore.log.segments import Segments
+from kvstore.log.segments import Segments, told
 from kvstore.log.staging import Staging
 from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
@@ -178,13 +178,18 @@ class CommitLog:
         if now - self._disk_checked < _DISK_CHECK_SECONDS:
             return
         limit = self._config.watermarks[2]
-        used = self.files.disk_used(self.folder)
+        used = self.disk_used()
         if used >= limit:
             raise DiskFull(
                 f"the disk of {self.folder} is {used:.1%} full, puts stop at {limit:.0%}; free "
                 "space or raise watermarks"
             )
         self._disk_checked = now
+
+    def disk_used(self) -> float:
+        """The share of the log's disk in use; `SegmentDamaged` if the disk doesn't say."""
+        with told(self.folder, "asked how full its disk is"):
+            return self.files.disk_used(self.folder)
 
     def room(self) -> int:
         """Bytes that records may still take in the active segment."""

@@ -92,7 +92,9 @@ class Segments:
 
     def _scan(self) -> None:
         numbers = []
-        for name in self.files.list_dir(self.folder):
+        with told(self.folder, "read"):
+            names = self.files.list_dir(self.folder)
+        for name in names:
             position = named_position(name)
             if name.endswith((_NEW, _WHOLE, _GONE)):
                 self._unfinished(self.folder / name)
@@ -111,10 +113,10 @@ class Segments:
             if path.exists():
                 self.foreign.append(path.name)
         elif self._writable and path.name.endswith(_GONE):
-            with _told(path, "erased"):
+            with told(path, "erased"):
                 self._erase(path)
         elif self._writable:
-            with _told(path, "removed"):
+            with told(path, "removed"):
                 self.files.remove(path)
 
     def _without_strays(self, numbers: list[int]) -> list[int]:
@@ -144,7 +146,8 @@ class Segments:
         if not path.is_file():
             self.problems[number] = f"{path} is not a file"
             return
-        found = self.files.size(path)
+        with told(path, "looked at"):
+            found = self.files.size(path)
         if found != self.size:
             self.problems[number] = (
                 f"{path} has {found} bytes; a segment of this store has {self.size}"
@@ -231,7 +234,7 @@ class Segments:
                 )
             # Only what is behind the last sealed segment is ever written to.
             writable = self._writable and number >= self.writable_from
-            with _told(path, "opened"):
+            with told(path, "opened"):
                 found = self.files.map(path, writable=writable)
             if len(self._maps) >= MAPS_MAX:
                 # Never one that the flusher may be syncing: closing takes its descriptor away.
@@ -246,7 +249,7 @@ class Segments:
         `DiskFull`. Only then may they be written.
         """
         found = self.map(number)
-        with _told(found.path, "given room"):
+        with told(found.path, "given room"):
             found.reserve(end)
 
     def remap(self, number: int) -> None:
@@ -267,7 +270,7 @@ class Segments:
             if number in self.numbers and number not in self.problems:
                 return
             path = self.path(number)
-            with _told(path, "made"):
+            with told(path, "made"):
                 if path.exists() or path.is_symlink():
                     self._move_aside(path)
                 self.files.create(path, self.size)
@@ -286,7 +289,7 @@ class Segments:
         """Give a segment that is too short its full size, with zeros; what it holds stays."""
         path = self.path(number)
         whole = path.with_name(path.name + _WHOLE)
-        with self._lock, _told(path, "filled up"):
+        with self._lock, told(path, "filled up"):
             self.files.create(whole, self.size)
             with contextlib.closing(self.files.map(whole, writable=True)) as target:
                 at = 0
@@ -302,7 +305,7 @@ class Segments:
         written to.
         """
         path = self.path(number)
-        with _told(path, "copied"):
+        with told(path, "copied"):
             if self.files.links(path) > 1:
                 self.remap(number)
                 self.files.copy(path, path)
@@ -310,7 +313,7 @@ class Segments:
     def zero_from(self, number: int, offset: int) -> int:
         """Make a segment zero from `offset` on, on the disk; returns how many bytes were not."""
         found = self.map(number)
-        with _told(found.path, "zeroed"):
+        with told(found.path, "zeroed"):
             return found.zero_from(offset)
 
     def remove(self, number: int, *, erase: bool = False) -> None:
@@ -329,7 +332,7 @@ class Segments:
             self.problems.pop(number, None)
         if found is not None:
             found.close()
-        with _told(path, "removed"):
+        with told(path, "removed"):
             if not erase or not self.files.size(path):
                 self.files.remove(path)
                 return
@@ -368,7 +371,7 @@ class Segments:
 
 
 @contextlib.contextmanager
-def _told(path: Path, done: str) -> Iterator[None]:
+def told(path: Path, done: str) -> Iterator[None]:
     """Have what the operating system refuses as an error of kvmq's own."""
     try:
         yield

@@ -6,9 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import kvstore
 from kvstore import Store, StoreConfig
 from kvstore.clock import SystemClock
+from tests.support.clock import VirtualClock
+from tests.support.files import WatchedFiles
+from tests.support.stores import opened, settings
 
 NEVER = 1e9
 
@@ -23,6 +28,36 @@ class Interposed(SystemClock):
         if woken and self.before_waking and threading.current_thread().name == "kvmq-flusher":
             self.before_waking()
         return woken
+
+
+@pytest.mark.parametrize("mode", ["mapped", "staged"])
+def test_few_dirty_bytes_are_on_the_disk_after_the_thorough_interval(
+    tmp_path: Path, mode: str
+) -> None:
+    """Too few for the flushes at each interval, and nobody waits for them."""
+    clock = VirtualClock()
+    config = settings(clock=clock, write_mode=mode, checkpoint_interval=NEVER)
+    with opened(tmp_path / "s", config) as store:
+        store.put("t", b"x")
+        end = store.stats().end_position
+        until = SystemClock().monotonic() + 60
+        while store.stats().durable_position < end and SystemClock().monotonic() < until:
+            clock.advance(config.flush_thorough_interval)
+            SystemClock().sleep(0.01)
+        assert store.stats().durable_position == end
+
+
+def test_few_dirty_bytes_wait_for_the_thorough_interval(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    files = WatchedFiles()
+    config = settings(clock=clock, files=files, checkpoint_interval=NEVER)
+    with opened(tmp_path / "s", config) as store:
+        store.put("t", b"x")
+        seen = len(files.effects)
+        for _ in range(3):
+            clock.advance(config.flush_interval)
+            SystemClock().sleep(0.02)
+        assert "sync" not in files.kinds()[seen:]
 
 
 def sync_when_somebody_waits(store: Store) -> None:
