@@ -23,19 +23,27 @@ _AHEAD_BYTES: Final = 512 << 10
 
 
 def read_ahead(
-    flight: Flight, reader: Reader, topic: Topic, queue: int, at: int, count: int
+    flight: Flight,
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    at: int,
+    count: int,
+    max_bytes: int | None = None,
 ) -> list[StoredMessage]:
     """A flight's list for a queue that goes on at `at`, which is inside the bounds, as is
     `at` + `count` - 1: with `count` messages, less only where damage or what is not held any more
-    follows, and with more if they are small. It begins behind `at` where that is not held. Raises
-    what reading raises.
+    follows, or where they have more than `max_bytes`; and with more if they are small. It begins
+    behind `at` where that is not held. Raises what reading raises.
     """
     kept = flight.ahead.get(queue)
     if not kept or kept[-1].offset != at:
         kept = []
     most = min(AHEAD, _AHEAD_BYTES // flight.message_bytes) // topic.read_queues
     first = kept[0].offset + 1 if kept else at
-    found = take(reader, topic, queue, first, max(count - len(kept), most), None)
+    if max_bytes is not None:
+        max_bytes = max(max_bytes, _AHEAD_BYTES // topic.read_queues)
+    found = take(reader, topic, queue, first, max(count - len(kept), most), max_bytes)
     if not found or (kept and found[0].offset != first):
         return kept
     if found[-1].offset - found[0].offset != len(found) - 1:

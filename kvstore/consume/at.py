@@ -50,16 +50,18 @@ def messages_at(
     offsets: list[int],
     group: str,
     away: Away | None = None,
+    max_bytes: int | None = None,
 ) -> Iterator[StoredMessage]:
     """The messages at ascending offsets of a queue; without those that are lost or gone. Where an
-    archive is missing, `away` takes note and the rest is given; without it, that is raised.
+    archive is missing, `away` takes note and the rest is given; without it, that is raised. With
+    `max_bytes` so much is read at a time, or one message.
     """
     low, high = reader.bounds(topic.base + queue)
     for first, count in _stretches(offsets):
         at, end = max(first, low), min(first + count, high)
         while at < end:
             try:
-                found = take(reader, topic, queue, at, end - at, None)
+                found = take(reader, topic, queue, at, end - at, max_bytes)
             except ArchiveMissing as e:
                 if away is None:
                     raise

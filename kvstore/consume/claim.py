@@ -101,7 +101,8 @@ class Claim:
         self._due_rows: dict[int, list[tuple[LockKey, Lock]]] | None = None
         self._due_left = False
         self._bytes = wanted.max_bytes
-        self._simple = wanted.matches is None and wanted.max_bytes >= UNLIMITED
+        self._is_limited = wanted.max_bytes < UNLIMITED
+        self._simple = wanted.matches is None and not self._is_limited
 
     @property
     def left(self) -> int:
@@ -203,7 +204,7 @@ class Claim:
                 asked = may[: min(self._left, self.room)]
             if not asked:
                 return None
-            found = messages_at(self._reader, self.topic, queue, asked, self.group.name, away)
+            found = self._messages_at(queue, asked, away)
             self._refused = 0
             try:
                 messages, unfit = self._fitting(found, self.room)
@@ -217,6 +218,12 @@ class Claim:
             # In the place of what is missing others may go.
             may = [offset for offset in may if offset not in away]
             self._left, self._bytes = left, room
+
+    def _messages_at(self, queue: int, offsets: list[int], away: Away) -> Iterator[StoredMessage]:
+        """The messages at these offsets, read as far as they are wanted."""
+        room = max(self._bytes, 1) if self._is_limited else None
+        group = self.group.name
+        return messages_at(self._reader, self.topic, queue, offsets, group, away, room)
 
     def _note_refused(self, queue: int) -> None:
         """Have what the filter refused counted as passed over in this queue."""
@@ -306,6 +313,9 @@ class Claim:
             messages += fits
             if unfit is not None:
                 at = unfit
+                # The next pop begins with it.
+                rest = [message for message in reversed(found) if message.offset >= unfit]
+                self._flight.ahead.setdefault(queue, []).extend(rest)
                 break
         self._note_refused(queue)
         if at != first:
@@ -339,7 +349,8 @@ class Claim:
         flight = self._flight
         ahead = flight.ahead.get(queue)
         if not ahead or ahead[-1].offset != at:
-            ahead = read_ahead(flight, self._reader, self.topic, queue, at, count)
+            room = max(self._bytes, 1) if self._is_limited else None
+            ahead = read_ahead(flight, self._reader, self.topic, queue, at, count, room)
         found = ahead[: -count - 1 : -1]
         del ahead[-count:]
         if not ahead:

@@ -31,6 +31,8 @@ from kvstore.meta.topics import Topic
 PARKED_MAX: Final = 4096
 """Messages of a queue that one may pass."""
 _READ_AT_ONCE: Final = 64
+_READ_BYTES: Final = 64 << 10
+"""What is read at a time at most, of unread messages of which many may be too large to be taken."""
 
 
 def order_of(flight: Flight, reader: Reader, topic: Topic, group: str) -> Order:
@@ -93,7 +95,7 @@ class OrderedClaim(Claim):
     def _take_heads(self, queue: int, offsets: list[int]) -> int:
         """Take parked messages of a queue; returns how many are in archives that are missing."""
         before, room, away = self._left, self._bytes, Away()
-        found = messages_at(self._reader, self.topic, queue, offsets, self.group.name, away)
+        found = self._messages_at(queue, offsets, away)
         try:
             messages, unfit = self._fitting(found)
         except ArchiveUnavailable as e:
@@ -119,7 +121,8 @@ class OrderedClaim(Claim):
         messages: list[StoredMessage] = []
         while at < high and self.left > end and not self.is_tired:
             count = min(_READ_AT_ONCE, high - at)
-            read = partial(take, self._reader, self.topic, queue, at, count, None)
+            most = _READ_BYTES if self._is_limited else None
+            read = partial(take, self._reader, self.topic, queue, at, count, most)
             found, following = self._read_on(at, high, read)
             if following == at:
                 break

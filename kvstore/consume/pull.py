@@ -26,8 +26,8 @@ from kvstore.meta.topics import Topic
 SCAN_MAX: Final = 800
 """Messages a filtered pull looks at (RocketMQ's limit)."""
 LIMIT_MAX: Final = 1 << 20
-_AT_ONCE: Final = 32
-"""Messages decoded at a time when bytes are counted: what is too much is decoded for nothing."""
+_AT_ONCE: Final = 1024
+"""Positions that are asked for at a time where bytes are counted."""
 
 
 def pull(
@@ -125,13 +125,12 @@ def _take_hot(
     max_bytes: int | None,
     messages: list[StoredMessage],
 ) -> None:
-    positions = reader.positions(topic, queue, offset, limit)
-    step = len(positions) if max_bytes is None else _AT_ONCE
-    for at in range(0, len(positions), step):
-        # What came before an error is in `messages`.
-        reader.entries(positions[at : at + step], topic, queue, offset + at, messages)
-        if max_bytes is not None and sum(m.size for m in messages) > max_bytes:
-            break
+    count = limit if max_bytes is None else min(limit, _AT_ONCE)
+    positions = reader.positions(topic, queue, offset, count)
+    if max_bytes is not None:
+        del positions[reader.within(positions, max_bytes) :]
+    # What came before an error is in `messages`.
+    reader.entries(positions, topic, queue, offset, messages)
 
 
 def _take_from_tiers(
@@ -148,10 +147,20 @@ def _take_from_tiers(
     while at < high and len(messages) < limit:
         count = min(limit - len(messages), high - at)
         if max_bytes is not None:
-            count = min(count, _AT_ONCE)
-        at = reader.stretch(topic, queue, at, count, messages)
-        if max_bytes is not None and sum(m.size for m in messages) > max_bytes:
+            count = min(count, _as_many(messages, max_bytes))
+        if not count:
             break
+        at = reader.stretch(topic, queue, at, count, messages)
+
+
+def _as_many(messages: list[StoredMessage], max_bytes: int) -> int:
+    """How many more messages may have room, if they are as large as those that were read: archives
+    tell sizes only with the messages themselves. 0 if there is no room.
+    """
+    if not messages:
+        return 1
+    taken = sum(message.size for message in messages)
+    return 0 if taken >= max_bytes else max(1, (max_bytes - taken) * len(messages) // taken)
 
 
 def _told(
@@ -187,7 +196,8 @@ def _filtered(
     at = offset
     while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
         try:
-            batch = take(reader, topic, queue, at, min(limit, high - at), None)
+            most = None if max_bytes is None else max(left, 1)
+            batch = take(reader, topic, queue, at, min(limit, high - at), most)
         except (ArchiveUnavailable, *LOST):
             if messages:
                 break

@@ -185,6 +185,21 @@ class Reader:
             at = at + len(found) if found else self._index.after(key, at, first)
         return self._index.next_offset(key, end)
 
+    def within(self, positions: list[int], max_bytes: int) -> int:
+        """How many of the records that begin at these positions have `max_bytes` together, as they
+        say themselves; one at least. None of them is decoded for it.
+        """
+        left = max_bytes
+        for count, position in enumerate(positions):
+            try:
+                buffer, at, end = self._log.span(position)
+            except SegmentDamaged:
+                return count + 1  # whoever reads it is told
+            left -= BLANK.unpack_from(buffer, at)[0] if at + BLANK.size <= end else 0
+            if left < 0:
+                return max(1, count)
+        return len(positions)
+
     # --- records ---
 
     def record(self, position: int) -> StoredMessage:
