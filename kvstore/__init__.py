@@ -109,8 +109,8 @@ def open(
     `path` is the folder's, `~` being the home folder; a URL is a `CallerError`. `config` holds for
     this opening; what is fixed in an existing store (segment size) comes from the store.
     `progress` is called with (what, done, total) while a long recovery runs. Raises `StoreLocked`
-    (with the holder's pid), `StoreNotFound`, `FormatTooNew`, `IndexDamaged`, and `LogDamaged` if
-    damage is to fail the opening.
+    (with the holder's pid), `StoreNotFound`, `FormatTooNew`, `FormatTooOld`, `IndexDamaged`, and
+    `LogDamaged` if damage is to fail the opening.
 
     >>> import kvstore
     >>> with kvstore.open("data") as store:  # doctest: +SKIP

@@ -36,9 +36,9 @@ class ArchiveAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stores (docs/places.md); a folder is given none of them.
 
     `cache_bytes` of decoded blocks are kept, and archives are kept open whose directories and
-    filters take `open_bytes` together; of either at least one, whatever it takes. At most `readers`
-    reads are under way at once; a reader that goes on where it stopped gets `read_ahead` blocks
-    before it asks."""
+    filters take `open_bytes` together; of either at least one, whatever it takes. Filters alone,
+    for look-ups by key, are kept in as many bytes once more. At most `readers` reads are under way
+    at once; a reader that goes on where it stopped gets `read_ahead` blocks before it asks."""
 
     keys: Any = None
     options: dict[str, Any] = {}

@@ -356,8 +356,12 @@ class Archived(Protocol):
         """The same of one archive."""
         ...
 
-    def covering(self, begin: int | None, end: int | None) -> Sequence[Covered]:
-        """The archives that may hold messages stored from `begin` to `end`."""
+    def covering(
+        self, begin: int | None, end: int | None, low: int, high: int
+    ) -> Sequence[Covered]:
+        """The archives that may hold messages stored from `begin` to `end`, but for those that are
+        known to have no key with a hash of `low` to `high`; nothing is read for it.
+        """
         ...
 
     def span(self, archive: int) -> tuple[int, int]:

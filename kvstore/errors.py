@@ -106,8 +106,9 @@ class FormatTooNew(StoreError):
 
 
 class FormatTooOld(StoreError):
-    """An archive was written by a version of kvmq before 1.0 whose format this one does not read;
-    `found` and `supported` are format versions, `archive` names the archive.
+    """A store, or an archive, was written by a version of kvmq before 1.0, in a format that this
+    one does not read; `found` and `supported` are format versions, `archive` names the archive.
+    `kvmq rebuild DIR` makes a store's index anew.
     """
 
     def __init__(self, message: str, found: int, supported: int, archive: str = "") -> None:

@@ -133,11 +133,6 @@ class HandOver:
                 columns.stored_at,
             )
 
-    def keys(self, segment: int) -> tuple[I64, I64]:
-        """The key index of a segment: hashes in order, and the records' positions in the log."""
-        hashes, positions = self._index.keys.pairs(segment)
-        return hashes, positions + segment * self._log.segment_size
-
     def topic(self, number: int) -> TopicInfo | None:
         """The topic with an id; None if it was deleted."""
         name = self._topics.name_of(number)
@@ -244,10 +239,11 @@ class HandOver:
                     f"segments {list(segments)} can't be handed over: {wrong or 'none'} not there, "
                     "or not sealed and in a checkpoint; ask `sealed` which are"
                 )
+            is_erased = erase or self.config.secure_erase
             with self._coming(arriving):
-                queues = self._index.hand_over(segments, arriving, unkept, there)
+                queues = self._index.hand_over(segments, arriving, unkept, there, erase=is_erased)
             for number in segments:
-                self._log.segments.remove(number, erase=erase or self.config.secure_erase)
+                self._log.segments.remove(number, erase=is_erased)
         return queues
 
     def swap(
@@ -267,6 +263,13 @@ class HandOver:
         with self._coming(arriving):
             self._index.swap_archives(old, arriving, queues, changed)
         self.archived().note(changed)
+
+    def forget_keys(self) -> None:
+        """Take the keys of messages that left the log out of the key index, where those of others
+        are among them: now, not when the last of these leaves. For whoever erases.
+        """
+        self._log.check_writable()
+        self._index.forget_left_keys()
 
     def set_rows(self, rows: Iterable[Row]) -> None:
         """Change rows of the catalog alone; None: the row goes, which no place may name then."""

@@ -26,6 +26,7 @@ from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
 from kvstore.files import LOCK_MARK, FolderLock
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
+from kvstore.index.version import check_format
 from kvstore.log.segments import named_position
 
 LOCK: Final = "lock"
@@ -113,10 +114,15 @@ def made(path: Path) -> Iterator[None]:
 
 
 def open_index(
-    path: Path, config: StoreConfig, found: Found, *, read_only: bool
+    path: Path,
+    config: StoreConfig,
+    found: Found,
+    *,
+    read_only: bool,
+    to_rebuild: bool = False,
 ) -> tuple[Index, StoreConfig]:
     """Open the index of a store that is there; returns it with the settings that hold for this
-    store.
+    store. One of an earlier version is for rebuilding alone.
     """
     if found is Found.OURS_WITHOUT_INDEX:
         raise IndexDamaged(
@@ -134,7 +140,7 @@ def open_index(
         shutil.rmtree(path / NEW_INDEX, ignore_errors=True)
     index = Index(path / INDEX, config.segment_size, read_only=read_only, create=False)
     try:
-        index.check_format()
+        check_format(index.families, to_rebuild=to_rebuild)
         size = index.families.get(META, SEGMENT_SIZE)
         if size is None:
             raise IndexDamaged(

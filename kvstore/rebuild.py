@@ -39,8 +39,10 @@ from kvstore.index.keys import (
     DERIVED,
     FAMILIES,
     FORMAT,
+    FORMAT_VERSION,
     META,
     SEALED,
+    U32,
     checkpoint_value,
 )
 from kvstore.log.segments import Segments, named_position
@@ -161,7 +163,7 @@ def _kept_rows(folder: Path, config: StoreConfig) -> Rows | None:
     be read.
     """
     try:
-        index, _ = opening.open_index(folder, config, opening.Found.OURS, read_only=False)
+        index, _ = _open_index(folder, config)
         try:
             # The newest store time goes too: a replay that is gone on with would take it for that
             # of the records before, and give it to all that follow.
@@ -172,6 +174,7 @@ def _kept_rows(folder: Path, config: StoreConfig) -> Rows | None:
                 if name not in DERIVED
             }
             rows[META].pop(SEALED, None)
+            rows[META][FORMAT] = U32.pack(FORMAT_VERSION)
             rows[META][CHECKPOINT] = checkpoint_value(back)
         finally:
             index.close()
@@ -187,7 +190,7 @@ def _drop_derived(folder: Path, config: StoreConfig) -> bool:
     can't be read would be in the way of everything that is put beside it.
     """
     try:
-        index, _ = opening.open_index(folder, config, opening.Found.OURS, read_only=False)
+        index, _ = _open_index(folder, config)
         try:
             index.load()
             for name in DERIVED:
@@ -198,6 +201,10 @@ def _drop_derived(folder: Path, config: StoreConfig) -> bool:
     except Damaged:
         return False
     return True
+
+
+def _open_index(folder: Path, config: StoreConfig) -> tuple[Index, StoreConfig]:
+    return opening.open_index(folder, config, opening.Found.OURS, read_only=False, to_rebuild=True)
 
 
 def _found_with(rows: Rows, folder: Path, config: StoreConfig) -> None:

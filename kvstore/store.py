@@ -195,16 +195,22 @@ class Store(Calls):
             Job("the next segment", self._log.wants_next, self._log.prepare_next),
             Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
             Job("sealing", self._index.seal_due, self._index.seal_next),
-            Job(
-                "keys of deleted topics",
-                self._index.dead_keys_due,
-                self._index.drop_dead_keys,
-            ),
+            Job("merging keys", self._index.merge_due, self._merge_keys),
+            Job("dead keys", self._index.key_upkeep.dead_keys_due, self._drop_dead_keys),
             Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
             Job("history of what is done", self._noting.due, self._noting.look),
             Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
             Job("retention", upkeep.retention_due, self.apply_retention),
         ]
+
+    def _merge_keys(self) -> None:
+        """A step of it; the other jobs have a look before the next one."""
+        self._index.merge_next()
+        self._wake.set()
+
+    def _drop_dead_keys(self) -> None:
+        self._index.key_upkeep.drop_dead_keys()
+        self._wake.set()
 
     def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
         """What is known of topics, groups and offsets; nothing of it is read before it is used."""

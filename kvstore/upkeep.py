@@ -160,7 +160,10 @@ class Upkeep:
         size = self._log.segment_size
         with self.leaving:
             if why.number in self._log.segments.numbers:
-                self._index.retire(why.number, (why.number + 1) * size)
+                there = self._log.segments.numbers
+                self._index.retire(why.number, (why.number + 1) * size, there)
+                if self._config.secure_erase:
+                    self._index.key_upkeep.mark_all_left()
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
 
 

@@ -22,6 +22,13 @@ from kvstore import (
     errors,
 )
 from kvstore.index.keyblocks import find_in_block, pack_blocks, sort_pairs, unpack_block
+from kvstore.index.keyparts import (
+    BITS_A_KEY,
+    FILTER_HASHES,
+    GENERATION,
+    HEAD,
+    PIECE_BLOCKS,
+)
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     FAMILIES,
@@ -30,12 +37,16 @@ from kvstore.index.keys import (
     Checkpoint,
     Place,
     RunKey,
+    block_key,
     checkpoint_value,
-    key_block_key,
+    filter_key,
+    head_key,
+    part_prefix,
     place_key,
     place_value,
+    read_block_key,
     read_checkpoint,
-    read_key_block_key,
+    read_part_prefix,
     read_place,
     read_run_key,
     run_key,
@@ -206,10 +217,12 @@ def test_the_hashes_of_the_example_keys_are_what_keys_says() -> None:
 
 def test_a_key_block_decodes_to_the_pairs_keys_lists() -> None:
     text = page("keys.md")
-    segment, part, first = read_key_block_key(example(text, "block-key"))
+    key = example(text, "block-key")
+    first, sequence = read_block_key(key)
     hashes, positions = unpack_block(first, example(text, "block"))
     wanted = [(key_hash(t.encode(), k.encode()), p) for t, k, p in KEYS]
-    assert (segment, part) == (SEGMENT, 0)
+    assert (*read_part_prefix(key), sequence) == (0, SEGMENT, 0, 0)
+    assert f"first hash {first:09x}, sequence 0" in text
     assert list(zip(hashes.tolist(), positions.tolist(), strict=True)) == wanted
     distances = [h - first for h, _ in wanted]
     said = fields_of(text, "block")[1]
@@ -223,14 +236,26 @@ def test_the_code_packs_the_pairs_of_keys_into_the_bytes_it_shows() -> None:
     positions = np.array([p for _, _, p in reversed(KEYS)])
     [(first, value)] = pack_blocks(*sort_pairs(hashes, positions))
     assert value == example(text, "block")
-    assert key_block_key(SEGMENT, 0, first) == example(text, "block-key")
+    assert block_key(part_prefix(0, SEGMENT, 0), first, 0) == example(text, "block-key")
 
 
 def test_one_range_of_the_example_block_has_a_key_in_all_topics() -> None:
     text = page("keys.md")
-    first = read_key_block_key(example(text, "block-key"))[2]
+    first, _ = read_block_key(example(text, "block-key"))
     found = find_in_block(first, example(text, "block"), *key_hash_range(b"o-17"))
-    assert sorted(found) == [4096, 70000]
+    assert sorted(position for _, position in found) == [4096, 70000]
+
+
+def test_keys_says_what_a_part_and_its_filter_are() -> None:
+    text = page("keys.md")
+    assert f"The head is {HEAD.size} bytes" in text
+    assert f"{BITS_A_KEY} bits for each of the part's pairs, {FILTER_HASHES} bits set" in text
+    assert f"{PIECE_BLOCKS} blocks are a piece" in text
+    prefix = part_prefix(0, 0, 0)
+    assert block_key(prefix, 1, 1)[-8:] == (2**23 + 1).to_bytes(8, "big")
+    assert filter_key(prefix, 1)[-8:] == (2**63 + 1).to_bytes(8, "big")
+    assert head_key(prefix)[-8:].hex() in text
+    assert f"`g × {GENERATION}^l`" in text
 
 
 def _first_cells(table: str) -> list[str]:

@@ -176,6 +176,7 @@ class Eraser:
         match = msgspec.structs.replace(match, below=max(ends, default=0))
         self._erase_segments(match, report)
         self._erase_archives(match, report)
+        self._side.forget_keys()
         for row in decode_rows(self._side.rows()):
             if row.state == "retired":
                 with _noting(report.failed, row.name):

@@ -41,6 +41,7 @@ from tiering.cache import BlockCache, CacheStats
 from tiering.catalog import ArchiveRow, decode_row
 from tiering.contents import FOLDER, contents, find_again
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
+from tiering.keyfilters import KeyFilters
 from tiering.keys import provider_of
 from tiering.opened import OpenArchives
 from tiering.place import Place, open_kept
@@ -93,6 +94,7 @@ class Tiers:
         self._places: dict[str, Place] = {}
         self._groups: dict[tuple[int, int], BlockGroup] = {}
         self._opened = OpenArchives(self._open, access.open_bytes)
+        self._filters = KeyFilters(access.open_bytes)
         self._scans: OrderedDict[tuple[int, int, int], int] = OrderedDict()
         self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         self._queues: dict[tuple[int, int, int], _Queue] = {}
@@ -128,6 +130,7 @@ class Tiers:
         for number, _ in changed:
             # Where it is may have changed, too.
             self._opened.forget(number)
+            self._filters.forget(number)
             # And what it is read with: a key may have been destroyed.
             self._cache.forget(number)
 
@@ -360,14 +363,19 @@ class Tiers:
         block = self._shared.block(archive, place[0])
         return self._messages(opened, place[0], block, place[1], place[1] + 1)[0]
 
-    def covering(self, begin: int | None, end: int | None) -> list[Covered]:
+    def covering(self, begin: int | None, end: int | None, low: int, high: int) -> list[Covered]:
         """See `Archived.covering`."""
-        return [
-            Covered(number, row.first_position, row.last_position + 1)
-            for number, row in self._rows.items()
+        rows = self._rows
+        of_time = [
+            number
+            for number, row in rows.items()
             if row.state == "live"
             and (begin is None or row.last_stored_at >= begin)
             and (end is None or row.first_stored_at <= end)
+        ]
+        return [
+            Covered(number, rows[number].first_position, rows[number].last_position + 1)
+            for number in self._filters.without_denied(of_time, low, high)
         ]
 
     def span(self, archive: int) -> tuple[int, int]:
@@ -379,6 +387,7 @@ class Tiers:
         """See `Archived.candidates`; where they are is remembered for `record`."""
         opened = self.archive(archive)
         with _told(opened.name):
+            self._filters.keep(archive, opened.filter)
             if opened.denies(low, high):
                 return []
         key = "key", archive, low, high

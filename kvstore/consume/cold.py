@@ -108,14 +108,16 @@ class Cold:
         high: int,
         begin: int | None,
         end: int | None,
-        segments: Iterator[tuple[int, Callable[[], list[int]]]],
+        in_log: Iterator[int],
         lost: list[ArchiveDamaged],
     ) -> Iterator[tuple[int, int]]:
         """Positions of messages that may have a key, newest first, each once, with the archive that
-        has it (-1: the log). `segments` are the log's, newest first: the position behind each, and
-        what finds its candidates, newest first. Why archives could not be asked goes to `lost`.
+        has it (-1: the log). `in_log` are the log's, newest first. Why archives could not be asked
+        goes to `lost`.
         """
-        archives = sorted(self.archived.covering(begin, end), key=lambda c: -c.end_position)
+        archives = sorted(
+            self.archived.covering(begin, end, low, high), key=lambda c: -c.end_position
+        )
         waiting: list[tuple[int, int]] = []
         """What was found and has to wait, because something newer may come: -position, archive."""
         before = -1
@@ -128,23 +130,19 @@ class Cold:
                 if -below != before:
                     yield -below, archive
                 before = -below
+                if archive < 0:
+                    wait_for_log()
 
-        next_segment = next(segments, None)
-        at = 0
-        while next_segment is not None or at < len(archives):
-            of_segment = next_segment[0] if next_segment is not None else -1
-            of_archive = archives[at].end_position if at < len(archives) else -1
-            top = max(of_segment, of_archive)
-            yield from down_to(top)
-            if next_segment is not None and of_segment >= of_archive:
-                for position in next_segment[1]():
-                    heappush(waiting, (-position, -1))
-                next_segment = next(segments, None)
-            else:
-                number = archives[at].archive
-                for position in self._candidates_in(number, low, high, lost):
-                    heappush(waiting, (-position, number))
-                at += 1
+        def wait_for_log() -> None:
+            position = next(in_log, None)
+            if position is not None:
+                heappush(waiting, (-position, -1))
+
+        wait_for_log()
+        for archive in sorted(archives, key=lambda one: -one.end_position):
+            yield from down_to(archive.end_position)
+            for position in self._candidates_in(archive.archive, low, high, lost):
+                heappush(waiting, (-position, archive.archive))
         yield from down_to(0)
 
     def _candidates_in(

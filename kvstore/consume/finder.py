@@ -10,7 +10,6 @@ exist only if every archive that may have it could be asked."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.consume.cold import with_next
@@ -203,36 +202,57 @@ class Finder:
             yield position, -1
         # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
         seen = frozenset(in_tails)
-        find, cold = self._index.find_in_segment, self._reader.cold
+        found = self._in_log(low, high, begin, end, visible)
+        cold = self._reader.cold
         if cold is None:
-            for number in self._segments(begin, end):
-                for position in find(number, low, high, visible):
-                    if position not in seen:
-                        yield position, -1
+            yield from ((position, -1) for position in found if position not in seen)
             return
-        size = self._log.segment_size
-        segments = (
-            ((number + 1) * size, partial(find, number, low, high, visible))
-            for number in self._segments(begin, end)
-        )
-        for position, archive in cold.candidates(low, high, begin, end, segments, lost):
+        for position, archive in cold.candidates(low, high, begin, end, found, lost):
             if position not in seen:
                 yield position, archive
 
-    def _segments(self, begin: int | None, end: int | None) -> Iterator[int]:
-        """The log's segments that may have messages of a time, newest first."""
-        numbers = reversed(self._log.segments.numbers)
-        return numbers if begin is None and end is None else self._of_time(numbers, begin, end)
+    def _in_log(
+        self, low: int, high: int, begin: int | None, end: int | None, visible: int
+    ) -> Iterator[int]:
+        """Positions of checkpointed records that may have a key, newest first, in segments that may
+        have messages of a time.
+        """
+        segments, size = self._log.segments, self._log.segment_size
+        first, last = 0, visible // size
+        if begin is not None or end is not None:
+            first, last = self._of_time(begin, end)
+        for position in self._index.find_in_log(low, high, first, last):
+            number = position // size
+            # The keys of a segment that left the log may be among those of others.
+            if first <= number <= last and position < visible and segments.has(number):
+                yield position
 
-    def _of_time(self, numbers: Iterator[int], begin: int | None, end: int | None) -> Iterator[int]:
-        newer: int | None = None
-        for number in numbers:
-            if begin is not None and newer is not None and newer < begin:
-                return
-            oldest = self._reader.segment_time(number)
-            if end is None or oldest is None or oldest <= end:
-                yield number
-            newer = oldest if oldest is not None else newer
+    def _of_time(self, begin: int | None, end: int | None) -> tuple[int, int]:
+        """The first and the last of the log's segments that may have messages of a time."""
+        numbers = list(self._log.segments.numbers)
+        if not numbers:
+            return 0, -1
+        # A segment may begin with the millisecond that the one before ends with, so that one too.
+        first = 0 if begin is None else max(self._first_from(numbers, begin, is_later=True) - 1, 0)
+        behind = len(numbers) if end is None else self._first_from(numbers, end + 1, is_later=False)
+        return numbers[first], numbers[behind - 1] if behind else -1
+
+    def _first_from(self, numbers: list[int], time: int, *, is_later: bool) -> int:
+        """Which of some segments is the first whose first message was stored at or after a time;
+        `is_later` says it of those whose time can't be told.
+        """
+        low, high = 0, len(numbers)
+        while low < high:
+            middle = at = (low + high) // 2
+            found = self._reader.segment_time(numbers[at])
+            while found is None and at + 1 < high:
+                at += 1  # what can't be read says nothing: the next one behind it does
+                found = self._reader.segment_time(numbers[at])
+            if is_later if found is None else found >= time:
+                high = middle
+            else:
+                low = at + 1
+        return low
 
 
 def _check_times(begin: int | None, end: int | None) -> None:

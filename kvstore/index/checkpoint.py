@@ -1,4 +1,4 @@
-"""What a checkpoint writes: an index tail as rows of `runs`, `places` and `message_keys`.
+"""What a checkpoint writes: an index tail as rows of `runs` and `places`, and sorted keys.
 
 The idea: everything at once, in numpy: rows are sorted by queue, runs end where the queue or the
 segment changes.
@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.index.keyblocks import pack_blocks, sort_pairs
-from kvstore.index.keys import QUEUE_MASK, key_block_key
+from kvstore.index.keyblocks import sort_pairs
+from kvstore.index.keys import QUEUE_MASK
 from kvstore.index.runs import Columns, pack_many, split_long
 from kvstore.index.tail import Tail
 
@@ -140,13 +140,3 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
         if first == last or mine.any():  # type: ignore[union-attr]  # a mask, where it is not the whole
             found[segment] = sort_pairs(hashes[mine], positions[mine] - base)
     return found
-
-
-def key_rows(
-    segment: int, part: int, hashes: I64, positions: I64
-) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values of `message_keys` for sorted pairs of one part."""
-    blocks = pack_blocks(hashes, positions)
-    return [key_block_key(segment, part, first) for first, _ in blocks], [
-        value for _, value in blocks
-    ]

@@ -16,10 +16,13 @@ from kvstore.index.keys import (
     ARCHIVES,
     CHECKPOINT,
     DERIVED,
+    FORMAT,
+    FORMAT_VERSION,
     META,
     NOWHERE,
     PLACES,
     SEALED,
+    U32,
     UNPLACED,
     checkpoint_value,
     read_place,
@@ -42,7 +45,9 @@ def drop_derived(index: Index) -> None:
     batch.put(META, CHECKPOINT, checkpoint_value(back))
     if next(families.rows(ARCHIVES, b""), None) is not None:
         note_unplaced(batch)
+    batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
     families.write(batch, sync=True)
+    index.keys.forget()
 
 
 def note_unplaced(batch: Batch) -> None:

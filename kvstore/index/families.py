@@ -366,6 +366,14 @@ class Families:
         except Exception as e:  # as above
             raise self._failed(e) from e
 
+    def compact(self, name: str) -> None:
+        """Write a family's files anew, without what was removed."""
+        self.flush(name)
+        try:
+            self._families[name].compact_range(None, None)
+        except Exception as e:  # as above
+            raise self._failed(e) from e
+
     def file_bytes(self) -> dict[str, int]:
         """Bytes in SST files, by family."""
         size = "rocksdb.total-sst-files-size"

@@ -1,9 +1,9 @@
 """Hand-over: what the index says of segments becomes what it says of archives, in one batch.
 
 The idea: the runs of a segment tell its queues; each queue's place gets the number of the archive
-that has its messages now, and runs and keys go as one range each. Archives that replace others (a
-merge), or go without one (expired), are the same change of places: numbers are replaced, a place
-that says what the one before it says goes, and one that nothing replaces goes.
+that has its messages now, and the runs go as one range (for keys see `messagekeys`). Archives that
+replace others (a merge), or go without one (expired), are the same change of places: numbers are
+replaced, a place that says what the one before it says goes, and one that nothing replaces goes.
 
 Invariants: a queue's last place is never an archive's: a NOWHERE row behind it keeps the next
 offset, so that a queue's end never needs an archive; the caller writes the batch with the rows of
@@ -24,7 +24,6 @@ from kvstore.index.keys import (
     ARCHIVES,
     GONE,
     LOG_START,
-    MESSAGE_KEYS,
     META,
     NEXT_ARCHIVE,
     NO_ARCHIVE,
@@ -113,7 +112,6 @@ def hand_over(
     for segment in segments:
         low, high = segment_range(segment, segment + 1)
         batch.delete_range(RUNS, low, high)
-        batch.delete_range(MESSAGE_KEYS, low, high)
     return len(found)
 
 

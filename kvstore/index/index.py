@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from kvstore.archived import Arriving, Queue, Row
-from kvstore.errors import FormatTooNew, IndexDamaged
 from kvstore.index import handover
 from kvstore.index.checkpoint import key_pairs, run_rows
-from kvstore.index.deadkeys import drop_dead, forget_keys, marked
+from kvstore.index.deadkeys import forget_keys
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone
 from kvstore.index.keys import (
     CHECKPOINT,
-    FORMAT,
-    FORMAT_VERSION,
     LOG_START,
     META,
     NOWHERE,
@@ -43,7 +40,8 @@ from kvstore.index.keys import (
     place_value,
     read_checkpoint,
 )
-from kvstore.index.messagekeys import MessageKeys
+from kvstore.index.keyupkeep import KeyUpkeep
+from kvstore.index.messagekeys import MessageKeys, Parts
 from kvstore.index.queues import Counters, Head, Queues
 from kvstore.index.repack import repack
 from kvstore.index.retire import retire, retire_topic
@@ -59,58 +57,32 @@ class Index:
 
     def __init__(self, path: Path, segment_size: int, *, read_only: bool, create: bool) -> None:
         self.families = Families(path, read_only=read_only, create=create)
-        self.segment_size = segment_size
-        self.queues = Queues(self.families, segment_size)
-        self.keys = MessageKeys(self.families, segment_size)
+        self._write_lock = threading.Lock()
+        self.set_segment_size(segment_size)
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
         self._heads: dict[int, Head] = {}
         self._counters = Counters(self.end)
         self._topic_bytes = bytearray()
         self._fresh_from = 1 << 32
-        self._write_lock = threading.Lock()
         self._heads_lock = threading.Lock()
         self._version = 0
         self._sealed = 0
         self._next_archive = 0
         self.moves = 0
         """Counts hand-overs: who looked before and behind a failure knows if that may be why."""
-        self._dead_keys: list[int] | None = None
         self.archived_below: Callable[[int, int, int], bool | None] = lambda *_: None
         """`Cold.below`, where there are archives."""
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
 
     # --- opening ---
 
-    def check_format(self) -> None:
-        """Raise `FormatTooNew` if a newer version wrote this index; one of an older version is of
-        this one from now on.
-        """
-        found = self.families.get(META, FORMAT)
-        if found is None:
-            raise IndexDamaged(
-                f"{self.families.path} has no format version; `kvmq rebuild` makes the index anew"
-            )
-        version = U32.unpack(found)[0]
-        if version > FORMAT_VERSION:
-            raise FormatTooNew(
-                f"{self.families.path} has format {version}, this version of kvmq reads up to "
-                f"{FORMAT_VERSION}; "
-                "use a newer kvmq",
-                version,
-                FORMAT_VERSION,
-            )
-        if version < FORMAT_VERSION and not self.families.read_only:
-            # What is there is read as it is; what is written from now on an older version can't.
-            batch = self.families.batch()
-            batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
-            self.families.write(batch, sync=True)
-
     def set_segment_size(self, size: int) -> None:
         """Take the store's own segment size, once it was read."""
         self.segment_size = size
         self.queues = Queues(self.families, size)
         self.keys = MessageKeys(self.families, size)
+        self.key_upkeep = KeyUpkeep(self.families, self.keys, size, self._write_lock)
 
     def load(self) -> Checkpoint:
         """Read the last checkpoint and begin the tail there."""
@@ -209,7 +181,7 @@ class Index:
             frozen = self.tails.frozen
             batch = self.families.batch()
             stretches: list[tuple[int, int, int, int]] = []
-            parts: dict[int, tuple[int, ...]] = {}
+            parts: Parts | None = None
             next_offsets: dict[int, int] = {}
             if frozen is not None:
                 keys, values, stretches, next_offsets = run_rows(
@@ -219,7 +191,8 @@ class Index:
                 topic_bytes = bytes(self._topic_bytes)
                 pairs = key_pairs(frozen, self.segment_size, topic_bytes)
                 for segment, (hashes, positions) in pairs.items():
-                    parts[segment] = self.keys.add(batch, segment, hashes, positions)
+                    parts = parts or self.keys.parts()
+                    parts = self.keys.add(batch, parts, segment, hashes, positions)
             placed: dict[int, int] = {}
             for queue, segment, first, stored_at in stretches:
                 last = placed.get(queue)
@@ -235,16 +208,16 @@ class Index:
             if also is not None:
                 also(batch)
             self._changing()
-            for segment, found in parts.items():
-                self.keys.coming(segment, found)
+            if parts is not None:
+                self.keys.coming(parts)
             self.families.write(batch, sync=sync)
             self.tags.written()
             # From here on the rows are found in RocksDB: first the notes about them, then the tail
             # may go.
             self._changing()
             self.queues.changed(placed)
-            for segment, found in parts.items():
-                self.keys.written(segment, found)
+            if parts is not None:
+                self.keys.written(parts)
             with self._heads_lock:
                 for queue, segment in placed.items():
                     self._keep_head(queue, Head(next_offsets[queue], segment))
@@ -327,9 +300,11 @@ class Index:
                 found.update(tail.find_key(key_hash))
         return sorted((p for p in found if p < end), reverse=True)
 
-    def find_in_segment(self, segment: int, low: int, high: int, end: int) -> list[int]:
-        """Positions of a segment's records with a checkpointed key hash in range, newest first."""
-        return [p for p in reversed(self.keys.find(segment, low, high)) if p < end]
+    def find_in_log(self, low: int, high: int, first: int, last: int) -> Iterator[int]:
+        """Positions of checkpointed records in segments `first` to `last` that may have a key with
+        a hash of `low` to `high`, newest first. Some may have left the log.
+        """
+        return self.keys.find(low, high, first, last)
 
     # --- upkeep ---
 
@@ -338,18 +313,27 @@ class Index:
         return self._sealed < self.checkpoint.position // self.segment_size
 
     def seal_next(self) -> None:
-        """Repack the runs of the oldest such segment, and make one part of its keys."""
+        """Repack the runs of the oldest such segment; its keys are merged from then on."""
         with self._write_lock:
             if not self.seal_due():
                 return
             batch = self.families.batch()
             repack(self.families, batch, self._sealed)
-            parts = self.keys.seal(batch, self._sealed)
             batch.put(META, SEALED, U32.pack(self._sealed + 1))
-            self.keys.coming(self._sealed, parts)
             self.families.write(batch)
-            self.keys.written(self._sealed, parts)
             self._sealed += 1
+
+    def forget_left_keys(self) -> None:
+        """Take the keys of what left the log out of generations that others need."""
+        self.key_upkeep.forget_left(self._sealed)
+
+    def merge_due(self) -> bool:
+        """Whether parts of the key index are to be merged."""
+        return self.key_upkeep.merge_due(self._sealed)
+
+    def merge_next(self) -> None:
+        """Do a step of merging them."""
+        self.key_upkeep.merge_next(self._sealed)
 
     def tidy(self) -> None:
         """Leave little behind at a close: repack the active segment's runs if they are many, empty
@@ -361,19 +345,20 @@ class Index:
                 self.families.write(batch)
             self.families.flush()
 
-    def retire(self, segment: int, log_start: int) -> int:
+    def retire(self, segment: int, log_start: int, there: Sequence[int]) -> int:
         """Take a segment out of the index, and say that the log begins at `log_start`; returns its
-        queues' number.
+        queues' number. `there` are the segments that the log has.
         """
         with self._write_lock:
             batch = self.families.batch()
             queues = retire(self.families, batch, segment)
+            parts = self.keys.leave(batch, [segment], there)
             batch.put(META, LOG_START, U64.pack(log_start))
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
             self.queues.forget()
-            self.keys.forget(segment + 1)
+            self.keys.written(parts)
             return queues
 
     def hand_over(
@@ -382,17 +367,23 @@ class Index:
         arriving: Sequence[Arriving],
         unkept: Collection[Queue],
         there: Sequence[int],
+        *,
+        erase: bool,
     ) -> int:
         """Have archives take the place of whole segments, in one batch; returns how many queues
-        these had. `there` are the segments that the log has.
+        these had. `there` are the segments that the log has. With `erase` their keys go from among
+        those of others as well, before long.
         """
         with self._write_lock:
             batch = self.families.batch()
             queues = handover.hand_over(self.families, batch, sorted(segments), arriving, unkept)
+            parts = self.keys.leave(batch, segments, there)
+            if erase:
+                self.key_upkeep.mark_left(batch, parts, segments)
             handover.put_gone(batch, self.gone(), segments, there, self.segment_size)
             self._move(batch, arriving)
-            for segment in segments:
-                self.keys.drop(segment)
+            self.keys.written(parts)
+            self.key_upkeep.has_marked()
             return queues
 
     def swap_archives(
@@ -456,30 +447,13 @@ class Index:
             segments: set[int] = set()
             for topic in gone:
                 segments |= retire_topic(self.families, batch, topic)
-            emptied = forget_keys(self.families, batch, sorted(segments), gone)
+            parts = forget_keys(self.families, batch, self.keys, sorted(segments), gone)
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
             self.queues.forget()
-            for segment in emptied:
-                self.keys.written(segment, ())
-            self._dead_keys = None
-
-    def dead_keys_due(self) -> bool:
-        """Whether there are segments with keys of deleted topics."""
-        found = self._dead_keys
-        if found is None:
-            found = self._dead_keys = marked(self.families)
-        return bool(found)
-
-    def drop_dead_keys(self) -> None:
-        """Take the keys of deleted topics out of the oldest such segment."""
-        with self._write_lock:
-            for segment in marked(self.families)[:1]:
-                batch = self.families.batch()
-                drop_dead(self.families, batch, segment)
-                self.families.write(batch)
-            self._dead_keys = None
+            self.keys.written(parts)
+            self.key_upkeep.has_marked()
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""

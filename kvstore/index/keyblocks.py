@@ -1,17 +1,17 @@
-"""Message keys packed: blocks of sorted (key hash, position) pairs of one segment.
+"""Message keys packed: blocks of (key hash, position) pairs, sorted by both.
 
-The idea: a pair is the key's 40-bit hash and the record's position in the segment. Hashes are
-stored as distance from the block's first (which is the row's key), both columns plane by plane like
-a run's: the high planes of a sorted column compress to almost nothing, and a hash is found by
-bisection on the packed bytes, decoding nothing. Layout in docs/keys.md.
+The idea: a pair is the key's 40-bit hash and the record's position behind the part's beginning.
+Hashes are stored as distance from the block's first (which is in the row's key), both columns plane
+by plane like a run's: the high planes of a sorted column compress to almost nothing, and a hash is
+found by bisection on the packed bytes, decoding nothing. Layout in docs/keys.md.
 
-Invariants: inside one part (segment, part number) hashes rise from block to block, and one hash is
-in one block; a block of several pairs has at least one byte for each, so that reading one allocates
-no more than its length allows.
+Invariants: a block has no more than `BLOCK` pairs; one of several pairs has at least one byte for
+each, so that reading one allocates no more than its length allows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
@@ -51,16 +51,22 @@ def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
 
 
 def pack_blocks(hashes: I64, positions: I64) -> list[tuple[int, bytes]]:
-    """Blocks of sorted pairs as (first hash, value); positions are relative to the segment.
-
-    Pairs of one hash stay in one block, so that one seek finds them all; a block with a very common
-    key is as large as it has to be.
-    """
+    """Blocks of sorted pairs as (first hash, value); a hash with many pairs begins several."""
     if not len(hashes):
         return []
-    starts = np.array(_starts(hashes), dtype=np.int64)
-    counts = np.diff(starts, append=len(hashes))
+    starts = np.arange(0, len(hashes), BLOCK, dtype=np.int64)
     firsts = hashes[starts]
+    return list(zip(firsts.tolist(), _packed(hashes, positions, starts, firsts), strict=True))
+
+
+def pack_block(first: int, hashes: I64, positions: I64) -> bytes:
+    """One block of a few sorted pairs, none below `first`."""
+    start = np.zeros(1, dtype=np.int64)
+    return _packed(hashes, positions, start, np.array([first], dtype=np.int64))[0]
+
+
+def _packed(hashes: I64, positions: I64, starts: I64, firsts: I64) -> list[bytes]:
+    counts = np.diff(starts, append=len(hashes))
     wide = _widths(hashes[starts + counts - 1] - firsts)
     far = _widths(np.maximum.reduceat(positions, starts))
     far[(wide + far == 0) & (counts > 1)] = 1
@@ -77,24 +83,7 @@ def pack_blocks(hashes: I64, positions: I64) -> list[tuple[int, bytes]]:
         raw, size = out.tobytes(), out.shape[1]
         for number, block in enumerate(alike.tolist()):
             values[block] = raw[number * size : (number + 1) * size]
-    return list(zip(firsts.tolist(), values, strict=True))
-
-
-def _starts(hashes: I64) -> list[int]:
-    """Where blocks begin."""
-    # A border may not be where a pair has the hash of the one before it.
-    inside = set((np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist())
-    starts = []
-    at, total = 0, len(hashes)
-    while at < total:
-        starts.append(at)
-        end = at + BLOCK
-        if end in inside:
-            common = hashes[end]
-            left = int(np.searchsorted(hashes, common, side="left"))
-            end = left if left > at else int(np.searchsorted(hashes, common, side="right"))
-        at = end
-    return starts
+    return values
 
 
 def _widths(largest: I64) -> I64:
@@ -124,28 +113,35 @@ def _put_planes(out: U8, at: int, columns: I64, width: int) -> None:
         out[:, at + plane * count : at + (plane + 1) * count] = planes[:, :, plane]
 
 
-def find_in_block(first: int, value: bytes, low: int, high: int) -> list[int]:
-    """Positions of the pairs whose hash is `low` to `high`, both included; in no order, maybe
-    repeated.
-    """
+def find_in_block(first: int, value: bytes, low: int, high: int) -> list[tuple[int, int]]:
+    """The pairs whose hash is `low` to `high`, both included: hashes and positions, in order."""
     wide, far, count = _header(value)
-    i = _bisect(value, wide, count, low - first)
-    found = []
+    begin = _before(value, wide, count, low - first)
+    end = _before(value, wide, count, high + 1 - first)
     at = _SIZE + wide * count
-    while i < count and first + _number(value, _SIZE + i, wide, count) <= high:
-        found.append(_number(value, at + i, far, count))
-        i += 1
-    return found
+    return [
+        (first + _number(value, _SIZE + i, wide, count), _number(value, at + i, far, count))
+        for i in range(begin, end)
+    ]
 
 
-def _bisect(value: bytes, width: int, count: int, wanted: int) -> int:
+def count_in(value: bytes) -> int:
+    """How many pairs a block has."""
+    return _header(value)[2]
+
+
+def _before(value: bytes, width: int, count: int, wanted: int) -> int:
+    """How many distances of a block are below `wanted`."""
+    if wanted <= 0 or wanted >> 8 * width:
+        return 0 if wanted <= 0 else count
     low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if _number(value, _SIZE + middle, width, count) < wanted:
-            low = middle + 1
-        else:
-            high = middle
+    # Where the higher bytes are the same, the next byte rises: each plane is bisected in turn.
+    for plane in range(width - 1, -1, -1):
+        at, byte = _SIZE + plane * count, wanted >> 8 * plane & 0xFF
+        low = bisect_left(value, byte, at + low, at + high) - at
+        high = bisect_right(value, byte, at + low, at + high) - at
+        if low == high:
+            break
     return low
 
 

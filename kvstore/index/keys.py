@@ -1,8 +1,8 @@
 """Every key and small value layout of the RocksDB families; nobody else packs a key.
 
-The idea: keys are big-endian, so that byte order is the order wanted. `runs` and `message_keys`
-begin with the segment: new keys sort behind old ones, and a segment's whole index is one key range.
-See docs/keys.md.
+The idea: keys are big-endian, so that byte order is the order wanted. `runs` and each level of
+`message_keys` begin with the segment: new keys sort behind old ones, and what is known of a segment
+goes as a key range. See docs/keys.md.
 
 Invariant: these layouts are on disk; a change is a new `FORMAT_VERSION` and a change of
 docs/keys.md."""
@@ -12,7 +12,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, NamedTuple
 
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 
 META: Final = "meta"
 TOPICS: Final = "topics"
@@ -67,7 +67,7 @@ U64: Final = Struct(">Q")
 _RUN_KEY: Final = Struct(">IIIQ")  # segment, topic, queue, first offset
 _PLACE_KEY: Final = Struct(">IIQ")  # topic, queue, first offset
 _PLACE_VALUE: Final = Struct(">IQ")  # segment (or NOWHERE), first store time in ms
-_KEY_BLOCK_KEY: Final = Struct(">IHQ")  # segment, part, first hash
+_PART: Final = Struct(">BIH")  # level, first segment, part; then a u64 that says what the row is
 _ARCHIVE_KEY: Final = Struct(">QI")  # first position, archive number
 _OFFSET_KEY: Final = Struct(">III")  # group, topic, queue
 _HISTORY_KEY: Final = Struct(">IIIQ")  # group, topic, queue, ms at which a stretch of time begins
@@ -93,20 +93,28 @@ NO_ARCHIVE: Final = NOWHERE - 1 - ARCHIVE_FIRST
 OFFSET_MAX: Final = (1 << 63) - 1
 QUEUE_MASK: Final = 0xFFFFFFFF
 
-PART_LEVEL_SHIFT: Final = 12
-"""Message-key parts are numbered level << 12 | sequence; merging parts of one level makes one of
-the next.
+PART_RANK_SHIFT: Final = 12
+"""Parts of a segment that is not sealed are numbered rank << 12 | sequence; merging parts of one
+rank makes one of the next.
 """
 PART_SEALED: Final = 0xFFFF
-"""The one part of a sealed segment."""
+"""The one part of a sealed segment, and of a generation of several segments."""
+HASH_END: Final = 1 << 40
+"""Hashes of keys are below this."""
+BLOCK_SEQUENCES: Final = 1 << 23
+"""Blocks of one part that begin with one hash."""
+_FILTERS: Final = HASH_END * BLOCK_SEQUENCES
+"""Rows of a part from here on are pieces of its filter."""
+_HEAD: Final = (1 << 64) - 1
 
 run_key = _RUN_KEY.pack
 place_key = _PLACE_KEY.pack
 place_value = _PLACE_VALUE.pack
-key_block_key = _KEY_BLOCK_KEY.pack
+part_prefix = _PART.pack
 offset_key = _OFFSET_KEY.pack
 lock_key = _LOCK_KEY.pack
 archive_key = _ARCHIVE_KEY.pack
+PART_PREFIX_SIZE: Final = _PART.size
 LOCK_KEY_SIZE: Final = _LOCK_KEY.size
 
 
@@ -216,10 +224,37 @@ def behind(prefix: bytes) -> bytes:
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 
-def read_key_block_key(key: bytes) -> tuple[int, int, int]:
-    """Segment, part and first hash of a key of `message_keys`."""
-    segment, part, first = _KEY_BLOCK_KEY.unpack(key)
-    return segment, part, first
+def read_part_prefix(key: bytes) -> tuple[int, int, int]:
+    """Level, first segment and number of the part that a row of `message_keys` is of."""
+    level, segment, part = _PART.unpack_from(key)
+    return level, segment, part
+
+
+def block_key(prefix: bytes, first: int, sequence: int) -> bytes:
+    """The key of a block of a part: its first hash, and how many before it begin with the same."""
+    return prefix + U64.pack(first * BLOCK_SEQUENCES + sequence)
+
+
+def read_block_key(key: bytes) -> tuple[int, int]:
+    """First hash and sequence of a block's key."""
+    (number,) = U64.unpack_from(key, _PART.size)
+    return number // BLOCK_SEQUENCES, number % BLOCK_SEQUENCES
+
+
+def before_block(key: bytes) -> bytes:
+    """A key behind all that a block before this one may have, and before this one."""
+    (number,) = U64.unpack_from(key, _PART.size)
+    return key[: _PART.size] + U64.pack(number - 1) if number else key[: _PART.size]
+
+
+def filter_key(prefix: bytes, piece: int) -> bytes:
+    """The key of a piece of a part's filter; the first is behind the last block."""
+    return prefix + U64.pack(_FILTERS + piece)
+
+
+def head_key(prefix: bytes) -> bytes:
+    """The key of a part's last row, which says that there is the part."""
+    return prefix + U64.pack(_HEAD)
 
 
 def queue_prefix(topic: int, queue: int) -> bytes:
@@ -233,7 +268,7 @@ def topic_prefix(topic: int) -> bytes:
 
 
 def segment_range(first: int, end: int) -> tuple[bytes, bytes]:
-    """The key range of segments `first` to `end` - 1 in `runs` and `message_keys`."""
+    """The key range of segments `first` to `end` - 1 in `runs`."""
     return first.to_bytes(4, "big"), min(end, NOWHERE).to_bytes(4, "big")
 
 

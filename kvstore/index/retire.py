@@ -1,8 +1,8 @@
-"""Retiring: taking everything the index knows of a segment out of it, as key ranges.
+"""Retiring: taking what the index knows of a segment's queues out of it.
 
-The idea: `runs` and `message_keys` begin with the segment, so they go as one range each. Of
-`places`, each queue of the segment loses its row; the last one a queue has becomes one that holds
-nothing and keeps the next offset, so that offsets are never given twice.
+The idea: `runs` begin with the segment, so they go as one range. Of `places`, each queue of the
+segment loses its row; the last one a queue has becomes one that holds nothing and keeps the next
+offset, so that offsets are never given twice.
 
 Invariant: whoever calls writes the batch before the segment's file goes; a crash between the two
 leaves an orphan file."""
@@ -12,7 +12,6 @@ from __future__ import annotations
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
-    MESSAGE_KEYS,
     NOWHERE,
     PLACES,
     RUNS,
@@ -42,7 +41,6 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
         if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
             batch.put(PLACES, place_key(topic, queue, end), place_value(NOWHERE, 0))
     batch.delete_range(RUNS, low, high)
-    batch.delete_range(MESSAGE_KEYS, low, high)
     return len(ends)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import FormatTooNew, IndexDamaged, Store, StoreConfig, StoreError
+from kvstore import FormatTooNew, FormatTooOld, IndexDamaged, Store, StoreConfig, StoreError
 from kvstore.index.families import Families
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
@@ -163,17 +163,24 @@ def get_format(path: Path) -> int:
     return int(U32.unpack(found)[0])
 
 
-def test_a_store_of_an_older_format_is_of_this_one_once_it_was_opened_for_writing(
-    path: Path,
-) -> None:
-    """A reader changes nothing; an older kvmq must not take what this one wrote for its own."""
-    set_format(path, 1)
-    with kvstore.open(path, read_only=True) as store:
-        assert bodies(store)[("t", 0)][:COUNT] == [body(n) for n in range(COUNT)]
-    assert get_format(path) == 1
+def test_a_store_of_an_older_format_is_refused_until_it_was_rebuilt(path: Path) -> None:
+    """Refusing changes nothing, and the rebuild keeps what only the index has."""
     with opened(path) as store:
-        assert bodies(store)[("t", 0)][:COUNT] == [body(n) for n in range(COUNT)]
-    assert get_format(path) == FORMAT_VERSION
+        store_id = store.catalog().store_id
+    for version in (1, FORMAT_VERSION - 1):
+        set_format(path, version)
+        for read_only in (False, True):
+            with pytest.raises(FormatTooOld, match="kvmq rebuild") as raised:
+                kvstore.open(path, read_only=read_only)
+            assert (raised.value.found, raised.value.supported) == (version, FORMAT_VERSION)
+            assert get_format(path) == version
+        assert kvstore.rebuild(path).set_aside is None
+        assert get_format(path) == FORMAT_VERSION
+        with opened(path) as store:
+            assert bodies(store)[("t", 0)][:COUNT] == [body(n) for n in range(COUNT)]
+            assert store.committed_offset("g", "t", 0) == 77
+            assert store.catalog().store_id == store_id
+            assert store.verify().problems == []
 
 
 def test_a_store_of_a_newer_format_is_refused_and_not_touched(path: Path) -> None:
@@ -188,7 +195,7 @@ def test_a_store_of_a_newer_format_is_refused_and_not_touched(path: Path) -> Non
             work()
         assert (raised.value.found, raised.value.supported) == (99, FORMAT_VERSION)
     assert sorted(p.name for p in path.iterdir()) == names
-    set_format(path, 1)
+    set_format(path, FORMAT_VERSION)
     assert_mended(path)
 
 

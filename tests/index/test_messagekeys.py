@@ -1,24 +1,30 @@
-"""The parts of a segment's keys, and what repacking and retiring leave of an index."""
+"""Message keys: parts, generations and merging, against a model; repacking and retiring runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvstore.index.families import Families
+from kvstore.index import keymerge, messagekeys
+from kvstore.index.families import Batch, Families
 from kvstore.index.keyblocks import sort_pairs
+from kvstore.index.keyparts import GENERATION
 from kvstore.index.keys import (
+    LOG_START,
     MESSAGE_KEYS,
+    META,
     NOWHERE,
     PART_SEALED,
     PLACES,
     RUNS,
+    U64,
     place_key,
     place_value,
-    read_key_block_key,
+    read_part_prefix,
     read_place,
     run_key,
 )
@@ -28,6 +34,12 @@ from kvstore.index.retire import retire
 from kvstore.index.runs import Columns, pack_many, unpack
 
 SEGMENT = 1 << 20
+EVERY = (0, 1 << 31)
+"""All segments."""
+HASH_END = 1 << 40
+Pair = tuple[int, int]
+Model = dict[int, list[int]]
+"""Hash -> log positions."""
 
 
 @pytest.fixture
@@ -37,66 +49,310 @@ def families(tmp_path: Path) -> Iterator[Families]:
     opened.close()
 
 
-def add(families: Families, keys: MessageKeys, segment: int, pairs: list[tuple[int, int]]) -> None:
+def add(families: Families, keys: MessageKeys, segment: int, pairs: Sequence[Pair]) -> None:
+    """A checkpoint's keys of one segment."""
     hashes, positions = (np.array(c, dtype=np.int64) for c in zip(*pairs, strict=True))
     batch = families.batch()
-    parts = keys.add(batch, segment, *sort_pairs(hashes, positions))
+    parts = keys.add(batch, keys.parts(), segment, *sort_pairs(hashes, positions))
+    keys.coming(parts)
     families.write(batch)
-    keys.written(segment, parts)
+    keys.written(parts)
 
 
-def parts_in(families: Families, segment: int) -> set[int]:
-    found = [read_key_block_key(key) for key, _ in families.rows(MESSAGE_KEYS, b"")]
-    return {part for s, part, _ in found if s == segment}
+def merge_all(keys: MessageKeys, sealed: int) -> int:
+    """Merge until nothing is due; returns how many steps that took."""
+    steps = 0
+    while keys.merge_due(sealed):
+        keys.merge_next(sealed)
+        steps += 1
+    return steps
+
+
+def let_go(families: Families, keys: MessageKeys, segment: int, there: Sequence[int]) -> None:
+    """Retention takes a segment, the oldest."""
+    batch = families.batch()
+    parts = keys.leave(batch, [segment], there)
+    batch.put(META, LOG_START, U64.pack((segment + 1) * SEGMENT))
+    families.write(batch)
+    keys.written(parts)
+
+
+def parts_in(families: Families) -> set[tuple[int, int, int]]:
+    """Level, segment and number of every part that has a row."""
+    return {read_part_prefix(key) for key, _ in families.rows(MESSAGE_KEYS, b"")}
+
+
+def named(keys: MessageKeys) -> set[tuple[int, int, int]]:
+    return {part[:3] for part in keys.parts()}
+
+
+def fill(
+    families: Families, keys: MessageKeys, segments: range, *, checkpoints: int = 1, count: int = 60
+) -> Model:
+    """Keys for some segments: hashes of their own, some that few share, and one that all have."""
+    draw = random.Random(segments.start)
+    model: Model = {}
+    for segment in segments:
+        for checkpoint in range(checkpoints):
+            pairs = []
+            for i in range(count):
+                position = (checkpoint * count + i) * 50
+                for hash_ in (draw.randrange(HASH_END), draw.randrange(20) << 30, 77 << 8 | 5):
+                    pairs.append((hash_, position))
+                    model.setdefault(hash_, []).append(segment * SEGMENT + position)
+            add(families, keys, segment, pairs)
+    return model
+
+
+def assert_finds(keys: MessageKeys, model: Model) -> None:
+    """Every hash gives its positions, newest first, alone and in a range."""
+    for hash_, positions in model.items():
+        assert list(keys.find(hash_, hash_, *EVERY)) == sorted(positions, reverse=True)
+    every = sorted({p for positions in model.values() for p in positions}, reverse=True)
+    assert list(keys.find(0, HASH_END - 1, *EVERY)) == every
+    assert list(keys.find(77 << 8, 77 << 8 | 255, *EVERY)) == sorted(
+        model.get(77 << 8 | 5, []), reverse=True
+    )
+    assert list(keys.find(3, 3, *EVERY)) == []
+
+
+# --- parts of a segment ---
 
 
 def test_twenty_checkpoints_leave_a_handful_of_parts_and_every_key(families: Families) -> None:
     keys = MessageKeys(families, SEGMENT)
-    model: dict[int, list[int]] = {}
+    model: Model = {}
     for i in range(20):
         pairs = [((i * j * 7919) % 1000 << 20, 1000 * i + j) for j in range(100)]
         for h, p in pairs:
             model.setdefault(h, []).append(3 * SEGMENT + p)
         add(families, keys, 3, pairs)
-        assert set(keys.parts(3)) == parts_in(families, 3)
-        assert len(parts_in(families, 3)) <= 3 * (1 + i.bit_length() // 2)
+        assert named(keys) == parts_in(families)
+        assert len(named(keys)) <= 3 * (1 + i.bit_length() // 2)
     for looked in (keys, MessageKeys(families, SEGMENT)):
-        for h, positions in model.items():
-            assert looked.find(3, h, h) == sorted(positions)
-        assert looked.find(3, 0, 1 << 40) == sorted(p for found in model.values() for p in found)
-        assert (
-            looked.find(3, 1, 2) == looked.find(2, 0, 1 << 40) == looked.find(4, 0, 1 << 40) == []
-        )
+        assert_finds(looked, model)
+        assert list(looked.find(1 << 20, 1 << 20, 0, 2)) == []
+        assert list(looked.find(1 << 20, 1 << 20, 4, 9)) == []
 
 
-def test_sealing_makes_one_part_of_all(families: Families) -> None:
+def test_parts_that_are_too_large_for_a_checkpoint_are_merged_in_the_background(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messagekeys, "_AT_ONCE_MAX", 10)
     keys = MessageKeys(families, SEGMENT)
-    for segment in (0, 1, 2):
-        for i in range(7):
-            add(families, keys, segment, [(5 << 30, i), (i << 20, 100 + i)])
-    before = keys.pairs(1)
+    model = fill(families, keys, range(1), checkpoints=9)
+    assert len(keys.parts()) == 9
+    merge_all(keys, sealed=0)
+    assert {number >> 12 for _, _, number in named(keys)} == {0, 1} or len(keys.parts()) <= 3
+    assert_finds(keys, model)
+    assert_finds(MessageKeys(families, SEGMENT), model)
+
+
+def test_a_sealed_segment_has_one_part(families: Families) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(3), checkpoints=3)
+    before = [keys.pairs(1), keys.pairs(2)]
+    merge_all(keys, sealed=2)
+    assert {(0, 0, PART_SEALED), (0, 1, PART_SEALED)} < named(keys) == parts_in(families)
+    assert len(keys.of(2)) == 3
+    assert_finds(keys, model)
+    for number, (hashes, positions) in enumerate(before, 1):
+        assert [c.tolist() for c in keys.pairs(number)] == [hashes.tolist(), positions.tolist()]
+    assert not keys.merge_due(2)
+
+
+# --- generations ---
+
+
+def test_generations_merge_and_a_lookup_asks_a_logarithm_of_parts(families: Families) -> None:
+    """Newest first across levels, and after a restart the same."""
+    keys = MessageKeys(families, SEGMENT)
+    model: Model = {}
+    last = 2 * GENERATION**2 + 2 * GENERATION + 3
+    for segment in range(last):
+        for hash_, positions in fill(families, keys, range(segment, segment + 1), count=5).items():
+            model.setdefault(hash_, []).extend(positions)
+        merge_all(keys, sealed=segment)
+        assert len(keys.parts()) <= 1 + GENERATION * 3
+    levels = [part.level for part in keys.parts()]
+    assert levels == [2, 2, 1, 1, 0, 0, 0]
+    assert named(keys) == parts_in(families)
+    for looked in (keys, MessageKeys(families, SEGMENT)):
+        assert_finds(looked, model)
+
+
+def test_a_look_into_some_segments_leaves_the_generations_of_others_alone(
+    families: Families,
+) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    fill(families, keys, range(2 * GENERATION))
+    merge_all(keys, sealed=2 * GENERATION)
+    hash_ = 77 << 8 | 5
+    newer = {p // SEGMENT for p in keys.find(hash_, hash_, GENERATION, 99)}
+    older = {p // SEGMENT for p in keys.find(hash_, hash_, 0, GENERATION - 1)}
+    assert newer == set(range(GENERATION, 2 * GENERATION))
+    assert older == set(range(GENERATION))
+
+
+def test_a_generation_goes_with_the_last_of_its_segments(families: Families) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    fill(families, keys, range(GENERATION + 1))
+    merge_all(keys, sealed=GENERATION)
+    for segment in range(GENERATION - 1):
+        let_go(families, keys, segment, range(segment, GENERATION + 1))
+        assert (1, 0, PART_SEALED) in named(keys)
+    let_go(families, keys, GENERATION - 1, range(GENERATION - 1, GENERATION + 1))
+    assert {level for level, _, _ in parts_in(families)} == {0}
+    assert named(keys) == parts_in(families)
+
+
+def test_a_merge_leaves_what_is_gone_behind(families: Families) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    fill(families, keys, range(GENERATION))
     batch = families.batch()
-    parts = keys.seal(batch, 1)
+    parts = keys.leave(batch, [], range(GENERATION))
+    batch.put(META, LOG_START, U64.pack(3 * SEGMENT))
     families.write(batch)
-    keys.written(1, parts)
-    assert parts_in(families, 1) == {PART_SEALED} == set(keys.parts(1))
-    assert keys.find(1, 5 << 30, 5 << 30) == [SEGMENT + i for i in range(7)]
-    assert [c.tolist() for c in keys.pairs(1)] == [c.tolist() for c in before]
-    for segment in (0, 2):
-        assert len(keys.find(segment, 0, 1 << 40)) == 14
-    again = families.batch()
-    assert keys.seal(again, 1) == (PART_SEALED,)
-    assert len(again) == 0
+    keys.written(parts)
+    merge_all(keys, sealed=GENERATION)
+    found = {p // SEGMENT for p in keys.find(0, HASH_END - 1, *EVERY)}
+    assert found == set(range(3, GENERATION))
+
+
+def test_a_merge_of_segments_that_are_all_gone_leaves_nothing(families: Families) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    fill(families, keys, range(2))
+    batch = families.batch()
+    batch.put(META, LOG_START, U64.pack(GENERATION * SEGMENT))
+    families.write(batch)
+    merge_all(keys, sealed=GENERATION)
+    assert parts_in(families) == named(keys) == set()
+
+
+# --- merging, step by step ---
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that bounds a step at its smallest: pieces of one block, single hashes."""
+    monkeypatch.setattr("kvstore.index.keyparts.PIECE_BLOCKS", 1)
+    monkeypatch.setattr(messagekeys, "PIECE_BLOCKS", 1)
+    monkeypatch.setattr(keymerge, "STEP", 1)
+    monkeypatch.setattr(keymerge, "_AT_ONCE_MAX", 300)
+    monkeypatch.setattr("kvstore.index.keyparts._READ_AT_ONCE", 1)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_every_key_is_found_between_any_two_steps(families: Families) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(GENERATION), checkpoints=2, count=40)
+    steps = 0
+    while keys.merge_due(GENERATION):
+        keys.merge_next(GENERATION)
+        steps += 1
+        if steps % 7 == 0:
+            assert_finds(keys, model)
+    assert steps > 20
+    assert named(keys) == parts_in(families) == {(1, 0, PART_SEALED)}
+    assert_finds(keys, model)
+    assert keys.pairs(3)[0].size == 3 * 2 * 40
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_merge_that_is_cut_short_at_any_write_goes_on(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write fails once, by turns before and behind the disk, and the process begins anew."""
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(GENERATION), count=40)
+    write, fails = families.write, random.Random(3)
+
+    def failing(batch: Batch, *, sync: bool = False) -> None:
+        if fails.random() < 0.6:
+            if fails.random() < 0.5:
+                write(batch, sync=sync)
+            raise OSError("cut short")
+        write(batch, sync=sync)
+
+    monkeypatch.setattr(families, "write", failing)
+    cuts = 0
+    while keys.merge_due(GENERATION):
+        try:
+            keys.merge_next(GENERATION)
+        except OSError:
+            cuts += 1
+            if cuts % 2:
+                keys = MessageKeys(families, SEGMENT)
+            if cuts % 5 == 0:
+                assert_finds(keys, model)
+    assert cuts > 10
+    assert named(keys) == parts_in(families) == {(1, 0, PART_SEALED)}
+    assert_finds(keys, model)
+    assert len(keys.pairs(0)[0]) == 3 * 40  # and its filter is that of its keys
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_retention_beside_a_merge_leaves_every_other_key(families: Families) -> None:
+    """Also when all that is being merged goes."""
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(GENERATION + 1), count=20)
+    for segment in range(GENERATION):
+        for _ in range(3):
+            keys.merge_next(GENERATION)
+        let_go(families, keys, segment, range(segment, GENERATION + 1))
+        left = {
+            h: there
+            for h, positions in model.items()
+            if (there := [p for p in positions if p >= (segment + 1) * SEGMENT])
+        }
+        for hash_, positions in left.items():
+            found = keys.find(hash_, hash_, *EVERY)
+            assert [p for p in found if p >= (segment + 1) * SEGMENT] == sorted(
+                positions, reverse=True
+            )
+    merge_all(keys, GENERATION)
+    assert named(keys) == parts_in(families)
+    assert {level for level, _, _ in named(keys)} == {0}
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_hash_of_very_many_messages_is_read_from_its_newest_on(families: Families) -> None:
+    """The first of thousands costs a few seeks, not a look at all of them."""
+    keys = MessageKeys(families, SEGMENT)
+    common = 9 << 8 | 1
+    for segment in range(GENERATION):
+        add(families, keys, segment, [(common, i) for i in range(3000)] + [(common + 1, 7)])
+    merge_all(keys, GENERATION)
+    assert len(keys.parts()) == 1
+    found = keys.find(common, common, *EVERY)
+    newest = (GENERATION - 1) * SEGMENT + 2999
+    assert [next(found) for _ in range(600)] == list(range(newest, newest - 600, -1))
+    in_all_topics = list(keys.find(9 << 8, 9 << 8 | 255, *EVERY))
+    assert len(in_all_topics) == len(set(in_all_topics)) == 3000 * GENERATION
+    assert len(list(keys.find(common + 1, common + 1, *EVERY))) == GENERATION
 
 
 def test_a_range_that_begins_below_a_parts_first_block_reaches_into_it(families: Families) -> None:
     keys = MessageKeys(families, SEGMENT)
     add(families, keys, 0, [(1000 + i, i) for i in range(2000)])
-    assert keys.find(0, 0, 999) == []
-    assert keys.find(0, 0, 1000) == [0]
-    assert keys.find(0, 1255, 1257) == [255, 256, 257]
-    assert keys.find(0, 2999, 1 << 40) == [1999]
-    assert keys.find(0, 3000, 1 << 40) == []
+    assert list(keys.find(0, 999, *EVERY)) == []
+    assert list(keys.find(0, 1000, *EVERY)) == [0]
+    assert list(keys.find(1255, 1257, *EVERY)) == [257, 256, 255]
+    assert list(keys.find(2999, HASH_END - 1, *EVERY)) == [1999]
+    assert list(keys.find(3000, HASH_END - 1, *EVERY)) == []
+
+
+def test_pieces_of_filters_are_kept_in_bounded_memory(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messagekeys, "FILTERS_KEPT_BYTES", 1)
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(5))
+    assert_finds(keys, model)
+    assert len(keys._filters) == keys._filter_bytes == 0
+    monkeypatch.setattr(messagekeys, "FILTERS_KEPT_BYTES", 2000)
+    assert_finds(keys, model)
+    assert 0 < keys._filter_bytes <= 2000
 
 
 # --- repack and retire ---
@@ -168,9 +424,6 @@ def test_retiring_takes_a_segment_and_leaves_the_next_offset_of_an_emptied_queue
     put_runs(families, 0, 1, 1, [5])
     put_runs(families, 0, 2, 0, [2])
     put_runs(families, 1, 1, 0, [6], first=7)
-    keys = MessageKeys(families, SEGMENT)
-    add(families, keys, 0, [(5, 5)])
-    add(families, keys, 1, [(5, 6)])
     batch = families.batch()
     assert retire(families, batch, 0) == 3
     families.write(batch)
@@ -181,5 +434,3 @@ def test_retiring_takes_a_segment_and_leaves_the_next_offset_of_an_emptied_queue
         (2, 0, 2, NOWHERE),
     ]
     assert {key[:4] for key, _ in families.rows(RUNS, b"")} == {b"\0\0\0\1"}
-    assert MessageKeys(families, SEGMENT).find(1, 5, 5) == [SEGMENT + 6]
-    assert MessageKeys(families, SEGMENT).find(0, 5, 5) == []

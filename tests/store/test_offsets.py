@@ -593,7 +593,7 @@ def test_what_retention_let_go_is_no_lag(opens: Opens) -> None:
     store.seal()
     store.put_batch(batch("t", 2))
     store.checkpoint()
-    store._index.retire(0, SEGMENT)
+    store._index.retire(0, SEGMENT, store._log.segments.numbers)
     store._log.segments.remove(0, erase=False)
     assert store.bounds("t", 0) == (5, 7)
     (lag,) = store.lag("g", "t")

@@ -29,8 +29,7 @@ from kvstore import (
     TopicNotFound,
     rebuild,
 )
-from kvstore.index.keyblocks import unpack_block
-from kvstore.index.keys import GROUPS, MESSAGE_KEYS, PLACES, RUNS, TOPICS, read_key_block_key
+from kvstore.index.keys import GROUPS, PLACES, RUNS, TOPICS
 from kvstore.meta.groups import DEFAULT_BACKOFF
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, SMALL, batch, bodies
@@ -355,7 +354,7 @@ def test_a_queue_taken_from_readers_comes_back_where_it_was(store: Store, opens:
     store.seal()
     store.put("t", b"later", queue=0)
     store.checkpoint()
-    store._index.retire(0, SEGMENT)
+    store._index.retire(0, SEGMENT, store._log.segments.numbers)
     store._log.segments.remove(0, erase=False)
     store.alter_topic("t", queues=2, read_queues=2)
     store.close()
@@ -838,8 +837,9 @@ def keyed(topic: str, count: int) -> list[Message]:
 
 
 def key_pairs(store: Store) -> int:
-    rows = store._index.families.rows(MESSAGE_KEYS, b"")
-    return sum(len(unpack_block(read_key_block_key(k)[2], v)[0]) for k, v in rows)
+    keys = store._index.keys
+    segments = range(store.stats().end_position // store.config.segment_size + 1)
+    return sum(len(keys.pairs(number)[0]) for number in segments)
 
 
 def test_the_keys_of_a_topic_that_has_its_segments_alone_go_with_it(opens: Opens) -> None:
@@ -852,7 +852,7 @@ def test_the_keys_of_a_topic_that_has_its_segments_alone_go_with_it(opens: Opens
     assert key_pairs(store) == 9000
     store.delete_topic("t")
     assert key_pairs(store) == 0
-    assert not store._index.dead_keys_due()
+    assert not store._index.key_upkeep.dead_keys_due()
 
 
 def test_the_keys_of_a_deleted_topic_go_from_among_those_of_others(opens: Opens) -> None:
@@ -870,8 +870,8 @@ def test_the_keys_of_a_deleted_topic_go_from_among_those_of_others(opens: Opens)
     store.close()
     store = opens()
     store._housekeeper.stop()
-    while store._index.dead_keys_due():
-        store._index.drop_dead_keys()
+    while store._index.key_upkeep.dead_keys_due():
+        store._index.key_upkeep.drop_dead_keys()
     assert key_pairs(store) == 3 * (8 * 200 + 50)
     for _ in range(2):
         assert [m.position for m in store.query("kept", "k-7", limit=100)] == before
@@ -889,7 +889,7 @@ def test_the_housekeeper_takes_dead_keys_out(opens: Opens) -> None:
     store.put_batch(keyed("kept", 20) + keyed("gone", 30))
     store.delete_topic("gone")
     until = time.monotonic() + 30
-    while store._index.dead_keys_due():
+    while store._index.key_upkeep.dead_keys_due():
         assert time.monotonic() < until
         time.sleep(0.02)
     assert key_pairs(store) == 3 * 20

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import google_crc32c
 import msgspec
 import numpy as np
 
 from kvstore.errors import CallerError
-from tiering.archive import filter as key_filter
+from kvstore.record import keyfilter
 from tiering.archive import keyindex, positions
 from tiering.archive.blocks import Columns
 from tiering.archive.coder import CodecName, Coder
@@ -45,6 +45,12 @@ from tiering.archive.manifest import (
     figured,
 )
 from tiering.archive.packed import I64
+
+BITS_A_KEY: Final = 10
+BITS_A_MESSAGE: Final = 20
+"""Of the filter: two keys a message (an id, and a key) get ten bits each, and of the keys that are
+nowhere one in a hundred costs a read.
+"""
 
 
 class Sink(Protocol):
@@ -138,7 +144,7 @@ class _Ending:
                 fences.append((Section.KEY_FENCES, keyindex.encode_fences(len(pairs), *section)))
                 distinct = (pairs >> 32).astype(np.uint32)
                 distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
-                filtered = key_filter.build(distinct, messages)
+                filtered = keyfilter.build(distinct, filter_bits(len(distinct), messages))
                 del pairs, distinct
             starts = np.cumsum(self._rows[4]) - self._rows[4]
             chunks = positions.encode_chunks(rising, order, starts)
@@ -202,3 +208,8 @@ class _Ending:
             last_stored_at=int(rows[8].max()) if some else 0,
             topics=figured(self._topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
         )
+
+
+def filter_bits(keys: int, messages: int) -> int:
+    """How many bits the filter of so many keys has, however many keys a message has."""
+    return min(BITS_A_KEY * keys, BITS_A_MESSAGE * messages)

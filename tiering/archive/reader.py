@@ -21,13 +21,13 @@ import numpy as np
 
 from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashes import topic_byte
+from kvstore.record.keyfilter import Filter
 from tiering.archive import positions
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.check import Problem, problems
 from tiering.archive.columns import Stretches
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.directory import Directory, GroupPlace, Rows, decode_rows
-from tiering.archive.filter import Filter
 from tiering.archive.groups import Groups
 from tiering.archive.keyindex import KeyFences
 from tiering.archive.layout import CHUNKED, HEADER_SIZE, PART_HEAD, Section, Sizes

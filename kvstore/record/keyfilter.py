@@ -1,0 +1,146 @@
+"""Key filter: whether a key may be somewhere, from a few bits a key.
+
+The idea: a Bloom filter in blocks of 512 bits, so that one look touches one cache line. What it
+holds is the 32 bits of a key's hash, not the topic's 8: one filter then answers for a key in one
+topic and for a key in any. The block is the upper end of digest times number of blocks, so that
+sorted digests fill it from front to back: building takes no more memory than the filter, and a
+stretch of blocks is the filter of a range of digests. An archive has a whole filter as a section,
+with a head; the key index keeps a large filter as pieces, each some blocks of it.
+
+Invariant: what was added is never denied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import FormatError
+
+BLOCK_BITS: Final = 512
+BLOCK_BYTES: Final = BLOCK_BITS // 8
+_HEAD: Final = Struct(">BI")
+"""Hash functions, blocks; then the blocks."""
+HASHES_MAX: Final = 7
+_BITS_OF_PLACE: Final = 9
+"""Bits that say which of a block's bits; `HASHES_MAX` of them are what one mixed number has."""
+_PIECE: Final = 1 << 16
+"""Digests added at a time."""
+_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+_ADD, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def hashes_for(bits_a_key: float) -> int:
+    """How many bits of its block a key sets, where it has so many bits."""
+    return min(max(round(bits_a_key * 0.69), 1), HASHES_MAX)
+
+
+def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashes: int) -> bytes:
+    """The blocks from `first` on, `count` of them, of a filter of `blocks`: sorted digests, all of
+    which belong there.
+    """
+    filled = np.zeros((count, BLOCK_BYTES), np.uint8)
+    for at in range(0, len(digests), _PIECE):
+        some = digests[at : at + _PIECE].astype(np.uint64)
+        block = ((some * np.uint64(blocks)) >> np.uint64(32)).astype(np.int64) - first
+        low, high = int(block[0]), int(block[-1])
+        marked = np.zeros((high - low + 1, BLOCK_BITS), np.uint8)
+        mixed = _mix_many(some)
+        for turn in range(hashes):
+            place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(BLOCK_BITS - 1)
+            marked[block - low, place.astype(np.int64)] = 1
+        filled[low : high + 1] |= np.packbits(marked, axis=1, bitorder="little")
+    return filled.tobytes()
+
+
+def grants(data: bytes, at: int, digest: int, hashes: int) -> bool:
+    """Whether the block that begins at a byte of `data` has all bits of a digest."""
+    block = int.from_bytes(data[at : at + BLOCK_BYTES], "little")
+    mixed = _mix(digest)
+    for _ in range(hashes):
+        if not block >> (mixed & BLOCK_BITS - 1) & 1:
+            return False
+        mixed >>= _BITS_OF_PLACE
+    return True
+
+
+def masks_of(digest: int) -> tuple[int, ...]:
+    """The bits of a digest in its block, as a number, by how many hashes a filter has."""
+    masks, mixed = [0], _mix(digest)
+    for _ in range(HASHES_MAX):
+        masks.append(masks[-1] | 1 << (mixed & BLOCK_BITS - 1))
+        mixed >>= _BITS_OF_PLACE
+    return tuple(masks)
+
+
+def build(digests: NDArray[np.uint32], bits: int) -> bytes:
+    """The payload of the filter of sorted, distinct digests, of about so many bits."""
+    blocks = max(bits // BLOCK_BITS, 1)
+    hashes = hashes_for(bits / max(len(digests), 1))
+    return _HEAD.pack(hashes, blocks) + fill(digests, blocks, 0, blocks, hashes)
+
+
+class Filter:
+    """A whole filter. Raises FormatError for a payload that is none."""
+
+    __slots__ = ("_blocks", "_data", "_hashes")
+
+    def __init__(self, payload: bytes) -> None:
+        if len(payload) < _HEAD.size:
+            raise FormatError("a filter has no head")
+        self._hashes, self._blocks = _HEAD.unpack_from(payload)
+        self._data = payload
+        if not 1 <= self._hashes <= HASHES_MAX or not self._blocks:
+            raise FormatError(f"a filter of {self._hashes} hashes and {self._blocks} blocks")
+        if len(payload) != _HEAD.size + self._blocks * BLOCK_BYTES:
+            raise FormatError("a filter's size does not follow from its head")
+
+    def may_hold(self, digest: int) -> bool:
+        """Whether a key of that digest (the upper 32 bits of its hash) may be there."""
+        at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
+        return grants(self._data, at, digest, self._hashes)
+
+    def has_all(self, digest: int, masks: Sequence[int]) -> bool:
+        """The same for a digest whose `masks_of` is known: for whoever asks many filters."""
+        at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
+        mask = masks[self._hashes]
+        block = int.from_bytes(self._data[at : at + BLOCK_BYTES], "little")
+        has_all: bool = block & mask == mask
+        return has_all
+
+    def denied(self, digests: NDArray[np.int64]) -> int:
+        """How many of those digests are said not to be there."""
+        some = digests.astype(np.uint64)
+        block = ((some * np.uint64(self._blocks)) >> np.uint64(32)).astype(np.int64)
+        filled = np.frombuffer(self._data, np.uint8, offset=_HEAD.size)
+        mixed = _mix_many(some)
+        held = np.ones(len(some), np.bool_)
+        for turn in range(self._hashes):
+            place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(BLOCK_BITS - 1)
+            byte = filled[block * BLOCK_BYTES + (place >> np.uint64(3)).astype(np.int64)]
+            held &= (byte >> (place & np.uint64(7)).astype(np.uint8)) & 1 == 1
+        return len(held) - int(held.sum())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        return len(self._data)
+
+
+def _mix(digest: int) -> int:
+    """The finisher of splitmix64: every bit of it depends on every bit of the digest."""
+    mixed = digest + _ADD & _MASK
+    mixed = (mixed ^ mixed >> 30) * _FIRST & _MASK
+    mixed = (mixed ^ mixed >> 27) * _SECOND & _MASK
+    return mixed ^ mixed >> 31
+
+
+def _mix_many(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mixed = digests + np.uint64(_ADD)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(_FIRST)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(_SECOND)
+    return mixed ^ mixed >> np.uint64(31)

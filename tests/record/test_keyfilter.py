@@ -1,0 +1,72 @@
+"""The filter: never denies what it holds, seldom grants what it doesn't, at few bits."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import FormatError
+from kvstore.record.keyfilter import BLOCK_BITS, BLOCK_BYTES, Filter, build, fill, grants, masks_of
+from tiering.archive.ending import BITS_A_MESSAGE, filter_bits
+
+DIGESTS = st.sets(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200)
+
+
+def drawn(count: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return np.unique(np.random.default_rng(count).integers(0, 1 << 32, count, dtype=np.uint32))
+
+
+@given(DIGESTS, st.integers(1, 4000))
+def test_what_was_added_is_never_denied(digests: set[int], bits: int) -> None:
+    held = Filter(build(np.array(sorted(digests), np.uint32), bits))
+    assert all(map(held.may_hold, digests))
+    for digest in {*digests, 0, 12345}:
+        assert held.has_all(digest, masks_of(digest)) == held.may_hold(digest)
+
+
+def test_many_digests_are_added_piece_by_piece_and_none_is_denied() -> None:
+    digests = drawn(200_000)
+    held = Filter(build(digests, 10 * len(digests)))
+    assert all(map(held.may_hold, digests.tolist()))
+
+
+@pytest.mark.parametrize(("keys_a_message", "wrong"), [(1, 0.02), (2, 0.02), (5, 0.2)])
+def test_few_of_those_that_were_not_added_are_granted(keys_a_message: int, wrong: float) -> None:
+    digests = drawn(60_000)
+    messages = len(digests) // keys_a_message
+    held = Filter(build(digests, filter_bits(len(digests), messages)))
+    asked = set(drawn(20_001).tolist()) - set(digests.tolist())
+    assert sum(map(held.may_hold, asked)) / len(asked) < wrong
+
+
+@pytest.mark.parametrize("keys_a_message", [1, 2, 5, 30])
+def test_it_takes_at_most_twenty_bits_a_message(keys_a_message: int) -> None:
+    digests = drawn(90_000)
+    messages = len(digests) // keys_a_message
+    held = Filter(build(digests, filter_bits(len(digests), messages)))
+    assert held.memory_bytes * 8 / messages <= BITS_A_MESSAGE + 0.1
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_filter_or_a_format_error(data: bytes) -> None:
+    with suppress(FormatError):
+        Filter(data).may_hold(12345)
+
+
+@given(DIGESTS, st.integers(1, 9), st.integers(1, 3))
+def test_a_filter_cut_into_pieces_never_denies_what_was_added(
+    digests: set[int], blocks: int, a_piece: int
+) -> None:
+    found = sorted(digests)
+    for first in range(0, blocks, a_piece):
+        count = min(a_piece, blocks - first)
+        mine = [d for d in found if first <= d * blocks >> 32 < first + count]
+        data = fill(np.array(mine, np.uint32), blocks, first, count, 5)
+        assert len(data) == count * BLOCK_BYTES == count * BLOCK_BITS // 8
+        for digest in mine:
+            at = ((digest * blocks >> 32) - first) * BLOCK_BYTES
+            assert grants(data, at, digest, 5)
