@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvstore.cli.opening import folder_argument, open_store
+from kvstore.cli.opening import call_text, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 
 
@@ -19,7 +19,7 @@ def ack(out: Output, folder: Path, receipts: tuple[str, ...]) -> None:
 
     Exit code 1 if a receipt is too late, or none: the others count.
     """
-    with open_store(out, folder) as store:
+    with open_store(out, folder, does=call_text("ack_batch", list(receipts))) as store:
         results = store.ack_batch(list(receipts))
     errors = [None if result is True else result for result in results]
     if out.json:

@@ -10,7 +10,13 @@ import click
 
 from kvstore import GroupInfo
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import Instant, exist_ok_option, folder_argument, open_store
+from kvstore.cli.opening import (
+    Instant,
+    call_text,
+    exist_ok_option,
+    folder_argument,
+    open_store,
+)
 from kvstore.cli.output import Output, output_option
 
 _NONE = "none"
@@ -107,9 +113,11 @@ def create(
     **settings: Any,
 ) -> None:  # fmt: skip
     """Create GROUP."""
-    with open_store(out, folder) as store:
+    given = _given(settings)
+    does = call_text("create_group", group_name, namespace=namespace, **given)
+    with open_store(out, folder, does=does) as store:
         calls = within(store, namespace)
-        _show(out, calls.create_group(group_name, exist_ok=exist_ok, **_given(settings)))
+        _show(out, calls.create_group(group_name, exist_ok=exist_ok, **given))
 
 
 @group.command(name="list")
@@ -162,7 +170,8 @@ def alter(
     changes = _given(settings)
     if not changes:
         raise click.UsageError("give what to change; --help lists the settings")
-    with open_store(out, folder) as store:
+    does = call_text("alter_group", group_name, namespace=namespace, **changes)
+    with open_store(out, folder, does=does) as store:
         _show(out, within(store, namespace).alter_group(group_name, **changes))
 
 
@@ -173,7 +182,8 @@ def alter(
 @output_option
 def delete(out: Output, folder: Path, group_name: str, namespace: str | None) -> None:
     """Delete GROUP, its committed offsets and their history."""
-    with open_store(out, folder) as store:
+    does = call_text("delete_group", group_name, namespace=namespace)
+    with open_store(out, folder, does=does) as store:
         within(store, namespace).delete_group(group_name)
     if out.json:
         out.document({"deleted": group_name})
@@ -189,7 +199,8 @@ def redrive(
     out: Output, folder: Path, group_name: str, limit: int | None, namespace: str | None
 ) -> None:
     """Put GROUP's dead letters back: it gets the messages once more, due at once."""
-    with open_store(out, folder) as store:
+    does = call_text("redrive", group_name, limit, namespace=namespace)
+    with open_store(out, folder, does=does) as store:
         count = within(store, namespace).redrive(group_name, limit)
     if out.json:
         out.document({"redriven": count})

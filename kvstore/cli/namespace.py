@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kvstore import GroupConfig, Namespace, NamespaceNotFound, Store, TopicConfig
-from kvstore.cli.opening import exist_ok_option, folder_argument, open_store
+from kvstore.cli.opening import call_text, exist_ok_option, folder_argument, open_store
 from kvstore.cli.output import Output, output_option
 
 namespace_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
@@ -39,7 +39,7 @@ def create(
     exist_ok: bool,
 ) -> None:  # fmt: skip
     """Create namespace NAME, with topics and groups, all or nothing."""
-    with open_store(out, folder) as store:
+    with open_store(out, folder, does=call_text("create_namespace", name)) as store:
         store.create_namespace(
             name,
             topics=[TopicConfig(name=topic) for topic in topics],
@@ -89,7 +89,7 @@ def show(out: Output, folder: Path, name: str) -> None:
 @output_option
 def delete(out: Output, folder: Path, name: str) -> None:
     """Delete namespace NAME with all its topics and groups; messages can no longer be read."""
-    with open_store(out, folder) as store:
+    with open_store(out, folder, does=call_text("delete_namespace", name)) as store:
         store.delete_namespace(name)
     if out.json:
         out.document({"deleted": name})

@@ -10,7 +10,14 @@ import click
 from kvstore import Lag
 from kvstore.cli.access import Access, access_options
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import Instant, folder_argument, open_store, time_text, topic_argument
+from kvstore.cli.opening import (
+    Instant,
+    call_text,
+    folder_argument,
+    open_store,
+    time_text,
+    topic_argument,
+)
 from kvstore.cli.output import Output, output_option
 
 _group_argument = click.argument("group")
@@ -48,7 +55,8 @@ def commit(
     out: Output, folder: Path, group: str, topic: str, queue: int, up_to: int, namespace: str | None
 ) -> None:
     """Say that GROUP has consumed a queue of TOPIC up to, not including, an offset."""
-    with open_store(out, folder) as store:
+    does = call_text("commit_offset", group, topic, queue, up_to, namespace=namespace)
+    with open_store(out, folder, does=does) as store:
         within(store, namespace).commit_offset(group, topic, queue, up_to, sync=True)
     if out.json:
         out.document({"group": group, "topic": topic, "queue": queue, "offset": up_to})
@@ -75,10 +83,10 @@ def reset(
     """
     if [up_to, time, to].count(None) != 2:
         raise click.UsageError("give one of --to, --time and --offset")
-    with open_store(out, folder, access=access) as store:
-        found = within(store, namespace).reset_offset(
-            group, topic, offset=up_to, time=time, to=to, queue=queue
-        )
+    where = {"offset": up_to, "time": time, "to": to, "queue": queue}
+    does = call_text("reset_offset", group, topic, namespace=namespace, **where)
+    with open_store(out, folder, access=access, does=does) as store:
+        found = within(store, namespace).reset_offset(group, topic, **where)
     _print(out, ("queue", "offset"), list(found.items()))
 
 

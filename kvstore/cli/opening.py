@@ -21,7 +21,7 @@ from kvstore import StoreConfig
 from kvstore.cli.access import Access, Option
 from kvstore.cli.output import Output
 from kvstore.cli.paths import LocalPath
-from kvstore.errors import StoreNotFound
+from kvstore.errors import StoreLocked, StoreNotFound
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
 topic_argument: Option = click.argument("topic")
@@ -101,15 +101,41 @@ def open_store(
     access: Access | None = None,
     read_only: bool = False,
     create: bool = False,
+    does: str = "",
 ) -> Iterator[kvstore.Store]:
-    """An open store for the time of the block; a long recovery shows its progress."""
+    """An open store for the time of the block; a long recovery shows its progress. A verb that
+    writes says in `does` what a program calls for the same (`call_text`).
+    """
+    assert read_only or does, "whoever is refused because the store is open is told what to call"
     if not create:
         require_store(folder)
     config = read_config(config_file, access)
-    with out.progress() as report:
+    with out.progress() as report, telling(does):
         store = kvstore.open(folder, config=config, read_only=read_only, progress=report)
     with store:
         yield store
+
+
+def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:
+    """A call of the store as a program writes it; what is None is left out.
+
+    >>> call_text("redrive", "billing", limit=None)
+    "store.redrive('billing')"
+    """
+    view = "store" if namespace is None else f"store.namespace({namespace!r})"
+    words = [repr(value) for value in given if value is not None]
+    words += [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    return f"{view}.{call}({', '.join(words)})"
+
+
+@contextmanager
+def telling(does: str) -> Iterator[None]:
+    """Add to the error of a store that another process has open what can be called there."""
+    try:
+        yield
+    except StoreLocked as e:
+        e.add_note(f"the program that has it open does the same by {does}")
+        raise
 
 
 def time_text(milliseconds: int) -> str:

@@ -20,7 +20,14 @@ from kvstore import Popped, SqlFilter
 from kvstore.cli.access import Access, access_options
 from kvstore.cli.messages import message_value, show_messages
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import Seconds, folder_argument, open_store, time_text, topic_argument
+from kvstore.cli.opening import (
+    Seconds,
+    call_text,
+    folder_argument,
+    open_store,
+    time_text,
+    topic_argument,
+)
 from kvstore.cli.output import Output, output_option
 from kvstore.consume.popped import INVISIBLE_MAX, WAIT_MAX
 
@@ -66,7 +73,8 @@ def pop(
     With --json an array; each message as `pull` prints it, with receipt, attempt and due_at.
     """
     wanted = wanted_filter(tags, sql)
-    with open_store(out, folder, access=access) as store:
+    does = call_text("pop", group, topic, limit, namespace=namespace)
+    with open_store(out, folder, access=access, does=does) as store:
         calls = within(store, namespace)
         found = calls.pop(
             group, topic, limit, invisible_for=invisible, wait=wait, filter=wanted, queue=queue

@@ -74,7 +74,8 @@ def put(
     if fields["queue"] is not None:  # queue 0 is a queue
         defaults["queue"] = fields["queue"]
     defaults["properties"] = dict(fields["properties"])
-    with open_store(out, folder, config_file, create=create) as store:
+    does = "store.put_batch([kvstore.Message(...), ...])"
+    with open_store(out, folder, config_file, create=create, does=does) as store:
         if create:
             store.create_topic(topic, exist_ok=True)
         if body is not None:

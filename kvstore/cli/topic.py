@@ -10,9 +10,17 @@ import msgspec
 
 from kvstore import TopicInfo
 from kvstore.cli.namespace import namespace_option, within
-from kvstore.cli.opening import config_option, exist_ok_option, folder_argument, open_store
+from kvstore.cli.opening import (
+    call_text,
+    config_option,
+    exist_ok_option,
+    folder_argument,
+    open_store,
+)
 from kvstore.cli.output import Output, output_option
+from kvstore.cli.retention import NONE, RetentionText, retention_text, shared_archives
 from kvstore.config import QUEUES_DEFAULT
+from kvstore.meta.namespaces import wrap
 from kvstore.meta.topic import KINDS_OFFERED
 
 _STORE = "store"
@@ -35,6 +43,12 @@ _codec_option = click.option(
 )
 
 
+_retention_option = click.option(
+    "--retention", type=RetentionText(),
+    help=f"How long messages stay in each tier: hot=1d,warm=7d; {NONE!r}: as the policy says.",
+)  # fmt: skip
+
+
 @click.group()
 def topic() -> None:
     """Create, list, show, alter or delete topics."""
@@ -50,6 +64,7 @@ def topic() -> None:
 @_key_index_option
 @_compress_option
 @_codec_option
+@_retention_option
 @namespace_option
 @config_option
 @output_option
@@ -58,10 +73,10 @@ def create(
     namespace: str | None, config_file: Path | None, **settings: Any,
 ) -> None:  # fmt: skip
     """Create topic NAME, and the store in DIR if there is none."""
-    with open_store(out, folder, config_file, create=True) as store:
-        calls = within(store, namespace)
-        more = {"kind": kind, "exist_ok": exist_ok, **_given(settings)}
-        _show(out, [calls.create_topic(name, queues, **more)])
+    more = {"kind": kind, "exist_ok": exist_ok, **_given(settings)}
+    does = call_text("create_topic", name, queues, namespace=namespace, **more)
+    with open_store(out, folder, config_file, create=True, does=does) as store:
+        _show(out, [within(store, namespace).create_topic(name, queues, **more)])
 
 
 @topic.command(name="list")
@@ -112,18 +127,33 @@ def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
 @_key_index_option
 @_compress_option
 @_codec_option
+@_retention_option
 @namespace_option
 @output_option
 def alter(out: Output, folder: Path, name: str, namespace: str | None, **settings: Any) -> None:
     """Change topic NAME; what is not given stays.
 
     Queues taken away stay readable; --read-queues takes them from readers too, once they are empty.
+    A retention takes the place of the one before; a worker (`kvmq tier run`) goes by it. Archives
+    that hold other topics, too, stay as long as those need them, which the answer says.
     """
     changes = _given(settings)
     if not changes:
         raise click.UsageError("give what to change; --help lists the settings")
-    with open_store(out, folder) as store:
-        _show(out, [within(store, namespace).alter_topic(name, **changes)])
+    does = call_text("alter_topic", name, namespace=namespace, **changes)
+    with open_store(out, folder, does=does) as store:
+        altered = within(store, namespace).alter_topic(name, **changes)
+        shared: dict[str, Any] = {}
+        told = ""
+        if "retention" in changes:
+            own = name if namespace is None else wrap(namespace, name)
+            shared, told = shared_archives(store, own)
+    if out.json:
+        out.document(msgspec.to_builtins(altered) | shared)
+        return
+    _show(out, [altered])
+    if told:
+        out.text(told)
 
 
 @topic.command()
@@ -133,7 +163,8 @@ def alter(out: Output, folder: Path, name: str, namespace: str | None, **setting
 @output_option
 def delete(out: Output, folder: Path, name: str, namespace: str | None) -> None:
     """Delete topic NAME; its messages can no longer be read."""
-    with open_store(out, folder) as store:
+    does = call_text("delete_topic", name, namespace=namespace)
+    with open_store(out, folder, does=does) as store:
         within(store, namespace).delete_topic(name)
     if out.json:
         out.document({"deleted": name})
@@ -158,6 +189,11 @@ def _show(out: Output, topics: list[TopicInfo]) -> None:
         out.document(topics[0])
         return
     rows = [
-        (t.name, t.id, t.read_queues, t.write_queues, str(t.kind), str(t.key_index)) for t in topics
-    ]
-    out.table(("topic", "id", "read queues", "write queues", "kind", "key index"), rows)
+        (
+            t.name, t.id, t.read_queues, t.write_queues, str(t.kind), str(t.key_index),
+            retention_text(t.retention),
+        )
+        for t in topics
+    ]  # fmt: skip
+    names = ("topic", "id", "read queues", "write queues", "kind", "key index", "retention")
+    out.table(names, rows)

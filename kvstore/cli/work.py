@@ -31,10 +31,12 @@ from kvstore.cli.access import Access, access_options
 from kvstore.cli.namespace import namespace_option
 from kvstore.cli.opening import (
     Seconds,
+    call_text,
     config_option,
     folder_argument,
     read_config,
     require_store,
+    telling,
     topic_argument,
 )
 from kvstore.cli.output import Output, Report, output_option
@@ -134,7 +136,8 @@ def work(
             await worker.run()
             return worker, clock.monotonic() - begin
 
-    with out.progress() as report:
+    does = call_text("pop", group, topic, namespace=namespace) + " and store.ack(receipt)"
+    with out.progress() as report, telling(does):
         worker, seconds = asyncio.run(run(report))
     _show(out, worker.tally, seconds)
     if worker.killed.done():

@@ -36,7 +36,9 @@ def attach(
     if store_id is not None:
         options["store_id"] = store_id
     with (
-        open_store(out, folder, config_file, access=access) as store,
+        open_store(
+            out, folder, config_file, access=access, does=f"tiering.attach(store, {source!r})"
+        ) as store,
         out.progress() as progress,
     ):
         report = tiering.attach(

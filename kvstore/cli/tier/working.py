@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Who: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
 """Who does a worker's work, for the time of a block; None: a process of the worker's own."""
 Verb: TypeAlias = Callable[..., Any]
+WORKER: Final = "tiering.Worker(store, policy)"
+"""What a program has in the place of these verbs."""
 
 
 def embedded() -> AbstractContextManager[Executor | None]:
@@ -66,7 +68,9 @@ def working(
 
     rules = read_policy(policy) if isinstance(policy, Path) else policy
     with (
-        open_store(out, folder, config_file, access=access) as store,
+        open_store(
+            out, folder, config_file, access=access, does=f"the calls of a {WORKER}"
+        ) as store,
         out.progress() as report,
         who() as executor,
         Worker(store, rules, progress=told(report), executor=executor) as worker,

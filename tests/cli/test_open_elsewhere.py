@@ -1,0 +1,102 @@
+"""What a verb says of a store that another program has open: the call that does the same there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import pytest
+
+import kvstore
+from kvstore.cli import kvmq as command
+from kvstore.cli.opening import call_text
+from tests.cli.conftest import Kvmq
+
+READ_ONLY: Final = {
+    "dump", "find", "get", "group list", "group show", "namespace list", "namespace show",
+    "offset history", "offset lag", "offset show", "offset-at", "pull", "query", "stats",
+    "tier history", "tier list", "tier plan", "top", "topic list", "topic show", "verify",
+}  # fmt: skip
+NOT_OF_A_STORE: Final = {
+    "bench", "demo", "import", "rebuild", "restore", "tier key list", "tier key make",
+}  # fmt: skip
+CALLS: Final[dict[tuple[str, ...], str]] = {
+    ("put", "DIR", "t", "--body", "x"): "store.put_batch([kvstore.Message(...), ...])",
+    ("pop", "DIR", "g", "t", "--limit", "3"): "store.pop('g', 't', 3)",
+    ("ack", "DIR", "r1", "r2"): "store.ack_batch(['r1', 'r2'])",
+    ("work", "DIR", "g", "t", "--", "true"): "store.pop('g', 't') and store.ack(receipt)",
+    ("topic", "create", "DIR", "u", "--queues", "2"): "store.create_topic('u', 2, kind='normal'",
+    ("topic", "alter", "DIR", "t", "--queues", "2"): "store.alter_topic('t', queues=2)",
+    ("topic", "delete", "DIR", "t"): "store.delete_topic('t')",
+    ("group", "create", "DIR", "h", "--ordered"): "store.create_group('h', ordered=True)",
+    ("group", "alter", "DIR", "g", "--backoff", "1,2"): "alter_group('g', backoff=[1.0, 2.0])",
+    ("group", "delete", "DIR", "g"): "store.delete_group('g')",
+    ("group", "redrive", "DIR", "g"): "store.redrive('g')",
+    ("group", "redrive", "DIR", "g", "--limit", "5", "--namespace", "n"):
+        "store.namespace('n').redrive('g', 5)",
+    ("offset", "commit", "DIR", "g", "t", "--queue", "0", "--offset", "7"):
+        "store.commit_offset('g', 't', 0, 7)",
+    ("offset", "reset", "DIR", "g", "t", "--to", "end"): "store.reset_offset('g', 't', to='end')",
+    ("namespace", "create", "DIR", "n"): "store.create_namespace('n')",
+    ("namespace", "delete", "DIR", "n"): "store.delete_namespace('n')",
+    ("tier", "run", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
+    ("tier", "merge", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
+    ("tier", "compact", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
+    ("tier", "reencrypt", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
+    ("tier", "attach", "DIR", "archives"): "tiering.attach(store, 'archives')",
+    ("tier", "verify", "DIR", "--remove-orphans"): "Worker(store, policy).verify(",
+    ("erase", "topic", "DIR", "t", "--policy", "FILE"): "tiering.Worker(store, policy)",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a store that is open, and a policy beside it."""
+    path = tmp_path_factory.mktemp("opened")
+    (path / "policy.toml").write_text('hot_for = "1d"\nwarm = "archive"\n')
+    with kvstore.open(path / "store") as store:
+        store.create_topic("t")
+        store.create_group("g")
+        yield path
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_a_verb_names_the_call_that_does_the_same(
+    kvmq: Kvmq, opened: Path, words: tuple[str, ...]
+) -> None:
+    named = {"DIR": opened / "store", "FILE": opened / "policy.toml"}
+    ran = kvmq(*(named.get(word, word) for word in words))
+    assert ran.code == 1, ran.err
+    assert "is held open by" in ran.err
+    assert f"does the same by {CALLS[words]}" in ran.err or CALLS[words] in ran.err
+
+
+def leaves(group: click.Command, name: str = "") -> Iterator[str]:
+    if not isinstance(group, click.Group):
+        yield name
+        return
+    context = click.Context(group)
+    for word in group.list_commands(context):
+        verb = group.get_command(context, word)
+        assert verb is not None
+        yield from leaves(verb, f"{name} {word}".strip())
+
+
+def test_these_tests_know_every_verb_that_writes() -> None:
+    tried = {" ".join(words[: words.index("DIR")]) for words in CALLS}
+    spark = {name for name in leaves(command) if name.startswith("spark")}
+    others = {name for name in leaves(command) if name.startswith("erase")}
+    assert set(leaves(command)) - spark - others == ((tried - others) | READ_ONLY | NOT_OF_A_STORE)
+
+
+def test_a_call_is_written_as_a_program_has_it() -> None:
+    written: list[tuple[str, str]] = [
+        (call_text("lag", "g", None), "store.lag('g')"),
+        (call_text("lag", "g", "t", namespace="n"), "store.namespace('n').lag('g', 't')"),
+        (call_text("reset_offset", "g", time=5, to=None), "store.reset_offset('g', time=5)"),
+    ]
+    assert all(one == other for one, other in written)
+    names: Any = [text.split(".")[-1].split("(")[0] for _, text in written]
+    assert all(hasattr(kvstore.Store, name) for name in names)
