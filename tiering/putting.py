@@ -89,7 +89,7 @@ def copy_remotely(job: CopyJob) -> None:
         target.put(intent.key, copy)
     try:
         _read_back(target, intent, _at_once)
-    except ArchiveDamaged:
+    except (PlaceError, ArchiveDamaged):
         with suppress(PlaceError):
             target.delete(intent.key)
         raise

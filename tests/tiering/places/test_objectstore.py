@@ -17,6 +17,7 @@ from tiering.errors import (
     ObjectExists,
     ObjectNameIllegal,
     ObjectNotFound,
+    ObjectTooShort,
     PlaceDenied,
     PlaceError,
     PlaceFull,
@@ -183,6 +184,37 @@ def test_a_store_that_only_gives_short_answers_is_unavailable(
     faulty.faults = [Fault(kind, "GET", times=100)]
     with pytest.raises(PlaceUnavailable, match=r"cut off|bytes of"):
         place.read(KEY, 0, len(SMALL))
+
+
+class ShortClient:
+    """The client, which gives less than it was asked for, some times, and says nothing of it."""
+
+    def __init__(self, client: Any, times: int) -> None:
+        self._client = client
+        self.times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def get_range(self, store: Any, key: str, *, start: int, length: int) -> bytes:
+        data = bytes(self._client.get_range(store, key, start=start, length=length))
+        self.times -= 1
+        return data if self.times < 0 else data[:-1]
+
+
+@pytest.mark.parametrize("start", [0, len(SMALL) - 10], ids=["all", "the last bytes"])
+def test_an_answer_that_is_short_without_a_word_is_asked_for_again(
+    s3: str, bucket: str, clock: VirtualClock, start: int
+) -> None:
+    place: Any = open_bucket(s3, bucket, clock=clock, retry_for=5)
+    place.put(KEY, SMALL)
+    place._obstore = ShortClient(place._obstore, 2)
+    assert place.read(KEY, start, len(SMALL) - start) == SMALL[start:]
+    place._obstore.times = 1000
+    with pytest.raises(PlaceUnavailable, match="bytes of"):
+        place.read(KEY, start, len(SMALL) - start)
+    with pytest.raises(ObjectTooShort):
+        place.read(KEY, start, len(SMALL) - start + 1)
 
 
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
