@@ -84,7 +84,8 @@ class Catalog(NamedTuple):
 class TierStats(msgspec.Struct, frozen=True):
     """What a tier ("warm": archives on local disk, "cold": in an object store) holds. `raw_bytes`
     is what its messages had in the log, `bytes` what they take now. `opened` archives are open, and
-    take `memory_bytes` in memory, blocks not among them.
+    take `memory_bytes` in memory, blocks not among them. `waiting` is what a worker leaves alone
+    that is to go there, each with the reason: segments that could not be moved, or the place.
     """
 
     tier: str
@@ -94,6 +95,7 @@ class TierStats(msgspec.Struct, frozen=True):
     bytes: int
     opened: int = 0
     memory_bytes: int = 0
+    waiting: list[str] = []
 
 
 class Held(NamedTuple):

@@ -47,12 +47,13 @@ from tiering.errors import (
 from tiering.fitting import Fitting
 from tiering.intents import Intent, Intents
 from tiering.moved import Moved, Plan, plan, write_moved
-from tiering.moving import WORK, archived_topic
+from tiering.moving import archived_topic
 from tiering.objectnames import SUFFIX, object_key
 from tiering.overlaps import Range, ranges_of
 from tiering.place import Place, open_place
 from tiering.putting import put_announced, take_away
 from tiering.storeside import Progress, Store, TopicFacts
+from tiering.waiting import WORK
 
 SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""

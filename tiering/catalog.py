@@ -70,6 +70,34 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
         return archive_key(self.first_position, self.number)
 
 
+class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive as `Worker.archives` lists it; sizes are bytes, positions of the log, times ms."""
+
+    key: str
+    place: str
+    tier: Tier
+    messages: int
+    raw_bytes: int
+    bytes: int
+    first_position: int
+    last_position: int
+    first_stored_at: int
+    last_stored_at: int
+    retention_class: str
+    generation: int
+
+
+def info_of(row: ArchiveRow) -> ArchiveInfo:
+    """A row as callers see it."""
+    return ArchiveInfo(
+        key=row.key, place=row.place, tier=row.tier, messages=row.messages,
+        raw_bytes=row.raw_bytes, bytes=row.size, first_position=row.first_position,
+        last_position=row.last_position, first_stored_at=row.first_stored_at,
+        last_stored_at=row.last_stored_at, retention_class=row.retention_class,
+        generation=row.generation,
+    )  # fmt: skip
+
+
 def is_own(row: ArchiveRow, store_id: bytes) -> bool:
     """Whether an archive's object is the store's to remove. What was restored without taking it
     along is another store's.

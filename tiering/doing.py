@@ -6,20 +6,26 @@ hand-over itself is the store's, one after the other, by the same rules.
 
 Invariants: what is done, and in which order, does not depend on who works; a step that fails leaves
 everything readable as it was, is noted, and the others go on; a segment that could not move is left
-alone until the next run.
+alone until the next run; where a place is away, nothing more is made for it (`waiting`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 
 from kvstore.clock import Clock
 from kvstore.errors import StoreClosed, StoreError
 from tiering.ahead import ahead
-from tiering.catalog import ArchiveRow, decode_rows
+from tiering.catalog import ArchiveRow, Tier, decode_rows
 from tiering.due import Agenda, ArchiveDue, SegmentDue
-from tiering.errors import TieringStopped
+from tiering.errors import (
+    PlaceDenied,
+    PlaceError,
+    PlaceFull,
+    PlaceUnavailable,
+    TieringStopped,
+)
 from tiering.history import History
 from tiering.looking import Looker, Sight
 from tiering.moving import Mover
@@ -29,6 +35,7 @@ from tiering.runs import Run
 from tiering.shifting import Copied, Shifter
 from tiering.storeside import HandOver
 from tiering.trustedclock import TrustedClock
+from tiering.waiting import Waits
 
 MOVING = "moving what is due"
 """What is told of a whole run, in bytes; beside it goes what is told of each step."""
@@ -47,9 +54,13 @@ class Doer:
         history: History,
         trusted: TrustedClock,
         clock: Clock,
+        waits: Waits,
+        place_of: Callable[[Tier], str],
         check: Callable[[], None],
         tell: Callable[[str, int, int], None],
     ) -> None:
+        self._waits = waits
+        self._place_of = place_of
         self._side = side
         self._mover = mover
         self._shifter = shifter
@@ -62,6 +73,10 @@ class Doer:
         self._tell = tell
         self.unfit: set[int] = set()
         """Segments that could not be moved in this run."""
+
+    def is_fit(self, segment: int) -> bool:
+        """Whether a segment may be moved now, as far as is known."""
+        return segment not in self.unfit and not self._waits.is_on(name_of(segment))
 
     def do(self, agenda: Agenda, sight: Sight, run: Run) -> bool:
         """Do what is due; returns whether anything could be done."""
@@ -84,8 +99,8 @@ class Doer:
     def _move(self, segments: Sequence[SegmentDue], total: int, run: Run) -> bool:
         done, moved = False, 0
 
-        def make(due: SegmentDue, check: Callable[[], None]) -> Regrouped:
-            return self._mover.make(due, check)
+        def make(due: SegmentDue, check: Callable[[], None]) -> Regrouped | None:
+            return None if self._is_away(due) else self._mover.make(due, check)
 
         with closing(ahead(self._executor.width, self._check, segments, make)) as coming:
             for due, made in coming:
@@ -93,18 +108,46 @@ class Doer:
                 self._check()
                 began = self._clock.monotonic()
                 try:
-                    found = self._mover.settle(due, made())
+                    regrouped = made()
+                    if regrouped is None or self._is_away(due):
+                        self._leave(due, regrouped, run)
+                        continue
+                    found = self._mover.settle(due, regrouped)
                 except (TieringStopped, StoreClosed):
                     raise
                 except (StoreError, OSError) as e:
                     # The others may still go: a damaged one must not fill the disk with them.
                     self.unfit.add(due.number)
-                    run.failed_with(f"segment {due.number}", e)
+                    self._wait(name_of(due.number), tiers_of(due), e)
+                    run.failed_with(name_of(due.number), e)
                 else:
+                    for what in (name_of(due.number), *self._places_of(due)):
+                        self._waits.over(what)
                     run.moved(due, found.rows, found.messages, self._clock.monotonic() - began)
                     done = True
                 moved += due.bytes
         return done
+
+    def _places_of(self, due: SegmentDue) -> list[str]:
+        return [self._place_of(tier) for tier in tiers_of(due)]
+
+    def _is_away(self, due: SegmentDue) -> bool:
+        return any(map(self._waits.is_on, self._places_of(due)))
+
+    def _leave(self, due: SegmentDue, regrouped: Regrouped | None, run: Run) -> None:
+        """Leave a segment alone of which an archive's place is; what was made is thrown away."""
+        self.unfit.add(due.number)
+        if regrouped is not None:
+            self._mover.discard(due, regrouped)
+        away = next(place for place in self._places_of(due) if self._waits.is_on(place))
+        run.failed[name_of(due.number)] = self._waits.why(away)
+
+    def _wait(self, what: str, tiers: Collection[Tier], why: Exception) -> None:
+        """Leave alone what failed: the place, if it is the place that is to blame."""
+        is_away = isinstance(why, PlaceUnavailable | PlaceDenied | PlaceFull)
+        if is_away and isinstance(why, PlaceError) and why.place:
+            what, tiers = why.place, [t for t in tiers if self._place_of(t) == why.place]
+        self._waits.failed(what, tiers, why)
 
     def _to_cold(
         self,
@@ -117,7 +160,9 @@ class Doer:
 
         def numbered() -> Iterator[tuple[ArchiveRow, int]]:
             for archive in archives:
-                yield rows[archive.key], self._shifter.take_number()
+                row = rows[archive.key]
+                if not self._is_out_of_reach(row):
+                    yield row, self._shifter.take_number()
 
         def copy(one: tuple[ArchiveRow, int], check: Callable[[], None]) -> Copied:
             return self._shifter.copy(*one, check)
@@ -131,13 +176,21 @@ class Doer:
                 except (TieringStopped, StoreClosed):
                     raise
                 except (StoreError, OSError) as e:
+                    self._wait(row.key, ["cold"], e)
                     run.failed_with(row.key, e)
                 else:
+                    for what in (row.key, self._place_of("cold")):
+                        self._waits.over(what)
                     run.shifted.append(row.key)
                     self._history.add("cold", row.key, bytes=row.size, messages=row.messages)
                     done = True
                 moved += row.size
         return done
+
+    def _is_out_of_reach(self, row: ArchiveRow) -> bool:
+        """Whether an archive that is to go cold is left alone, or a place that this takes."""
+        places = (self._place_of("cold"), self._shifter.place_of(row).name)
+        return any(map(self._waits.is_on, (row.key, *places)))
 
     def _expire(self, row: ArchiveRow, sight: Sight, run: Run) -> bool:
         self._check()
@@ -160,6 +213,25 @@ class Doer:
         retired = [row for row in decode_rows(self._side.rows()) if row.state == "retired"]
         now = self._trusted.now_ms() if retired else 0
         for row in retired:
-            with run.noting(row.key, StoreError, OSError):
+            place = self._shifter.place_of(row).name
+            if self._waits.is_on(place):
+                continue
+            try:
                 if self._shifter.sweep(row, now):
                     run.removed.append(row.name)
+            except (TieringStopped, StoreClosed):
+                raise
+            except (StoreError, OSError) as e:
+                if isinstance(e, PlaceUnavailable | PlaceDenied):
+                    self._waits.failed(place, (), e)
+                run.failed_with(row.key, e)
+
+
+def name_of(segment: int) -> str:
+    """How reports call a segment."""
+    return f"segment {segment}"
+
+
+def tiers_of(due: SegmentDue) -> list[Tier]:
+    """The tiers that archives of a segment go to."""
+    return sorted({part.to for part in due.parts if part.to is not None})

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.clock import Clock
-from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreClosed, StoreError
+from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreClosed, StoreError
 from tiering.catalog import ArchiveRow, is_own
 from tiering.due import Agenda
-from tiering.errors import TieringStopped
+from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable, TieringStopped
 from tiering.looking import Looker, Sight
 from tiering.merge import choose
 from tiering.replacing import Replacer
@@ -83,15 +83,20 @@ class Merger:
         except (TieringStopped, StoreClosed):
             raise
         except (StoreError, OSError) as e:
-            self._leave(group, e, run)
+            self._leave(groups, e, run)
         else:
             run.replaced(done, self._clock.monotonic() - began)
         self._merged += sum(row.size for row in group)
 
-    def _leave(self, group: list[ArchiveRow], why: Exception, run: Run) -> None:
-        """Leave alone for a while the one that is to blame; all, if none can be told."""
-        named = why.archive if isinstance(why, ArchiveDamaged | FormatTooNew | FormatTooOld) else ""
+    def _leave(self, groups: list[list[ArchiveRow]], why: Exception, run: Run) -> None:
+        """Leave alone for a while the one that is to blame; the first group, if none can be told;
+        all that is in the same place, if the place is away.
+        """
+        group = groups[0]
+        named = why.archive if isinstance(why, ArchiveDamaged | FormatTooNew) else ""
         blamed = [row for row in group if named.endswith(row.key)] or group
+        run.failed_with(blamed[0].key, why)
+        if isinstance(why, PlaceUnavailable | PlaceDenied | PlaceFull):
+            blamed = [row for one in groups for row in one if row.place == group[0].place]
         until = self._clock.monotonic() + FAILED_FOR
         self._failed.update((row.number, until) for row in blamed)
-        run.failed_with(blamed[0].key, why)

@@ -18,7 +18,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -34,7 +33,7 @@ from tiering.catalog import ArchiveRow, Tier, encode_row, kept_as
 from tiering.classes import RetentionClass, read_class
 from tiering.contents import row_of
 from tiering.due import SegmentDue
-from tiering.errors import PolicyIllegal
+from tiering.errors import PlaceError, PolicyIllegal
 from tiering.intents import Intent, Intents
 from tiering.keys import keys_at_hand
 from tiering.match import Match
@@ -45,9 +44,7 @@ from tiering.putting import put_announced, take_away
 from tiering.ratelimit import RateLimit
 from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.storeside import HandOver, Store, TopicFacts
-
-WORK: Final = "tiering"
-"""The folder in the store's for what is being made."""
+from tiering.waiting import WORK
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,25 +110,25 @@ class Mover:
 
     # --- after a crash ---
 
-    def tidy(self, known: set[str]) -> list[str]:
+    def tidy(self, known: set[str], failed: Callable[[str, Exception], None]) -> list[str]:
         """Remove what a worker that was cut off has left: files, and objects that never came into
-        the catalog, which has those that are `known`. Returns the names of these.
+        the catalog, which has those that are `known`. Returns the names of these. Of a place that
+        can't be asked `failed` is told; what is there is for the next run.
         """
         removed = []
+        away: set[str] = set()
         for intent in self.intents.unfinished(known):
             place = next(
                 (p for p in self._places.values() if self._kept_as(p) == intent.place), None
             )
-            if place is None:
-                continue  # of a policy with other places; it is looked at again under that
-            is_gone = take_away(place, intent)
-            # Whoever put it is gone: what it left of a put is nobody's.
-            parts = list(place.leftovers(intent.key))
-            for part in parts:
-                place.remove_leftover(part.key)
-            if is_gone or parts:
-                removed.append(f"{place.name}/{intent.key}")
-            self.intents.forget(intent.number)
+            if place is None or place.name in away:
+                continue  # of a policy with other places: it is looked at again under that
+            try:
+                if self._undo(place, intent):
+                    removed.append(f"{place.name}/{intent.key}")
+            except PlaceError as e:
+                away.add(place.name)
+                failed(f"tidying {place.name}", e)
         made = self._work / "made"
         for path in sorted(made.rglob("*")) if made.is_dir() else ():
             if path.is_file():
@@ -140,6 +137,16 @@ class Mover:
                 removed.append(str(path.relative_to(made)))
         shutil.rmtree(made, ignore_errors=True)
         return removed
+
+    def _undo(self, place: Place, intent: Intent) -> bool:
+        """Remove what was announced; returns whether there was something. Raises PlaceError."""
+        is_gone = take_away(place, intent)
+        # Whoever put it is gone: what it left of a put is nobody's.
+        parts = list(place.leftovers(intent.key))
+        for part in parts:
+            place.remove_leftover(part.key)
+        self.intents.forget(intent.number)
+        return is_gone or bool(parts)
 
     # --- one segment ---
 
@@ -187,8 +194,7 @@ class Mover:
                 [due.number], arriving, regrouped.unkept, erase=without is not None
             )
         finally:
-            self._clear(regrouped)
-            self.clear(self._folder_of(due.number))
+            self.discard(due, regrouped)
         for row in rows:
             self.intents.forget(row.number)
         return Moved(
@@ -199,6 +205,11 @@ class Mover:
             bytes=sum(row.size for row in rows),
             left_out=regrouped.left_out,
         )
+
+    def discard(self, due: SegmentDue, regrouped: Regrouped) -> None:
+        """Remove what was made of a segment; what is put somewhere is there."""
+        self._clear(regrouped)
+        self.clear(self._folder_of(due.number))
 
     def _job(self, due: SegmentDue, path: Path, base: int, without: Match | None) -> SegmentJob:
         classes = {

@@ -20,7 +20,6 @@ from tiering.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceUnavailable
 from tiering.judging import Judge, Today
 from tiering.keys import provider_of
-from tiering.moving import WORK
 from tiering.place import Place, open_kept
 from tiering.places.settings import is_remote
 from tiering.plan import Plan, make_plan
@@ -29,6 +28,7 @@ from tiering.storeside import Progress, Settings, TopicFacts
 from tiering.survey import Stats, encrypted_of, segments_of, traits_of
 from tiering.trusted import observe
 from tiering.trustedclock import clock_before
+from tiering.waiting import WORK
 
 
 class Figures(Protocol):

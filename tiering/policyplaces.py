@@ -17,10 +17,10 @@ from kvstore.clock import Clock
 from kvstore.files import Files
 from tiering.catalog import Tier
 from tiering.errors import PolicyIllegal
-from tiering.moving import WORK
 from tiering.place import Place, open_kept
 from tiering.places.settings import is_remote
 from tiering.policy import Policy, expanded
+from tiering.waiting import WORK
 
 _OWN: Final = frozenset({"commitlog", "index", WORK})
 """Folders of a store that are no place for archives."""

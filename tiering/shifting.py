@@ -24,7 +24,6 @@ from tiering.catalog import ArchiveRow, Tier, decode_rows, encode_row, is_own, k
 from tiering.classes import RetentionClass
 from tiering.errors import ObjectExists, PlaceError
 from tiering.intents import Intent, Intents
-from tiering.moving import WORK
 from tiering.objectnames import object_key
 from tiering.place import Place, open_kept
 from tiering.places.settings import is_remote
@@ -34,6 +33,7 @@ from tiering.putting import CopyJob, copy_remotely, fetch_checked, put_announced
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
 from tiering.trustedclock import TrustedClock
+from tiering.waiting import WORK
 
 
 class Copied(NamedTuple):

@@ -47,6 +47,7 @@ from tiering.opened import OpenArchives
 from tiering.place import Place, open_kept
 from tiering.shared import Shared
 from tiering.untangling import untangled
+from tiering.waiting import FILE, WORK, read_waits
 
 SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
@@ -426,9 +427,11 @@ class Tiers:
         """See `Archived.stats`."""
         out = []
         opened = self._opened.sizes()
+        waits = read_waits(self._folder / WORK / FILE, self._files)
         for tier in ("warm", "cold"):
             mine = [r for r in self._rows.values() if r.tier == tier and r.state == "live"]
-            if mine:
+            waiting = [f"{wait.what}: {wait.why}" for wait in waits if tier in wait.tiers]
+            if mine or waiting:
                 out.append(
                     TierStats(
                         tier,
@@ -438,6 +441,7 @@ class Tiers:
                         sum(r.size for r in mine),
                         sum(r.number in opened for r in mine),
                         sum(opened.get(r.number, 0) for r in mine),
+                        waiting,
                     )
                 )
         return out

@@ -19,27 +19,32 @@ from types import TracebackType
 from typing import Final, Self, cast
 from weakref import WeakSet
 
-import msgspec
-
 from kvstore.archived import Catalog
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from kvstore.forking import module_lock, refuse_in_child
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
 from tiering.audit import Asked, AuditReport, audit
-from tiering.catalog import Tier, decode_rows, kept_as
+from tiering.catalog import ArchiveInfo, decode_rows, info_of, kept_as
 from tiering.classes import RetentionClass, life_of
-from tiering.doing import MOVING, Doer
+from tiering.doing import MOVING, Doer, name_of
 from tiering.due import Agenda, SegmentDue, due, due_at_once
 from tiering.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
-from tiering.errors import PlaceFull, PolicyIllegal, TieringBusy, TieringStopped
+from tiering.errors import (
+    PlaceDenied,
+    PlaceFull,
+    PlaceUnavailable,
+    PolicyIllegal,
+    TieringBusy,
+    TieringStopped,
+)
 from tiering.history import History
 from tiering.keys import provider_of
 from tiering.looking import Looker, Sight
 from tiering.match import Match
 from tiering.merge import TARGET_BYTES
 from tiering.merging import Merger
-from tiering.moving import WORK, Mover
+from tiering.moving import Mover
 from tiering.parting import Parter
 from tiering.plan import Plan, make_plan
 from tiering.policy import Policy, check_with_store, is_open
@@ -54,6 +59,7 @@ from tiering.storeside import Progress, Store, TopicFacts
 from tiering.survey import encrypted_of, traits_of
 from tiering.tiers import Tiers
 from tiering.trustedclock import TrustedClock
+from tiering.waiting import FILE, WORK, Waits
 
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
 
@@ -61,23 +67,6 @@ INTERVAL: Final = 60.0
 _log = logging.getLogger("kvmq")
 _taken: WeakSet[object] = WeakSet()
 _taken_lock = module_lock()
-
-
-class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive as `Worker.archives` lists it; sizes are bytes, positions of the log, times ms."""
-
-    key: str
-    place: str
-    tier: Tier
-    messages: int
-    raw_bytes: int
-    bytes: int
-    first_position: int
-    last_position: int
-    first_stored_at: int
-    last_stored_at: int
-    retention_class: str
-    generation: int
 
 
 class Worker:
@@ -158,9 +147,11 @@ class Worker:
         self._parter = Parter(
             store, self._replacer, self._looker, self._clock, self._check, self._tell
         )
+        self._waits = Waits(store.path / WORK / FILE, self._files, self._clock)
         self._doer = Doer(
             self._side, self._mover, self._shifter, self._looker, self._executor, self.history,
-            self._trusted, self._clock, self._check, self._tell,
+            self._trusted, self._clock, self._waits, lambda tier: self._places[tier].name,
+            self._check, self._tell,
         )  # fmt: skip
         with _taken_lock:
             if self._side in _taken:
@@ -176,16 +167,7 @@ class Worker:
 
     def archives(self) -> list[ArchiveInfo]:
         """The archives of the store, by their first position."""
-        return [
-            ArchiveInfo(
-                key=row.key, place=row.place, tier=row.tier, messages=row.messages,
-                raw_bytes=row.raw_bytes, bytes=row.size, first_position=row.first_position,
-                last_position=row.last_position, first_stored_at=row.first_stored_at,
-                last_stored_at=row.last_stored_at, retention_class=row.retention_class,
-                generation=row.generation,
-            )
-            for row in self._looker.rows()
-        ]  # fmt: skip
+        return [info_of(row) for row in self._looker.rows()]
 
     def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
         """What a run would do now, and what that costs or saves; nothing is changed."""
@@ -242,6 +224,7 @@ class Worker:
         finally:
             self._executor.close()
             self._mover.clear()
+            self._waits.note()
             self._busy.release()
 
     def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:
@@ -271,7 +254,7 @@ class Worker:
         first. Raises as `run_once` does.
         """
         with self._alone():
-            run = self._begin()
+            run = self._begin(anew=False)
             self._merger.begin(anew=False)
             while True:
                 waits = self._do_due(run)
@@ -395,33 +378,45 @@ class Worker:
                 return False
             self._doer.sweep(run)
 
-    def _begin(self) -> Run:
-        """Put right what a worker before left, and begin."""
+    def _begin(self, *, anew: bool = True) -> Run:
+        """Put right what a worker before left, and begin; `anew`: nothing is left alone that failed
+        before.
+        """
         run = Run(self.history)
+        self._waits.begin(anew=anew)
         self._doer.unfit.clear()
         self._looker.judge.begin()
         known = {row.key for row in decode_rows(self._side.rows())}
-        self._try_places(run)
+        self._try_places(run, anew=anew)
         with run.noting("tidying", StoreError):
-            run.removed += self._mover.tidy(known) + self._shifter.tidy()
+            run.removed += self._mover.tidy(known, run.failed_with) + self._shifter.tidy()
         self._doer.sweep(run)
         return run
 
-    def _try_places(self, run: Run) -> None:
+    def _try_places(self, run: Run, *, anew: bool) -> None:
         """Try out, once, what each place promises, and make a folder that is not there yet. One
-        that is full is noted: what is to go from there must go all the same.
+        that is full is noted: what is to go from there must go all the same. So is one that is
+        away, for a worker that runs by itself: other places may be there.
         """
-        for place in self._places.values():
-            if place.name not in self._tried:
-                with run.noting(place.name, PlaceFull):
-                    place.check(create=True)
-                    self._tried.add(place.name)
+        for tier, place in self._places.items():
+            if place.name in self._tried or self._waits.is_on(place.name):
+                continue
+            try:
+                place.check(create=True)
+                self._tried.add(place.name)
+            except (PlaceUnavailable, PlaceDenied, PlaceFull) as e:
+                if anew and not isinstance(e, PlaceFull):
+                    raise
+                if not isinstance(e, PlaceFull):
+                    self._waits.failed(place.name, [tier], e)
+                run.failed_with(place.name, e)
 
     def _agenda(self) -> tuple[Agenda, Sight]:
         self._store.checkpoint()
         now = self._trusted.now_ms()
         sight = self._looker.look(now)
-        fit = [s for s in sight.segments if s.number not in self._doer.unfit]
+        self._waits.keep({name_of(s.number) for s in sight.segments})
+        fit = [s for s in sight.segments if self._doer.is_fit(s.number)]
         agenda = due(
             self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size,

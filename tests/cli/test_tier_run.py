@@ -231,3 +231,19 @@ def test_on_a_terminal_an_erasure_tells_and_asks_first(
     assert "for good?" in asked.stderr
     assert "archive_bytes" in asked.stdout
     assert len(kvmq("query", tiered, "orders", "o-3", "--json").lines) == 1
+
+
+def test_what_could_not_be_moved_is_listed_with_the_reason(
+    kvmq: Kvmq, old: Path, policy: Path
+) -> None:
+    assert "left alone" not in kvmq("tier", "list", old).out
+    segment = min((old / "commitlog").iterdir())
+    data = bytearray(segment.read_bytes())
+    data[500] ^= 1
+    segment.write_bytes(data)
+    assert kvmq("tier", "run", old, "--policy", policy).code == 1
+    told = kvmq("tier", "list", old).out
+    assert "left alone" in told
+    assert "segment 0" in told
+    (tier,) = kvmq("stats", old, "--json").json["tiers"]
+    assert [text.partition(":")[0] for text in tier["waiting"]] == ["segment 0"]

@@ -22,11 +22,16 @@ from kvstore.cli.output import Output, output_option, size_text
 @config_option
 @output_option
 def list_(out: Output, folder: Path, config_file: Path | None) -> None:
-    """List the archives of the store in DIR, oldest first."""
+    """List the archives of the store in DIR, oldest first, and what a worker leaves alone.
+
+    With --json archives alone; `kvmq stats --json` has what is left alone, by tier.
+    """
     from tiering.catalog import decode_rows
+    from tiering.waiting import FILE, WORK, read_waits
 
     with open_store(out, folder, config_file, read_only=True) as store:
         rows = decode_rows(store.catalog().rows)
+        waits = read_waits(folder / WORK / FILE, store.config.files)
     if out.json:
         out.document(rows)
         return
@@ -45,6 +50,11 @@ def list_(out: Output, folder: Path, config_file: Path | None) -> None:
         for row in rows
     ]
     out.table(columns, shown, right=("records", "bytes"))
+    if waits:
+        left = [(wait.what, wait.tries, time_text(wait.until), wait.why) for wait in waits]
+        out.table(
+            ("left alone", "tries", "tried again at", "why"), left, title="could not be moved"
+        )
 
 
 def _until(delete_at: int | None) -> str:
@@ -60,7 +70,7 @@ def _until(delete_at: int | None) -> str:
 def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> None:
     """Show what tiering did to the store in DIR, oldest first."""
     from tiering.history import History
-    from tiering.moving import WORK
+    from tiering.waiting import WORK
 
     require_store(folder)
     config = read_config(config_file)

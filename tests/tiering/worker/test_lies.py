@@ -89,7 +89,7 @@ def test_what_was_put_is_read_back_and_taken_away_if_it_is_something_else(
 ) -> None:
     honest, intents, intent, path = announced(tmp_path)
     with pytest.raises((ArchiveDamaged, PlaceError)):
-        put_announced(intents, intent, LyingPlace(honest, lie), path, int, int)  # type: ignore[arg-type]
+        put_announced(intents, intent, LyingPlace(honest, lie), path, int, int)
     assert list(honest.list()) == []
     assert list(intents.unfinished(())) == []
 
