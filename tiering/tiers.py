@@ -442,7 +442,7 @@ class Tiers:
                         sum(r.number in opened for r in mine),
                         sum(opened.get(r.number, 0) for r in mine),
                         waiting,
-                    )
+                    )  # fmt: skip
                 )
         return out
 
