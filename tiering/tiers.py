@@ -432,18 +432,12 @@ class Tiers:
             mine = [r for r in self._rows.values() if r.tier == tier and r.state == "live"]
             waiting = [f"{wait.what}: {wait.why}" for wait in waits if tier in wait.tiers]
             if mine or waiting:
-                out.append(
-                    TierStats(
-                        tier,
-                        len(mine),
-                        sum(r.messages for r in mine),
-                        sum(r.raw_bytes for r in mine),
-                        sum(r.size for r in mine),
-                        sum(r.number in opened for r in mine),
-                        sum(opened.get(r.number, 0) for r in mine),
-                        waiting,
-                    )  # fmt: skip
-                )
+                row_bytes = sum(r.raw_bytes for r in mine), sum(r.size for r in mine)
+                used = sum(opened.get(r.number, 0) for r in mine)
+                count = sum(r.number in opened for r in mine)
+                messages = sum(r.messages for r in mine)
+                found = TierStats(tier, len(mine), messages, *row_bytes, count, used, waiting)
+                out.append(found)
         return out
 
     def cache_stats(self) -> CacheStats:
