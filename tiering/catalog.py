@@ -18,6 +18,7 @@ import msgspec
 
 from kvstore.errors import FormatError
 from kvstore.index.keys import archive_key, read_archive_key
+from tiering.objectnames import jobs_folder
 
 Tier = Literal["warm", "cold"]
 State = Literal["live", "retired"]
@@ -103,7 +104,8 @@ def is_own(row: ArchiveRow, store_id: bytes) -> bool:
     along is another store's.
     """
     is_inside = "://" not in row.place and not Path(row.place).is_absolute()
-    return is_inside or row.key.startswith(f"{store_id.hex()}/")
+    store = store_id.hex()
+    return is_inside or row.key.startswith((f"{store}/", jobs_folder(store)))
 
 
 def kept_as(place: str, folder: Path) -> str:

@@ -290,7 +290,8 @@ class ObjectPlace:
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """See `Place.list`."""
-        for found in self._pages(prefix.rpartition("/")[0]):
+        folder = prefix.rpartition("/")[0]
+        for found in self._pages(folder) if not folder or is_key(folder) else ():
             if found.key.startswith(prefix) and is_key(found.key):
                 yield found
 
