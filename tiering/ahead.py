@@ -58,6 +58,10 @@ def ahead(
                 future.cancel()
 
 
+def go_on() -> None:
+    """A check for work that nobody stops."""
+
+
 def _next(begun: deque[tuple[J, Future[T]]]) -> tuple[J, Callable[[], T]]:
     item, future = begun.popleft()
     return item, future.result

@@ -14,7 +14,8 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 from weakref import WeakSet
@@ -27,6 +28,8 @@ from kvstore.archived import Arriving, Queue
 from kvstore.errors import CallerError, StoreError, TopicNotFound
 from kvstore.forking import module_lock
 from tiering.archive.crypto import KeyProvider
+from tiering.archive.layout import OPENING_READ
+from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveOrigin
@@ -36,7 +39,13 @@ from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.classes import RetentionClass, read_class
 from tiering.contents import FOLDER, contents, fields_of, row_of
 from tiering.deadjobs import sweep
-from tiering.elsewhere import OpenedArchive, open_elsewhere
+from tiering.elsewhere import (
+    OPEN_BYTES,
+    LazyArchives,
+    OpenedArchive,
+    open_elsewhere,
+    opened_all,
+)
 from tiering.errors import (
     AttachConflict,
     NothingToRestore,
@@ -49,6 +58,7 @@ from tiering.intents import Intent, Intents
 from tiering.moved import Moved, Plan, plan, write_moved
 from tiering.moving import archived_topic
 from tiering.objectnames import SUFFIX, object_key
+from tiering.opened import OpenArchives
 from tiering.overlaps import Range, ranges_of
 from tiering.place import Place, open_place
 from tiering.putting import put_announced, take_away
@@ -165,7 +175,7 @@ class _Attaching:
         known = {info.name: info for info in self._store.topics()}
         ranges = [r for one in found for r in _wanted(one, described)]
         self._fitting.check_topics(ranges, described, known)
-        archives = {one.object.key: one.archive for one in found}
+        archives = LazyArchives({one.object.key: one.open for one in found})
         self._fitting.check_offsets(archives, ranges, known)
         coming = self._planned(found, described, known)
         return self._bring(coming, found, described, known, source_id, superseded)
@@ -189,9 +199,10 @@ class _Attaching:
             sweep(self._place, self._config.clock.now_ms())
 
     def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
-        for number, one in enumerate(objects):
-            self._tell("opening archives", number, len(objects))
-            yield OpenedArchive.of(self._place, one, self._keys)
+        with closing(opened_all(self._place, objects, self._keys)) as each:
+            for number, (_, opened) in enumerate(each):
+                self._tell("opening archives", number, len(objects))
+                yield opened()
 
     def _planned(
         self,
@@ -305,8 +316,9 @@ class _Attaching:
         )  # fmt: skip
 
     def _take_in(self, rows: Sequence[ArchiveRow], made: Sequence[ArchivedTopic]) -> None:
-        new = {row.number: Archive.open(self._own.source(row.key, row.size), keys=self._keys)
-               for row in rows}  # fmt: skip
+        by_number = {row.number: row for row in rows}
+        kept = OpenArchives(lambda n: self._own_archive(by_number[n]), OPEN_BYTES, OPENING_READ)
+        new = LazyArchives({number: partial(kept.get, number) for number in by_number})
         held = [h for number, archive in new.items() for h in contents(archive, number).held]
         queues = dict.fromkeys((one.topic, one.queue) for one in held)
         heres = {queue: self._side.here(*queue) for queue in queues}
@@ -323,6 +335,9 @@ class _Attaching:
                 self._side.take_in(arriving, stretches, ends, topics)
         except CallerError as e:
             raise AttachConflict(f"{e}; try again") from e
+
+    def _own_archive(self, row: ArchiveRow) -> Archive:
+        return open_lazily(self._own.source(row.key, row.size), keys=self._keys)
 
     def _take_away(self, rows: Sequence[ArchiveRow]) -> None:
         """Remove what was put and did not come in."""

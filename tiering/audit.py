@@ -25,6 +25,7 @@ from kvstore.archived import Catalog
 from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from tiering.archive.crypto import KeyProvider
+from tiering.archive.lazily import open_lazily
 from tiering.archive.reader import Archive, Source
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.copying import read_whole
@@ -195,7 +196,7 @@ def _keys_of(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> KeysAtH
     if keys is None or not row.is_encrypted:
         return None
     try:
-        manifest = Archive.open(place.source(row.key, row.size)).manifest
+        manifest = open_lazily(place.source(row.key, row.size)).manifest
     except (StoreError, OSError):
         return None  # whoever checks it finds out why
     return keys_at_hand(

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from kvstore.archived import ArchivedTopic, Contents, Held
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from tiering.archive.layout import NO_QUEUE
+from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import STORE_ID_NONE, Manifest
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.archive.reader import Archive
@@ -143,7 +144,7 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
             if is_of_jobs(info.key):
                 continue
             try:
-                manifest = Archive.open(place.source(info.key, info.size)).manifest
+                manifest = open_lazily(place.source(info.key, info.size)).manifest
             except (ArchiveDamaged, FormatTooNew, FormatTooOld) as e:
                 _log.error("%s/%s is left alone: %s", place.name, info.key, e)
                 continue

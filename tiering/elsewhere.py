@@ -1,27 +1,39 @@
 """Elsewhere: a place with archives that a caller names, which need not be any of the store's.
 
 The idea: whoever brings archives from somewhere says where that is and how it is reached; what is
-not said, the settings say. Each archive there is opened, and says what it is.
+not said, the settings say. Each archive there is looked at, and says what it is; of many only the
+last few stay open.
 
 Invariant: the place is only looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from kvstore.access import ArchiveAccess
 from kvstore.clock import Clock
 from kvstore.files import Files
+from tiering.ahead import ahead, go_on
 from tiering.archive.crypto import KeyProvider
+from tiering.archive.layout import OPENING_READ
+from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject
 from tiering.keys import provider_of
+from tiering.opened import OpenArchives
 from tiering.place import Place, open_place
 from tiering.places.settings import is_remote
+
+K = TypeVar("K")
+AT_ONCE: Final = 16
+"""Archives that are opened at once: a bucket takes its time for each."""
+OPEN_BYTES: Final = 64 << 20
+"""What archives that stay open may take."""
 
 
 class Elsewhere(NamedTuple):
@@ -54,21 +66,55 @@ def open_elsewhere(
 
 
 class OpenedArchive(NamedTuple):
-    """An archive's object, opened."""
+    """An archive's object, and what it says of itself."""
 
     object: ArchiveObject
-    archive: Archive
+    manifest: Manifest
+    open: Callable[[], Archive]
 
     @property
-    def manifest(self) -> Manifest:
-        """What it says of itself."""
-        return self.archive.manifest
+    def archive(self) -> Archive:
+        """The archive; opened again, if it was let go of meanwhile. Raises as its opening does."""
+        return self.open()
 
-    @classmethod
-    def of(cls, place: Place, one: ArchiveObject, keys: KeyProvider | None) -> OpenedArchive:
-        """Open one. What of it can't be read at all is found now. Raises ArchiveDamaged,
-        FormatTooNew, PlaceError.
-        """
-        archive = Archive.open(place.source(one.key, one.size), keys=keys)
-        _ = archive.manifest, archive.directory
-        return cls(one, archive)
+
+def opened_all(
+    place: Place, objects: Sequence[ArchiveObject], keys: KeyProvider | None
+) -> Generator[tuple[ArchiveObject, Callable[[], OpenedArchive]], None, None]:
+    """Each of some archives, with what gives it. What of it can't be read at all raises then:
+    ArchiveDamaged, FormatTooNew, PlaceError. Some are opened at once; those that were asked for
+    last stay open. To be closed.
+    """
+
+    def open_one(number: int) -> Archive:
+        one = objects[number]
+        return open_lazily(place.source(one.key, one.size), keys=keys)
+
+    kept = OpenArchives(open_one, OPEN_BYTES, OPENING_READ)
+
+    def look(number: int, _: Callable[[], None]) -> OpenedArchive:
+        archive = kept.get(number)
+        assert archive.directory is not None, "it is decoded, or raises"
+        return OpenedArchive(objects[number], archive.manifest, partial(kept.get, number))
+
+    for number, result in ahead(AT_ONCE, go_on, range(len(objects)), look):
+        yield objects[number], result
+
+
+class LazyArchives(Mapping[K, Archive]):
+    """Archives by names, each opened when it is asked for."""
+
+    def __init__(self, openers: Mapping[K, Callable[[], Archive]]) -> None:
+        self._openers = openers
+
+    def __getitem__(self, name: K) -> Archive:
+        return self._openers[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._openers
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._openers)
+
+    def __len__(self) -> int:
+        return len(self._openers)

@@ -19,11 +19,15 @@ from numpy.typing import NDArray
 
 from kvstore.archived import Held, Here, Queue, Stretch
 from tiering.archive.crypto import KeyProvider
+from tiering.archive.layout import OPENING_READ
+from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.contents import contents
+from tiering.elsewhere import OPEN_BYTES
 from tiering.errors import AttachConflict
+from tiering.opened import OpenArchives
 from tiering.overlaps import Range, first_twice, offsets_of
 from tiering.place import open_kept
 from tiering.storeside import Store, TopicFacts
@@ -31,7 +35,7 @@ from tiering.untangling import untangled
 
 I64 = NDArray[np.int64]
 _KEPT: Final = 64
-"""Blocks whose times are kept."""
+"""Blocks, and archives, whose times are kept."""
 
 
 class Fitting:
@@ -53,25 +57,24 @@ class Fitting:
         self._source = source
         self._rows = rows
         self._keys = keys
-        self._ours: dict[int, Archive] = {}
+        self._ours = OpenArchives(self._open, OPEN_BYTES, OPENING_READ)
         self._held: dict[int, dict[Queue, list[Held]]] = {}
         self._times = _Times()
 
     def ours(self, number: int) -> Archive:
         """One of the store's archives."""
-        found = self._ours.get(number)
-        if found is None:
-            row = self._rows.get(number)
-            if row is None:
-                # A worker has made it meanwhile.
-                row = next(r for r in decode_rows(self._side.rows()) if r.number == number)
-            place = open_kept(
-                row.place, self._store.path, options=self._config.archives.options,
-                files=self._files, clock=self._config.clock,
-            )  # fmt: skip
-            found = Archive.open(place.source(row.key, row.size), keys=self._keys)
-            self._ours[number] = found
-        return found
+        return self._ours.get(number)
+
+    def _open(self, number: int) -> Archive:
+        row = self._rows.get(number)
+        if row is None:
+            # A worker has made it meanwhile.
+            row = next(r for r in decode_rows(self._side.rows()) if r.number == number)
+        place = open_kept(
+            row.place, self._store.path, options=self._config.archives.options,
+            files=self._files, clock=self._config.clock,
+        )  # fmt: skip
+        return open_lazily(place.source(row.key, row.size), keys=self._keys)
 
     def check_topics(
         self,
@@ -253,6 +256,8 @@ class _Times:
         found = self._blocks.get(archive.name)
         if found is None:
             rows = archive.rows()
+            if len(self._blocks) >= _KEPT:
+                self._blocks.clear()
             found = self._blocks[archive.name] = rows.least_stored_at, rows.greatest_stored_at
         return int(found[0][block]), int(found[1][block])
 

@@ -34,6 +34,11 @@ def is_of_jobs(key: str) -> bool:
     return JOBS_FOLDER.fullmatch(key.partition("/")[0]) is not None
 
 
+def jobs_folder(store_id: str) -> str:
+    """What the names of all that a store's jobs put begin with."""
+    return f"{store_id}-jobs/"
+
+
 def group_folder(store_id: str, group: int) -> str:
     """What the names of the archives of a group's jobs begin with."""
     return f"{store_id}-jobs/made/{group:08d}/"

@@ -25,10 +25,13 @@ _OBJECTS: Final = 8 << 10
 
 
 class OpenArchives:
-    """See the module. `open_one` opens an archive by its number."""
+    """See the module. `open_one` opens an archive by its number; each takes `more` bytes besides
+    what it says.
+    """
 
-    def __init__(self, open_one: Callable[[int], Archive], limit: int) -> None:
+    def __init__(self, open_one: Callable[[int], Archive], limit: int, more: int = 0) -> None:
         self._open_one = open_one
+        self._more = more + _OBJECTS
         self._limit = limit
         self._lock = threading.Lock()
         self._open: OrderedDict[int, Archive] = OrderedDict()
@@ -98,7 +101,7 @@ class OpenArchives:
     # --- under the lock ---
 
     def _weigh(self, number: int) -> None:
-        size = self._open[number].memory_bytes + _OBJECTS
+        size = self._open[number].memory_bytes + self._more
         self._bytes += size - self._sizes.get(number, 0)
         self._sizes[number] = size
         self._open.move_to_end(number)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvstore.archived import Catalog
+from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import Manifest
-from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceUnavailable
 from tiering.judging import Judge, Today
@@ -94,7 +94,7 @@ def _judge(store: Readable) -> Judge:
     def manifest_of(row: ArchiveRow) -> Manifest:
         if is_remote(row.place):
             raise PlaceUnavailable(f"{row.place} is not asked for a plan", row.place)
-        return Archive.open(place_of(row).source(row.key, row.size)).manifest
+        return open_lazily(place_of(row).source(row.key, row.size)).manifest
 
     return Judge(manifest_of)
 

@@ -13,7 +13,9 @@ is damaged is reported and costs itself alone; a restore that fails leaves the t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from math import gcd
 from pathlib import Path
 from typing import Any, Final
@@ -32,14 +34,16 @@ from kvstore.errors import (
     TopicNotFound,
 )
 from kvstore.paths import local_path
+from tiering.ahead import ahead, go_on
 from tiering.archive.crypto import KeyProvider
+from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog import ArchiveRow, Tier, encode_row
-from tiering.contents import FOLDER, contents, row_of
+from tiering.contents import FOLDER, contents, fields_of, row_of
 from tiering.copying import fetch
-from tiering.elsewhere import OpenedArchive, open_elsewhere
+from tiering.elsewhere import AT_ONCE, LazyArchives, OpenedArchive, open_elsewhere, opened_all
 from tiering.errors import (
     NothingToRestore,
     ObjectNotFound,
@@ -169,7 +173,7 @@ class _Restoring:
         self._unreadable: dict[str, str] = {}
         self._rows: list[ArchiveRow] = []
         self._held: list[Held] = []
-        self._taken: dict[int, Archive] = {}
+        self._taken: dict[int, Callable[[], Archive]] = {}
         self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
 
     def run(
@@ -181,13 +185,14 @@ class _Restoring:
         if not is_given:
             self._config = _sized(self._config, [f.manifest for f in every])
         self._check_topics(found)
-        for number, one in enumerate(found):
-            if self._progress is not None:
-                self._progress("restoring archives", number, len(found))
-            try:
-                self._take(one)
-            except _DAMAGE as e:
-                self._damaged(one.object, e)
+        with closing(ahead(AT_ONCE, go_on, found, lambda one, _: one.archive)) as each:
+            for number, (one, opened) in enumerate(each):
+                if self._progress is not None:
+                    self._progress("restoring archives", number, len(found))
+                try:
+                    self._take(one, opened())
+                except _DAMAGE as e:
+                    self._damaged(one.object, e)
         topics, held = self._topics(found)
         size = self._config.segment_size
         ends = [end for f in every for _, end in f.manifest.segments]
@@ -217,15 +222,16 @@ class _Restoring:
         )
 
     def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
-        for number, one in enumerate(objects):
-            if self._progress is not None:
-                self._progress("opening archives", number, len(objects))
-            try:
-                found = OpenedArchive.of(self._place, one, self._keys)
-            except _DAMAGE as e:
-                self._damaged(one, e)
-            else:
-                yield found
+        with closing(opened_all(self._place, objects, self._keys)) as each:
+            for number, (one, opened) in enumerate(each):
+                if self._progress is not None:
+                    self._progress("opening archives", number, len(objects))
+                try:
+                    found = opened()
+                except _DAMAGE as e:
+                    self._damaged(one, e)
+                else:
+                    yield found
 
     def _damaged(self, one: ArchiveObject, error: Exception) -> None:
         self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
@@ -242,9 +248,9 @@ class _Restoring:
             why = self._problems[0].reason if self._problems else "there are none"
             raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
 
-    def _take(self, one: OpenedArchive) -> None:
+    def _take(self, one: OpenedArchive, archive: Archive) -> None:
         """Have an archive, or what is wanted of it, in the store."""
-        share = self._wanted.share(one.archive)
+        share = self._wanted.share(one.manifest)
         if share == 0:
             self._counts["left_out"] += 1
             return
@@ -252,7 +258,7 @@ class _Restoring:
         if share == 1 and not self._is_kept:
             self._counts["attached"] += 1
             place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
-            archive = one.archive
+            opener = one.open
         else:
             key = object_key(
                 bytes.fromhex(self._own_id), one.object.position, one.object.number,
@@ -265,7 +271,7 @@ class _Restoring:
                 crc = fetch(self._place, one.object.key, one.object.size, path, self._files)
             else:
                 lost: list[str] = []
-                crc = write_wanted(one.archive, self._wanted, path, self._files, self._keys, lost)
+                crc = write_wanted(archive, self._wanted, path, self._files, self._keys, lost)
                 if not crc:
                     self._counts["left_out"] += 1
                 else:
@@ -276,11 +282,12 @@ class _Restoring:
                     return
             own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
             size = own.size(key)
-            archive = Archive.open(own.source(key, size), keys=self._keys)
+            opener = partial(open_lazily, own.source(key, size), keys=self._keys)
+            archive = opener()
         number = one.object.number
         tier: Tier = self._tier if place != FOLDER else "warm"
         self._held += contents(archive, number).held
-        self._taken[number] = archive
+        self._taken[number] = opener
         self._rows.append(
             row_of(
                 archive.manifest, number=number, place=place, key=key, tier=tier, size=size, crc=crc
@@ -307,7 +314,8 @@ class _Restoring:
         """
         known: dict[str, ArchivedTopic] = {}
         for one in sorted(found, key=lambda f: f.manifest.last_position):
-            for topic in contents(one.archive, one.object.number).topics:
+            for said in one.manifest.topics:
+                topic = ArchivedTopic(said.id, said.name, fields_of(said))
                 if not self._wanted.has_topic(topic.name):
                     continue
                 before = known.get(topic.name)
@@ -319,7 +327,7 @@ class _Restoring:
         for held in mine:
             queues[held.topic] = max(queues.get(held.topic, 0), held.queue + 1)
         topics = [_wide(topic, queues.get(topic.id, 0)) for topic in known.values()]
-        return topics, untangled(mine, self._taken.__getitem__)
+        return topics, untangled(mine, LazyArchives(self._taken).__getitem__)
 
 
 def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:

@@ -18,6 +18,7 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
 from tiering.archive.block import Block
 from tiering.archive.crypto import KeyProvider
+from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
@@ -35,9 +36,8 @@ class Wanted(NamedTuple):
         """Whether a topic's messages are wanted."""
         return self.topics is None or name in self.topics
 
-    def share(self, archive: Archive) -> float:
+    def share(self, manifest: Manifest) -> float:
         """1 if all of an archive is wanted, 0 if nothing is, else something between."""
-        manifest = archive.manifest
         mine = [self.has_topic(topic.name) for topic in manifest.topics]
         if not any(mine) or (self.until is not None and manifest.first_stored_at > self.until):
             return 0

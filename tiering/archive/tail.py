@@ -72,15 +72,20 @@ def read_tail(source: Source) -> bytes:
     """Everything behind blocks and indexes, in at most two reads: what `Archive.open` takes from a
     cache as `tail`. Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
-    if source.size < HEADER_SIZE + TRAILER_SIZE:
-        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
     begin = max(source.size - OPENING_READ, 0)
     end = read_exactly(source, begin, source.size - begin)
-    _, size = _trailer(source, end)
-    wanted = source.size - TRAILER_SIZE - size
+    wanted = tail_begin(source, end)
     if wanted >= begin:
         return end[wanted - begin :]
     return read_exactly(source, wanted, begin - wanted) + end
+
+
+def tail_begin(source: Source, end: bytes) -> int:
+    """Where the tail begins, by an archive's last bytes. Raises ArchiveDamaged, FormatTooNew."""
+    if source.size < HEADER_SIZE + TRAILER_SIZE:
+        raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
+    _, size = _trailer(source, end)
+    return source.size - TRAILER_SIZE - size
 
 
 def read_exactly(source: Source, offset: int, size: int) -> bytes:

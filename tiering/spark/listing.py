@@ -19,6 +19,7 @@ from kvstore.archived import View, view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreNotFound
 from kvstore.files import LocalFiles
+from tiering.archive.lazily import open_lazily
 from tiering.archive.reader import Archive, Source
 from tiering.bucket import objects_of
 from tiering.catalog import ArchiveRow, Tier, decode_rows
@@ -67,12 +68,14 @@ class Stretch(msgspec.Struct, frozen=True):
 
 class Listing(msgspec.Struct, frozen=True):
     """See the module. `topics` are the ids and first positions of those that are there, by name;
-    None: of each name the highest id that an archive has.
+    None: of each name the highest id that an archive has. `rows` are what a catalog says of the
+    archives; a place alone has none.
     """
 
     archives: list[Held]
     log: list[Stretch] = []
     topics: dict[str, tuple[int, int]] | None = None
+    rows: list[ArchiveRow] = []
 
 
 class Opener:
@@ -107,7 +110,7 @@ class Opener:
     def opened(self, held: Held) -> Archive:
         """An archive, opened anew, which several threads may do at once."""
         source = self.place(held.place).source(held.key, held.size)
-        return Archive.open(_Counting(source, self), keys=self._keys)
+        return open_lazily(_Counting(source, self), keys=self._keys)
 
 
 class _Counting:
@@ -187,5 +190,10 @@ def _of_store(options: ReadOptions) -> Listing:
     folder = Path(options.path)
     view = view_store(folder, StoreConfig())
     topics = {topic.name: (topic.id, int(topic.fields["since"])) for topic in view.topics}
-    held = [one for _, one in live_rows(folder, view)]
-    return Listing(held, stretches(view) if options.hot else [], topics)
+    live = live_rows(folder, view)
+    return Listing(
+        [held for _, held in live],
+        stretches(view) if options.hot else [],
+        topics,
+        [row for row, _ in live],
+    )

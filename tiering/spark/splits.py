@@ -1,19 +1,22 @@
 """Splits: what there is to read, in parts of about the same size.
 
-The idea: archives are looked at (directory, and key index where keys are asked for), blocks that
-can't have what is wanted fall away, and what is left is packed, in the order of the log, into parts
-of so many bytes of records. A large archive becomes several parts, small ones share one, and the
-last ones are smaller, so that tasks which run side by side end at about the same time. Parts of the
-hot log are cut by bytes: a task finds the first record of its part by itself.
+The idea: of a store the catalog says which archives can't have what is wanted. The others are
+looked at, some at once (directory, and key index where keys are asked for), and only what was found
+is kept of each: blocks that can't have what is wanted fall away. What is left is packed, in the
+order of the log, into parts of so many bytes of records. A large archive becomes several parts,
+small ones share one, and the last ones are smaller, so that tasks which run side by side end at
+about the same time. Parts of the hot log are cut by bytes: a task finds the first record of its
+part by itself.
 
-Invariants: each block and each byte of the log is in one part; nothing is read of a block here.
+Invariants: each block and each byte of the log is in one part; nothing is read of a block here; of
+an archive that was looked at 8 bytes are kept for each block that is wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
 from kvstore.record.hashes import key_hash_range
+from tiering.ahead import ahead, go_on
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject, newest
@@ -33,6 +37,7 @@ from tiering.spark.wanted import Wanted
 
 Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]
+T = TypeVar("T")
 _NO_CUTS: Final[Mapping[int, tuple[int, int]]] = {}
 _ENDLESS: Final = 1 << 62
 _POSITION_ID: Final = 32
@@ -89,11 +94,14 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Opened(NamedTuple):
-    """An archive that is open."""
+class Looked(NamedTuple, Generic[T]):
+    """An archive that was looked at, and what was taken of it. The manifest is without topics,
+    which may be thousands in each of thousands of archives.
+    """
 
     held: Held
-    archive: Archive
+    manifest: Manifest
+    taken: T
 
     @property
     def object(self) -> ArchiveObject:
@@ -101,91 +109,108 @@ class Opened(NamedTuple):
         key, size = self.held.key, self.held.size
         return ArchiveObject.named(key, size) or ArchiveObject(key, 0, 0, size)
 
-    @property
-    def manifest(self) -> Manifest:
-        """As it says itself."""
-        return self.archive.manifest
+
+class _Chosen(NamedTuple):
+    """Blocks of an archive that may have what is wanted, and the bytes of records of each."""
+
+    blocks: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
 
 
 def splits_of(
     found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
 ) -> tuple[list[Split], list[Skipped]]:
     """The parts. Raises what damages an archive, unless the options say to skip such."""
-    opened, skipped = opened_of(found, options, opener)
-    ids = _ids(found, opened)
-    chosen_of: list[tuple[Held, I64, I64]] = []
-    for held, archive in opened:
-        try:
-            may, sizes = chosen(archive, wanted, ids)
-        except DAMAGE as e:
-            if options.damaged == "fail":
-                raise
-            skipped.append(Skipped(held.name, str(e)))
-            continue
-        chosen_of.append((held, np.flatnonzero(may), sizes))
     live = {
         name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
     }
+    if found.topics is not None:
+        ids = {name: number for name, (number, _) in found.topics.items()}
+        looked, skipped = looked_at(
+            _narrowed(found, wanted), options, opener, lambda one: _choice(one, wanted, ids)
+        )
+    else:
+        looked, skipped = _of_place(found, wanted, options, opener)
     log = found.log if live else []
-    total = sum(int(sizes[blocks].sum()) for _, blocks, sizes in chosen_of)
+    total = sum(int(one.taken.sizes.sum(dtype=np.int64)) for one in looked)
     packing = Packing(options.split_bytes, total + sum(one.end - one.begin for one in log))
-    for held, blocks, sizes in chosen_of:
-        packing.add(held, blocks, sizes)
+    for one in looked:
+        packing.add(one.held, one.taken.blocks.astype(np.int64), one.taken.sizes)
     for stretch in log:
         packing.add_log(stretch, live)
     return packing.splits, skipped
 
 
-def opened_of(
-    found: Listing, options: ReadOptions, opener: Opener
-) -> tuple[list[Opened], list[Skipped]]:
-    """The archives of a listing that hold, opened, and those that can't be. Raises as `splits_of`
-    does.
-    """
-    skipped: list[Skipped] = []
-    opened = _open_all(found.archives, opener, options, skipped)
-    if found.topics is None:
-        opened, _ = newest(opened)
-        if not opened and skipped:
-            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
-    return opened, skipped
+def _narrowed(found: Listing, wanted: Wanted) -> Listing:
+    """Without the archives that can't have what is wanted, as the catalog says."""
+    if found.topics is None or len(found.rows) != len(found.archives):
+        return found
+    mine = frozenset(number for name, (number, _) in found.topics.items() if wanted.has_topic(name))
+    both = zip(found.archives, found.rows, strict=True)
+    return replace(found, archives=[one for one, row in both if wanted.may_be_in(row, mine)])
 
 
-def _open_all(
-    archives: Sequence[Held], opener: Opener, options: ReadOptions, skipped: list[Skipped]
-) -> list[Opened]:
-    def opened(held: Held) -> Opened | Exception:
-        try:
-            archive = opener.archive(held)
-            _ = archive.manifest
-        except DAMAGE as e:
-            return e
-        return Opened(held, archive)
+def _of_place(
+    found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
+) -> tuple[list[Looked[_Chosen]], list[Skipped]]:
+    """The same of archives alone, which say only together which id of a topic counts."""
+    pairs: set[tuple[str, int]] = set()
 
-    out = []
-    # A few that are at hand are open before as many threads have begun.
-    is_quick = len(archives) <= AT_ONCE and not any(is_remote(held.place) for held in archives)
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-listing") as pool:
-        each = map(opened, archives) if is_quick else pool.map(opened, archives)
-        for held, one in zip(archives, each, strict=True):
-            if isinstance(one, Opened):
-                out.append(one)
-            elif options.damaged == "fail":
-                raise one
-            else:
-                skipped.append(Skipped(held.name, str(one)))
-    return out
+    def choice(archive: Archive) -> _Chosen:
+        mine = {(topic.name, topic.id) for topic in archive.manifest.topics}
+        pairs.update(mine)
+        return _choice(archive, wanted, dict(mine))
 
-
-def _ids(found: Listing, opened: Sequence[Opened]) -> Mapping[str, int]:
-    """The ids of the topics whose messages count, by name."""
-    if found.topics is not None:
-        return {name: number for name, (number, _) in found.topics.items()}
+    looked, skipped = looked_at(found, options, opener, choice)
     ids: dict[str, int] = {}
-    for one in opened:
-        for topic in one.manifest.topics:
-            ids[topic.name] = max(ids.get(topic.name, topic.id), topic.id)
-    return ids
+    for name, number in pairs:
+        ids[name] = max(ids.get(name, number), number)
+    if len(ids) == len(pairs):
+        return looked, skipped
+    # A topic was deleted and made again: seldom, so that looking twice is no matter.
+    again = replace(found, archives=[one.held for one in looked])
+    looked, more = looked_at(again, options, opener, lambda one: _choice(one, wanted, ids))
+    return looked, skipped + more
+
+
+def _choice(archive: Archive, wanted: Wanted, ids: Mapping[str, int]) -> _Chosen:
+    may, sizes = chosen(archive, wanted, ids)
+    blocks = np.flatnonzero(may)
+    # No block has 4 GiB of records.
+    return _Chosen(blocks.astype(np.uint32), sizes[blocks].astype(np.uint32))
+
+
+def looked_at(
+    found: Listing, options: ReadOptions, opener: Opener, take: Callable[[Archive], T]
+) -> tuple[list[Looked[T]], list[Skipped]]:
+    """The archives of a listing that hold, with what is taken of each, and those that can't be
+    read. Some are open at once, and none stays so. Raises as `splits_of` does.
+    """
+
+    def look(held: Held, _: Callable[[], None]) -> Looked[T]:
+        archive = opener.opened(held)
+        # The figures need the directory, which is decoded once more by who takes blocks.
+        return Looked(held, replace(archive.manifest, topics=()), take(archive))
+
+    looked: list[Looked[T]] = []
+    skipped: list[Skipped] = []
+    # A few that are at hand are looked at before as many threads have begun.
+    is_quick = len(found.archives) <= AT_ONCE and not any(
+        is_remote(held.place) for held in found.archives
+    )
+    with closing(ahead(1 if is_quick else AT_ONCE, go_on, found.archives, look)) as each:
+        for held, result in each:
+            try:
+                looked.append(result())
+            except DAMAGE as e:
+                if options.damaged == "fail":
+                    raise
+                skipped.append(Skipped(held.name, str(e)))
+    if found.topics is None:
+        looked, _ = newest(looked)
+        if not looked and skipped:
+            raise NothingToRestore(f"no archive can be read: {skipped[0].reason}")
+    return looked, skipped
 
 
 def chosen(archive: Archive, wanted: Wanted, ids: Mapping[str, int]) -> tuple[Bools, I64]:
@@ -242,17 +267,16 @@ class Packing:
         self,
         held: Held,
         blocks: I64,
-        sizes: I64,
+        sizes: I64 | NDArray[np.uint32],
         cuts: Mapping[int, tuple[int, int]] = _NO_CUTS,
     ) -> None:
-        """Blocks of an archive, whose `sizes` are those of all its blocks, and which of them are
-        wanted in part.
-        """
+        """Blocks of an archive, the bytes of records of each, and which are wanted in part."""
+        done = 0
         for first, stop in runs_of(blocks):
             at = first
             while at < stop:
                 split = self._current()
-                ends = np.cumsum(sizes[at:stop])
+                ends = np.cumsum(sizes[done : done + stop - at], dtype=np.int64)
                 room = self._most - split.bytes
                 taken = max(int(np.searchsorted(ends, room, side="right")), 1)
                 if not split.pieces or split.pieces[-1].held != held:
@@ -263,6 +287,7 @@ class Packing:
                     split.pieces[-1].cuts.update(mine)
                 split.bytes += int(ends[taken - 1])
                 at += taken
+                done += taken
 
     def add_log(
         self, stretch: Stretch, topics: dict[str, int], ranges: Ranges | None = None

@@ -11,7 +11,7 @@ only time; what options ask for Spark does not know, and is applied here, exactl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 
 from tiering.archive.directory import Rows
 from tiering.archive.layout import NO_QUEUE
+from tiering.catalog import ArchiveRow, read_topics
 from tiering.spark.options import ReadOptions
 
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
@@ -129,6 +130,20 @@ class Wanted(msgspec.Struct, frozen=True):
         ):
             found &= (high >= of.low) & (low <= of.high)
         return found
+
+    def may_be_in(self, row: ArchiveRow, topics: Container[int]) -> bool:
+        """Whether an archive may have what is wanted, as far as its catalog's row tells; `topics`
+        are the ids of those that are.
+        """
+        if row.topics is not None and not any(one in topics for one in read_topics(row.topics)):
+            return False
+        return all(
+            high >= of.low and low <= of.high
+            for low, high, of in (
+                (row.first_stored_at, row.last_stored_at, self.stored_at),
+                (row.first_position, row.last_position, self.position),
+            )
+        )
 
     def has_topic(self, name: str) -> bool:
         """Whether messages of a topic may be wanted."""

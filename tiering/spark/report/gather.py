@@ -35,7 +35,7 @@ from tiering.spark.report.figures import (
     total_of,
 )
 from tiering.spark.report.views import KEPT_DAYS, SUMS, create_views, delays_of
-from tiering.spark.splits import opened_of
+from tiering.spark.splits import looked_at
 
 TOP: Final = 20
 
@@ -175,6 +175,7 @@ def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:
     held = found.archives
     if found.topics is None:
         # Of a place some may be superseded.
-        held = [one.held for one in opened_of(found, asked, Opener(asked))[0]]
+        looked, _ = looked_at(found, asked, Opener(asked), lambda _: None)
+        held = [one.held for one in looked]
     counts: Counter[str] = Counter(one.tier for one in held)
     return {tier: counts[tier] for tier in TIERS if tier in counts}

@@ -23,13 +23,14 @@ from pyspark.sql.types import StructType
 from kvstore.archived import viewer
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing, ConfigError
+from tiering.archive.reader import Archive
 from tiering.catalog import ArchiveRow, decode_rows, read_topics
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.spark.listing import DAMAGE, Listing, Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.reading import PartReader
 from tiering.spark.report.counting import Tally, count_archive, count_log
-from tiering.spark.splits import Opened, Split, opened_of, splits_of
+from tiering.spark.splits import Looked, Split, looked_at, splits_of
 from tiering.spark.wanted import Wanted
 
 NAME: Final = "kvmq_report"
@@ -89,7 +90,7 @@ class VolumeReader(DataSourceReader):
         options = self._options
         found = listing(options)
         large = msgspec.structs.replace(options, split_bytes=max(options.split_bytes, _AT_ONCE))
-        archives = Listing(found.archives, [], found.topics)
+        archives = Listing(found.archives, [], found.topics, found.rows)
         splits, skipped = splits_of(archives, self._wanted, large, Opener(options))
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
@@ -166,10 +167,10 @@ class ArchivesReader(DataSourceReader):
             catalog = viewer().view(Path(options.path), StoreConfig()).catalog
             yield from map(_of_row, decode_rows(catalog.rows))
             return
-        opened, skipped = opened_of(listing(options), options, Opener(options))
+        looked, skipped = looked_at(listing(options), options, Opener(options), _topics)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
-        yield from map(_of_archive, opened)
+        yield from map(_of_archive, looked)
 
 
 def _of_row(row: ArchiveRow) -> Row:
@@ -182,13 +183,20 @@ def _of_row(row: ArchiveRow) -> Row:
     )  # fmt: skip
 
 
-def _of_archive(found: Opened) -> Row:
+def _topics(archive: Archive) -> tuple[int, bool]:
+    """How many an archive has, and whether one of them is encrypted."""
+    topics = archive.manifest.topics
+    return len(topics), any(topic.key_id is not None for topic in topics)
+
+
+def _of_archive(found: Looked[tuple[int, bool]]) -> Row:
     held, made = found.held, found.manifest
+    topics, is_encrypted = found.taken
     return (
         held.place, held.key, held.tier, made.retention_class, "live", made.messages,
-        made.raw_bytes, held.size, len(made.topics), made.generation, made.first_position,
+        made.raw_bytes, held.size, topics, made.generation, made.first_position,
         made.last_position, _time(made.first_stored_at), _time(made.last_stored_at), made.codec,
-        made.level, any(topic.key_id is not None for topic in made.topics), None, None,
+        made.level, is_encrypted, None, None,
     )  # fmt: skip
 
 

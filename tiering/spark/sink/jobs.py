@@ -15,13 +15,16 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
 from typing import Final
 
 import msgspec
 
 from kvstore.errors import ConfigError
+from tiering.ahead import ahead, go_on
+from tiering.archive.lazily import open_lazily
+from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.bucket import ArchiveObject, check_one, own_archives, stores_in
 from tiering.commitlog import AT_ONCE, CommitLog
@@ -102,18 +105,22 @@ def _of_own(
     if not objects:
         return [], 0, {}
 
-    def opened(one: ArchiveObject) -> Archive:
-        archive = Archive.open(place.source(one.key, one.size))
-        _ = archive.manifest, archive.directory
-        return archive
+    def look(one: ArchiveObject, _: Callable[[], None]) -> tuple[list[Range], Manifest]:
+        archive = open_lazily(place.source(one.key, one.size))
+        return ranges_of(archive, one.key), archive.manifest
 
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="kvmq-sink") as pool:
-        archives = list(pool.map(opened, objects))
-    ranges = [r for o, a in zip(objects, archives, strict=True) for r in ranges_of(a, o.key)]
-    ends = [end for a in archives for _, end in a.manifest.segments]
-    ends += [a.manifest.last_position + _SEGMENT for a in archives]
-    topics = [t for a in archives for t in a.manifest.topics]
-    return ranges, max(ends), {t.name: t.id for t in sorted(topics, key=lambda t: t.id)}
+    ranges: list[Range] = []
+    position = 0
+    ids: dict[str, int] = {}
+    with closing(ahead(AT_ONCE, go_on, objects, look)) as each:
+        for _, looked in each:
+            mine, manifest = looked()
+            ranges += mine
+            ends = [manifest.last_position + _SEGMENT, *(end for _, end in manifest.segments)]
+            position = max(position, *ends)
+            for topic in manifest.topics:
+                ids[topic.name] = max(ids.get(topic.name, 0), topic.id)
+    return ranges, position, ids
 
 
 def _ranges(archives: Iterable[CommittedArchive]) -> list[Range]:
@@ -205,7 +212,7 @@ def _check_offsets(log: CommitLog, made: Commit) -> None:
 
     @cache
     def opened(key: str) -> Archive:
-        return Archive.open(place.source(key, sizes[key]))
+        return open_lazily(place.source(key, sizes[key]))
 
     others = [*_ranges(old), *_of_own(place, own)[0]]
     twice = first_twice(_ranges(made.archives), others, opened)

@@ -144,8 +144,7 @@ def _add(
         wanted = msgspec.structs.replace(Wanted.of(options), topics=None)
         ids = {name: topic.id for name, topic in sight.topics.items()}
         blocks = blocks[chosen(opener.archive(held), wanted, ids)[0][blocks]]
-    sizes = np.zeros(int(table.blocks.max()) + 1, np.int64)
-    sizes[table.blocks] = table.raw_bytes
+    sizes = table.raw_bytes[np.searchsorted(table.blocks, blocks)]
     packing.add(held, blocks, sizes, cuts)
 
 

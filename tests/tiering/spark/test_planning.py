@@ -1,0 +1,161 @@
+"""What is planned over many archives opens few of them, some at once, and keeps none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual
+
+import kvstore
+import tiering
+from tests.tiering.spark.sink.jobs import Job
+from tiering.archive import reader
+from tiering.archive.layout import OPENING_READ
+from tiering.archive.reader import Archive
+from tiering.spark.listing import AT_ONCE, Opener, listing
+from tiering.spark.options import read_options
+from tiering.spark.splits import Split, splits_of
+from tiering.spark.wanted import Wanted
+
+ARCHIVES = 60
+EACH = 66
+"""Messages in an archive."""
+STEP = 3_600_000
+"""Ms from one to the next archive's first message."""
+BEGIN = 1_790_000_000_000
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place of many archives, an hour each; topic `rare` is in every tenth."""
+    out = tmp_path_factory.mktemp("many") / "out"
+    job = Job(out, archive_bytes="65536")
+    for number in range(ARCHIVES):
+        at = [BEGIN + number * STEP + n for n in range(EACH)]
+        topic = "rare" if number % 10 == 3 else "often"
+        job.task(number, [
+            {
+                "topic": topic, "queue": number, "offset": n, "body": b"%d " % n * 20,
+                "stored_at": datetime.fromtimestamp(ms / 1000, UTC), "keys": [f"{number}-{n}"],
+                "position": (number * EACH + n) * 1000,
+            }
+            for n, ms in enumerate(at)
+        ])  # fmt: skip
+    assert job.commit()
+    assert len(job.archives) == ARCHIVES
+    return out
+
+
+@pytest.fixture(scope="module")
+def store(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that has them in its catalog."""
+    target = tmp_path_factory.mktemp("restored") / "store"
+    tiering.restore(many, target)
+    return target
+
+
+class Census:
+    """How many archives were opened, and how many were open at one time."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.most = 0
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Archive] = weakref.WeakSet()
+
+    def note(self, one: Archive) -> None:
+        with self._lock:
+            self.opened += 1
+            self._open.add(one)
+            self.most = max(self.most, len(self._open))
+
+
+@pytest.fixture
+def census(monkeypatch: pytest.MonkeyPatch) -> Census:
+    found = Census()
+    init = reader.Archive.__init__
+
+    def noted(self: Archive, *args: Any) -> None:
+        init(self, *args)
+        found.note(self)
+
+    monkeypatch.setattr(reader.Archive, "__init__", noted)
+    return found
+
+
+def planned(path: Path, *filters: Filter, **options: str) -> tuple[list[Split], Opener]:
+    given = read_options({"path": str(path), **options})
+    opener = Opener(given)
+    wanted = Wanted.of(given).narrowed(filters)
+    return splits_of(listing(given), wanted, given, opener)[0], opener
+
+
+def pieces(splits: list[Split]) -> int:
+    return len({piece.held.key for split in splits for piece in split.pieces})
+
+
+def test_a_plan_opens_the_archives_that_the_catalog_does_not_rule_out(
+    store: Path, census: Census
+) -> None:
+    def opened(*filters: Filter, **options: str) -> tuple[int, int]:
+        before = census.opened
+        splits, _ = planned(store, *filters, **options)
+        return census.opened - before, pieces(splits)
+
+    late = datetime.fromtimestamp((BEGIN + 57 * STEP) / 1000, UTC)
+    assert opened() == (ARCHIVES, ARCHIVES)
+    assert opened(GreaterThanOrEqual(("stored_at",), late)) == (3, 3)
+    assert opened(EqualTo(("topic",), "rare")) == (6, 6)
+    assert opened(topics="rare") == (6, 6)
+    assert opened(EqualTo(("topic",), "rare"), GreaterThanOrEqual(("stored_at",), late)) == (0, 0)
+    assert opened(EqualTo(("position",), 30 * EACH * 1000)) == (1, 1)
+    assert opened(EqualTo(("topic",), "nowhere")) == (0, 0)
+
+
+@pytest.mark.parametrize("which", ["store", "many"])
+def test_a_plan_keeps_no_archive_open(
+    which: str, census: Census, request: pytest.FixtureRequest
+) -> None:
+    splits, _ = planned(request.getfixturevalue(which))
+    assert pieces(splits) == census.opened == ARCHIVES
+    assert census.most <= 2 * AT_ONCE + 2
+
+
+def test_a_plan_reads_no_filter_unless_keys_are_asked_for(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections: list[str] = []
+    section = Archive._section
+
+    def noted(self: Archive, kind: Any, *args: Any, **more: Any) -> Any:
+        sections.append(kind.name)
+        return section(self, kind, *args, **more)
+
+    monkeypatch.setattr(Archive, "_section", noted)
+    _, opener = planned(many)
+    assert set(sections) == {"MANIFEST", "DIRECTORY"}
+    assert opener.read <= ARCHIVES * OPENING_READ
+    splits, _ = planned(many, keys="7-7")
+    assert "FILTER" in sections
+    assert pieces(splits) == 1
+
+
+def test_a_restore_and_an_attach_keep_few_archives_open(
+    many: Path, census: Census, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("elsewhere", "attach", "fitting"):
+        monkeypatch.setattr(sys.modules[f"tiering.{name}"], "OPEN_BYTES", 4 * OPENING_READ)
+    assert tiering.restore(many, tmp_path / "new").messages == ARCHIVES * EACH
+    assert census.opened >= ARCHIVES
+    assert census.most <= 2 * AT_ONCE + 8
+    census.most = 0
+    with kvstore.open(tmp_path / "other", kvstore.StoreConfig(segment_size=1 << 16)) as target:
+        assert tiering.attach(target, many).messages == ARCHIVES * EACH
+        assert census.most <= 2 * AT_ONCE + 8
+        assert target.verify(archives=True).problems == []
