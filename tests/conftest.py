@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 
 from tests.support.disk import half_full
+from tests.support.pools import quick_pools
 
 half_full()
+quick_pools()
 # A shell starts what runs in the background deaf to it; tests interrupt what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 _site = str(Path(__file__).parent / "support" / "site")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from kvstore import FormatTooNew, FormatTooOld, IndexDamaged, Store, StoreConfig
 from kvstore.index.families import Families
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
+from tests.support.children import Child, Teller
 from tests.support.contents import assert_found_by_key, assert_whole, bodies, read_all
 from tests.support.files import copy_folder
 from tests.support.stores import SEGMENT, SMALL, body, killed, message, opened, put, settings
@@ -348,12 +348,9 @@ def test_a_rebuild_cut_short_between_the_old_index_and_the_new_one_keeps_the_gro
     data = bytearray(table.read_bytes())
     data[20] ^= 0x10
     table.write_bytes(data)
-    spawn = multiprocessing.get_context("spawn")
     for nth in range(1, 30):
         copy = copy_folder(path, tmp_path / f"killed{nth}")
-        child = spawn.Process(target=rebuild_until, args=(copy, nth))
-        child.start()
-        child.join(60)
+        Child(rebuild_until, copy, nth).ended()
         if (copy / "index.new").exists() and not (copy / "index").exists():
             break
     else:
@@ -410,7 +407,7 @@ class KillingFiles(kvstore.files.LocalFiles):
         super().make_dir(path)
 
 
-def rebuild_until(path: Path, nth: int) -> None:
+def rebuild_until(_: Teller, path: Path, nth: int) -> None:
     kvstore.rebuild(path, StoreConfig(checkpoint_bytes=30_000, files=KillingFiles(nth)))
 
 
@@ -421,14 +418,10 @@ def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
     """By opening with the default settings, or by another rebuild."""
     if harm is not None:
         harm(path / "index")
-    spawn = multiprocessing.get_context("spawn")
     codes = []
     for nth in range(1, 30):
         copy = copy_folder(path, tmp_path / f"killed{nth}")
-        child = spawn.Process(target=rebuild_until, args=(copy, nth))
-        child.start()
-        child.join(60)
-        codes.append(child.exitcode)
+        codes.append(Child(rebuild_until, copy, nth).ended())
         if nth % 2:
             kvstore.rebuild(copy)
         else:
@@ -439,6 +432,6 @@ def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
         with opened(copy) as store:
             assert store.stats().segment_size == SEGMENT, nth
         assert_mended(copy, offsets=harm is None)
-        if child.exitcode == 0:
+        if codes[-1] == 0:
             break
     assert -signal.SIGKILL in codes

@@ -19,9 +19,18 @@ from typing import Any, Final, Self
 
 from tests.support.disk import half_full
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["pytest", "kvstore", "kvstore.rebuild", "tests.support.files", "tests.support.stores"]
+context: Final = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    [
+        "pytest",
+        "kvstore",
+        "kvstore.rebuild",
+        "tests.support.files",
+        "tests.support.stores",
+        "tiering.merge",
+        "tiering.pool",
+        "tiering.segment",
+    ]
 )
 _PATIENCE: Final = 60.0
 _PART: Final = 1 << 16
@@ -36,8 +45,8 @@ class Child:
     """
 
     def __init__(self, work: Callable[..., object], *args: Any) -> None:
-        self._reading, writing = _context.Pipe(duplex=False)
-        self._process = _context.Process(target=_run, args=(writing, work, *args), daemon=True)
+        self._reading, writing = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(writing, work, *args), daemon=True)
         self._process.start()
         writing.close()
         self.pid = self._process.pid
@@ -82,10 +91,15 @@ class Child:
         assert self.code == 0, f"the child ended with {self.code}\n" + "\n".join(self._errors)
         return told
 
+    def ended(self) -> int:
+        """Wait for the end, whatever it is; the exit code."""
+        self._finish()
+        return self.code
+
     def _finish(self) -> list[str]:
         told = list(self.lines())
         self._process.join(_PATIENCE)
-        self.code = self._process.exitcode
+        self.code = self._process.exitcode or 0
         self._process.kill()
         self._process.join()
         self._process.close()

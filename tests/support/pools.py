@@ -1,0 +1,76 @@
+"""Processes that make archives, begun from a fork server: a new interpreter takes a second each.
+
+What such a process does is the product's own, `tiering.pool.serve`, in a process of its own that is
+new each time; only how it is begun is another. Workers in processes that tests start begin theirs
+as the product does, and so does whoever calls `started_anew`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import IO, Final, cast
+
+from tests.support.children import context
+from tests.support.disk import half_full
+from tiering.pool import Pool, serve
+
+_start_anew: Final = Pool._start
+
+
+class _Forked:
+    """As much of `subprocess.Popen` as a pool needs."""
+
+    def __init__(self) -> None:
+        theirs_in, ours_out = context.Pipe(duplex=False)
+        ours_in, theirs_out = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_served, args=(theirs_in, theirs_out, os.getcwd(), dict(os.environ))
+        )
+        self._process.start()
+        theirs_in.close()
+        theirs_out.close()
+        self.stdin = _file(ours_out, "wb")
+        self.stdout = _file(ours_in, "rb")
+        self.pid = self._process.pid
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(cast(int, self.pid), signal.SIGKILL)
+
+    def wait(self) -> int:
+        self._process.join()
+        self.returncode = self._process.exitcode
+        self._process.close()
+        return self.returncode or 0
+
+
+def _file(end: Connection, mode: str) -> IO[bytes]:
+    found = os.fdopen(os.dup(end.fileno()), mode, buffering=0)
+    end.close()
+    return cast(IO[bytes], found)
+
+
+def _served(given: Connection, taken: Connection, folder: str, environment: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    half_full()
+    os.dup2(given.fileno(), sys.stdin.fileno())
+    os.dup2(taken.fileno(), sys.stdout.fileno())
+    given.close()
+    taken.close()
+    serve()
+
+
+def quick_pools() -> None:
+    """From here on, in this process, the processes of pools are forked."""
+
+    def start(self: Pool) -> _Forked:
+        self._process = process = _Forked()  # type: ignore[assignment] # it does what one does
+        return process
+
+    Pool._start = start  # type: ignore[method-assign, assignment] # that is the purpose
