@@ -18,7 +18,9 @@ from tiering.places.objects import is_key
 
 SCHEMES: Final = ("file", "s3", "gs", "az")
 _SECRET: Final = re.compile(r"secret|token|password|key|sas|credential|signature")
-_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BUCKET_SIZES: Final = range(3, 256)
+"""Characters that a bucket's name may have; no provider takes fewer than 3."""
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]")
 
 
@@ -81,6 +83,13 @@ def _check_bucket(scheme: str, bucket: str, prefix: str) -> None:
         raise PlaceIllegal(
             f"a {scheme}:// URL needs a bucket, of letters, digits and ._-: "
             f"{scheme}://bucket/folder",
+            "",
+        )
+    if len(bucket) not in _BUCKET_SIZES:
+        raise PlaceIllegal(
+            f"a {scheme}:// URL with a bucket whose name has {len(bucket)} characters: no provider "
+            f"has names of fewer than {_BUCKET_SIZES[0]} or of more than {_BUCKET_SIZES[-1]}; what "
+            "comes behind :// up to the next / is the bucket",
             "",
         )
     if prefix and not is_key(prefix):

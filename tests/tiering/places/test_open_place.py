@@ -87,6 +87,12 @@ def test_what_names_no_place_is_refused_without_quoting_secrets(address: str) ->
     assert SECRET not in str(error.value)
 
 
+@pytest.mark.parametrize(("bucket", "count"), [("ab", 2), ("a" * 256, 256)])
+def test_a_buckets_name_that_is_too_short_or_too_long_is_told_so(bucket: str, count: int) -> None:
+    with pytest.raises(PlaceIllegal, match=rf"has {count} characters.* fewer than 3"):
+        open_place(f"s3://{bucket}/folder")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

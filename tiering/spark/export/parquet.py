@@ -34,6 +34,9 @@ _SETTINGS: Final = {
     # The standard's own, not INT96, which newer readers warn of, and has no statistics.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+_NULL_ESCAPED: Final = "%5F" + _NULL[1:]
+"""A folder of the first name is read as null, by Spark and others; of the second, as a topic's."""
 _ORDER: Final = ("queue", "offset")
 
 
@@ -131,6 +134,7 @@ class Stager:
 
 def in_place(part: str, name: str) -> str:
     """Where a file of a staging folder goes in an export to Parquet."""
+    name = name.replace(f"{TOPIC}={_NULL}/", f"{TOPIC}={_NULL_ESCAPED}/", 1)
     return name if part == OUT else f"{REJECTED}/{name}"
 
 

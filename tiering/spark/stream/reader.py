@@ -322,7 +322,7 @@ class _Driver:
             told = (
                 f"queue {queue} of topic {name} has lost its messages from offset {first} to "
                 f"before {end}, which the stream was to read next: retention or an erasure came "
-                "before it"
+                "before it (or an attach has left these offsets out, and nothing is lost)"
             )
             if self._options.fail_on_data_loss:
                 raise MessagesLost(

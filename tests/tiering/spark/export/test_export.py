@@ -46,6 +46,22 @@ def test_batches_are_added_and_one_that_comes_again_changes_nothing(
     assert table.where("topic = 'orders' AND day = '2026-11-01'").count() == 2
 
 
+def test_a_topic_that_is_called_as_folders_of_nothing_are_is_read_by_its_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = "__HIVE_DEFAULT_PARTITION__"
+    exporter = Exporter(spark, str(tmp_path), schemas={topic: "id BIGINT"})
+    bodies = [b'{"id": 1}', b"no JSON"]
+    exporter.export_batch(frame(spark, [row(n, topic, b) for n, b in enumerate(bodies)]), 0)
+    one = exporter.report.topics[topic]
+    assert (one.messages, one.rejected) == (1, 1)
+    assert ids(tmp_path) == [f"{topic}-0"]
+    for folder in (tmp_path, tmp_path / "_kvmq_rejected"):
+        assert [found["topic"] for found in read(folder)] == [topic]
+        table = spark.read.option("basePath", str(folder)).parquet(f"{folder}/topic=*")
+        assert [found.topic for found in table.collect()] == [topic]
+
+
 def test_all_columns_come_through(spark: SparkSession, tmp_path: Path) -> None:
     wanted = row(5, body=b"\x00\xff")
     with_headers = wanted | {"headers": HEADERS | {"flags": 1, "born_host": "h:1"}}
