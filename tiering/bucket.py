@@ -14,10 +14,10 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from kvstore.errors import FormatError
+from kvstore.errors import FormatTooOld
 from tiering.archive.manifest import Manifest
 from tiering.commitlog import JobsOf
-from tiering.commits import CommittedArchive
+from tiering.commits import FORMAT, CommittedArchive
 from tiering.contents import FOLDER, not_superseded
 from tiering.errors import NothingToRestore, StoresAmbiguous
 from tiering.objectnames import NAME, OF_VERSION_1
@@ -74,18 +74,18 @@ def stores_in(place: Place) -> list[str]:
 
 
 def own_archives(place: Place, store_id: str) -> list[ArchiveObject]:
-    """The archives that a store's worker put. Raises PlaceError, FormatError."""
+    """The archives that a store's worker put. Raises PlaceError, FormatTooOld."""
     found = []
     for info in place.list(f"{store_id}/"):
         one = ArchiveObject.named(info.key, info.size)
         if one is not None:
             found.append(one)
         elif OF_VERSION_1.fullmatch(info.key):
-            raise FormatError(
+            raise FormatTooOld(
                 f"{place.name}/{info.key} is a commit of format 1, and this version of kvmq reads "
-                "those from 2 on: read the place with the version that wrote it, and write it anew "
-                "to another folder"
-            )
+                f"those from {FORMAT} on: read the place with the version that wrote it, and write "
+                "it anew to another folder", 1, FORMAT,
+            )  # fmt: skip
     return found
 
 
@@ -102,7 +102,7 @@ def check_one(place: Place, stores: Sequence[str]) -> None:
 def found_in(place: Place, store_id: str | None, jobs: JobsOf | None = None) -> Found | None:
     """What a place has of a store; None if nothing. Without `store_id` it is of the only one there
     is. `jobs` spares reading again what it has read. Raises StoresAmbiguous, PlaceError,
-    FormatError, FormatTooNew.
+    FormatError, FormatTooNew, FormatTooOld.
     """
     jobs = JobsOf(place) if jobs is None else jobs
     every = []

@@ -81,7 +81,9 @@ def read_tail(source: Source) -> bytes:
 
 
 def tail_begin(source: Source, end: bytes) -> int:
-    """Where the tail begins, by an archive's last bytes. Raises ArchiveDamaged, FormatTooNew."""
+    """Where the tail begins, by an archive's last bytes. Raises ArchiveDamaged, FormatTooNew,
+    FormatTooOld.
+    """
     if source.size < HEADER_SIZE + TRAILER_SIZE:
         raise ArchiveDamaged(f"{source.name}: {source.size} bytes are no archive", source.name)
     _, size = _trailer(source, end)

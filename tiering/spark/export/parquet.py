@@ -36,7 +36,7 @@ _SETTINGS: Final = {
 }
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _NULL_ESCAPED: Final = "%5F" + _NULL[1:]
-"""A folder of the first name is read as null, by Spark and others; of the second, as a topic's."""
+"""Spark reads a folder of the first name as null, and of the second as a topic's."""
 _ORDER: Final = ("queue", "offset")
 
 

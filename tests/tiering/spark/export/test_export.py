@@ -55,9 +55,7 @@ def test_a_topic_that_is_called_as_folders_of_nothing_are_is_read_by_its_name(
     exporter.export_batch(frame(spark, [row(n, topic, b) for n, b in enumerate(bodies)]), 0)
     one = exporter.report.topics[topic]
     assert (one.messages, one.rejected) == (1, 1)
-    assert ids(tmp_path) == [f"{topic}-0"]
     for folder in (tmp_path, tmp_path / "_kvmq_rejected"):
-        assert [found["topic"] for found in read(folder)] == [topic]
         table = spark.read.option("basePath", str(folder)).parquet(f"{folder}/topic=*")
         assert [found.topic for found in table.collect()] == [topic]
 

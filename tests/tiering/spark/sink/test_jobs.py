@@ -13,7 +13,7 @@ import pytest
 import kvstore
 import tiering
 from kvstore import ConfigError, StoredMessage
-from kvstore.errors import FormatError, FormatTooNew
+from kvstore.errors import FormatTooNew, FormatTooOld
 from tests.support.contents import read_all
 from tests.tiering.spark.conftest import SEGMENT
 from tests.tiering.spark.sink.jobs import JOB, Job, Row, bodies, made_up, objects, write
@@ -397,9 +397,9 @@ def test_a_place_of_the_first_format_of_commits_is_refused(tmp_path: Path) -> No
     old = tmp_path / "out" / job.state.store_id
     old.mkdir()
     (old / f"job-{JOB}.commit").write_text("{}")
-    with pytest.raises(FormatError, match="version that wrote it"):
+    with pytest.raises(FormatTooOld, match="version that wrote it"):
         read(tmp_path / "out")
-    with pytest.raises(FormatError, match="version that wrote it"):
+    with pytest.raises(FormatTooOld, match="version that wrote it"):
         Job(tmp_path / "out")
 
 
