@@ -19,9 +19,10 @@ from kvstore.cli.opening import (
 )
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.retention import NONE, RetentionText, retention_text, shared_archives
-from kvstore.config import QUEUES_DEFAULT
+from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX
 from kvstore.meta.namespaces import wrap
 from kvstore.meta.topic import KINDS_OFFERED
+from kvstore.record.validate import check_topic
 
 _STORE = "store"
 _name_argument = click.argument("name")
@@ -57,7 +58,8 @@ def topic() -> None:
 @topic.command()
 @folder_argument
 @_name_argument
-@click.option("--queues", type=click.IntRange(min=1), default=QUEUES_DEFAULT, show_default=True)
+@click.option("--queues", type=click.IntRange(1, QUEUES_MAX), default=QUEUES_DEFAULT,
+              show_default=True)  # fmt: skip
 @click.option("--kind", type=click.Choice(KINDS_OFFERED), default="normal", show_default=True)
 @exist_ok_option
 @_read_queues_option
@@ -75,6 +77,8 @@ def create(
     """Create topic NAME, and the store in DIR if there is none."""
     more = {"kind": kind, "exist_ok": exist_ok, **_given(settings)}
     does = call_text("create_topic", name, queues, namespace=namespace, **more)
+    # Before a store is made for it.
+    check_topic(name if namespace is None else wrap(namespace, name))
     with open_store(out, folder, config_file, create=True, does=does) as store:
         _show(out, [within(store, namespace).create_topic(name, queues, **more)])
 

@@ -138,6 +138,18 @@ class Topics:
             )
         return found
 
+    def as_put_to(self, name: str) -> Topic:
+        """A topic as a put finds it or would make it; makes none."""
+        found = self.find(name)
+        if found is None:
+            check_topic(name)
+            if not self._auto_create:
+                return self.get(name)
+            found = Topic(
+                new_topic(self._own(name), 0, 0, self._default_key_index), self._host_extra
+            )
+        return found
+
     def for_put(self, name: str) -> Topic:
         """A topic to put to; makes it if the store does that by itself."""
         found = self.find(name)
@@ -148,9 +160,13 @@ class Topics:
             with self._lock:
                 found = self._cache.get(name)
                 if found is None:
-                    self.create([TopicConfig(name=name, queues=self._default_queues)])
+                    self.create([self._own(name)])
                     found = self._cache[name]
         return found
+
+    def _own(self, name: str) -> TopicConfig:
+        """What the store makes a topic with by itself."""
+        return TopicConfig(name=name, queues=self._default_queues)
 
     def find(self, name: str) -> Topic | None:
         """A topic in use, or None."""

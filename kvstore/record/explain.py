@@ -5,7 +5,7 @@ Only then is each message looked at by itself, field by field, and the first fau
 that names message, field and value. Slow, and run for refused batches only.
 
 Invariants: every fault that `prepare` refuses is found here, and nothing that it takes is blamed;
-looking makes no topic as long as a message is at fault by itself.
+looking makes no topic.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Wrong(ValueError):
 
 
 TopicOf = Callable[[str], TopicFacts]
-"""The facts of a topic by its name; it may make the topic, and raises `CallerError`."""
+"""The facts of a topic by its name; raises `CallerError`."""
 
 
 class Limits(NamedTuple):
@@ -115,9 +115,8 @@ def explain(
 ) -> tuple[StoreError, Exception | None]:
     """What is wrong with the first message at fault, and what else a traceback should show of it.
 
-    `why` is what `prepare` ran into.
-    What is wrong with a message by itself comes before what is wrong with a topic or queue: asking
-    for a topic may make it.
+    `why` is what `prepare` ran into, and `topic_of` makes no topic. What is wrong with a message by
+    itself comes before what is wrong with a topic or queue.
     """
     for look in (_look, _look_at_place):
         for index, message in enumerate(messages):
@@ -137,8 +136,7 @@ def explain(
     return MessageIllegal(f"the messages can't be put: {type(why).__name__}: {why}"), why
 
 
-def is_creatable(name: str) -> bool:
-    """Whether a topic can be made with that name: asking for one that can't makes none."""
+def _is_creatable(name: str) -> bool:
     try:
         check_topic(name)
     except MessageIllegal:
@@ -163,7 +161,7 @@ def _look(m: Any, limits: Limits, topic_of: TopicOf) -> None:
         raise MessageIllegal(f"it is a {type(m).__name__}; put_batch takes a list of Message")
     if not isinstance(m.topic, str):
         raise MessageIllegal(f"the topic is {shown(m.topic)}; it must be a text")
-    if not is_creatable(m.topic):
+    if not _is_creatable(m.topic):
         topic_of(m.topic)
     _look_at_body(m.body, limits)
     _look_at_text("message_id", m.message_id, blanks=False, optional=True)

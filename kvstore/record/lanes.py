@@ -1,10 +1,10 @@
 """Lanes: what putting into a queue needs to know of it, found by one look-up.
 
 The idea: the topic's facts are worked out once for each of its queues that is used. How a topic's
-bodies are compressed is asked before, and by name alone: asking for a lane may make a topic, and a
-message that is refused must not.
+bodies are compressed is asked before, and by name alone: a lane needs a topic that is there.
 
-Invariant: what was worked out before a topic changed is never used after `clear`.
+Invariants: what was worked out before a topic changed is never used after `clear`; no topic is made
+for a batch of which a message is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from xxhash import xxh32_intdigest
 
-from kvstore.record.explain import TopicFacts, TopicOf, Wrong, is_creatable
+from kvstore.record.explain import TopicFacts, TopicOf, Wrong
 
 _LANES_MAX: Final = 1 << 18
 _INT: Final = {int}
@@ -55,14 +55,16 @@ class Lanes(dict[tuple[str, int], Lane]):
     def __init__(
         self,
         topic_of: TopicOf,
+        facts_of: TopicOf,
         find: Callable[[str], TopicFacts | None],
         note: Callable[[int, int], None],
     ) -> None:
-        """`topic_of` makes a topic that is not there, or raises; `find` does neither. `note` is
-        told each used topic's id and hash byte.
+        """`topic_of` makes a topic that is not there, or raises; `facts_of` says how it would be
+        made, or raises; `find` does neither. `note` is told each used topic's id and hash byte.
         """
         super().__init__()
-        self.topic_of = topic_of
+        self.facts_of = facts_of
+        self._topic_of = topic_of
         self._find = find
         self._packings: dict[str, Packing | None] = {}
         self._usual: set[str] = set()
@@ -74,7 +76,7 @@ class Lanes(dict[tuple[str, int], Lane]):
     def __missing__(self, at: tuple[str, int]) -> Lane:
         name, queue = at
         version = self._version
-        topic = self.topic_of(name)
+        topic = self._there(name)
         if not 0 <= queue < topic.write_queues:
             raise Wrong("no such queue")
         self._note(topic.base >> 32, topic.hash_byte)
@@ -126,17 +128,26 @@ class Lanes(dict[tuple[str, int], Lane]):
         return own
 
     def find(
-        self, names: Sequence[str], queues: Sequence[Any], groups: Sequence[str | None]
+        self,
+        names: Sequence[str],
+        queues: Sequence[Any],
+        groups: Sequence[str | None],
+        sizes: Sequence[int],
+        record_max: int,
     ) -> tuple[Sequence[int], list[Lane]]:
-        """The queues of messages, those that the store draws included, and their lanes."""
+        """The queues of messages, those that the store draws included, and their lanes. `sizes` are
+        those of the records without their topics' overhead. Topics are made, unless a message has
+        no place in the topic that it would get.
+        """
         kinds = set(map(type, queues))
         if kinds != _INT:
             if not kinds <= _INT_OR_NONE:
                 raise Wrong("the queues")
+            self._make(names, queues, sizes, record_max)
             queues = self._draw(names, queues, groups)
         found: list[Any] = list(map(self.get, zip(names, queues, strict=True)))
         if not all(found):
-            self._topics(names, queues)
+            self._make(names, queues, sizes, record_max)
             found = [self[at] for at in zip(names, queues, strict=True)]
         return queues, found
 
@@ -148,21 +159,45 @@ class Lanes(dict[tuple[str, int], Lane]):
 
     def drawn(self, name: str) -> Lane:
         """The lane of the queue whose turn it is."""
-        topic = self.topic_of(name)
+        topic = self._there(name)
         return self[name, topic.spread(1) % topic.write_queues]
 
-    def _topics(self, names: Sequence[str], queues: Sequence[int | None]) -> dict[str, TopicFacts]:
-        """The topics of messages. Makes none if one of them can't be made, or a queue can't be."""
-        if min([q for q in queues if q is not None], default=0) < 0:
-            raise Wrong("the queues")
+    def _there(self, name: str) -> TopicFacts:
+        """A topic that is there: a message alone makes none, but is looked at as a batch."""
+        topic = self._find(name)
+        if topic is None:
+            raise Wrong("no such topic")
+        return topic
+
+    def _make(
+        self,
+        names: Sequence[str],
+        queues: Sequence[int | None],
+        sizes: Sequence[int],
+        record_max: int,
+    ) -> None:
+        """Make the topics that are not there. Makes none if one of them can't be made, or if a
+        message would be refused in the topic that it gets.
+        """
         different = dict.fromkeys(names)
-        return {name: self.topic_of(name) for name in sorted(different, key=is_creatable)}
+        new = [name for name in different if self._find(name) is None]
+        if not new:
+            return
+        facts_of = {name: self.facts_of(name) for name in different}
+        for name, queue, size in zip(names, queues, sizes, strict=True):
+            facts = facts_of[name]
+            if queue is not None and not 0 <= queue < facts.write_queues:
+                raise Wrong("no such queue")
+            if size + facts.overhead > record_max:
+                raise Wrong("sizes")
+        for name in new:
+            self._topic_of(name)
 
     def _draw(
         self, names: Sequence[str], queues: Sequence[int | None], groups: Sequence[str | None]
     ) -> list[int]:
         """The queues of messages: one group's by the group, the others in turns of their topic."""
-        topics = self._topics(names, queues)
+        topics = {name: self._there(name) for name in dict.fromkeys(names)}
         free = [q is None and g is None for q, g in zip(queues, groups, strict=True)]
         turns = {n: topics[n].spread(count) for n, count in Counter(compress(names, free)).items()}
         drawn: list[int] = []

@@ -58,13 +58,13 @@ def prepare(
 ) -> Prepared:
     """Check messages, one or more, and make all of their records that doesn't depend on place.
 
-    Raises `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and what `lanes.topic_of`
+    Raises `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and what `lanes.facts_of`
     raises, naming the message by its index.
     """
     try:
         return _prepare(messages, lanes, ids, now_ms, limits)
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        error, cause = explain(messages, e, limits, lanes.topic_of)
+        error, cause = explain(messages, e, limits, lanes.facts_of)
         raise error from cause
 
 
@@ -107,7 +107,7 @@ def _prepare(
         raise Wrong("sizes")
 
     # Topics come last, because asking for one may make it: what is refused makes none.
-    queues, found = lanes.find(names, queues, groups)
+    queues, found = lanes.find(names, queues, groups, sizes, limits.max_record)
     queue_keys, overheads, magics, wires, keyed = zip(*found, strict=True)
     sizes = list(map(add, sizes, overheads))
     if largest > limits.max_record - _OVERHEAD_MAX and max(sizes) > limits.max_record:

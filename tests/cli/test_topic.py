@@ -45,6 +45,12 @@ def test_a_topic_has_as_many_queues_by_itself_as_the_call_gives_it(
         assert made["read_queues"] == queues[0]
 
 
+def test_a_topic_that_is_refused_makes_no_store(kvmq: Kvmq, tmp_path: Path) -> None:
+    for words in (("a b",), ("a", "--queues", 65_537), ("a", "--kind", "delay")):
+        assert kvmq("topic", "create", tmp_path / "store", *words).code != 0
+        assert not (tmp_path / "store").exists()
+
+
 def test_a_kind_that_would_do_nothing_is_no_choice(kvmq: Kvmq, folder: Path) -> None:
     for kind in ("delay", "transaction"):
         ran = kvmq("topic", "create", folder, "x", "--kind", kind)

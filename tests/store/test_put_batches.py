@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from kvstore import CallerError, Message, MessageIllegal, Store, StoreConfig, StoreError
+from kvstore import (
+    CallerError,
+    Message,
+    MessageIllegal,
+    Store,
+    StoreConfig,
+    StoreError,
+    TopicNotFound,
+)
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, batch, blanks, bodies, fill_segment, records
 
@@ -119,9 +127,44 @@ def test_what_is_no_list_of_messages_is_refused(store: Store, messages: Any) -> 
 
 def test_a_refused_batch_does_not_make_topics(opens: Opens) -> None:
     store = opens(StoreConfig(segment_size=SEGMENT, auto_create_topics=True))
-    with pytest.raises(MessageIllegal):
-        store.put_batch([Message("new", b"x"), Message("new", b"x", tag="")])
-    assert store.topics() == []
+    store.create_topic("there", queues=2)
+    whole = Message("new", b"x")
+    large = SEGMENT - 100
+    refused: list[Message] = [
+        Message("new", b"x", tag=""),
+        Message("new", b"x", queue=4),
+        Message("new", b"x", queue=-1),
+        Message("other", b"x", queue=2**40),
+        Message("other", b"x", queue="0"),  # type: ignore[arg-type]  # the point of it
+        Message("there", b"x", queue=2),
+        Message("a b", b"x"),
+        Message("%RETRY%" + "n" * 248, b"x" * large),
+        Message("other", b"x" * large),
+    ]
+    for bad in refused:
+        for batch_ in ([whole, bad], [bad, whole], [bad], [whole, Message("there", b""), bad]):
+            with pytest.raises(CallerError):
+                store.put_batch(batch_)
+        with pytest.raises(CallerError):
+            store.put(bad.topic, bad.body, queue=bad.queue, tag=bad.tag)
+        assert [t.name for t in store.topics()] == ["there"], bad
+    assert store.stats().end_position == 0
+    for m in (whole, Message("other", b"x", queue=3), Message("third", b"x", message_group="g")):
+        assert store.put_batch([m, m])[1].topic == m.topic
+        assert store.topic(m.topic).read_queues == 4
+    assert store.put("fourth", b"x", queue=3).queue == 3
+    assert store.put("fifth", b"x").offset == 0
+
+
+def test_a_put_to_no_topic_says_so_and_how_to_make_it(store: Store) -> None:
+    for put in (
+        lambda: store.put("none", b"x"),
+        lambda: store.put("none", b"x", queue=9),
+        lambda: store.put_batch([Message("t", b"x"), Message("none", b"x", queue=3)]),
+    ):
+        with pytest.raises(TopicNotFound, match="auto_create_topics=True"):
+            put()
+    assert store.stats().end_position == 0
 
 
 def test_a_batch_larger_than_a_segment_goes_over_several(store: Store) -> None:
