@@ -84,6 +84,8 @@ class _Check:
         self._total = archive.directory.messages
         self._positions = np.full(self._total, -1, np.int64)
         self._is_read = np.zeros(self._total, np.bool_)
+        self._is_keyed = np.zeros(self._total, np.bool_)
+        """Messages of which the keys are known: they were read, and their records are whole."""
         self._levels = [Levels(topic) for topic in archive.manifest.topics]
         self._last: tuple[int, BlockGroup] | None = None
         self._digests = array("I")
@@ -154,6 +156,7 @@ class _Check:
                 level = 0 if kind == ROLLBACK else level
             if (found.topic, queue, offset, found.stored_at, size) != same:
                 yield f"the record at {position} is not the one that the columns say"
+            self._is_keyed[start + row] = True
             for digest in digests_of(found.properties, level):
                 self._digests.append(digest)
                 self._keyed.append(start + row)
@@ -240,8 +243,8 @@ class _Check:
                 yield "the key index names a message that is not there"
                 return
             numbers = ordinals[ranks]
-            is_read = self._is_read[numbers]
-            in_index.append(_joint(kept[is_read], numbers[is_read]))
+            is_keyed = self._is_keyed[numbers]
+            in_index.append(_joint(kept[is_keyed], numbers[is_keyed]))
         found = np.unique(np.concatenate(in_index)) if in_index else np.zeros(0, np.int64)
         missing = len(np.setdiff1d(in_records, found, assume_unique=True))
         if missing or len(found) != len(in_records):
