@@ -82,9 +82,9 @@ class CommitLog:
         return self.segments.oldest * self.segment_size
 
     def start(self, end: int, durable: int) -> None:
-        """Begin appending at `end`, which recovery found; the disk has everything below. A log that
-        is only read is known to be on the disk to `durable`: who writes it may not have synced the
-        rest.
+        """Begin appending at `end`, which recovery found, behind `cut`; the disk has everything
+        below. A log that is only read is known to be on the disk to `durable`: who writes it may
+        not have synced the rest.
         """
         self.end = self.durable = end
         if not self.writable:
@@ -92,8 +92,6 @@ class CommitLog:
             return
         number = end // self.segment_size
         self.segments.create(number)
-        self.segments.own(number)
-        self.segments.remap(number)
         # The holes of a sparse copy, too: a store into one on a full disk ends the process.
         self.segments.reserve(number, end % self.segment_size)
         if self._config.write_mode == "staged":

@@ -102,8 +102,8 @@ class Staging:
         """
         b = self._active
         kept = bisect_left(b.starts, position)
-        b.bytes -= sum(map(len, b.chunks[kept:]))
         del b.starts[kept:], b.chunks[kept:]
+        b.bytes = sum(map(len, b.chunks))
 
     def due(self) -> bool:
         """Whether the active buffer has reached one of its limits."""

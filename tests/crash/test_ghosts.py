@@ -163,6 +163,72 @@ def interrupting(fault: type[BaseException], nth: int) -> Callable[[object], Non
     return happen
 
 
+class Hasty(bytes):
+    """Bytes that are interrupted when they are asked for their size the second time."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        self.asked += 1
+        if self.asked == 2:
+            raise KeyboardInterrupt
+        return super().__len__()
+
+
+def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(tmp_path: Path) -> None:
+    config = settings(write_mode="staged", clock=VirtualClock())
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 10, SIZE)
+        log = store._log
+        assert log.staging is not None
+        before = log.staging._active.bytes
+        with log.lock, pytest.raises(KeyboardInterrupt):
+            log.append(Hasty(b"x" * 5000), 1)
+        assert log.staging._active.bytes == before
+        put(store, 10, 1, SIZE)
+        assert_holds(store, 11)
+    with opened(tmp_path / "a") as store:
+        assert_holds(store, 11)
+
+
+class Interrupting(threading.Event):
+    """Interrupts whoever sets it, as Ctrl-C may at that very moment."""
+
+    def set(self) -> None:
+        raise KeyboardInterrupt
+
+
+def until_interrupted(store: Store, held: int, count: int) -> int:
+    """Put batches until one is interrupted; how many messages were put with it."""
+    for first in range(held, held + 10 * count, count):
+        try:
+            store.put_batch(batch(first, count))
+        except KeyboardInterrupt:
+            return first + count
+    raise AssertionError("nothing was interrupted")
+
+
+@MODES
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_put_that_is_interrupted_once_its_messages_are_in_the_log_is_there_whole(
+    tmp_path: Path, count: int, mode: str
+) -> None:
+    """The middle of a segment is where the log asks for the next one, behind its write."""
+    with opened(tmp_path / "a", settings(write_mode=mode, clock=VirtualClock())) as store:
+        held = 0
+        while store.stats().end_position + SIZE + 200 < SEGMENT // 2:
+            put(store, held, 1, SIZE)
+            held += 1
+        wake, store._log.prepare_wanted = store._log.prepare_wanted, Interrupting()
+        held = until_interrupted(store, held, count)
+        store._log.prepare_wanted = wake
+        assert_holds(store, held)
+        put(store, held, 1, SIZE)
+        assert_holds(store, held + 1)
+    with opened(tmp_path / "a") as store:
+        assert_holds(store, held + 1)
+
+
 @MODES
 @pytest.mark.parametrize("kind", ["map", "reserve", "create"])
 def test_a_single_put_that_can_not_go_on_in_the_next_segment_leaves_this_one_open(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from xxhash import xxh32_intdigest
 
 from kvstore.index.tail import Tail
@@ -65,3 +66,26 @@ def test_a_checkpoint_has_the_keys_of_the_log_first_and_leaves_them_to_be_found(
     assert columns(tail) == [(digest(key), position, QUEUE) for key, position in expected]
     assert tail.find_key(digest("a") << 8) == [0, 200]
     assert tail.find_key(digest("b") << 8) == [50, 100]
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_what_a_failed_put_added_is_gone_in_every_way_of_looking(looked: bool) -> None:
+    """Also where somebody looked in between, and where adding it ended half-way."""
+    tail = Tail(0)
+    put(tail, ["a"], [])
+    mark = tail.mark()
+    put(tail, ["a", "b"], ["b"])
+    tail.offsets.append(4)
+    if looked:
+        assert tail.find_key(digest("b") << 8) == [200, 300]
+        assert tail.visible(QUEUE, 1000) == (0, 4)
+    tail.cut(mark)
+    assert len(tail) == 2
+    assert tail.find_key(digest("b") << 8) == []
+    assert tail.visible(QUEUE, 1000) == (0, 2)
+    assert columns(tail) == [(digest("a"), 0, QUEUE)]
+    put(tail, ["b"])
+    assert tail.find_key(digest("b") << 8) == [200]
+    assert tail.visible(QUEUE, 1000) == (0, 3)
+    assert columns(tail) == [(digest("a"), 0, QUEUE), (digest("b"), 200, QUEUE)]
+    assert list(tail.offsets) == [0, 1, 2]
