@@ -11,7 +11,6 @@ for damage."""
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
@@ -38,11 +37,10 @@ class Cold:
         offset, if there is none); None if it is not an archive's.
         """
         for fresh in (False, True):
-            places = self._index.queues.places(key, self._first_segment(), fresh=fresh)
-            i = bisect_right(places, offset, key=lambda p: p.first) - 1
-            if i >= 0 and places[i].is_archived:
-                behind = places[i + 1].first if i + 1 < len(places) else self._index.end(key)
-                return places[i].archive, behind
+            span = self._index.queues.at(key, offset, self._first_segment(), fresh=fresh)
+            if span is not None and span.place.is_archived:
+                behind = self._index.end(key) if span.behind is None else span.behind
+                return span.place.archive, behind
         return None
 
     def stretch(

@@ -172,7 +172,7 @@ class Reader:
         key = topic.base + queue
         end, first = self.visible_end(), self.first_segment()
         number = position // self._log.segment_size
-        for place in self._index.queues.places(key, first, fresh=True):
+        for place in self._index.queues.places_from(key, offset, first):
             if place.first > offset and number < place.segment < NOWHERE:
                 return place.first
         # None has a place yet: it may still be in the tail.
@@ -421,7 +421,10 @@ class Reader:
         """The first offset stored at or after `time`, `high` if there is none."""
         is_archived, behind = False, high
         gap: int | None = None
-        for place in self._index.queues.places(topic.base + queue, self.first_segment()):
+        start = self._before(topic.base + queue, time, low, high)
+        for place in self._index.queues.places_from(
+            topic.base + queue, start, self.first_segment()
+        ):
             # Places narrow it to one segment or archive, so that no other one is touched.
             if place.first < low or place.first >= high:
                 is_archived = is_archived or (place.first < low and place.is_archived)
@@ -448,6 +451,26 @@ class Reader:
             return low
         beyond = self._index.after(topic.base + queue, gap, self.first_segment())
         return self._first_in_log(topic, queue, time, min(beyond or high, high), high)
+
+    def _before(self, key: int, time: int, low: int, high: int) -> int:
+        """An offset from `low` on, before all that was stored at or after a time, from which a look
+        at the places comes there soon.
+        """
+        start = low
+        while low < high:
+            middle = (low + high) // 2
+            span = self._index.queues.at(key, middle, self.first_segment())
+            if span is None:
+                low = middle + 1
+                continue
+            place = span.place
+            is_told = place.segment != NOWHERE and not place.is_nobodys
+            if is_told and place.stored_at < time:
+                start = max(start, place.first)
+                low = high if span.behind is None else span.behind
+            else:
+                high = max(low, place.first)
+        return start
 
     def _first_in_log(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
         """The same of entries that the log has."""

@@ -25,7 +25,6 @@ from kvstore.index.keys import (
     CHECKPOINT,
     LOG_START,
     META,
-    NOWHERE,
     OFFSET_MAX,
     PLACES,
     QUEUE_MASK,
@@ -247,9 +246,9 @@ class Index:
         """A queue's first held offset; its next offset if it holds nothing."""
         # Tails before places: what leaves a tail between the two looks is in the places by then.
         tails = self.tails
-        for place in self.queues.places(queue, first_segment):
-            if place.segment != NOWHERE:
-                return place.first
+        place = self.queues.first(queue, first_segment)
+        if place is not None:
+            return place.first
         begin = first_segment * self.segment_size
         for t in queue_tails(tails, queue):
             # A reader's tail may begin with what retention has taken since.

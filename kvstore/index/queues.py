@@ -1,18 +1,18 @@
 """Where a queue's entries are, as RocksDB knows it: places, then runs.
 
 The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run;
-decoded runs and a queue's places are kept in bounded memory, so a reader that goes on pays for
-neither. Nothing is loaded per queue before it is asked for.
+decoded runs, and the place that a queue was last asked for, are kept in bounded memory, so a reader
+that goes on pays for neither. However many places a queue has, no look reads more than a few.
 
 Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and
-a list of places that misses a newer one is read again before an offset is said not to exist. What
-lies below the log's first segment is gone whether or not its rows are."""
+a place that may have a newer one behind it is read again before an offset is said not to exist.
+What lies below the log's first segment is gone whether or not its rows are."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, dropwhile
 from typing import Final, NamedTuple
 
@@ -39,7 +39,10 @@ from kvstore.index.keys import (
 I64 = NDArray[np.int64]
 RUNS_KEPT: Final = 8192
 """Decoded runs in memory: 8 KiB each at most."""
-PLACES_KEPT: Final = 1 << 16
+SPANS_KEPT: Final = 1 << 16
+"""Queues whose last place asked for is in memory, and whose first place is."""
+_FOLLOWED_KEPT: Final = 1 << 16
+"""Places in memory of queues whose archived places a newer index tells."""
 
 
 class Head(NamedTuple):
@@ -47,6 +50,13 @@ class Head(NamedTuple):
 
     next_offset: int
     segment: int
+
+
+class Span(NamedTuple):
+    """A place, and the offset at which the next one begins; None: it is the queue's last."""
+
+    place: Place
+    behind: int | None
 
 
 class Counters(dict[int, "count[int]"]):
@@ -77,7 +87,10 @@ class Queues:
     def __init__(self, families: Families, segment_size: int) -> None:
         self._families = families
         self._segment_size = segment_size
-        self._places: dict[int, list[Place]] = {}
+        self._spans: dict[int, Span] = {}
+        self._firsts: dict[int, Place | None] = {}
+        self._followed: dict[int, list[Place]] = {}
+        self._followed_kept = 0
         self._runs: dict[int, _Decoded] = {}
         self._runs_kept = 0
         self._version = 0
@@ -104,38 +117,111 @@ class Queues:
         first, value = found
         return Head(first + runs.count_of(value), place.segment)
 
-    def places(self, queue: int, first_segment: int, *, fresh: bool = False) -> list[Place]:
-        """A queue's places in archives and live segments, in order; one that only keeps the next
-        offset is the last, or alone.
+    def at(
+        self, queue: int, offset: int, first_segment: int, *, fresh: bool = False
+    ) -> Span | None:
+        """The place that an offset belongs to, in an archive or a live segment; one that only keeps
+        the next offset belongs to what is behind it.
         """
-        found = None if fresh else self._places.get(queue)
-        if found is None:
-            version = self._version
-            prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
-            found = [
-                read_place(k, v)[2] for k, v in self._families.rows(PLACES, prefix, _behind(prefix))
-            ]
-            if len(found) > 1:
-                # What keeps the next offset says nothing where something came behind it.
-                found = [p for p in found[:-1] if p.segment != NOWHERE] + found[-1:]
-            if self._newer is not None:
-                found = self._followed(self._newer, queue, found, first_segment)
-            with self._lock:
-                if len(self._places) >= PLACES_KEPT:
-                    self._places.clear()
-                if version == self._version:
-                    self._places[queue] = found
-        # Archives' places come first, and their numbers are above all segments'.
-        if found and (found[0].segment < first_segment or found[0].segment >= ARCHIVE_FIRST):
-            there = [p for p in found if p.segment >= first_segment]
-            # What nobody has is worth telling between others alone.
-            return list(dropwhile(lambda p: p.is_nobodys, there))
+        found = None if fresh else self._spans.get(queue)
+        if (
+            found is not None
+            and found.place.first <= offset
+            and (found.behind is None or offset < found.behind)
+            and found.place.segment >= first_segment
+        ):
+            return found
+        version = self._version
+        place = self._place_at(queue, offset, first_segment)
+        if place is None:
+            return None
+        following = next(self._behind(queue, offset, first_segment), None)
+        span = Span(place, None if following is None else following.first)
+        with self._lock:
+            if version == self._version:
+                if len(self._spans) >= SPANS_KEPT:
+                    self._spans.clear()
+                self._spans[queue] = span
+        return span
+
+    def first(self, queue: int, first_segment: int) -> Place | None:
+        """A queue's first place that holds anything."""
+        version = self._version
+        if queue in self._firsts:
+            found = self._firsts.get(queue)
+            if found is None or found.segment >= first_segment:
+                return found
+        places = self._behind(queue, -1, first_segment)
+        found = next((p for p in places if p.segment != NOWHERE and not p.is_nobodys), None)
+        with self._lock:
+            if version == self._version:
+                if len(self._firsts) >= SPANS_KEPT:
+                    self._firsts.clear()
+                self._firsts[queue] = found
         return found
+
+    def places_from(self, queue: int, offset: int, first_segment: int) -> Iterator[Place]:
+        """The place that an offset belongs to, if there is one, and those behind it, in order."""
+        span = self.at(queue, offset, first_segment, fresh=True)
+        if span is not None:
+            yield span.place
+        places = self._behind(queue, offset, first_segment)
+        # What nobody has is worth telling between others alone.
+        yield from places if span is not None else dropwhile(lambda p: p.is_nobodys, places)
+
+    def _place_at(self, queue: int, offset: int, first_segment: int) -> Place | None:
+        nobodys: Place | None = None
+        for place in self._down(queue, offset):
+            if place.segment == NOWHERE:
+                # What keeps the next offset says nothing where something came behind it.
+                if next(self._up(queue, place.first), None) is None:
+                    return place
+            elif place.is_nobodys:
+                nobodys = nobodys or place
+            elif place.segment >= first_segment:
+                return nobodys or place
+        return None
+
+    def _behind(self, queue: int, offset: int, first_segment: int) -> Iterator[Place]:
+        """The places that begin behind an offset, in order."""
+        before: Place | None = None
+        for place in self._up(queue, offset):
+            if before is not None and before.segment != NOWHERE:
+                yield before
+            before = place if place.segment >= first_segment else None
+        if before is not None:
+            yield before
+
+    def _up(self, queue: int, offset: int) -> Iterator[Place]:
+        """Rows of a queue that begin behind an offset, rising."""
+        if self._newer is not None:
+            places = self._followed_places(self._newer, queue)
+            yield from places[bisect_right(places, offset, key=lambda p: p.first) :]
+            return
+        topic, number = queue >> 32, queue & QUEUE_MASK
+        prefix = queue_prefix(topic, number)
+        rows = self._families.rows(PLACES, place_key(topic, number, offset + 1), _end_of(prefix))
+        for key, value in rows:
+            yield read_place(key, value)[2]
+
+    def _down(self, queue: int, offset: int) -> Iterator[Place]:
+        """Rows of a queue that begin at an offset or before it, falling."""
+        if self._newer is not None:
+            places = self._followed_places(self._newer, queue)
+            yield from reversed(places[: bisect_right(places, offset, key=lambda p: p.first)])
+            return
+        topic, number = queue >> 32, queue & QUEUE_MASK
+        prefix = queue_prefix(topic, number)
+        it = self._families.iter(PLACES)
+        it.seek_for_prev(place_key(topic, number, offset))
+        while self._families.valid(it) and it.key().startswith(prefix):
+            yield read_place(it.key(), it.value())[2]
+            it.prev()
 
     def archived(self, queue: int) -> list[int]:
         """Where places of a queue begin that an archive has, or nobody any more: as they are."""
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
-        rows = self._families.rows(PLACES, prefix, _behind(prefix))
+        rows = self._families.rows(PLACES, prefix, _end_of(prefix))
         places = (read_place(key, value)[2] for key, value in rows)
         return [place.first for place in places if place.is_archived]
 
@@ -145,18 +231,29 @@ class Queues:
         """
         self._newer = newer
 
-    def _followed(
-        self, newer: Families, queue: int, own: list[Place], first_segment: int
-    ) -> list[Place]:
+    def _followed_places(self, newer: Families, queue: int) -> list[Place]:
+        found = self._followed.get(queue)
+        if found is not None:
+            return found
+        version = self._version
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
-        rows = (read_place(k, v)[2] for k, v in newer.rows(PLACES, prefix, _behind(prefix)))
-        there = [p for p in rows if p.segment != NOWHERE]
-        archived = [p for p in there if p.is_archived]
+        own, there = (
+            [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, _end_of(prefix))]
+            for families in (self._families, newer)
+        )
         # What the newer one does not have any more went, to an archive or for good.
         left = {p.segment for p in there}
         hot = [p for p in own if p.segment == NOWHERE or p.segment in left]
-        found = {p.first: p for p in (*hot, *archived)}
-        return [place for _, place in sorted(found.items()) if place.segment >= first_segment]
+        places = {p.first: p for p in (*hot, *(p for p in there if p.is_archived))}
+        found = [place for _, place in sorted(places.items())]
+        with self._lock:
+            if version == self._version:
+                if self._followed_kept + len(found) > _FOLLOWED_KEPT:
+                    self._followed.clear()
+                    self._followed_kept = 0
+                self._followed[queue] = found
+                self._followed_kept += len(found)
+        return found
 
     def changing(self) -> None:
         """Take note that rows change about now: what is read meanwhile is not kept."""
@@ -167,12 +264,17 @@ class Queues:
         """Take note that these queues may have new places."""
         with self._lock:
             for queue in queues:
-                self._places.pop(queue, None)
+                self._spans.pop(queue, None)
+                self._firsts.pop(queue, None)
 
     def forget(self) -> None:
         """Take note that rows were removed."""
         with self._lock:
-            self._places.clear()
+            self._spans.clear()
+            self._firsts.clear()
+            self._followed.clear()
+            self._followed_kept = 0
+            self._version += 1
             self._runs.clear()
             self._runs_kept = 0
             self._gone += 1
@@ -196,7 +298,7 @@ class Queues:
 
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
         """The first offset above `offset` that has an entry; for getting over a gap."""
-        for place in self.places(queue, first_segment, fresh=True):
+        for place in self.places_from(queue, offset, first_segment):
             if place.segment >= ARCHIVE_FIRST:
                 if place.is_archived and place.first > offset:
                     return place.first
@@ -221,11 +323,14 @@ class Queues:
                     return column[at:]
         for fresh in (False, True):
             gone = self._gone
-            segment = _segment_of(self.places(queue, first_segment, fresh=fresh), offset)
-            if segment is not None and segment >= ARCHIVE_FIRST:
+            span = self.at(queue, offset, first_segment, fresh=fresh)
+            if span is None:
+                continue
+            segment = span.place.segment
+            if ARCHIVE_FIRST <= segment < NOWHERE:
                 return None
-            found = self._run_at(queue, segment, offset) if segment is not None else None
-            if found is not None and segment is not None:
+            found = self._run_at(queue, segment, offset)
+            if found is not None:
                 first, value = found
                 if offset < first + runs.count_of(value):
                     return self._keep(queue, first, segment, value, gone)[offset - first :]
@@ -266,12 +371,5 @@ class Queues:
         return column
 
 
-def _segment_of(places: list[Place], offset: int) -> int | None:
-    i = bisect_right(places, offset, key=lambda p: p.first) - 1
-    if i < 0 or places[i].segment == NOWHERE:
-        return None
-    return places[i].segment
-
-
-def _behind(prefix: bytes) -> bytes:
+def _end_of(prefix: bytes) -> bytes:
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -137,6 +138,46 @@ def test_a_copy_that_was_damaged_on_the_way_is_no_copy(
     assert path.exists()
     assert len(list((store.path / "cold").rglob("*.kvarc"))) == len(others)
     assert not list((store.path / "tiering" / "intents").iterdir())
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class KilledBehindACopy(Pools):
+    """Copies as ever; the worker's process is gone before it learns of it."""
+
+    def run(self, check: Callable[[], None], work: Any, *args: Any) -> Any:
+        done = super().run(check, work, *args)
+        if work is copy_remotely:
+            raise Killed
+        return done
+
+
+def test_a_copy_of_which_nobody_learned_goes_with_the_next_run(
+    store: Store, clock: VirtualClock
+) -> None:
+    """It was announced before the task began: else the object would stay for ever."""
+    clock.advance(2 * DAY)
+    pools = KilledBehindACopy()
+    try:
+        with Worker(store, BOTH, executor=pools) as worker:
+            worker.run_once()
+            clock.advance(10 * DAY)
+            with pytest.raises(Killed):
+                worker.run_once()
+    finally:
+        pools.close()
+    left = {path.name for path in (store.path / "cold").rglob("*.kvarc")}
+    assert left
+    assert all(row.tier == "warm" for row in decode_rows(store.catalog().rows))
+    with Worker(store, BOTH) as worker:
+        worker.run_once()
+        named = {row.key.rpartition("/")[2] for row in decode_rows(store.catalog().rows)}
+        assert worker.verify().ok
+    there = {path.name for path in (store.path / "cold").rglob("*.kvarc")}
+    assert there <= named
+    assert not there & left
 
 
 def test_a_step_that_fails_for_one_leaves_it_and_the_others_go(

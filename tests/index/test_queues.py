@@ -1,0 +1,172 @@
+"""Where a queue's entries are: places, looked up by offset, whatever there are of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import dropwhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstore.index import queues as queues_module
+from kvstore.index.families import Families
+from kvstore.index.keys import (
+    ARCHIVE_FIRST,
+    NO_ARCHIVE,
+    NOWHERE,
+    PLACES,
+    RUNS,
+    Place,
+    place_key,
+    place_value,
+    run_key,
+)
+from kvstore.index.queues import Queues, Span
+from kvstore.index.runs import Columns, pack_many
+from tests.support.costs import Costs
+
+TOPIC, QUEUE = 5, 2
+KEY = TOPIC << 32 | QUEUE
+SEGMENT = 1 << 20
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> Iterator[Families]:
+    opened = Families(tmp_path / "index", read_only=False, create=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
+    opened = Families(tmp_path_factory.mktemp("a") / "index", read_only=False, create=True)
+    yield opened
+    opened.close()
+
+
+def put(families: Families, places: list[Place]) -> None:
+    """These places, and none else; neighbours in other queues have some of their own."""
+    batch = families.batch()
+    batch.delete_range(PLACES, b"", b"\xff" * 16)
+    for topic, queue in ((TOPIC, QUEUE - 1), (TOPIC, QUEUE + 1), (TOPIC + 1, 0)):
+        batch.put(PLACES, place_key(topic, queue, 3), place_value(1, 9))
+    for place in places:
+        batch.put(
+            PLACES,
+            place_key(TOPIC, QUEUE, place.first),
+            place_value(place.segment, place.stored_at),
+        )
+    families.write(batch)
+
+
+def visible(places: list[Place], first_segment: int) -> list[Place]:
+    """What is to be seen of them, by the rules of docs/keys.md."""
+    found = [p for p in places[:-1] if p.segment != NOWHERE] + places[-1:]
+    there = [p for p in found if p.segment >= first_segment]
+    return list(dropwhile(lambda p: p.is_nobodys, there))
+
+
+SEGMENTS = st.one_of(
+    st.integers(0, 4),
+    st.sampled_from([ARCHIVE_FIRST, ARCHIVE_FIRST + 7, ARCHIVE_FIRST + NO_ARCHIVE, NOWHERE]),
+)
+MADE = st.lists(st.tuples(st.integers(0, 30), SEGMENTS), max_size=8, unique_by=lambda p: p[0])
+
+
+@given(MADE, st.integers(0, 4))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_offset_belongs_to_the_last_place_that_is_to_be_seen_and_not_behind_it(
+    lasting: Families, made: list[tuple[int, int]], first_segment: int
+) -> None:
+    places = [Place(first, segment, first * 10) for first, segment in sorted(made)]
+    put(lasting, places)
+    queues = Queues(lasting, SEGMENT)
+    seen = visible(places, first_segment)
+    holding = [p for p in seen if p.segment != NOWHERE]
+    for _ in range(2):  # the second time from memory
+        assert queues.first(KEY, first_segment) == next(iter(holding), None)
+        for offset in range(32):
+            i = bisect_right(seen, offset, key=lambda p: p.first) - 1
+            wanted = None
+            if i >= 0:
+                wanted = Span(seen[i], seen[i + 1].first if i + 1 < len(seen) else None)
+            assert queues.at(KEY, offset, first_segment) == wanted
+            rest = list(queues.places_from(KEY, offset, first_segment))
+            assert rest == seen[max(i, 0) :]
+
+
+def test_a_look_costs_the_same_among_ten_thousand_places(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of them archives': a queue that was written to for years."""
+    costs = Costs(monkeypatch)
+    found = []
+    for count in (2, 100, 10_000):
+        archived = [Place(n * 10, ARCHIVE_FIRST + n, n) for n in range(count - 1)]
+        put(families, [*archived, Place(count * 10, 7, count)])
+        queues = Queues(families, SEGMENT)
+        with costs.counting() as counts:
+            for offset in (0, count * 5, count * 10 - 1, count * 10 + 5):
+                queues.at(KEY, offset, 3)
+            queues.first(KEY, 3)
+            queues.after(KEY, count * 10 - 11, 3)
+        found.append(counts.total())
+    assert found[2] <= found[1] <= found[0] + 6, found
+
+
+def test_what_is_kept_of_places_is_bounded(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues_module, "SPANS_KEPT", 2)
+    put(families, [Place(0, 3, 5)])
+    queues = Queues(families, SEGMENT)
+    for _ in range(3):
+        for queue in (KEY - 1, KEY, KEY + 1):
+            assert queues.at(queue, 9, 0) is not None
+            assert queues.first(queue, 0) is not None
+    assert len(queues._spans) <= 2
+    assert len(queues._firsts) <= 2
+
+
+def test_a_place_that_is_read_while_rows_change_is_not_kept(families: Families) -> None:
+    put(families, [Place(0, 3, 5)])
+    queues = Queues(families, SEGMENT)
+    assert queues.at(KEY, 9, 0) == Span(Place(0, 3, 5), None)
+    put(families, [Place(0, 3, 5), Place(8, 4, 6)])
+    assert queues.at(KEY, 9, 0, fresh=True) == Span(Place(8, 4, 6), None)
+    queues.changed([KEY])
+    assert queues.at(KEY, 7, 0) == Span(Place(0, 3, 5), 8)
+    put(families, [Place(0, ARCHIVE_FIRST, 5), Place(8, 4, 6)])
+    queues.forget()
+    assert queues.at(KEY, 7, 0) == Span(Place(0, ARCHIVE_FIRST, 5), 8)
+    assert queues.first(KEY, 0) == Place(0, ARCHIVE_FIRST, 5)
+
+
+def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who read it may use it; kept, it would answer for a segment that is not there."""
+    put(families, [Place(0, 3, 5)])
+    n = np.arange(4, dtype=np.int64)
+    batch = families.batch()
+    columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
+    batch.put(RUNS, run_key(3, TOPIC, QUEUE, 0), pack_many(columns, np.array([0])).data)
+    families.write(batch)
+    queues = Queues(families, SEGMENT)
+    read = queues._run_at
+
+    def removed_meanwhile(*args: int) -> tuple[int, bytes] | None:
+        found = read(*args)
+        put(families, [Place(4, NOWHERE, 0)])
+        queues.forget()
+        return found
+
+    monkeypatch.setattr(queues, "_run_at", removed_meanwhile)
+    base = 3 * SEGMENT
+    assert queues.positions(KEY, 0, 9, 0) == [base, base + 100, base + 200, base + 300]
+    monkeypatch.setattr(queues, "_run_at", read)
+    assert queues.positions(KEY, 0, 9, 0) == []
