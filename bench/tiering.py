@@ -18,9 +18,12 @@ import kvstore
 from bench.archives import body_of
 from bench.figure import Figure, Options
 from kvstore import Message, Store, StoreConfig
+from kvstore.cli.measure import Load, create_topics, put_batches
 from tiering import Policy, Worker
 
 _MESSAGES: Final = 150_000
+_SMALL: Final = 4_000_000
+"""Messages of 128 B, where put and tiering are compared."""
 _BATCH: Final = 32
 _BODIES: Final = 2_000
 _TOPICS: Final = 8
@@ -53,6 +56,43 @@ def run(folder: Path, options: Options) -> list[Figure]:
         Figure("put rate beside a worker", 100 * beside / alone, "%", 80.0),
         Figure("moved beside puts", raw / found[0] / 1e6, "MB/s of records"),
         Figure("archives, of records", 100 * coded / raw, "%", better="lower"),
+    ]
+
+
+def run_rate(folder: Path, options: Options) -> list[Figure]:
+    """Messages of 128 B become archives as fast as they were put? 8 x 8 queues."""
+    return _rates(folder, Load(options.messages or _SMALL, options.size or 128))
+
+
+def run_rate_many(folder: Path, options: Options) -> list[Figure]:
+    """The same with 5,000 x 8 queues."""
+    load = Load(
+        options.messages or _SMALL,
+        options.size or 128,
+        topics=options.topics or 5000,
+        queues=options.queues or 8,
+    )
+    return _rates(folder, load)
+
+
+def _rates(folder: Path, load: Load) -> list[Figure]:
+    size = 256 << 20 if load.messages * 300 > 1 << 30 else 1 << 20
+    config = StoreConfig(segment_size=size, watermarks=(0.97, 0.98, 0.99))
+    with kvstore.open(folder / "store", config) as store:
+        create_topics(store, load)
+        put = put_batches(store, load).rate
+        store.seal()
+        policy = Policy(hot_for=0.0, warm_for=1e8, warm="archive", clock_doubt=0.0)
+        with Worker(store, policy) as worker:
+            seconds = _moved(worker)
+            raw = sum(archive.raw_bytes for archive in worker.archives())
+    queues = f"{load.topics * load.queues:,} queues"
+    tiered = load.messages / seconds
+    return [
+        Figure(f"put(32), {load.body} B, {queues}", put, "msg/s"),
+        Figure(f"tiered, {queues}", tiered, "msg/s"),
+        Figure(f"tiered, {queues}, of records", raw / seconds / 1e6, "MB/s"),
+        Figure(f"tiered, of put, {queues}", 100 * tiered / put, "%", 100.0),
     ]
 
 

@@ -66,6 +66,7 @@ def test_scenarios_are_listed_and_an_unknown_one_is_wrong_usage() -> None:
         ("pop", "pop_one", "pop_threads", "pop_curve"),
         ("topics", "offsets", "--topics", 20),
         ("archive_few", "archive_many", "archive_lz4", "tiering", "--topics", 20),
+        ("tier_rate", "tier_rate_many", "--topics", 20, "--queues", 5),
         ("open_queues", "open_killed", "--topics", 20, "--queues", 5),
     ],
 )
@@ -78,6 +79,16 @@ def test_every_scenario_runs_small(words: tuple[object, ...], tmp_path: Path) ->
     assert all(r["figure"]["value"] > 0 for r in report["results"])
     (written,) = tmp_path.glob("*.json")
     assert json.loads(written.read_text())["results"] == report["results"]
+
+
+def test_scale_runs_small_and_gives_every_operation_at_every_size(tmp_path: Path) -> None:
+    size = ("--messages", 500, "--json", "--out", tmp_path, "--dir", tmp_path)
+    done = bench("scale", *size)
+    assert done.returncode == 0, done.stderr
+    names = [r["figure"]["name"] for r in json.loads(done.stdout)["results"]]
+    operations = {name.rpartition(", ")[0] for name in names}
+    assert operations >= {"put(32)", "open", "get", "query", "query, nowhere", "pop(1) + ack"}
+    assert len(names) == 3 * len(operations)
 
 
 def test_fewer_messages_than_threads_are_no_error(tmp_path: Path) -> None:
