@@ -71,8 +71,9 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Retention of raw segments: `retention`, at hour `delete_when` (0-23; None: any hour), checked
     every `retention_interval`, `delete_interval` between two deletions, `secure_erase` overwrites
-    first. `watermarks` are shares of the disk in use at which expired segments are deleted
-    regardless of the hour, the oldest are deleted though not expired, and puts are refused.
+    first. Without `hot_for` or `max_bytes` nothing is deleted. `watermarks` are shares of the disk
+    in use at which expired segments are deleted regardless of the hour, the oldest are deleted
+    though not expired (where a retention allows to delete at all), and puts are refused.
 
     `archives`: with what archives are read, and how much memory that may take; see `ArchiveAccess`.
 

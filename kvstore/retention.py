@@ -5,15 +5,17 @@ Expired ones go at the set hour, or at any time above the first watermark; above
 oldest goes, expired or not, until the disk is below it again. One segment at a time, with a pause
 between.
 
-Invariants: the active segment stays, and so does one that is not wholly checkpointed; a segment
-leaves the index before its file goes, so a minimum offset never points into nothing."""
+Invariants: nothing goes from a store without a retention of its own, nor from one whose segments
+go to archives, however full the disk is (its puts stop instead); the active segment stays, and so
+does one that is not wholly checkpointed; a segment leaves the index before its file goes, so a
+minimum offset never points into nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvstore.config import StoreConfig
+from kvstore.config import Retention, StoreConfig
 
 
 class Aged(NamedTuple):
@@ -30,6 +32,11 @@ class Why(NamedTuple):
     reason: str
 
 
+def may_delete(retention: Retention, *, is_tiered: bool) -> bool:
+    """Whether a store's settings allow that segments are deleted at all."""
+    return not is_tiered and (retention.hot_for is not None or retention.max_bytes is not None)
+
+
 def next_to_go(
     sealed: list[Aged],
     config: StoreConfig,
@@ -41,10 +48,9 @@ def next_to_go(
     is_tiered: bool = False,
 ) -> Why | None:
     """The oldest segment if it has to go now; None if nothing has to. Pure: the caller asks again
-    after each. Where segments go to archives when their time has come, only a full disk is a reason
-    to lose one.
+    after each.
     """
-    if not sealed:
+    if not sealed or not may_delete(config.retention, is_tiered=is_tiered):
         return None
     oldest = sealed[0]
     clean_at, force_at, _ = config.watermarks
@@ -53,8 +59,6 @@ def next_to_go(
             oldest.number,
             f"the disk is {disk_used:.0%} full, the oldest segment goes from {force_at:.0%} on",
         )
-    if is_tiered:
-        return None
     limit = config.retention.max_bytes
     if limit is not None and total_bytes > limit:
         return Why(oldest.number, f"the segments take {total_bytes} bytes, the limit is {limit}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from kvstore.archived import Archived, TierStats
+from kvstore.background import Background, ThreadStats
 from kvstore.config import StoreConfig
 from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import Topics
 from kvstore.recovery import RecoveryReport
+from kvstore.upkeep import Upkeep
 
 
 class StoreStats(msgspec.Struct, frozen=True):
@@ -19,8 +22,10 @@ class StoreStats(msgspec.Struct, frozen=True):
     are SST files by family.
 
     `syncs` counts fdatasyncs of segments since the store was opened. `disk_used` is a share, 0 to
-    1. `recovery` is what opening the store did. `tiers` are the archives' (the log's is not among
-    them)."""
+    1. `refuses_puts` is why puts are refused now; None if they are not. `deleted_unread` counts
+    messages that retention deleted since the opening and that no group had read. `recovery` is what
+    opening the store did. `tiers` are the archives' (the log's is not among them). `threads` are
+    those that work by themselves in this process; a store that is opened read-only has none."""
 
     path: str
     topics: int
@@ -38,6 +43,9 @@ class StoreStats(msgspec.Struct, frozen=True):
     disk_used: float
     recovery: RecoveryReport
     tiers: list[TierStats] = []
+    refuses_puts: str | None = None
+    deleted_unread: int = 0
+    threads: list[ThreadStats] = []
 
 
 def collect(
@@ -48,6 +56,9 @@ def collect(
     config: StoreConfig,
     recovery: RecoveryReport,
     archived: Archived | None = None,
+    *,
+    upkeep: Upkeep | None = None,
+    threads: Sequence[Background] = (),
 ) -> StoreStats:
     """Look at everything once."""
     tails = [t for t in index.tails if t is not None]
@@ -68,4 +79,7 @@ def collect(
         disk_used=config.files.disk_used(path),
         recovery=recovery,
         tiers=archived.stats() if archived is not None else [],
+        refuses_puts=log.refusal(),
+        deleted_unread=0 if upkeep is None else upkeep.deleted_unread,
+        threads=[thread.stats() for thread in threads],
     )

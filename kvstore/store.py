@@ -20,6 +20,7 @@ from typing import Any, Self
 from kvstore import opening, restoring
 from kvstore.adoption import Adoption, in_place
 from kvstore.archived import Archived, Catalog, set_founder
+from kvstore.background import Background
 from kvstore.calls.every import Calls
 from kvstore.config import StoreConfig
 from kvstore.consume.noting import Noting
@@ -29,7 +30,7 @@ from kvstore.errors import ConfigError, StoreError, shown
 from kvstore.following import Follower
 from kvstore.forking import refuse_in_child
 from kvstore.handover import HandOver
-from kvstore.housekeeper import Housekeeper, Job
+from kvstore.housekeeper import Housekeeper, Job, housekeeping_interval
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
@@ -80,6 +81,8 @@ class Store(Calls):
         self._ending: list[Callable[[], None]] = []
         """What ends what this opening began, in the order in which it was begun."""
         self._close_lock = threading.Lock()
+        self.threads: list[Background] = []
+        """What works for this store by itself: its own threads, and a tiering worker's."""
         self._tiers: Archived | None = None
         self._archives_lock = threading.Lock()
         found = opening.look(self.path, given)
@@ -151,6 +154,7 @@ class Store(Calls):
             on_durable=self._waiting.everybody if seen_when_durable else lambda: None,
         )
         self._ending.append(self._flusher.stop)
+        self.threads.append(self._flusher.thread)
         self._writer = Writer(
             self._log,
             self._index,
@@ -174,6 +178,7 @@ class Store(Calls):
             config,
             last_stored=lambda: self._writer.last_stored,
             is_closed=lambda: self._closed,
+            name_of=self._topics.name_of,
         )
         self.handover = HandOver(
             self._log,
@@ -185,8 +190,11 @@ class Store(Calls):
             archived=self._archives,
         )
         """What a tiering worker asks of this store."""
-        self._housekeeper = Housekeeper(config.clock, self._wake, self._jobs())
+        self._housekeeper = Housekeeper(
+            config.clock, self._wake, self._jobs(), housekeeping_interval(config)
+        )
         self._ending.append(self._housekeeper.stop)
+        self.threads.append(self._housekeeper.thread)
 
     def _jobs(self) -> list[Job]:
         """What is done while nobody asks for it."""
@@ -200,7 +208,7 @@ class Store(Calls):
             Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
             Job("history of what is done", self._noting.due, self._noting.look),
             Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
-            Job("retention", upkeep.retention_due, self.apply_retention),
+            Job("retention", upkeep.retention_due, upkeep.retain),
         ]
 
     def _merge_keys(self) -> None:
@@ -309,6 +317,8 @@ class Store(Calls):
             self.config,
             self.recovery,
             self._tiers,
+            upkeep=self._upkeep if self._log.writable else None,
+            threads=self.threads,
         )
 
     def catalog(self) -> Catalog:

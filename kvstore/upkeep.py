@@ -8,18 +8,26 @@ a segment leaves the index before its file goes."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+from typing import Final
 
 from kvstore.config import Retention, StoreConfig
 from kvstore.consume.reader import Reader
+from kvstore.housekeeper import Again
 from kvstore.index.attach import announce
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
 from kvstore.log.commitlog import CommitLog
-from kvstore.retention import Aged, Why, let_go, next_to_go
+from kvstore.retention import Aged, Why, let_go, may_delete, next_to_go
+from kvstore.unread import unread_in
+
+_NAMED: Final = 10
+"""Topics that a warning names."""
+_log = logging.getLogger("kvmq")
 
 
 class Upkeep:
@@ -34,6 +42,7 @@ class Upkeep:
         *,
         last_stored: Callable[[], int],
         is_closed: Callable[[], bool],
+        name_of: Callable[[int], str | None],
     ) -> None:
         self._log = log
         self._index = index
@@ -41,6 +50,11 @@ class Upkeep:
         self._config = config
         self._last_stored_now = last_stored
         self._is_closed = is_closed
+        self._name_of = name_of
+        self.deleted_unread = 0
+        """Messages that went with their segments and that no group had taken, since the opening."""
+        self._is_crowded = False
+        """Whether it was told that the disk fills, and nothing may be deleted."""
         self._last_stored = 0
         self._checkpoint_lock = threading.Lock()
         self.leaving = threading.Lock()
@@ -124,13 +138,27 @@ class Upkeep:
     def apply_retention(self) -> int:
         """See `Store.apply_retention`."""
         self._log.check_writable()
-        config = self._config
+        self._begin_retention()
+        interval = self._config.delete_interval
+        return let_go(self._next_to_go, self._let_go, self._pause, interval)
+
+    def retain(self) -> Again | None:
+        """The same, one segment at a time: the housekeeper does other jobs in the pauses."""
+        self._begin_retention()
+        why = self._next_to_go()
+        if why is None:
+            return None
+        self._let_go(why)
+        pause = min(self._config.delete_interval, self._config.retention_interval)
+        self._retention_at = self._config.clock.monotonic() + pause
+        return Again(pause)
+
+    def _begin_retention(self) -> None:
+        config, size = self._config, self._log.segment_size
         self._retention_at = config.clock.monotonic() + config.retention_interval
-        size = self._log.segment_size
         if self._index.checkpoint.position // size < self._log.end // size:
             # What is not wholly checkpointed can't go: a sealed segment must not wait for that.
             self.checkpoint()
-        return let_go(self._next_to_go, self._let_go, self._pause, config.delete_interval)
 
     def retention_due(self) -> bool:
         """Whether it is time for another look."""
@@ -146,25 +174,53 @@ class Upkeep:
         last = min(log.end, self._index.checkpoint.position) // log.segment_size
         sealed = [n for n in numbers if n < last]
         aged = [Aged(n, self._reader.segment_newest(n)) for n in sealed[:1]]
+        used = log.disk_used()
+        self._tell_if_crowded(used)
         return next_to_go(
             aged,
             config,
             now_ms=config.clock.now_ms(),
             hour=config.clock.local_hour(),
-            disk_used=log.disk_used(),
+            disk_used=used,
             total_bytes=len(numbers) * log.segment_size,
             is_tiered=self.is_tiered,
         )
+
+    def _tell_if_crowded(self, used: float) -> None:
+        """Say once that the disk fills and nothing may be deleted for it: puts will stop."""
+        _, force_at, stop_at = self._config.watermarks
+        before, self._is_crowded = self._is_crowded, used >= force_at
+        retention = self._config.retention
+        if self._is_crowded and not before and not may_delete(retention, is_tiered=self.is_tiered):
+            _log.warning(
+                "the disk of %s is %.0f%% full; no retention of the store allows to delete "
+                "anything, so puts stop at %.0f%%: free space, or set StoreConfig.retention",
+                self._log.folder, used * 100, stop_at * 100,
+            )  # fmt: skip
 
     def _let_go(self, why: Why) -> None:
         size = self._log.segment_size
         with self.leaving:
             if why.number in self._log.segments.numbers:
-                there = self._log.segments.numbers
-                self._index.retire(why.number, (why.number + 1) * size, there)
-                if self._config.secure_erase:
-                    self._index.key_upkeep.mark_all_left()
+                unread = unread_in(self._index.families, why.number)
+                self._index.retire(why.number, (why.number + 1) * size)
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
+                self._tell_unread(why, unread)
+
+    def _tell_unread(self, why: Why, unread: dict[int, int]) -> None:
+        """Say what was deleted that no group has taken. (Deleted topics have no messages.)"""
+        named = {name: n for topic, n in unread.items() if (name := self._name_of(topic))}
+        if not named:
+            return
+        count = sum(named.values())
+        self.deleted_unread += count
+        most = sorted(named.items(), key=lambda item: (-item[1], item[0]))
+        topics = ", ".join(f"{name} ({n})" for name, n in most[:_NAMED])
+        more = f" and {len(most) - _NAMED} topics more" if len(most) > _NAMED else ""
+        _log.warning(
+            "%s: retention deleted segment %d, %s; %d of its messages no group had read: %s%s",
+            self._log.folder.parent, why.number, why.reason, count, topics, more,
+        )  # fmt: skip
 
 
 def _is_tiered(retention: Retention) -> bool:

@@ -26,7 +26,7 @@ FUNCTION_LINES_MAX: Final = 80
 # From low to high: a part imports parts of lower layers, and of its own layer where no cycle
 # comes of it. A part is a folder or a module directly in kvstore/; one not named here is ENGINE.
 LAYERS: Final = (
-    ("errors", "config", "access", "forking", "files", "paths", "clock"),
+    ("errors", "config", "access", "forking", "files", "paths", "clock", "background"),
     ("record",),
     ("message", "archived"),
     ("log", "index"),
@@ -61,6 +61,7 @@ TIERING_MAY_IMPORT: Final = (
     "kvstore.forking",
     "kvstore.paths",
     "kvstore.clock",
+    "kvstore.background",
 )
 # Where the store meets its archives, and the verbs that run the worker.
 MAY_IMPORT_TIERING: Final = frozenset({"store", "cli"})

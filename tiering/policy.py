@@ -160,7 +160,8 @@ def is_open(policy: Policy, hour: int, disk_used: float) -> bool:
 def check_with_store(
     policy: Policy, retention: Retention, watermarks: tuple[float, float, float]
 ) -> None:
-    """Raise `PolicyIllegal` if the store would delete raw segments that the policy is to move:
+    """Raise `PolicyIllegal` if the store would delete raw segments that the policy is to move, or
+    refuse puts for a full disk before the policy moves any:
     `retention` and `watermarks` are the store's (`StoreConfig`).
     """
     if not policy.moves:
@@ -182,11 +183,20 @@ def check_with_store(
             "they would be deleted before they moved; take max_bytes out of the store's "
             "retention, or give the policy a smaller one"
         )
-    if policy.watermarks is not None and policy.watermarks[1] >= watermarks[1]:
+    deletes = retention.hot_for is not None or retention.max_bytes is not None
+    if policy.watermarks is None:
+        return
+    if deletes and policy.watermarks[1] >= watermarks[1]:
         raise PolicyIllegal(
             f"the store deletes segments when its disk is {watermarks[1]:.0%} full, the policy "
             f"moves them at {policy.watermarks[1]:.0%}: they would be deleted before they moved; "
             "give the policy lower watermarks, or the store higher ones"
+        )
+    if policy.watermarks[1] >= watermarks[2]:
+        raise PolicyIllegal(
+            f"the store refuses puts when its disk is {watermarks[2]:.0%} full, the policy moves "
+            f"segments at {policy.watermarks[1]:.0%}: puts would stop before any moved; give the "
+            "policy lower watermarks, or the store higher ones"
         )
 
 

@@ -11,7 +11,6 @@ was, is noted, and is tried again by the next run; what cannot be told is never 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Final, Self, cast
 from weakref import WeakSet
 
 from kvstore.archived import Catalog
+from kvstore.background import Background
 from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from kvstore.forking import module_lock, refuse_in_child
 from tiering.archive.crypto import KeyProvider
@@ -64,7 +64,6 @@ from tiering.waiting import FILE, WORK, Waits
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
 
 INTERVAL: Final = 60.0
-_log = logging.getLogger("kvmq")
 _taken: WeakSet[object] = WeakSet()
 _taken_lock = module_lock()
 
@@ -111,7 +110,7 @@ class Worker:
         options = access.options if options is None else options
         self._options = options
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
         self._busy = threading.Lock()
         self._tried: set[str] = set()
         noted = store.path / WORK / "clock.json"
@@ -444,24 +443,21 @@ class Worker:
             raise CallerError(f"interval is {interval!r}; it must be above 0 seconds")
         if self._thread is not None:
             raise TieringBusy("this worker runs by itself already")
-        self._thread = threading.Thread(
-            target=self._loop, args=(interval,), name="kvmq tiering", daemon=True
-        )
+        self._thread = Background("kvmq-tiering", self._turn, self._clock, interval, at_once=True)
+        self._store.threads.append(self._thread)
         self._thread.start()
 
-    def _loop(self, interval: float) -> None:
-        while True:
-            try:
-                self.run_and_merge()
-            except (TieringStopped, StoreClosed):
-                return
-            except TieringBusy:
-                pass
-            except Exception:
-                # The next run begins anew; a thread that died would let the disk run full.
-                _log.exception("%s: a tiering run failed", self._store.path)
-            if self._clock.wait(self._stopping, interval):
-                return
+    def _turn(self) -> None:
+        thread = self._thread
+        if thread is None:
+            return  # `stop` was called
+        try:
+            report = self.run_and_merge()
+            thread.did(f"a run in which {len(report.failed)} steps failed")
+        except (TieringStopped, StoreClosed):
+            thread.end()
+        except TieringBusy:
+            pass
 
     def stop(self) -> None:
         """End a run under way, and running by itself; the store is as if the step under way had not
@@ -472,7 +468,8 @@ class Worker:
         self._uploading.stop()
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join()
+            thread.stop()
+            self._store.threads.remove(thread)
         with self._busy:
             self._executor.close()
         with _taken_lock:

@@ -13,6 +13,7 @@ full disk is `DiskFull`, never damage, and reads go on meanwhile.
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,13 +61,14 @@ _SMALL: Final = 8 << 20
 _BLOCK: Final = 16 << 10
 _ZSTD_LEVEL: Final = 3
 _NO_SPACE: Final = ("No space left on device", "Disk quota exceeded")
+_HELD: Final = "lock hold by current process"
 _NOT_DAMAGE: Final = (
     "Permission denied",
     "Operation not permitted",
     "Read-only file system",
     "Too many open files",
     "Cannot allocate memory",
-    "lock hold by current process",
+    _HELD,
     "While lock file",
 )
 """What keeps RocksDB from being opened and says nothing about what is in it."""
@@ -157,13 +159,24 @@ class Families:
         _Process.check(path, read_only=read_only)
         let_go_in_child(self)
         try:
-            self._open(create=create)
+            self._open_again_if_held(create=create)
         except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
             self._drop()
             raise _not_opened(path, e) from e
         self._sync = WriteOptions()
         self._sync.sync = True
         self._lazy = WriteOptions()
+
+    def _open_again_if_held(self, *, create: bool) -> None:
+        try:
+            self._open(create=create)
+        except Exception as e:
+            if _HELD not in str(e):
+                raise
+            # By an iterator of a store that was closed, such as one in the frames of an exception:
+            # where those are a cycle only a collection frees it.
+            gc.collect()
+            self._open(create=create)
 
     def _open(self, *, create: bool) -> None:
         path, read_only = self.path, self.read_only

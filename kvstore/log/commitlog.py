@@ -11,6 +11,7 @@ no block yet; after a failed sync nothing is appended any more."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from kvstore.errors import (
     SegmentDamaged,
     StoreBusy,
     StoreClosed,
+    StoreError,
     StoreReadOnly,
 )
 from kvstore.files import Files, MappedFile
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 _DISK_CHECK_SECONDS: Final = 1.0
+_log = logging.getLogger("kvmq")
 
 _WRITTEN_FROM: Final = 16 << 10
 """Bytes from which on a batch is written instead of copied into the map: the kernel fills fresh
@@ -75,6 +78,8 @@ class CommitLog:
         self.prepare_wanted = threading.Event()
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
+        self._is_crowded = False
+        """Whether it was told that puts are refused for want of room."""
 
     @property
     def first(self) -> int:
@@ -175,14 +180,31 @@ class CommitLog:
         now = self.clock.monotonic()
         if now - self._disk_checked < _DISK_CHECK_SECONDS:
             return
+        why = self._crowded()
+        if why is not None:
+            if not self._is_crowded:
+                self._is_crowded = True
+                _log.error("%s; nothing is deleted that no retention allows", why)
+            raise DiskFull(f"{why}; free space or raise watermarks")
+        if self._is_crowded:
+            self._is_crowded = False
+            _log.warning("puts into %s are taken again: its disk has room", self.folder.parent)
+        self._disk_checked = now
+
+    def _crowded(self) -> str | None:
         limit = self._config.watermarks[2]
         used = self.disk_used()
-        if used >= limit:
-            raise DiskFull(
-                f"the disk of {self.folder} is {used:.1%} full, puts stop at {limit:.0%}; free "
-                "space or raise watermarks"
-            )
-        self._disk_checked = now
+        if used < limit:
+            return None
+        return f"the disk of {self.folder} is {used:.1%} full, puts stop at {limit:.0%}"
+
+    def refusal(self) -> str | None:
+        """Why puts are refused now, if they are."""
+        try:
+            self.check_writable()
+        except StoreError as e:
+            return str(e)
+        return self._crowded()
 
     def disk_used(self) -> float:
         """The share of the log's disk in use; `SegmentDamaged` if the disk doesn't say."""
@@ -358,7 +380,7 @@ class CommitLog:
                 if self.staging is not None:
                     self.staging.drain(self.lock, lambda: self.end)
             except (OSError, SegmentDamaged, DiskFull) as e:
-                raise self._failed(e) from e
+                raise self.fail(e) from e
 
     def _sync(self, lock: AbstractContextManager[object] | None = None) -> int:
         if self.failure is not None:
@@ -377,15 +399,19 @@ class CommitLog:
                 self.durable = end
                 self.segments.writable_from = max(self.segments.writable_from, end // size)
         except (OSError, SegmentDamaged, DiskFull) as e:
-            raise self._failed(e) from e
+            raise self.fail(e) from e
         return end
 
-    def _failed(self, why: Exception) -> FlushFailed:
+    def fail(self, why: BaseException) -> FlushFailed:
+        """Write nothing any more, for this reason; returns the error that says so."""
+        what = (
+            f"the disk refused to take written data of {self.folder}: {why}"
+            if isinstance(why, OSError | SegmentDamaged | DiskFull)
+            else f"putting {self.folder} on the disk was cut short by {why!r}"
+        )
         self.failure = FlushFailed(
-            f"the disk refused to take written data of {self.folder}: {why}; nothing is written "
-            "any more, "
-            f"everything below position {self.durable} is safe; mend the disk and open the store "
-            "again"
+            f"{what}; nothing is written any more, everything below position {self.durable} is "
+            "safe; mend the cause and open the store again"
         )
         return self.failure
 

@@ -4,8 +4,9 @@ The idea: group commit. A put that needs the disk says up to which position and 
 syncs what has been appended by then, once, and wakes all whom that serves. Without waiters it syncs
 at an interval, when enough is dirty, and everything at the thorough interval.
 
-Invariants: `durable` is moved by a sync that succeeded, never otherwise; after one that failed
-every waiter gets `FlushFailed`, and so does everyone who comes later."""
+Invariants: `durable` is moved by a sync that succeeded, never otherwise; after one that failed, or
+any turn that raised something unexpected, the log is read-only, every waiter gets `FlushFailed`,
+and so does everyone who comes later; nobody waits for a thread that is not there."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from kvstore.background import Background
 from kvstore.config import StoreConfig
 from kvstore.errors import FlushFailed, StoreClosed
 from kvstore.log.commitlog import CommitLog
 
 _GATHER_SECONDS: Final = 0.0001
+_LOOK: Final = 1.0
+"""Seconds after which who waits looks for itself, whether or not it was woken."""
 
 
 class Flusher:
@@ -31,14 +35,20 @@ class Flusher:
         self._clock = config.clock
         self._on_durable = on_durable
         self._changed = threading.Condition()
-        self._wake = threading.Event()
         self._wanted = 0
         self._waiting = 0
         self._served = 0
         self._sync_seconds = 0.0
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="kvmq-flusher", daemon=True)
-        self._thread.start()
+        now = self._clock.monotonic()
+        self._thorough_at = now + config.flush_thorough_interval
+        self._drained_at = now
+        interval = config.flush_interval
+        if config.write_mode == "staged":
+            interval = min(interval, config.stage_interval)
+        self.thread = Background(
+            "kvmq-flusher", self._turn, self._clock, interval, failed=self._failed
+        )
+        self.thread.start()
 
     def wait(self, position: int) -> None:
         """Return when the log below `position` is on the disk; raise `FlushFailed` if it can't get
@@ -50,7 +60,7 @@ class Flusher:
         with self._changed:
             self._wanted = max(self._wanted, position)
             self._waiting += 1
-            self._wake.set()
+            self.thread.wake.set()
             try:
                 self._wait(position)
             finally:
@@ -61,57 +71,55 @@ class Flusher:
         while log.durable < position:
             if log.failure is not None:
                 raise FlushFailed(*log.failure.args) from log.failure
-            if self._stopping:
+            if not self.thread.is_alive or self.thread.is_stopping:
                 raise StoreClosed(
                     "the store was closed while a put waited for the disk; it may or may not be "
                     "there"
                 )
-            self._changed.wait()
+            self._changed.wait(_LOOK)
 
     def nudge(self) -> None:
         """Say that the staging buffer is full."""
-        self._wake.set()
+        self.thread.wake.set()
 
     def stop(self) -> None:
-        """Sync what is left and end the thread."""
-        with self._changed:
-            self._stopping = True
-        self._wake.set()
-        self._thread.join()
+        """End the thread, and sync what is left."""
+        self.thread.stop()
+        try:
+            if self._log.failure is None:
+                self._sync()
+        finally:
+            self._notify()
 
-    def _run(self) -> None:
+    def _turn(self) -> None:
         config, log = self._config, self._log
-        interval = config.flush_interval
-        if config.write_mode == "staged":
-            interval = min(interval, config.stage_interval)
-        thorough_at = self._clock.monotonic() + config.flush_thorough_interval
-        drained_at = self._clock.monotonic()
-        while not self._stopping:
-            self._clock.wait(self._wake, interval)
-            self._wake.clear()
+        if log.failure is None:
             now = self._clock.monotonic()
             dirty = log.end - log.durable
             wanted = self._wanted > log.durable
-            thorough = now >= thorough_at
-            timely = now - drained_at >= config.flush_interval
+            thorough = now >= self._thorough_at
+            timely = now - self._drained_at >= config.flush_interval
             if dirty and (wanted or thorough or (timely and dirty >= config.flush_dirty_bytes)):
                 if wanted:
                     self._gather()
                 self._sync()
-                drained_at = now
+                self._drained_at = now
             elif log.staging is not None and log.staging.due():
                 self._drain()
             if thorough:
-                thorough_at = now + config.flush_thorough_interval
-            if self._waiting:
-                # Also where there was nothing to sync: a checkpoint's sync serves, or fails, them
-                # too.
-                self._notify()
-            if log.failure is not None:
-                return
-        if log.failure is None:
-            self._sync()
-        self._notify()
+                self._thorough_at = now + config.flush_thorough_interval
+        if self._waiting:
+            # Also where there was nothing to sync: a checkpoint's sync serves, or fails, them too.
+            self._notify()
+
+    def _failed(self, why: BaseException) -> None:
+        """A turn met what nobody reckoned with: whether what was written is on the disk is unknown,
+        and the next turn may fail the same way, so nobody is left waiting for it.
+        """
+        try:
+            self._log.fail(why)
+        finally:
+            self._notify()
 
     def _gather(self) -> None:
         """Let those whom the last sync woke put again: with 16 threads a sync then serves
@@ -124,16 +132,20 @@ class Flusher:
     def _drain(self) -> None:
         try:
             self._log.drain()
-        except FlushFailed:
+            self.thread.did("wrote the staging buffer")
+        except FlushFailed as e:
+            self.thread.failing(str(e))
             self._notify()
 
     def _sync(self) -> None:
         began = self._clock.monotonic()
         try:
             self._log.sync_to_end()
-        except FlushFailed:
+        except FlushFailed as e:
+            self.thread.failing(str(e))
             self._notify()
             return
+        self.thread.did("synced the log")
         self._sync_seconds = self._clock.monotonic() - began
         self._notify()
         self._on_durable()

@@ -2,14 +2,14 @@
 segment.
 
 The idea: on disks on which stores into a map stall, a put should touch memory only. Appends go to
-the active buffer; when it reaches its limit of bytes, messages or age, the buffers swap, and a
-writer thread puts the full one into its segments with large writes. Readers are served from the
+the active buffer; when it reaches its limit of bytes, messages or age, the buffers swap, and the
+flusher puts the full one into its segments with large writes. Readers are served from the
 buffers, as immutable chunks.
 
 Invariants: a position is found in exactly one of: the file (below `written`), the buffer under way,
-the active buffer; chunks of one buffer are contiguous except where a segment ends; at most two
-buffers exist, so an append behind a disk that stalls fails with `StoreBusy` instead of filling the
-memory."""
+the active buffer; a buffer goes when the file has all of it, not before; chunks of one buffer are
+contiguous except where a segment ends; at most two buffers exist, so an append behind a disk that
+stalls fails with `StoreBusy` instead of filling the memory."""
 
 from __future__ import annotations
 
@@ -125,26 +125,33 @@ class Staging:
         have it.
         """
         with self._write_lock:
+            if self._under_way is not None:
+                # A writing that was cut short, by whatever: once more, the same bytes.
+                self._write(self._under_way)
             with log_lock:
                 full = self._active
                 full.end = log_end()
                 if not full.chunks:
                     self.written = full.end
                     return full.end
-                self._under_way = full
-                self._active = _Buffer(self._clock.monotonic(), full.end)
-            size = self._segments.size
-            first, last = full.starts[0] // size, full.starts[-1] // size
-            for number in range(first, last + 1):
-                chunks = [
-                    c for p, c in zip(full.starts, full.chunks, strict=True) if p // size == number
-                ]
-                at = next(p for p in full.starts if p // size == number)
-                self._segments.map(number).write(at - number * size, b"".join(chunks))
-            # Order matters to readers without a lock: the file has it before the buffer goes.
-            self.written = full.end
-            self._under_way = None
+                fresh = _Buffer(self._clock.monotonic(), full.end)
+                self._under_way, self._active = full, fresh
+            self._write(full)
             return full.end
+
+    def _write(self, full: _Buffer) -> None:
+        """Put a buffer into the files, and let go of it; under the lock of writing."""
+        size = self._segments.size
+        first, last = full.starts[0] // size, full.starts[-1] // size
+        for number in range(first, last + 1):
+            chunks = [
+                c for p, c in zip(full.starts, full.chunks, strict=True) if p // size == number
+            ]
+            at = next(p for p in full.starts if p // size == number)
+            self._segments.map(number).write(at - number * size, b"".join(chunks))
+        # Order matters to readers without a lock: the file has it before the buffer goes.
+        self.written = full.end
+        self._under_way = None
 
     def find(self, position: int) -> tuple[bytes, int] | None:
         """The chunk that holds `position`, and where in it; None if the file has it."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+
+
+import gc
+import multiprocessing
 import os
 import shutil
 import signal
@@ -435,3 +439,17 @@ def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
         if codes[-1] == 0:
             break
     assert -signal.SIGKILL in codes
+
+
+def test_a_store_opens_again_though_garbage_still_holds_an_iterator(tmp_path: Path) -> None:
+    """As the frames of an exception do that is part of a cycle."""
+    gc.disable()
+    try:
+        with opened(tmp_path / "a") as store:
+            garbage: list[object] = [store._index.families.iter("topics")]
+            garbage.append(garbage)
+        del garbage
+        with opened(tmp_path / "a"):
+            pass
+    finally:
+        gc.enable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import kvstore
 from kvstore import DiskFull, Message, OffsetNotFound, Retention, Store, StoreConfig
+from kvstore.clock import SystemClock
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every
@@ -18,7 +20,10 @@ from tests.support.stores import SEGMENT, opened, put, segment, settings
 
 
 def bent(clock: VirtualClock, files: WatchedFiles | None = None, **changed: Any) -> StoreConfig:
-    """Settings with a virtual clock, of which the housekeeper makes no use by itself."""
+    """Settings with a virtual clock, of which the housekeeper makes no use by itself, and with a
+    retention that allows a full disk to have segments deleted, unless another is given.
+    """
+    changed.setdefault("retention", Retention(max_bytes=1 << 40))
     changed.setdefault("retention_interval", 1e9)
     changed.setdefault("checkpoint_interval", 1e9)
     return settings(clock=clock, files=files or WatchedFiles(), **changed)
@@ -130,6 +135,116 @@ def test_a_full_disk_overrides_the_hour_and_then_the_age(
 
         files.before = relieved
         assert store.apply_retention() == goes
+
+
+@pytest.mark.parametrize("tiered", [False, True], ids=["no retention", "archives"])
+def test_a_full_disk_deletes_nothing_that_no_retention_allows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tiered: bool
+) -> None:
+    """Others fill the disk: puts stop, that is told once and shown, and all messages stay."""
+    clock, files = VirtualClock(), WatchedFiles()
+    retention = Retention(hot_for=1, warm_for=1) if tiered else Retention()
+    config = bent(clock, files, retention=retention, retention_interval=5.0)
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 500)
+        clock.advance(3600)
+        for used in (0.86, 0.95, 1.0):
+            files.used = used
+            for _ in range(3):
+                clock.advance(6)  # also for the housekeeper
+                assert store.apply_retention() == 0
+        for _ in range(3):
+            clock.advance(2)
+            with pytest.raises(DiskFull):
+                put(store, 500, 1)
+        assert "puts stop at 90%" in str(store.stats().refuses_puts)
+        assert len(bodies(store)[("t", 0)]) == 500
+        told = [r.getMessage() for r in caplog.records if r.name == "kvmq"]
+        assert [("no retention" in text, "puts stop" in text) for text in told] == [
+            (True, True),  # by the housekeeper or the call, at the second watermark
+            (True, True),  # by the first put that was refused
+        ]
+        files.used = 0.5
+        clock.advance(2)
+        put(store, 500, 1)
+        found = store.stats()
+        assert (found.refuses_puts, found.deleted_unread) == (None, 0)
+        assert len(assert_whole(store)[("t", 0)]) == 501
+
+
+def test_what_goes_unread_is_told_with_its_count_and_topics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = VirtualClock()
+    with opened(tmp_path / "a", bent(clock, retention=Retention(hot_for=60))) as store:
+        store.create_topic("u", queues=1)
+        store.create_topic("read", queues=1)
+        store.create_topic("deleted", queues=1)
+        for group in ("g", "ahead"):
+            store.create_group(group)
+        put(store, 0, 40)
+        put(store, 0, 7, topic="u")
+        put(store, 0, 5, topic="read")
+        put(store, 0, 5, topic="deleted")
+        store.seal()
+        put(store, 40, 1)
+        clock.advance(100)
+        store.commit_offset("g", "t", 0, 3)
+        assert len(store.pop("ahead", "t", limit=10, queue=0)) == 10
+        store.commit_offset("g", "read", 0, 5)
+        store.delete_topic("deleted")
+        store.checkpoint()
+        assert store.apply_retention() == 1
+        assert store.stats().deleted_unread == 37
+        (told,) = [r.getMessage() for r in caplog.records if r.name == "kvmq"]
+        assert told.endswith("37 of its messages no group had read: t (30), u (7)")
+        assert "older than 60 s" in told
+
+
+def test_nothing_is_told_when_all_that_goes_was_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = VirtualClock()
+    with opened(tmp_path / "a", bent(clock, retention=Retention(hot_for=60))) as store:
+        store.create_group("g")
+        put(store, 0, 40)
+        store.seal()
+        clock.advance(100)
+        store.commit_offset("g", "t", 0, 40)
+        assert store.apply_retention() == 1
+        assert store.stats().deleted_unread == 0
+        assert not [r for r in caplog.records if r.name == "kvmq"]
+
+
+def test_other_work_is_done_in_the_pauses_between_deletions(tmp_path: Path) -> None:
+    """Offsets are wanted on the disk every second, and ten segments go in ten minutes."""
+    clock = VirtualClock()
+    config = bent(
+        clock, retention=Retention(max_bytes=SEGMENT), retention_interval=60.0,
+        delete_interval=60.0, offset_sync_interval=1.0,
+    )  # fmt: skip
+    with opened(tmp_path / "a", config) as store:
+        store.create_group("g")
+        put(store, 0, 1000)
+        store.checkpoint()
+        had = len(numbers(store))
+        for round in range(1, 4):
+            _let_pass(clock, until=lambda n=round: len(numbers(store)) <= had - n)  # type: ignore[misc]
+            store.commit_offset("g", "t", 0, round)
+            before = clock.monotonic()
+            _let_pass(clock, until=lambda: not store._offsets._unsynced)
+            assert clock.monotonic() - before < 60.0, "it was done behind the pause"
+        assert not clock.slept, "the thread slept, and all its other work with it"
+
+
+def _let_pass(clock: VirtualClock, until: Callable[[], bool]) -> None:
+    """Let time pass until another thread has done something; ten minutes at most."""
+    for _ in range(6000):
+        if until():
+            return
+        clock.advance(0.1)
+        SystemClock().sleep(0.005)
+    raise AssertionError("it was never done")
 
 
 def test_puts_are_refused_above_the_last_watermark_and_taken_below_it(tmp_path: Path) -> None:
@@ -290,7 +405,7 @@ def test_retention_happens_by_itself(tmp_path: Path) -> None:
             if len(numbers(store)) == 2:
                 break
             clock.advance(1.0)
-            kvstore.clock.SystemClock().sleep(0.01)
+            SystemClock().sleep(0.01)
         assert len(numbers(store)) == 2
         assert_whole(store)
 

@@ -168,7 +168,8 @@ def test_a_disk_above_the_first_watermark_knows_no_hours() -> None:
         (Retention(hot_for=HOUR), STORE, "take hot_for out of the store's retention"),
         (Retention(hot_for=DAY), STORE, "nothing would be left to move"),
         (Retention(max_bytes=10), STORE, "max_bytes"),
-        (Retention(), (0.5, 0.8, 0.9), "watermarks"),
+        (Retention(hot_for=2 * DAY), (0.5, 0.8, 0.9), "deletes segments.*watermarks"),
+        (Retention(), (0.5, 0.6, 0.8), "refuses puts.*watermarks"),
     ],
 )
 def test_a_store_that_would_delete_before_the_policy_moves_is_a_contradiction(
@@ -180,6 +181,7 @@ def test_a_store_that_would_delete_before_the_policy_moves_is_a_contradiction(
 
 def test_a_store_that_deletes_after_the_policy_has_moved_is_none() -> None:
     check_with_store(Policy(hot_for=DAY, warm="w"), Retention(hot_for=2 * DAY), STORE)
+    check_with_store(Policy(hot_for=DAY, warm="w"), Retention(), (0.5, 0.8, 0.9))
     check_with_store(Policy(hot_for=DAY), Retention(hot_for=HOUR, max_bytes=3), (0.1, 0.1, 0.1))
 
 

@@ -1,0 +1,187 @@
+"""Whatever strikes a thread of the store, at whichever step: nobody hangs, nothing is lost, and
+the store says so."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import kvstore
+from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreError
+from kvstore.background import Background, ThreadStats
+from kvstore.clock import SystemClock
+from tests.support.clock import VirtualClock
+from tests.support.contents import assert_whole, bodies
+from tests.support.stores import SEGMENT, opened, settings
+from tests.support.throwing import Thrower, some
+
+_PATIENCE: Final = 20
+"""Seconds after which somebody hangs."""
+STEPS: Final = 10
+
+
+def _threads(store: Store) -> dict[str, ThreadStats]:
+    return {thread.name: thread for thread in store.stats().threads}
+
+
+def _until(met: Callable[[], bool]) -> None:
+    for _ in range(_PATIENCE * 200):
+        if met():
+            return
+        SystemClock().sleep(0.005)
+    raise AssertionError("it never came")
+
+
+def _in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Have threads do some work; none of them hangs."""
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_PATIENCE)
+    assert not [t for t in threads if t.is_alive()], "somebody waits for ever"
+
+
+def _put_synced(folder: Path, config: StoreConfig, thrower: Thrower) -> None:
+    """Some threads put and wait for the disk, while the flusher is struck."""
+    acked: set[bytes] = set()
+    with contextlib.suppress(StoreError), thrower.watching(), opened(folder, config) as store:
+
+        def work(number: int) -> None:
+            for n in range(3):
+                body = b"%d of %d" % (n, number)
+                try:
+                    store.put("t", body, queue=0)
+                except StoreError:
+                    return
+                acked.add(body)
+
+        _in_threads(3, work)
+        found = _threads(store)["kvmq-flusher"]
+        assert found.alive
+        if thrower.has_thrown.is_set() and store.stats().refuses_puts is not None:
+            assert found.failure is not None
+            with pytest.raises(FlushFailed):
+                store.put("t", b"refused")
+            with pytest.raises(FlushFailed):
+                store.flush()
+        elif thrower.has_thrown.is_set():
+            assert len(acked) == 9
+    with kvstore.open(folder, config) as again:
+        assert acked <= set(bodies(again).get(("t", 0), ()))
+        assert not again.verify().problems
+
+
+@pytest.mark.parametrize("mode", ["mapped", "staged"])
+def test_whatever_strikes_the_flusher_all_who_wait_for_the_disk_are_answered(
+    tmp_path: Path, mode: str
+) -> None:
+    config = settings(flush="sync", flush_interval=0.01, stage_interval=0.01, write_mode=mode)
+    watched = Thrower("kvmq-flusher")
+    _put_synced(tmp_path / "watched", config, watched)
+    assert {step.called for step in watched.steps} >= {"wait", "sync_to_end", "fdatasync"}
+    thrown = 0
+    for number, (step, error) in enumerate(some(watched.steps, STEPS)):
+        thrower = Thrower("kvmq-flusher", step, error)
+        _put_synced(tmp_path / str(number), config, thrower)
+        thrown += thrower.has_thrown.is_set()
+    assert thrown >= STEPS // 2
+
+
+def _keep_house(folder: Path, thrower: Thrower) -> None:
+    """Checkpoints, sealing and retention happen by themselves, while the housekeeper is struck."""
+    config = settings(
+        checkpoint_interval=0.01, retention_interval=0.01, delete_interval=0.0,
+        offset_sync_interval=0.01, retention=Retention(max_bytes=4 * SEGMENT),
+    )  # fmt: skip
+    acked = 0
+    with thrower.watching(), opened(folder, config) as store:
+        for _ in range(8):
+            store.put_batch([Message("t", bytes(2000), queue=0, keys=("k",))] * 25)
+            acked += 25
+            store.commit_offset("g", "t", 0, acked)
+        _until(lambda: store.stats().segments <= 5 and not store._index.seal_due())
+        store.put("t", b"the last", queue=0)
+        _until(lambda: store.stats().tail_entries == 0)
+        struck = thrower.has_thrown.is_set()
+        _until(lambda: _threads(store)["kvmq-housekeeper"].failures >= struck)
+        # It is done again, and well.
+        _until(lambda: _threads(store)["kvmq-housekeeper"].failure is None)
+        assert _threads(store)["kvmq-housekeeper"].alive
+        assert_whole(store)
+    with kvstore.open(folder, config) as again:
+        assert not again.verify().problems
+        assert again.bounds("t", 0).next_offset == acked + 1
+        assert again.committed_offset("g", "t", 0) == acked
+        found = again.query("t", "k", limit=1000)
+        assert len({m.offset for m in found}) == len(found)
+
+
+def test_whatever_strikes_the_housekeeper_all_its_work_is_done_in_the_end(tmp_path: Path) -> None:
+    watched = Thrower("kvmq-housekeeper")
+    _keep_house(tmp_path / "watched", watched)
+    called = {step.called for step in watched.steps}
+    assert called >= {"prepare_next", "write_checkpoint", "seal_next", "retain", "sync"}
+    thrown = 0
+    for number, (step, error) in enumerate(some(watched.steps, STEPS)):
+        thrower = Thrower("kvmq-housekeeper", step, error)
+        _keep_house(tmp_path / str(number), thrower)
+        thrown += thrower.has_thrown.is_set()
+    assert thrown >= STEPS // 2
+
+
+def test_a_job_that_fails_is_shown_until_it_is_done_and_the_others_go_on(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    config = settings(clock=clock, checkpoint_interval=10.0)
+    with opened(tmp_path / "s", config) as store:
+        jobs = {job.name: job for job in store._housekeeper.jobs}
+        job, run = jobs["a checkpoint"], jobs["a checkpoint"].run
+
+        def fail() -> None:
+            raise MemoryError("no room")
+
+        job.run = fail
+        store.put("t", b"x", queue=0)
+        store.commit_offset("g", "t", 0, 1)
+        _until(lambda: clock.advance(1.0) or job.failure is not None)  # type: ignore[func-returns-value]
+        assert _threads(store)["kvmq-housekeeper"].failure == "a checkpoint: MemoryError: no room"
+        _until(lambda: clock.advance(1.0) or not store._offsets._unsynced)  # type: ignore[func-returns-value]
+        assert store.stats().tail_entries == 1
+        job.run = run
+        _until(lambda: clock.advance(1.0) or store.stats().tail_entries == 0)  # type: ignore[func-returns-value]
+        found = _threads(store)["kvmq-housekeeper"]
+        assert (found.alive, found.failure, found.failures) == (True, None, 1)
+
+
+def test_nobody_waits_for_a_flusher_that_is_not_there(tmp_path: Path) -> None:
+    """However a thread may end, who waits for the disk looks whether it is there."""
+    with opened(tmp_path / "s", settings(flush="sync", flush_interval=60.0)) as store:
+        flusher = store._flusher
+        flusher.thread.stop()
+        _in_threads(2, lambda n: _refused(store))
+
+
+def _refused(store: Store) -> None:
+    with pytest.raises(StoreError):
+        store.put("t", b"x")
+
+
+def test_a_turn_that_fails_again_and_again_is_not_taken_without_pause() -> None:
+    turns = []
+
+    def turn() -> None:
+        turns.append(1)
+        raise ValueError(len(turns))
+
+    thread = Background("kvmq-test", turn, SystemClock(), 0.0)
+    thread.start()
+    _until(lambda: len(turns) >= 3)
+    assert thread.stats().failures >= 3
+    thread.stop()
+    assert not thread.is_alive
+    assert len(turns) < 50
