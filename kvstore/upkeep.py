@@ -203,7 +203,10 @@ class Upkeep:
         with self.leaving:
             if why.number in self._log.segments.numbers:
                 unread = unread_in(self._index.families, why.number)
-                self._index.retire(why.number, (why.number + 1) * size)
+                there = self._log.segments.numbers
+                self._index.retire(why.number, (why.number + 1) * size, there)
+                if self._config.secure_erase:
+                    self._index.key_upkeep.mark_all_left()
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
                 self._tell_unread(why, unread)
 

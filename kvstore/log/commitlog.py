@@ -312,7 +312,7 @@ class CommitLog:
             for position, _ in pieces:
                 self.segments.sync(position // size)
         except SegmentDamaged as e:
-            raise self._failed(e) from e
+            raise self.fail(e) from e
 
     @contextmanager
     def standing(self) -> Iterator[None]:

@@ -375,7 +375,7 @@ def test_pops_beside_hand_overs_get_every_message_once(tmp_path: Path) -> None:
         assert sorted(got) == sorted(whole)
 
 
-def test_with_a_worker_attached_segments_do_not_expire_but_go_when_the_disk_is_full(
+def test_with_a_worker_attached_segments_do_not_expire_and_without_it_they_do_again(
     tmp_path: Path,
 ) -> None:
     clock = VirtualClock()
