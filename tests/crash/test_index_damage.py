@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-
-
 import gc
-import multiprocessing
 import os
 import shutil
 import signal
