@@ -72,7 +72,7 @@ class Writer:
         self._arrivals = arrivals
         self._tail_due = config.checkpoint_bytes
         self._host = host
-        self._lanes = Lanes(topics.for_put, topics.as_put_to, topics.find, index.note_topic)
+        self._lanes = Lanes(topics.find, topics.as_put_to, topics.make_for_put, index.note_topic)
         topics.changed = self._lanes.clear
         self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
         self._limits = Limits(

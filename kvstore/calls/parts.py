@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from kvstore.config import StoreConfig
 from kvstore.consume.flights import Flights
@@ -56,6 +56,14 @@ class Parts:
     _upkeep: Upkeep
     _popping: Popper
     _noting: Noting
+
+    def __reduce__(self) -> NoReturn:
+        # What pickling runs into by itself says nothing to who gave a store to a process.
+        raise CallerError(
+            f"the store in {self.path} can't be pickled or copied, nor given to another process: "
+            "only the process that opened it uses it. Give the process the messages; have it "
+            "answer, and ack here"
+        )
 
     def _check_open(self) -> None:
         if self._closed:

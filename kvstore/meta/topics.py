@@ -150,19 +150,9 @@ class Topics:
             )
         return found
 
-    def for_put(self, name: str) -> Topic:
-        """A topic to put to; makes it if the store does that by itself."""
-        found = self.find(name)
-        if found is None:
-            check_topic(name)
-            if not self._auto_create:
-                return self.get(name)
-            with self._lock:
-                found = self._cache.get(name)
-                if found is None:
-                    self.create([self._own(name)])
-                    found = self._cache[name]
-        return found
+    def make_for_put(self, names: Iterable[str]) -> None:
+        """Make topics that `as_put_to` showed, in one batch, durably."""
+        self.create([self._own(name) for name in names], exist_ok=True)
 
     def _own(self, name: str) -> TopicConfig:
         """What the store makes a topic with by itself."""

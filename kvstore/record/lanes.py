@@ -54,17 +54,17 @@ class Lanes(dict[tuple[str, int], Lane]):
 
     def __init__(
         self,
-        topic_of: TopicOf,
-        facts_of: TopicOf,
         find: Callable[[str], TopicFacts | None],
+        facts_of: TopicOf,
+        make: Callable[[Iterable[str]], None],
         note: Callable[[int, int], None],
     ) -> None:
-        """`topic_of` makes a topic that is not there, or raises; `facts_of` says how it would be
-        made, or raises; `find` does neither. `note` is told each used topic's id and hash byte.
+        """`find` gives a topic that is there; `facts_of` one that is there or would be made, or
+        raises; `make` makes those. `note` is told each used topic's id and hash byte.
         """
         super().__init__()
         self.facts_of = facts_of
-        self._topic_of = topic_of
+        self._make = make
         self._find = find
         self._packings: dict[str, Packing | None] = {}
         self._usual: set[str] = set()
@@ -143,11 +143,11 @@ class Lanes(dict[tuple[str, int], Lane]):
         if kinds != _INT:
             if not kinds <= _INT_OR_NONE:
                 raise Wrong("the queues")
-            self._make(names, queues, sizes, record_max)
+            self._make_missing(names, queues, sizes, record_max)
             queues = self._draw(names, queues, groups)
         found: list[Any] = list(map(self.get, zip(names, queues, strict=True)))
         if not all(found):
-            self._make(names, queues, sizes, record_max)
+            self._make_missing(names, queues, sizes, record_max)
             found = [self[at] for at in zip(names, queues, strict=True)]
         return queues, found
 
@@ -169,7 +169,7 @@ class Lanes(dict[tuple[str, int], Lane]):
             raise Wrong("no such topic")
         return topic
 
-    def _make(
+    def _make_missing(
         self,
         names: Sequence[str],
         queues: Sequence[int | None],
@@ -190,8 +190,7 @@ class Lanes(dict[tuple[str, int], Lane]):
                 raise Wrong("no such queue")
             if size + facts.overhead > record_max:
                 raise Wrong("sizes")
-        for name in new:
-            self._topic_of(name)
+        self._make(new)
 
     def _draw(
         self, names: Sequence[str], queues: Sequence[int | None], groups: Sequence[str | None]

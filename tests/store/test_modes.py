@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 import kvstore
 from kvstore import (
+    CallerError,
     DiskFull,
     Message,
     MessageNotFound,
@@ -221,6 +224,17 @@ def test_a_store_of_every_mode_comes_back_as_it_was_closed(
 
 
 # --- threads ---
+
+
+def test_a_store_is_not_given_to_another_process(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", SMALL) as store:
+        store.create_namespace("n")
+        for given in (store, store.namespace("n")):
+            for take in (pickle.dumps, copy.copy, copy.deepcopy):
+                if given is not store and take is copy.copy:
+                    continue  # another view of the same store, in the same process
+                with pytest.raises(CallerError, match="the process that opened it"):
+                    take(given)
 
 
 def run_threads(count: int, work: Callable[[int], object]) -> None:

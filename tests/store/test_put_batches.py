@@ -15,6 +15,7 @@ from kvstore import (
     StoreError,
     TopicNotFound,
 )
+from kvstore.index.families import Families
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, batch, blanks, bodies, fill_segment, records
 
@@ -154,6 +155,29 @@ def test_a_refused_batch_does_not_make_topics(opens: Opens) -> None:
         assert store.topic(m.topic).read_queues == 4
     assert store.put("fourth", b"x", queue=3).queue == 3
     assert store.put("fifth", b"x").offset == 0
+
+
+def test_a_batch_to_many_new_topics_makes_them_in_one_write(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    write = Families.write
+
+    def counted(self: Families, *args: Any, **more: Any) -> None:
+        writes.append(1)
+        write(self, *args, **more)
+
+    counts = []
+    for number in (1, 100):
+        store = opens(StoreConfig(segment_size=SEGMENT, auto_create_topics=True))
+        monkeypatch.setattr(Families, "write", counted)
+        writes.clear()
+        store.put_batch([Message(f"device-{number}-{n}", b"x") for n in range(number)])
+        counts.append(len(writes))
+        monkeypatch.undo()
+        assert len(store.topics()) == number + (number > 1)
+        store.close()
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_put_to_no_topic_says_so_and_how_to_make_it(store: Store) -> None:
