@@ -26,17 +26,18 @@ I64 = NDArray[np.int64]
 
 def prove(
     path: Path, files: Files, keys: KeyProvider | None, buffer: Buffer, starts: I64, sizes: I64,
-    *, stays: str,
+    *, rows: I64, stays: str,
 ) -> None:  # fmt: skip
-    """Read an archive back, and hold each record against the one that starts there in the buffer;
-    `stays` says what is as it was if they differ. Raises ArchiveDamaged.
+    """Read an archive back, and hold each record against the one in the buffer; `rows` says which
+    of `starts` and `sizes` are its records', in its order. `stays` says what is as it was if they
+    differ. Raises ArchiveDamaged.
     """
     archive = Archive.open(FileSource(path, files), keys=keys)
-    stops = starts + sizes
     done = 0
     for group in archive.groups():
-        mine = slice(done, done + group.count)
-        if group.records() != slices(buffer, starts[mine], stops[mine]):
+        mine = rows[done : done + group.count]
+        begins = starts[mine]
+        if group.records() != slices(buffer, begins, begins + sizes[mine]):
             raise ArchiveDamaged(
                 f"what block {group.number} of {path} and those with it give back is not what was "
                 f"put into it; {stays}",
@@ -44,5 +45,5 @@ def prove(
                 group.number,
             )
         done += group.count
-    if done != len(starts):
+    if done != len(rows):
         raise ArchiveDamaged(f"{path} lacks records that were put into it; {stays}", str(path))

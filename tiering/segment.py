@@ -1,7 +1,8 @@
 """A sealed segment: where its records are, and of which topic, queue and offset each is.
 
 The idea: one scan finds, and checks, every record; what says whose a record is, is then read for
-all of them at once with numpy. So a million small messages cost a scan and some columns.
+tens of thousands of them at once with numpy. So a million small messages cost a scan and some
+columns: 40 bytes each, and 12 more while they are scanned.
 
 Invariants: every byte of the segment is a record, the blank record at its end, or damage that is
 listed; positions rise; nothing is copied but the topics' names. What a transaction prepares or
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 I64 = NDArray[np.int64]
 _SCANNED: Final = 1 << 16
+_AT_ONCE: Final = 1 << 16
+"""Records of which more is in memory than their rows."""
 _V2_LOW: Final = MAGIC_V2 & 0xFF
 _MAGIC_LOW_AT: Final = MAGIC_AT + 3
 
@@ -74,6 +77,20 @@ def read_segment(buffer: Buffer, base: int, end: int, begin: int = 0) -> Segment
     """
     starts, sizes, damage = _find(buffer, base, begin, end)
     data = np.frombuffer(buffer, np.uint8)
+    topics = np.empty(len(starts), np.int64)
+    queues, offsets = np.empty_like(topics), np.empty_like(topics)
+    numbers: dict[bytes, int] = {}
+    for at in range(0, len(starts), _AT_ONCE):
+        some = slice(at, at + _AT_ONCE)
+        names, queues[some], offsets[some] = _owners(buffer, data, starts[some], base)
+        topics[some] = [numbers.setdefault(name, len(numbers)) for name in names]
+    return SegmentRecords(starts, sizes, topics, queues, offsets, list(numbers), damage)
+
+
+def _owners(
+    buffer: Buffer, data: NDArray[np.uint8], starts: I64, base: int
+) -> tuple[list[bytes], I64, I64]:
+    """The topics' names, the queues and the offsets of some records."""
     flags = _u32(data, starts + SYSTEM_FLAGS_AT)
     v6 = ((flags & BORN_HOST_V6) > 0).astype(np.int64) + ((flags & STORE_HOST_V6) > 0)
     body_size_at = starts + BODY_SIZE_AT + V6_EXTRA * v6
@@ -84,14 +101,15 @@ def read_segment(buffer: Buffer, base: int, end: int, begin: int = 0) -> Segment
         behind = data[topic_at[second] + 1].astype(np.int64)
         lengths[second] = lengths[second] << 8 | behind
     topic_at += 1 + second
-    topics, names = _named(buffer, topic_at.tolist(), (topic_at + lengths).tolist())
+    ends = (topic_at + lengths).tolist()
+    names = [bytes(buffer[a:b]) for a, b in zip(topic_at.tolist(), ends, strict=True)]
     queues = _u32(data, starts + QUEUE_ID_AT)
     offsets = _u32(data, starts + QUEUE_OFFSET_AT) << 32 | _u32(data, starts + QUEUE_OFFSET_AT + 4)
     kind = flags & TRANSACTION_MASK
     loose = (kind == PREPARED) | (kind == ROLLBACK)
     queues[loose] = NO_QUEUE
     offsets[loose] = starts[loose] + base
-    return SegmentRecords(starts, sizes, topics, queues, offsets, names, damage)
+    return names, queues, offsets
 
 
 def boundary(buffer: Buffer, at: int, target: int, end: int) -> int | None:
@@ -122,7 +140,7 @@ def _find(buffer: Buffer, base: int, at: int, end: int) -> tuple[I64, I64, list[
             elif found.kind is not Kind.BLANK:
                 reason = found.reason or "zeros where records should be"
                 damage.append(Damage(found.position, found.size, reason))
-    starts = np.frombuffer(positions, np.uint64).astype(np.int64) - base
+    starts = np.frombuffer(positions, np.int64) - base
     return starts, np.frombuffer(sizes, np.uint32).astype(np.int64), damage
 
 
@@ -131,11 +149,3 @@ def _u32(data: NDArray[np.uint8], at: I64) -> I64:
     for i in range(1, 4):
         found = found << 8 | data[at + i]
     return found
-
-
-def _named(buffer: Buffer, begins: list[int], ends: list[int]) -> tuple[I64, list[bytes]]:
-    """Which topic each record is of, and their names."""
-    found = [bytes(buffer[a:b]) for a, b in zip(begins, ends, strict=True)]
-    numbers = {name: i for i, name in enumerate(dict.fromkeys(found))}
-    topics = np.fromiter(map(numbers.__getitem__, found), np.int64, len(found))
-    return topics, list(numbers)

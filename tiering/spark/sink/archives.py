@@ -141,8 +141,8 @@ class Making:
         self._files.write_new(path, chunks(), replace=True)
         try:
             prove(
-                path, self._files, self._keys, found.records.buffer, found.records.starts[rows],
-                sizes, stays="nothing was committed",
+                path, self._files, self._keys, found.records.buffer, found.records.starts,
+                found.records.sizes, rows=rows, stays="nothing was committed",
             )  # fmt: skip
             self._put(path, key, sink)
         finally:
