@@ -14,11 +14,10 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
-from weakref import WeakSet
 
 import msgspec
 from msgspec.structs import replace
@@ -26,14 +25,13 @@ from msgspec.structs import replace
 from kvstore.archived import ArchivedTopic as TopicRow
 from kvstore.archived import Arriving, Queue
 from kvstore.errors import CallerError, StoreError, TopicNotFound
-from kvstore.forking import module_lock
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.layout import OPENING_READ
 from tiering.archive.lazily import open_lazily
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveOrigin
-from tiering.arrivals import arrivals_lock
+from tiering.arrivals import arrivals_lock, attaching
 from tiering.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.classes import RetentionClass, read_class
@@ -51,7 +49,6 @@ from tiering.errors import (
     NothingToRestore,
     PlaceError,
     PolicyIllegal,
-    TieringBusy,
 )
 from tiering.fitting import Fitting
 from tiering.intents import Intent, Intents
@@ -70,8 +67,6 @@ SEGMENTS_MAX: Final = 999
 _OWN: Final = "attach"
 """The folder in the worker's for what is being made here."""
 _EVER: Final = RetentionClass("warm", None, None).name
-_taken: WeakSet[object] = WeakSet()
-_taken_lock = module_lock()
 
 
 class AttachReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,23 +120,9 @@ def attach(
     """
     config = store.config
     found = open_elsewhere(source, options, keys, config.archives, config.files, config.clock)
-    with _alone(store):
+    with attaching(store.handover):
         one = _Attaching(store, found.place, found.keys, progress)
         return one.run(found.store_id, topics)
-
-
-@contextmanager
-def _alone(store: Store) -> Iterator[None]:
-    side = store.handover
-    with _taken_lock:
-        if side in _taken:
-            raise TieringBusy(f"something is being attached to {store.path}; wait for its end")
-        _taken.add(side)
-    try:
-        yield
-    finally:
-        with _taken_lock:
-            _taken.discard(side)
 
 
 class _Attaching:

@@ -27,6 +27,7 @@ from kvstore.errors import StoreError
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.lazily import open_lazily
 from tiering.archive.reader import Archive, Source
+from tiering.arrivals import Attaches, Counted, none_since
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.copying import read_whole
 from tiering.errors import PlaceError
@@ -104,11 +105,13 @@ def audit(
     remove_orphans: bool = False,
     progress: Progress | None = None,
     asked: Asked | None = None,
+    arrivals: Counted = Attaches,
 ) -> AuditReport:
     """Check all of a catalog's archives, and look for orphans where they are and in `places`.
 
     `remove_orphans` is for whoever has the store open for writing. Without `keys` of what is
-    encrypted the checksums alone are looked at. `asked` is who checks; None: this process.
+    encrypted the checksums alone are looked at. `asked` is who checks; None: this process. While
+    something is being attached, which `arrivals` counts, nothing is removed: it may belong to that.
     """
     rows = decode_rows(catalog().rows)
     live = [row for row in rows if row.state == "live"]
@@ -138,7 +141,10 @@ def audit(
         problems += next(checks)
         done += row.size
     before = clock.now_ms() - whole_ms(grace)
+    seen = arrivals()
     orphans = find_orphans(catalog, known.values(), before, problems, used)
+    if not none_since(seen, arrivals()):
+        orphans = [msgspec.structs.replace(orphan, young=True) for orphan in orphans]
     if remove_orphans:
         orphans = [_without(orphan, known, problems) for orphan in orphans]
     return AuditReport(

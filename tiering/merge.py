@@ -38,6 +38,7 @@ from tiering.archive.tail import FileSource
 from tiering.catalog import ArchiveRow
 from tiering.classes import RetentionClass, read_class
 from tiering.mergejob import Dropped, Input, Merged, MergeJob, Queue
+from tiering.places.objects import ARCHIVE_MAX
 from tiering.pool import Executor
 from tiering.regroup import HeldQueue, Made, Summed
 from tiering.stretches import MergePlan, StretchJob, plan_merge, stretch_jobs
@@ -60,9 +61,8 @@ __all__ = [
 I64 = NDArray[np.int64]
 TARGET_BYTES: Final = 512 << 20
 """What a merged archive is to have at most."""
-COMPACTED_BYTES: Final = 4 << 30
-"""The same of compacted topics, of which only what is merged can be superseded. (A server copies
-objects of up to 5 GiB.)"""
+COMPACTED_BYTES: Final = ARCHIVE_MAX
+"""The same of compacted topics, of which only what is merged can be superseded."""
 INPUTS_MAX: Final = 256
 _SPAN_SHARE: Final = 10
 _READ_BYTES: Final = 8 << 20
@@ -90,8 +90,11 @@ def choose(
     merged archive waits for its last message. `at_any_size`: all neighbours that may be together
     are given, also such as stand alone, whatever it saves.
     """
-    if target_bytes < 1:
-        raise CallerError(f"target_bytes is {target_bytes!r}; it must be 1 at least")
+    if not 1 <= target_bytes <= ARCHIVE_MAX:
+        raise CallerError(
+            f"target_bytes is {target_bytes!r}; it must be 1 to {ARCHIVE_MAX}, which a place takes "
+            "in one put"
+        )
     kinds: dict[tuple[str, str, str], list[ArchiveRow]] = {}
     for row in rows:
         if row.state == "live":

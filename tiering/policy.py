@@ -23,6 +23,7 @@ from kvstore.config import Retention
 from tiering.archive.coder import LEVELS
 from tiering.durations import parsed, text_of
 from tiering.errors import PolicyIllegal
+from tiering.places.objects import ARCHIVE_MAX
 from tiering.places.settings import is_remote
 from tiering.prices import Prices, check_prices
 
@@ -272,8 +273,8 @@ def _check_ranges(p: Policy) -> None:
     _number(
         "merge_bytes",
         p.merge_bytes,
-        "None, or 1 byte and more",
-        p.merge_bytes is None or _whole(p.merge_bytes, 1, (1 << 63) - 1),
+        f"None, or 1 to {ARCHIVE_MAX} bytes, which a place takes in one put",
+        p.merge_bytes is None or _whole(p.merge_bytes, 1, ARCHIVE_MAX),
     )
     if type(p.prices) is not Prices:
         raise PolicyIllegal(f"prices is {p.prices!r}; it must be a tiering.Prices")

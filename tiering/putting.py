@@ -12,8 +12,8 @@ Invariant: only what was put here is ever taken away. A name that somebody else 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -85,14 +85,45 @@ def copy_remotely(job: CopyJob) -> None:
     intent = job.intent
     with tempfile.TemporaryDirectory(prefix="kvmq-copy-") as folder:
         copy = Path(folder) / "archive"
-        fetch_checked(source, job.key, intent.size, intent.crc, copy, name=job.name)
-        target.put(intent.key, copy)
+        with at_hand(source, job.key, intent.size, intent.crc, copy, name=job.name) as (path, _):
+            target.put(intent.key, path)
     try:
         _read_back(target, intent, _at_once)
     except (PlaceError, ArchiveDamaged):
         with suppress(PlaceError):
             target.delete(intent.key)
         raise
+
+
+@contextmanager
+def at_hand(
+    place: Place, key: str, size: int, due: int, copy: Path, *, name: str,
+    pace: Pace | None = None, files: Files | None = None,
+) -> Iterator[tuple[Path, int]]:  # fmt: skip
+    """A file with the bytes of an object, which errors call `name`, and its crc32c: the object
+    itself where the place is a folder of this machine; else a copy of it, at `copy`, as long as
+    this lasts. Raises as `fetch_checked` does.
+    """
+    files = files or LocalFiles()
+    if "://" not in place.name:
+        found = read_whole(place, key, size, pace=pace)
+        _check_crc(found, due, name)
+        yield Path(place.name) / key, found
+        return
+    files.make_dir(copy.parent)
+    try:
+        yield copy, fetch_checked(place, key, size, due, copy, name=name, pace=pace, files=files)
+    finally:
+        files.remove(copy)
+
+
+def _check_crc(found: int, due: int, name: str) -> None:
+    if due and found != due:
+        raise ArchiveDamaged(
+            f"{name} is not what was put there: crc32c {found:#010x}, not {due:#010x}; "
+            "it stays where it is; `kvmq tier verify` tells what of it can be read",
+            name,
+        )
 
 
 def fetch_checked(
@@ -104,12 +135,7 @@ def fetch_checked(
     know it).
     """
     found = fetch(place, key, size, path, files or LocalFiles(), pace=pace)
-    if due and found != due:
-        raise ArchiveDamaged(
-            f"{name} is not what was put there: crc32c {found:#010x}, not {due:#010x}; "
-            "it stays where it is; `kvmq tier verify` tells what of it can be read",
-            name,
-        )
+    _check_crc(found, due, name)
     return found
 
 

@@ -26,7 +26,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
-from tiering.arrivals import arrivals_lock
+from tiering.arrivals import arrivals_lock, attaches, none_since
 from tiering.audit import AuditProblem, find_orphans
 from tiering.catalog import ArchiveRow, encode_row, is_own
 from tiering.classes import TopicTraits, life_of, read_class
@@ -320,6 +320,7 @@ class Replacer:
         problems: list[AuditProblem] = []
         places = {place.name: place for place in self._shifter.places()}
         removed, stay = [], {}
+        before = attaches(self._side)
         for orphan in find_orphans(self._catalog, places.values(), 0, problems, places):
             name = f"{orphan.place}/{orphan.key}"
             if not orphan.unfinished:
@@ -327,6 +328,9 @@ class Replacer:
                     "it is not in the catalog, and may hold anything; `kvmq tier verify "
                     "--remove-orphans` removes it, once it is old enough"
                 )
+                continue
+            if not none_since(before, attaches(self._side)):
+                stay[name] = "something is being attached, which it may belong to; try again then"
                 continue
             try:
                 place = places[orphan.place]

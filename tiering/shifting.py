@@ -29,7 +29,7 @@ from tiering.place import Place, open_kept
 from tiering.places.settings import is_remote
 from tiering.policy import Policy
 from tiering.pool import Executor
-from tiering.putting import CopyJob, copy_remotely, fetch_checked, put_announced, take_away
+from tiering.putting import CopyJob, at_hand, copy_remotely, put_announced, take_away
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
 from tiering.trustedclock import TrustedClock
@@ -115,19 +115,15 @@ class Shifter:
         if self._executor.width > 1 and is_known:
             self._copy_remotely(row, Intent(number, where, key, row.size, row.crc), check)
             return Copied(number, where, key, row.crc)
-        path = self._work / f"{number:010d}"
-        self._files.make_dir(self._work)
-        try:
-            crc = fetch_checked(
-                self.place_of(row), row.key, row.size, row.crc, path, name=row.name,
-                pace=self._reading.take, files=self._files,
-            )  # fmt: skip
+        copy = self._work / f"{number:010d}"
+        with at_hand(
+            self.place_of(row), row.key, row.size, row.crc, copy, name=row.name,
+            pace=self._reading.take, files=self._files,
+        ) as (path, crc):  # fmt: skip
             put_announced(
                 self._intents, Intent(number, where, key, row.size, crc), target, path,
                 self._uploading.take, self._reading.take,
             )  # fmt: skip
-        finally:
-            self._files.remove(path)
         return Copied(number, where, key, crc)
 
     def _copy_remotely(self, row: ArchiveRow, intent: Intent, check: Callable[[], None]) -> None:

@@ -24,6 +24,7 @@ from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from kvstore.forking import module_lock, refuse_in_child
 from tiering.archive.crypto import KeyProvider
 from tiering.archive.writer import ArchiveSettings
+from tiering.arrivals import attaches
 from tiering.audit import Asked, AuditReport, audit
 from tiering.catalog import ArchiveInfo, decode_rows, info_of, kept_as
 from tiering.classes import RetentionClass, life_of
@@ -188,7 +189,7 @@ class Worker:
                 lambda: Catalog(self._side.store_id, list(self._side.rows())),
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
-                asked=self._asked(),
+                asked=self._asked(), arrivals=lambda: attaches(self._side),
             )  # fmt: skip
 
     def _asked(self) -> Asked | None:

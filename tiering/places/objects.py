@@ -21,6 +21,8 @@ from tiering.errors import ObjectExists, ObjectNameIllegal, PlaceError
 
 KEY_BYTES_MAX: Final = 512
 PART_BYTES_MAX: Final = 200
+ARCHIVE_MAX: Final = 4 << 30
+"""Bytes that a merge may make one object of: object stores copy objects of up to 5 GiB."""
 CHUNK: Final = 8 << 20
 """Bytes of one step of a copy or a comparison."""
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 import kvstore
 import tiering
-from kvstore import Store, StoreConfig
+from kvstore import Message, Store, StoreConfig
 from kvstore.clock import SystemClock
 from tests.support.clock import VirtualClock
+from tiering.audit import Orphan
 from tiering.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.putting import put_announced
 
 POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
 
@@ -153,3 +157,32 @@ def test_what_a_put_has_left_that_was_cut_off_is_listed_and_removed_like_an_orph
     assert foreign.exists()
     assert archives(store) == known
     assert worker.verify().ok
+
+
+def test_what_an_attach_is_bringing_is_no_orphan_however_long_it_takes(
+    worker: tiering.Worker, store: Store, clock: VirtualClock, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    source = tmp_path / "source"
+    with (
+        kvstore.open(source, StoreConfig(segment_size=64 << 10, clock=clock)) as other,
+        tiering.Worker(other, POLICY) as archiving,
+    ):
+        other.create_topic("visits", queues=1)
+        other.put_batch([Message("visits", b"%d" % n) for n in range(50)])
+        other.seal()
+        clock.advance(120)
+        assert archiving.run_once().failed == {}
+    orphans: list[Orphan] = []
+
+    def slowly(*given: Any) -> None:
+        put_announced(*given)
+        clock.advance(3 * POLICY.grace)
+        orphans.extend(worker.verify(remove_orphans=True).orphans)
+
+    monkeypatch.setattr(import_module("tiering.attach"), "put_announced", slowly)
+    tiering.attach(store, source / "archive")
+    assert [o.removed for o in orphans] == [False]
+    assert len(store.pull("visits", 0, 0, limit=99).messages) == 50
+    assert worker.verify(remove_orphans=True).orphans == []
+    assert store.verify(archives=True).problems == []

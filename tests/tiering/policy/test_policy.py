@@ -58,6 +58,7 @@ def test_a_contradiction_is_refused_naming_both_sides_and_a_way_out(
         {"grace": None},
         {"merge_bytes": 0},
         {"merge_bytes": 1.5},
+        {"merge_bytes": (4 << 30) + 1},
         {"clock_doubt": -1.0},
         {"codec": "gzip"},
         {"level": 23},

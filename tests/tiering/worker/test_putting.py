@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import kvstore
 from kvstore import Message, Store
+from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
+from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.catalog import ArchiveRow, decode_rows
 from tiering.intents import Intent, Intents
@@ -129,3 +132,56 @@ def test_no_archive_has_the_number_of_another_whatever_became_of_that(
             rows = decode_rows(store.catalog().rows)
             assert len({row.number for row in rows}) == len(rows)
             assert [m.offset for m in store.pull("a", 0, 0).messages] == list(range(5 * n + 5))
+
+
+class Written(LocalFiles):
+    """Which files were written, but for notes."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+
+    def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
+        self.paths.append(path)
+        super().write_new(path, chunks, replace=replace)
+
+
+def test_an_archive_that_goes_cold_is_read_where_it_is_and_written_there_alone(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = Policy(hot_for=60.0, warm_for=DAY, warm="archive", cold="cold", clock_doubt=0.0)
+    files = Written()
+    with kvstore.open(tmp_path / "store", config(clock, files=files)) as store:
+        store.create_topic("a", queues=1)
+        store.put_batch([Message("a", b"%d" % n, queue=0) for n in range(50)])
+        store.seal()
+        clock.advance(100.0)
+        with Worker(store, policy, executor=Here()) as worker:
+            assert worker.run_once().failed == {}
+            clock.advance(2 * DAY)
+            files.paths.clear()
+            assert len(worker.run_once().shifted) == 1
+        (written,) = files.paths
+        assert written.is_relative_to(tmp_path / "store" / "cold")
+        assert len(store.pull("a", 0, 0, limit=99).messages) == 50
+
+
+def test_a_warm_archive_that_was_damaged_does_not_go_cold(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = Policy(hot_for=60.0, warm_for=DAY, warm="archive", cold="cold", clock_doubt=0.0)
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("a", queues=1)
+        store.put_batch([Message("a", b"%d" % n, queue=0) for n in range(50)])
+        store.seal()
+        clock.advance(100.0)
+        with Worker(store, policy, executor=Here()) as worker:
+            assert worker.run_once().failed == {}
+            (path,) = (store.path / "archive").rglob("*.kvarc")
+            path.chmod(0o644)
+            path.write_bytes(path.read_bytes()[:-30] + bytes(30))
+            clock.advance(2 * DAY)
+            report = worker.run_once()
+            assert report.shifted == []
+            assert "is not what was put there" in str(next(iter(report.failed.values())))
+            assert [a.tier for a in worker.archives()] == ["warm"]
+        assert not list((store.path / "cold").rglob("*.kvarc"))
