@@ -3,8 +3,8 @@
 The idea: runs in a process of its own and is told everything it needs, so that the store's process
 feels nothing of it. Records are sorted by class, topic, queue and offset as columns; bytes are
 touched once, when a block of them is encoded. Columns of all records, of the segment and of what
-the archive ends with, are in memory: `MEMORY_PER_MESSAGE` bytes for each, so a segment of 1 GiB
-takes a tenth of that, with records of 1 KiB, and as much as it has, with the smallest there are.
+the archive ends with, are in memory: at most 100 bytes for each with one key, and 16 for each other
+key (a test holds it to that). So a segment of 1 GiB takes a tenth of that with records of 1 KiB.
 
 Invariants: every message of a queue that is to be kept is in exactly one of the archives, which was
 read back from the disk and compared with the segment, record by record; a segment
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 I64 = NDArray[np.int64]
 _AT_ONCE: Final = 1 << 16
 """Records of which more is in memory than columns; a batch of the writer has about as many."""
-
-MEMORY_PER_MESSAGE: Final = 100
-"""Bytes that regrouping takes at most for each message of a segment, with one key; 16 more for each
-other key. (A test holds it to that.)"""
 
 
 class TopicPlan(NamedTuple):
