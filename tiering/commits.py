@@ -121,8 +121,8 @@ def followed(head: Head, commit: Commit) -> Head:
             queues[one.topic][one.queue] = min(first, one.first), max(end, one.last + 1)
     queries = head.queries
     if commit.query:
-        last = max(queries.get(commit.query, -1), commit.batch)
-        queries = {**queries, commit.query: last}
+        # No batch is committed behind a later one: a job looks for that first.
+        queries = {**queries, commit.query: commit.batch}
     return replace(
         head,
         number=head.number + 1,

@@ -16,7 +16,7 @@ from kvstore.errors import FormatError
 from tests.tiering.spark.sink.watched import Watched, nothing
 from tiering.bucket import found_in
 from tiering.commitlog import CommitLog, JobsOf
-from tiering.commits import PAGE, CommittedArchive, HeldRange
+from tiering.commits import PAGE, CommittedArchive, HeldRange, decode_page, encode_page
 from tiering.deadjobs import DAY, HOUR, abort, sweep_jobs
 from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
 from tiering.objectnames import checkpoint_key, commit_key, job_object_key, page_key
@@ -187,8 +187,9 @@ def test_an_older_a_damaged_or_no_checkpoint_costs_reading_andnothing_else(
         following += 1
     assert "all commits are read instead" in caplog.text
     (out / page_key(STORE, 0)).unlink()
-    (out / page_key(STORE, 16)).write_bytes(page[:-9])
-    assert jobs_in(place) == list(range(following))
+    for damage in (page[:-9], encode_page(decode_page(page, "")[1:])):
+        (out / page_key(STORE, 16)).write_bytes(damage)
+        assert jobs_in(place) == list(range(following))
     # What was committed under an old checkpoint is still found not to be new.
     (out / checkpoint_key(STORE)).write_bytes(older)
     assert not Batch(place, 30).make().commit()

@@ -203,9 +203,21 @@ def test_an_offset_that_an_earlier_job_has_written_is_told(tmp_path: Path) -> No
     write(out, placed(0, 1, 2, 3))
     with pytest.raises(OffsetsTaken, match=r"offsets 3 to 3 .*earlier job"):
         write(out, placed(0, 3, 4), name="cd")
+    with pytest.raises(OffsetsTaken, match=r"offsets 1 to 1 .*earlier job"):
+        write(out, placed(0, 0, 1), name="ce")
     write(out, placed(0, 4), name="ef")
     write(out, placed(0, 1), name="dd", overwrite=True)
     assert bodies(out) == [b"x1"]
+    # What was overwritten is in the way of nothing.
+    write(out, made_up("a", 2), name="de")
+    assert sorted(r["offset"] for r in read(out)[0]) == [1, 2, 3]
+
+
+def test_positions_go_on_behind_the_last_of_all_jobs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name, offset, position in (("ab", 1, 7 << 30), ("cd", 2, 100)):
+        write(out, [row | {"position": position} for row in placed(0, offset)], name=name)
+    assert Job(out, "ef").state.position == 8 << 30
 
 
 def test_a_job_that_ran_beside_another_is_told_before_it_hides_that(tmp_path: Path) -> None:
