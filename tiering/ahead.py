@@ -1,8 +1,9 @@
 """Ahead: the next things are being made while one is handed over.
 
 The idea: making an archive takes long and touches no store; handing it over is short, and is done
-one after the other, in order. Where the work is done by several at once, the next few are begun on
-threads, which only wait for them; where there is but one who works, nothing is begun ahead.
+one after the other, in order. So the next ones are begun on threads, which only wait for them: as
+many as are made at once. Where one works, it makes the next while the last is handed over, and
+neither waits for the other.
 
 Invariants: what came of things is taken in their order, and each one's error is raised where it is
 taken; things are begun in their order, by the caller's thread; when the caller is done, whatever
@@ -15,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TypeVar
 
 from tiering.errors import TieringStopped
@@ -29,13 +29,10 @@ def ahead(
     width: int, check: Check, items: Iterable[J], work: Callable[[J, Check], T]
 ) -> Generator[tuple[J, Callable[[], T]], None, None]:
     """Each of the items, with what gives, or raises, what came of it; `width` more are begun by
-    then. `work` asks what it is given beside the item whether to go on: `check`, which raises once
-    the caller wants no more. To be closed (`contextlib.closing`).
+    then, and as many worked on at a time. `work` asks what it is given beside the item whether to
+    go on: `check`, which raises once the caller wants no more. To be closed
+    (`contextlib.closing`).
     """
-    if width <= 1:
-        for item in items:
-            yield item, partial(work, item, check)
-        return
     given_up = threading.Event()
 
     def asked() -> None:

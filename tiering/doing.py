@@ -161,8 +161,11 @@ class Doer:
         def numbered() -> Iterator[tuple[ArchiveRow, int]]:
             for archive in archives:
                 row = rows[archive.key]
-                if not self._is_out_of_reach(row):
+                why = self._out_of_reach(row)
+                if why is None:
                     yield row, self._shifter.take_number()
+                else:
+                    run.failed[row.key] = why
 
         def copy(one: tuple[ArchiveRow, int], check: Callable[[], None]) -> Copied:
             return self._shifter.copy(*one, check)
@@ -187,10 +190,11 @@ class Doer:
                 moved += row.size
         return done
 
-    def _is_out_of_reach(self, row: ArchiveRow) -> bool:
-        """Whether an archive that is to go cold is left alone, or a place that this takes."""
+    def _out_of_reach(self, row: ArchiveRow) -> str | None:
+        """Why an archive that is to go cold is left alone: for itself, or for a place; or None."""
         places = (self._place_of("cold"), self._shifter.place_of(row).name)
-        return any(map(self._waits.is_on, (row.key, *places)))
+        away = (what for what in (row.key, *places) if self._waits.is_on(what))
+        return next(map(self._waits.why, away), None)
 
     def _expire(self, row: ArchiveRow, sight: Sight, run: Run) -> bool:
         self._check()

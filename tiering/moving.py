@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.archived import Arriving
 from kvstore.config import Retention
@@ -45,6 +47,9 @@ from tiering.ratelimit import RateLimit
 from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.storeside import HandOver, Store, TopicFacts
 from tiering.waiting import WORK
+
+I64 = NDArray[np.int64]
+_EMPTY: Final = np.empty((0, 5), np.int64)
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,35 +261,47 @@ class Mover:
         held = regrouped.whole
         if held is None:
             held = [q for made in regrouped.archives for q in made.queues]
-        found = {
-            (q.topic, q.queue): (q.messages, q.first, q.last) for q in held if q.queue != NO_QUEUE
-        }
-        says: dict[tuple[int, int], tuple[int, int, int]] = {}
-        for queue, (count, first, last) in self._index_says(number):
-            before = says.get(queue)
-            known, begin = before[:2] if before is not None else (0, first)
-            says[queue] = known + count, begin, last
-        for queue in regrouped.unkept:
-            if queue not in found:
-                says.pop(queue, None)
-        if found == says:
+        found = _sorted(
+            [(q.topic, q.queue, q.messages, q.first, q.last) for q in held if q.queue != NO_QUEUE]
+        )
+        says = self._index_says(number)
+        if regrouped.unkept:
+            there = set(map(tuple, found[:, :2].tolist()))
+            gone = set(regrouped.unkept) - there
+            says = says[[queue not in gone for queue in map(tuple, says[:, :2].tolist())]]
+        if np.array_equal(found, says):
             return
-        wrong = next(q for q in {**found, **says} if found.get(q) != says.get(q))
+        wrong = next(row for row in _differing(found, says) + _differing(says, found))
+        queue = wrong[:2]
         raise IndexDamaged(
-            f"segment {number} and the index disagree about queue {wrong[1]} of topic "
-            f"{wrong[0]}: {found.get(wrong)} against {says.get(wrong)} (messages, first and last "
+            f"segment {number} and the index disagree about queue {queue[1]} of topic "
+            f"{queue[0]}: {_of(found, queue)} against {_of(says, queue)} (messages, first and last "
             "offset); the segment stays; `kvmq verify` tells which is wrong"
         )
 
-    def _index_says(self, number: int) -> Iterator[tuple[tuple[int, int], tuple[int, int, int]]]:
+    def _index_says(self, number: int) -> I64:
+        """Topic, queue, messages, first and last offset of each queue, in that order."""
+        parts = [_EMPTY]
         for entries in self._side.entries(number):
             if not len(entries.offsets):
                 continue
             change = (np.diff(entries.topics) != 0) | (np.diff(entries.queues) != 0)
-            begins = [0, *(np.flatnonzero(change) + 1).tolist()]
-            for a, b in zip(begins, [*begins[1:], len(entries.offsets)], strict=True):
-                queue = int(entries.topics[a]), int(entries.queues[a])
-                yield queue, (b - a, int(entries.offsets[a]), int(entries.offsets[b - 1]))
+            begins = np.append(0, np.flatnonzero(change) + 1)
+            ends = np.append(begins[1:], len(entries.offsets))
+            columns = (
+                entries.topics[begins], entries.queues[begins], ends - begins,
+                entries.offsets[begins], entries.offsets[ends - 1],
+            )  # fmt: skip
+            parts.append(np.stack(columns, axis=1))
+        rows = np.concatenate(parts)
+        # A queue that goes on in the next slice of entries is there twice.
+        begins = np.flatnonzero(np.append(True, (np.diff(rows[:, :2], axis=0) != 0).any(axis=1)))
+        if len(begins) == len(rows) or not len(rows):
+            return rows
+        ends = np.append(begins[1:], len(rows)) - 1
+        counts = np.add.reduceat(rows[:, 2], begins)
+        first = rows[begins]
+        return np.stack((first[:, 0], first[:, 1], counts, first[:, 3], rows[ends, 4]), axis=1)
 
     def _tier_of(self, due: SegmentDue, made: Made) -> Tier:
         name = made.manifest.retention_class
@@ -342,6 +359,23 @@ class Mover:
         for made in regrouped.archives:
             with suppress(OSError):
                 self._files.remove(Path(made.path))
+
+
+def _sorted(rows: list[tuple[int, ...]]) -> I64:
+    """Rows of five, by topic and queue."""
+    found = np.array(rows, np.int64).reshape(-1, 5)
+    return found[np.lexsort((found[:, 1], found[:, 0]))]
+
+
+def _differing(rows: I64, others: I64) -> list[tuple[int, ...]]:
+    """Rows that the others have not, or have otherwise."""
+    known = set(map(tuple, others.tolist()))
+    return [row for row in map(tuple, rows.tolist()) if row not in known]
+
+
+def _of(rows: I64, queue: tuple[int, ...]) -> list[int] | None:
+    """What rows say of a queue: messages, first and last offset."""
+    return next((row[2:] for row in rows.tolist() if tuple(row[:2]) == queue), None)
 
 
 def arriving_of(row: ArchiveRow, made: Made) -> Arriving:

@@ -62,8 +62,8 @@ def test_things_are_taken_in_order_and_each_error_where_its_thing_is(width: int)
     assert found == [(0, 0), (1, 1), (2, 4), (3, "not 3"), (4, 16), (5, 25)]
 
 
-def test_one_who_works_alone_begins_nothing_ahead_and_two_begin_two_more() -> None:
-    for width, most in ((1, 0), (2, 2)):
+def test_one_who_works_alone_begins_one_ahead_and_two_begin_two() -> None:
+    for width, most in ((1, 1), (2, 2)):
         begun: list[int] = []
 
         def numbers(begun: list[int] = begun) -> Iterator[int]:
@@ -77,6 +77,15 @@ def test_one_who_works_alone_begins_nothing_ahead_and_two_begin_two_more() -> No
                 assert len(begun) - number - 1 <= most
                 if number == 0:
                     assert len(begun) == 1 + most
+
+
+def test_one_who_works_alone_makes_the_next_while_the_last_is_handed_over() -> None:
+    made = [threading.Event() for _ in range(3)]
+    with closing(ahead(1, never, made, lambda one, _: one.set())) as coming:
+        for number, (_, taken) in enumerate(coming):
+            taken()
+            # This is the hand-over, which would wait here for ever.
+            assert made[min(number + 1, 2)].wait(60)
 
 
 def test_what_was_begun_is_over_when_the_caller_gives_up() -> None:
