@@ -6,8 +6,9 @@ superseded and left out. What is wanted of each is attached where it is, or copi
 only a part is wanted is written anew, with that part alone, into the target's own folder. The store
 itself is founded by kvstore, on plain data.
 
-Invariants: the source is only read; nothing that was not asked for can be read in the target; what
-is damaged is reported and costs itself alone; a restore that fails leaves the target as it was.
+Invariants: the source is only read; of topics and times that were not asked for the target has no
+byte, and names no archive that has one; what is damaged is reported and costs itself alone; a
+restore that fails leaves the target as it was.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class PartKind(IntEnum):
 # --- blocks ------------------------------------------------------------------------------------
 
 BLOCK_BYTES_DEFAULT: Final = 256 * 1024
-"""Raw bytes of the records of one group, at most (a larger record has one to itself)."""
+"""Raw bytes of the records of one block, at most (a larger record has one to itself); small blocks
+share a group of up to twice as many."""
 PARTS: Final = 3
 Sizes = tuple[int, int, int]
 """One number a part."""

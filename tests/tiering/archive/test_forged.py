@@ -1,0 +1,277 @@
+"""One forged archive for each rule of the checker: its checksums are right, what it says is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import google_crc32c
+import msgspec
+import numpy as np
+import pytest
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.record import keyfilter
+from kvstore.record.names import PREPARED
+from tests.rocketmq.logs import record
+from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
+from tests.tiering.archive.test_crypto import SECRET
+from tiering.archive import directory, ending, keyindex, manifest, positions
+from tiering.archive.blocks import BlockWriter
+from tiering.archive.crypto import TopicKey
+from tiering.archive.layout import CRC, NO_QUEUE, PART_HEAD
+from tiering.archive.manifest import Manifest
+from tiering.archive.reader import Archive
+from tiering.archive.writer import ArchiveSettings
+
+Patch = pytest.MonkeyPatch
+GROUPED = ArchiveSettings(block_bytes=16 << 10)
+
+
+class Secret:
+    """A key for every topic."""
+
+    def key_for_writing(self, topic: str) -> TopicKey:
+        return TopicKey("a", SECRET)
+
+    def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
+        return TopicKey("a", SECRET)
+
+
+class Rule(NamedTuple):
+    """How an archive is forged, what is told of it, and of which messages it is made."""
+
+    name: str
+    forge: Callable[[Patch], None]
+    told: str
+    queues: Callable[[], list[Queue]] = lambda: plain_queues(topics=2, queues=1, messages=30)
+    settings: ArchiveSettings = GROUPED
+    is_read: bool = True
+    """Whether the check has the keys."""
+
+
+def said(**changed: Callable[[Manifest], Any]) -> Callable[[Patch], None]:
+    """The manifest says something else."""
+
+    def forge(patch: Patch) -> None:
+        def encoded(one: Manifest) -> bytes:
+            facts = {name: change(one) for name, change in changed.items()}
+            return manifest.encode_manifest(msgspec.structs.replace(one, **facts))
+
+        patch.setattr(ending, "encode_manifest", encoded)
+
+    return forge
+
+
+def row_says(column: int, by: int = 1) -> Callable[[Patch], None]:
+    """The directory says more, or less, of its last block."""
+
+    def forge(patch: Patch) -> None:
+        def encoded(ids: Sequence[int], rows: Sequence[Any], groups: Sequence[Any]) -> bytes:
+            forged = [np.array(one) for one in rows]
+            forged[column][-1] += by
+            return directory.encode_directory(ids, forged, groups)
+
+        patch.setattr(ending, "encode_directory", encoded)
+
+    return forge
+
+
+def group_says(column: int) -> Callable[[Patch], None]:
+    """The directory says that a group's part takes more when decoded."""
+
+    def forge(patch: Patch) -> None:
+        def encoded(ids: Sequence[int], rows: Sequence[Any], groups: Sequence[Any]) -> bytes:
+            forged = [np.array(one) for one in groups]
+            forged[column][-1] += 1
+            return directory.encode_directory(ids, rows, forged)
+
+        patch.setattr(ending, "encode_directory", encoded)
+
+    return forge
+
+
+def placed(change: Callable[[Any, Any], None]) -> Callable[[Patch], None]:
+    """The position index says something else; `change` is given positions and messages."""
+
+    def forge(patch: Patch) -> None:
+        def encoded(rising: Any, order: Any, starts: Any) -> Iterator[tuple[int, bytes]]:
+            rising, order = rising.copy(), order.copy()
+            change(rising, order)
+            return encode(rising, order, starts)
+
+        encode = positions.encode_chunks
+        patch.setattr(positions, "encode_chunks", encoded)
+
+    return forge
+
+
+def swapped(_: Any, order: Any) -> None:
+    order[[3, 4]] = order[[4, 3]]
+
+
+def twice(_: Any, order: Any) -> None:
+    order[4] = order[3]
+
+
+def standing_still(rising: Any, _: Any) -> None:
+    rising[4] = rising[3]
+
+
+def placed_without_the_last(patch: Patch) -> None:
+    chunks, fences = positions.encode_chunks, positions.encode_fences
+    patch.setattr(positions, "encode_chunks", lambda p, o, s: chunks(p[:-1], o[:-1], s))
+    patch.setattr(positions, "encode_fences", lambda n, *more: fences(n - 1, *more))
+
+
+def keyed_as(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    """The key index has other pairs."""
+
+    def forge(patch: Patch) -> None:
+        sort = keyindex.sort_pairs
+        patch.setattr(
+            keyindex, "sort_pairs",
+            lambda *given: np.sort(change(sort(*given)).view(np.uint64)).view(np.int64),
+        )  # fmt: skip
+
+    return forge
+
+
+def no_keys(patch: Patch) -> None:
+    none = np.zeros(0, np.int64)
+    patch.setattr(BlockWriter, "_keys", lambda *_: (none, none))
+
+
+def empty_filter(patch: Patch) -> None:
+    build = keyfilter.build
+    patch.setattr(keyfilter, "build", lambda digests, bits: build(digests[:1], bits))
+
+
+def out_of_order(patch: Patch) -> None:
+    patch.setattr(BlockWriter, "_check_order", lambda *_: None)
+
+
+def not_forged(patch: Patch) -> None:
+    """What is wrong is in the records."""
+
+
+def with_bad_body() -> list[Queue]:
+    (queue,) = plain_queues(topics=1, queues=1, messages=5)
+    raw = bytearray(queue.records[2])
+    raw[raw.index(b"paid")] ^= 1
+    queue.records[2] = bytes(raw)
+    return [queue]
+
+
+def prepared() -> list[Queue]:
+    """A queue, and a record of its topic that is in none."""
+    (queue,) = plain_queues(topics=1, queues=1, messages=5)
+    at = 1 << 16
+    raw = record(
+        at, b"half", topic=queue.topic.name, queue=0, offset=0, system_flags=PREPARED,
+        properties=keyed("IDhalf"),
+    )  # fmt: skip
+    return [queue, Queue(queue.topic, NO_QUEUE, {at: raw})]
+
+
+def backwards() -> list[Queue]:
+    """The second and the third message in each other's place."""
+    (queue,) = plain_queues(topics=1, queues=1, messages=5)
+    order = [0, 2, 1, 3, 4]
+    return [queue._replace(records={offset: queue.records[offset] for offset in order})]
+
+
+RULES = [
+    Rule("messages", said(messages=lambda m: m.messages + 1), "the manifest says"),
+    Rule("blocks", said(blocks=lambda m: m.blocks + 1), "the manifest says"),
+    Rule("raw bytes", said(raw_bytes=lambda m: m.raw_bytes - 1), "the manifest says"),
+    Rule("topics", said(topics=lambda m: m.topics[:1]), "topic"),
+    Rule("first position", row_says(5, -1), "the directory says"),
+    Rule("last position", row_says(6), "the directory says"),
+    Rule("least time", row_says(7, -1), "the directory says"),
+    Rule("greatest time", row_says(8), "the directory says"),
+    Rule("raw bytes of a block", row_says(9), "directory"),
+    Rule("fixed part", group_says(4), "when decoded"),
+    Rule("properties part", group_says(5), "when decoded"),
+    Rule("bodies part", group_says(6), "when decoded"),
+    Rule("offsets that fall", out_of_order, "do not rise|not the one|offset", backwards),
+    Rule("a body's crc", not_forged, "body", with_bad_body),
+    Rule("a record of another queue", row_says(1, -5), "not the one that the columns", prepared),
+    Rule("a swapped place", placed(swapped), "says wrong where the message"),
+    Rule("positions", placed(standing_still), "do not rise"),
+    Rule("a place lacks", placed_without_the_last, "does not have each message once"),
+    Rule(
+        "a place twice, of messages that can't be read", placed(twice),
+        "does not have each message once", settings=ArchiveSettings(keys=Secret()), is_read=False,
+    ),
+    Rule("no key index", no_keys, "there is no key index"),
+    Rule("filter", empty_filter, "the filter denies"),
+    Rule("a key that lacks", keyed_as(lambda pairs: pairs[1:]), "lacks 1 keys"),
+    Rule("a key too many", keyed_as(lambda pairs: np.append(pairs, 7 << 40)), "has 1 others"),
+    Rule("a key of nobody", keyed_as(lambda pairs: pairs | 1 << 20), "a message that is not there"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_forged_archive_is_found_by_its_rule(rule: Rule, monkeypatch: Patch) -> None:
+    queues = rule.queues()
+    if rule.forge is not not_forged:
+        whole = make(plain_queues(topics=2, queues=1, messages=30), rule.settings)
+        keys = rule.settings.keys if rule.is_read else None
+        assert list(Archive.open(MemorySource(whole.data), keys=keys).verify()) == []
+    with monkeypatch.context() as patch:
+        rule.forge(patch)
+        forged = make(queues, rule.settings).data
+    keys = rule.settings.keys if rule.is_read else None
+    try:
+        found = [
+            problem.reason for problem in Archive.open(MemorySource(forged), keys=keys).verify()
+        ]
+    except ArchiveDamaged as error:
+        found = [str(error)]
+    assert any(_is_told(rule.told, reason) for reason in found), found
+
+
+def _is_told(told: str, reason: str) -> bool:
+    return any(one in reason for one in told.split("|"))
+
+
+def resealed(part: bytes) -> bytes:
+    """A part with the checksum that it ought to have."""
+    data = part[: -CRC.size]
+    return data + CRC.pack(google_crc32c.value(data))
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_a_part_that_says_it_takes_more_than_any_does_is_not_decoded(kind: int) -> None:
+    made = make(plain_queues(topics=1, queues=1, messages=30))
+    archive, _ = made.open()
+    at, sizes, _ = archive.directory.group(0)
+    at += sum(sizes[:kind])
+    part = bytearray(made.data[at : at + sizes[kind]])
+    codec, _ = PART_HEAD.unpack_from(part)
+    PART_HEAD.pack_into(part, 0, codec, archive.directory.decoded_max[kind] + 1)
+    data = made.data[:at] + resealed(bytes(part)) + made.data[at + sizes[kind] :]
+    with pytest.raises(ArchiveDamaged, match="takes more than any does"):
+        Archive.open(MemorySource(data)).read_block(0)
+
+
+def test_a_flipped_byte_of_what_nobody_can_decrypt_is_found_by_its_checksum() -> None:
+    queues = plain_queues(topics=1, queues=1, messages=30)
+    made = make(queues, ArchiveSettings(keys=Secret()))
+    archive = Archive.open(MemorySource(made.data))
+    assert list(archive.verify()) == []
+    at, sizes, _ = archive.directory.group(0)
+    for kind in range(3):
+        data = bytearray(made.data)
+        data[at + sum(sizes[:kind]) + sizes[kind] // 2] ^= 1
+        (problem,) = Archive.open(MemorySource(bytes(data))).verify()
+        assert f"the crc32c of the part at {at + sum(sizes[:kind])} differs" in problem.reason
+
+
+def test_a_changed_header_is_found() -> None:
+    made = make(plain_queues(topics=1, queues=1, messages=5))
+    data = bytearray(made.data)
+    data[9] ^= 1
+    (problem,) = Archive.open(MemorySource(bytes(data))).verify()
+    assert "the header is not what was written" in problem.reason
