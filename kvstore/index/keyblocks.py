@@ -98,9 +98,9 @@ def _widths(largest: I64) -> I64:
 def _alike(counts: I64, widths: I64) -> Iterator[I64]:
     """The numbers of blocks that have count and widths in common, not too many at a time."""
     kinds = counts << 8 | widths
-    for kind in np.unique(kinds):
+    for kind in sorted(set(kinds.tolist())):
         alike = np.flatnonzero(kinds == kind)
-        together = max(_TOGETHER // (int(kind) >> 8), 1)
+        together = max(_TOGETHER // (kind >> 8), 1)
         for at in range(0, len(alike), together):
             yield alike[at : at + together]
 

@@ -24,6 +24,7 @@ from kvstore.index.keyparts import (
     BlockRows,
     Part,
     digests_of,
+    distinct,
     filter_piece,
     head_value,
     pairs_between,
@@ -145,7 +146,7 @@ class Merge:
                 self._say_how_far(batch)
                 self._families.write(batch)
                 batch, unwritten = self._families.batch(), 0
-        held = np.unique(np.concatenate(digests))
+        held = distinct(np.concatenate(digests))
         piece = filter_key(target.prefix, self._done)
         batch.put(MESSAGE_KEYS, piece, filter_piece(target, self._done, held))
         return batch, count

@@ -136,10 +136,14 @@ def filter_piece(part: Part, piece: int, digests: NDArray[np.uint32]) -> bytes:
 
 def digests_of(hashes: I64) -> NDArray[np.uint32]:
     """The distinct digests of sorted hashes."""
-    digests = (hashes >> _TOPIC_BITS).astype(np.uint32)
-    if len(digests):
-        digests = digests[np.concatenate(([True], digests[1:] != digests[:-1]))]
-    return digests
+    return distinct((hashes >> _TOPIC_BITS).astype(np.uint32))
+
+
+def distinct(digests: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Sorted digests, each once."""
+    if not len(digests):
+        return digests
+    return digests[np.concatenate(([True], digests[1:] != digests[:-1]))]
 
 
 # --- writing ---

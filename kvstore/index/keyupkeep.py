@@ -89,8 +89,12 @@ class KeyUpkeep:
     def forget_left(self, sealed: int) -> None:
         """Take those keys out now, and out of RocksDB's files."""
         self.mark_all_left()
-        while self._keys.is_merging:
-            self.merge_next(sealed)
-        while self.dead_keys_due():
-            self.drop_dead_keys()
+        while True:
+            # Others may begin a merge at any time, and nothing is dropped beside one.
+            if self._keys.is_merging:
+                self.merge_next(sealed)
+            elif self.dead_keys_due():
+                self.drop_dead_keys()
+            else:
+                break
         self._families.compact(MESSAGE_KEYS)

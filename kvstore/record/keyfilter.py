@@ -48,12 +48,14 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
         some = digests[at : at + _PIECE].astype(np.uint64)
         block = ((some * np.uint64(blocks)) >> np.uint64(32)).astype(np.int64) - first
         low, high = int(block[0]), int(block[-1])
-        marked = np.zeros((high - low + 1, BLOCK_BITS), np.uint8)
+        marked = np.zeros((high - low + 1) * BLOCK_BITS, np.uint8)
+        begin = (block - low) * BLOCK_BITS
         mixed = _mix_many(some)
         for turn in range(hashes):
             place = (mixed >> np.uint64(_BITS_OF_PLACE * turn)) & np.uint64(BLOCK_BITS - 1)
-            marked[block - low, place.astype(np.int64)] = 1
-        filled[low : high + 1] |= np.packbits(marked, axis=1, bitorder="little")
+            marked[begin + place.view(np.int64)] = 1
+        bits = np.packbits(marked, bitorder="little")
+        filled[low : high + 1] |= bits.reshape(-1, BLOCK_BYTES)
     return filled.tobytes()
 
 

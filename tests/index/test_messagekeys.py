@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kvstore.index.families import Batch, Families
 from kvstore.index.keyblocks import sort_pairs
 from kvstore.index.keyparts import GENERATION
 from kvstore.index.keys import (
+    GONE,
     LOG_START,
     MESSAGE_KEYS,
     META,
@@ -21,6 +23,7 @@ from kvstore.index.keys import (
     PART_SEALED,
     PLACES,
     RUNS,
+    U32,
     U64,
     place_key,
     place_value,
@@ -28,7 +31,7 @@ from kvstore.index.keys import (
     read_place,
     run_key,
 )
-from kvstore.index.messagekeys import MessageKeys
+from kvstore.index.messagekeys import FAN_OUT, MessageKeys
 from kvstore.index.repack import repack
 from kvstore.index.retire import retire
 from kvstore.index.runs import Columns, pack_many, unpack
@@ -206,17 +209,67 @@ def test_a_generation_goes_with_the_last_of_its_segments(families: Families) -> 
     assert named(keys) == parts_in(families)
 
 
-def test_a_merge_leaves_what_is_gone_behind(families: Families) -> None:
+def test_a_merge_leaves_what_is_gone_behind_and_nothing_else(families: Families) -> None:
     keys = MessageKeys(families, SEGMENT)
-    fill(families, keys, range(GENERATION))
+    model = fill(families, keys, range(GENERATION))
     batch = families.batch()
-    parts = keys.leave(batch, [], range(GENERATION))
     batch.put(META, LOG_START, U64.pack(3 * SEGMENT))
+    batch.put(META, GONE, U32.pack(5))
     families.write(batch)
-    keys.written(parts)
     merge_all(keys, sealed=GENERATION)
-    found = {p // SEGMENT for p in keys.find(0, HASH_END - 1, *EVERY)}
-    assert found == set(range(3, GENERATION))
+    every = {p for positions in model.values() for p in positions}
+    left = {p for p in every if p >= 3 * SEGMENT and p // SEGMENT != 5}
+    assert set(keys.find(0, HASH_END - 1, *EVERY)) == left
+    assert keys.parts()[0].pairs == sum(
+        position in left for positions in model.values() for position in positions
+    )
+
+
+def test_a_key_is_found_whenever_a_merge_comes_to_its_end_beside_the_look(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a look's moment, and between its batch being announced and written."""
+    keys = MessageKeys(families, SEGMENT)
+    model = fill(families, keys, range(GENERATION + 1))
+    hash_ = 77 << 8 | 5
+    wanted = sorted(model[hash_], reverse=True)
+    iterate, write = families.iter, families.write
+    merged: list[int] = []
+
+    def merged_first(name: str, options: Any = None) -> Any:
+        if not merged:
+            merged.append(1)
+            merge_all(keys, sealed=GENERATION)
+        return iterate(name, options)
+
+    def looked_at(batch: Batch, *, sync: bool = False) -> None:
+        assert list(keys.find(hash_, hash_, *EVERY)) == wanted
+        write(batch, sync=sync)
+        assert list(keys.find(hash_, hash_, *EVERY)) == wanted
+
+    monkeypatch.setattr(families, "write", looked_at)
+    monkeypatch.setattr(families, "iter", merged_first)
+    assert list(keys.find(hash_, hash_, *EVERY)) == wanted
+    assert merged
+
+
+def test_a_checkpoint_that_merges_parts_hides_none_of_their_keys_while_it_is_written(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = MessageKeys(families, SEGMENT)
+    write = families.write
+    there: list[int] = []
+
+    def looked_at(batch: Batch, *, sync: bool = False) -> None:
+        assert list(keys.find(1, 1, *EVERY)) == there
+        write(batch, sync=sync)
+        there.insert(0, len(there))
+        assert list(keys.find(1, 1, *EVERY)) == there
+
+    monkeypatch.setattr(families, "write", looked_at)
+    for position in range(FAN_OUT):
+        add(families, keys, 0, [(1, position)])
+    assert len(keys.parts()) == 1
 
 
 def test_a_merge_of_segments_that_are_all_gone_leaves_nothing(families: Families) -> None:
@@ -295,10 +348,10 @@ def test_a_merge_that_is_cut_short_at_any_write_goes_on(
 def test_retention_beside_a_merge_leaves_every_other_key(families: Families) -> None:
     """Also when all that is being merged goes."""
     keys = MessageKeys(families, SEGMENT)
-    model = fill(families, keys, range(GENERATION + 1), count=20)
+    model = fill(families, keys, range(GENERATION + 1), count=60)
     for segment in range(GENERATION):
-        for _ in range(3):
-            keys.merge_next(GENERATION)
+        keys.merge_next(GENERATION)
+        assert keys.is_merging
         let_go(families, keys, segment, range(segment, GENERATION + 1))
         left = {
             h: there
