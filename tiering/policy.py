@@ -20,6 +20,8 @@ import msgspec
 
 from kvstore.clock import whole_ms
 from kvstore.config import Retention
+from kvstore.errors import CallerError
+from kvstore.paths import local_path
 from tiering.archive.coder import LEVELS
 from tiering.durations import parsed, text_of
 from tiering.errors import PolicyIllegal
@@ -225,12 +227,12 @@ def _placed(place: object, folder: Path) -> object:
 
 def expanded(place: str) -> str:
     """A path with the home folder in the place of `~`. Raises `PolicyIllegal` if nobody knows where
-    that is.
+    that is, and for a URL that lost a slash.
     """
     try:
-        return str(Path(place).expanduser())
-    except RuntimeError as e:
-        raise PolicyIllegal(f"{place!r} can't be found: {e}; give the whole path") from e
+        return str(local_path(place, "a place"))
+    except CallerError as e:
+        raise PolicyIllegal(str(e)) from e
 
 
 def _check_ranges(p: Policy) -> None:

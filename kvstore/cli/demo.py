@@ -27,6 +27,7 @@ import kvstore
 from kvstore import Message, PutResult, Store, StoreConfig, StoredMessage, StoreError, TopicConfig
 from kvstore.cli.draws import Sample
 from kvstore.cli.output import Output, Report, output_option, size_text
+from kvstore.cli.paths import LocalPath
 from kvstore.cli.sizes import index_sizes, rocketmq_queue_files
 from kvstore.clock import SystemClock
 
@@ -123,8 +124,8 @@ def _only(text: str, besides: str) -> str:
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--dir", "folder", type=click.Path(file_okay=False, path_type=Path),
+@click.argument("files", nargs=-1, type=LocalPath(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--dir", "folder", type=LocalPath(file_okay=False),
               help="Where to make the store; default kvmq-demo/<time>.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="Only so many messages.")
 @click.option(
@@ -132,7 +133,7 @@ def _only(text: str, besides: str) -> str:
 )
 @output_option
 def demo(
-    out: Output, files: tuple[str, ...], folder: Path | None, limit: int | None, keep: bool
+    out: Output, files: tuple[Path, ...], folder: Path | None, limit: int | None, keep: bool
 ) -> None:
     """Put real input, read and pop it, archive half of it, kill a writer, and check every answer.
 
@@ -140,7 +141,7 @@ def demo(
     standard input). Exit code 1 if any check fails.
     """
     folder = _new_folder(folder)
-    source = Source([_at_hand(name, folder) for name in files], limit)
+    source = Source([_at_hand(path, folder) for path in files], limit)
     if next(source.messages(), None) is None:
         raise click.UsageError(f"{source.title} has no line; give a file that has some")
     begin = SystemClock().monotonic()
@@ -173,10 +174,10 @@ def _new_folder(folder: Path | None) -> Path:
     return folder
 
 
-def _at_hand(name: str, folder: Path) -> Path:
+def _at_hand(given: Path, folder: Path) -> Path:
     """A file that can be read twice: standard input is copied into the folder."""
-    if name != "-":
-        return Path(name)
+    if str(given) != "-":
+        return given
     path = folder / "stdin.txt"
     with path.open("wb") as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvstore.cli.access import Option
+from kvstore.cli.paths import LocalPath
 
 if TYPE_CHECKING:
     from tiering.policy import Policy
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def _policy_option(*, required: bool) -> Option:
     return click.option(
         "--policy", "policy_file", metavar="FILE", required=required,
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=LocalPath(exists=True, dir_okay=False),
         help="A TOML file with a tiering.Policy; paths in it are relative to it.",
     )  # fmt: skip
 
