@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
+from kvstore.errors import StoreClosed
 from tiering.archive.block import Block
 
 _PROTECTED: Final = 0.8
@@ -149,6 +150,11 @@ class BlockCache:
     def close(self) -> None:
         """Read nothing any more; who waits gets what is being read."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            left, self._under_way = self._under_way, {}
+        for future in left.values():
+            # Its read was cancelled before it began.
+            future.set_exception(StoreClosed("the store was closed before the archive was read"))
 
     # --- under the lock ---
 
@@ -176,7 +182,13 @@ class BlockCache:
     def _begin(self, key: Key) -> Future[Block]:
         future: Future[Block] = Future()
         self._under_way[key] = future
-        self._pool.submit(self._fetch, key, future)
+        try:
+            self._pool.submit(self._fetch, key, future)
+        except BaseException as e:
+            del self._under_way[key]
+            if isinstance(e, RuntimeError):  # the readers have ended, or no thread can begin
+                raise StoreClosed(f"nothing can be read from archives any more: {e}") from e
+            raise
         return future
 
     def _drop(self, key: Key) -> None:
@@ -202,20 +214,17 @@ class BlockCache:
     def _fetch(self, key: Key, future: Future[Block]) -> None:
         try:
             block = self._read(*key)
-        except BaseException as e:
             with self._lock:
-                self._is_wanted(key, future)
-            future.set_exception(e)
-            return
-        with self._lock:
-            self._reads += 1
-            if self._is_wanted(key, future):
+                self._reads += 1
                 self._keep(key, block)
-        future.set_result(block)
+        except BaseException as e:
+            self._end(key)
+            future.set_exception(e)
+        else:
+            self._end(key)
+            future.set_result(block)
 
-    def _is_wanted(self, key: Key, future: Future[Block]) -> bool:
-        """Note that a read is over; whether its archive was not forgotten meanwhile."""
-        is_mine = self._under_way.get(key) is future
-        if is_mine:
-            del self._under_way[key]
-        return is_mine
+    def _end(self, key: Key) -> None:
+        """Who asks from now on finds the block, or has it read."""
+        with self._lock:
+            self._under_way.pop(key, None)

@@ -77,20 +77,20 @@ class OpenArchives:
     def _begin(self, number: int, future: Future[Archive]) -> None:
         try:
             archive = self._open_one(number)
+            # The number alone: an archive that knew itself would outlive its last reader.
+            archive.on_growth = partial(self._grown, number)
+            with self._lock:
+                # If it is not, it was forgotten meanwhile, and is only for who waited.
+                if self._under_way.get(number) is future:
+                    self._open[number] = archive
+                    self._weigh(number)
+                    del self._under_way[number]
         except BaseException as e:
             with self._lock:
                 if self._under_way.get(number) is future:
                     del self._under_way[number]
             future.set_exception(e)
             return
-        # The number alone: an archive that knew itself would outlive its last reader.
-        archive.on_growth = partial(self._grown, number)
-        with self._lock:
-            # If it is not, it was forgotten meanwhile, and is only for who waited.
-            if self._under_way.get(number) is future:
-                del self._under_way[number]
-                self._open[number] = archive
-                self._weigh(number)
         future.set_result(archive)
 
     def _grown(self, number: int) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvstore import StoreClosed
+from kvstore.clock import SystemClock
 from tiering.cache import BlockCache
 
 
@@ -185,3 +187,48 @@ def test_a_block_that_is_made_while_it_is_read_is_kept_once(reads: Reads) -> Non
         cache.get(2, block % 13)
         cache.get(2, block % 13)
     cache.close()
+
+
+def test_who_waits_for_a_block_is_told_when_the_store_closes(reads: Reads) -> None:
+    """Two reads have not begun by then, and never do: nobody waits for them for ever."""
+    cache = BlockCache(reads, limit=100, readers=1)  # type: ignore[arg-type]  # as above
+    reads.go.clear()
+    told = []
+
+    def ask(number: int) -> None:
+        try:
+            cache.get(1, number)
+            told.append("had")
+        except StoreClosed:
+            told.append("closed")
+
+    threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(cache._under_way) < 3 or not reads.under_way:
+        SystemClock().sleep(0.001)
+    threads.append(threading.Thread(target=cache.close, daemon=True))
+    threads[-1].start()
+    while not cache._pool._shutdown:
+        SystemClock().sleep(0.001)
+    reads.go.set()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sorted(told) == ["closed", "closed", "had"]
+    with pytest.raises(StoreClosed):
+        cache.get(1, 9)
+    assert not cache._under_way
+
+
+def test_a_block_that_cannot_be_kept_is_an_error_to_who_waits_for_it(cache: BlockCache) -> None:
+    class Unweighable:
+        @property
+        def memory_bytes(self) -> int:
+            raise MemoryError
+
+    cache._read = lambda archive, block: Unweighable()  # type: ignore[assignment,return-value]
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            cache._begin((1, 1)).result(30)
+    assert not cache._under_way
