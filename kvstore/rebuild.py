@@ -2,10 +2,9 @@
 
 The idea: with the derived families empty and the checkpoint at the log's beginning, opening is
 rebuilding: recovery replays the whole log, in checkpoints. An index that can't be opened or read is
-set aside and another one founded, in one batch, with that same checkpoint: with all rows the log
-can't tell, if those can be read. If not, nobody knows the durable end any more either, so the log
-is read for it first. The new one is founded beside the old one and takes its place when it is
-whole.
+set aside and another one founded, with that same checkpoint: with all rows the log can't tell, if
+those can be read. If not, nobody knows the durable end any more either, so the log is read for it
+first. The new one is founded beside the old one and takes its place when it is whole.
 
 A rebuild that was cut short: from the checkpoint at the log's beginning on, the next opening goes
 on from the last checkpoint that was written. Between the old index's going and the new one's
@@ -54,14 +53,18 @@ from kvstore.rocketmq.layout import CONFIG
 from kvstore.rocketmq.values import RocketMQSource
 from kvstore.store import Store
 
-Rows = dict[str, dict[bytes, bytes]]
-"""Rows of an index, by family."""
+_KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
+"""What the log can't tell."""
+_ROWS_AT_ONCE: Final = 10_000
+"""Rows of an index that are in memory at a time while it is copied."""
 _TOLD_EVERY: Final = 4096
 
 
 class RebuildReport(msgspec.Struct):
     """What was done: `set_aside` is where an index that could not be used is now; the rest as in
-    `RecoveryReport`.
+    `RecoveryReport`. Where its `damage` says that segments are missing at the log's end, the
+    offsets of their messages are given again: if the segments are anywhere, put them back and
+    rebuild once more before anything is put.
     """
 
     recovery: RecoveryReport
@@ -97,13 +100,13 @@ def _prepare(
     """
     # Looked at under the lock: before it was ours, another process may have changed what is there.
     found = opening.look(folder, config)
-    kept = None
+    is_kept = False
     _check_segments(folder, config.files)
     if found is opening.Found.OURS:
         if _is_unfounded(folder, config):
             return None  # and so opening founds it
-        kept = _kept_rows(folder, config)
-        if kept is not None and _drop_derived(folder, config):
+        is_kept = _can_be_kept(folder, config)
+        if is_kept and _drop_derived(folder, config):
             return None
     elif found is not opening.Found.OURS_WITHOUT_INDEX:
         return None
@@ -114,8 +117,8 @@ def _prepare(
         return None
     shutil.rmtree(folder / opening.NEW_INDEX, ignore_errors=True)
     try:
-        if kept is not None:
-            _found_with(kept, folder, config)
+        if is_kept:
+            _found_with_old(folder, config)
         else:
             adoption = _own_log(folder, config, progress)
             _found_anew(folder, config, adoption)
@@ -158,29 +161,19 @@ def _is_unfounded(folder: Path, config: StoreConfig) -> bool:
         return False
 
 
-def _kept_rows(folder: Path, config: StoreConfig) -> Rows | None:
-    """All that the log can't tell, with the checkpoint at the log's beginning; None if that can't
-    be read.
-    """
+def _can_be_kept(folder: Path, config: StoreConfig) -> bool:
+    """Whether all that the log can't tell can be read."""
     try:
         index, _ = _open_index(folder, config)
         try:
-            # The newest store time goes too: a replay that is gone on with would take it for that
-            # of the records before, and give it to all that follow.
-            back = index.load()._replace(position=0, stored_at=0, clean=False)
-            rows = {
-                name: dict(index.families.rows(name, b""))
-                for name in FAMILIES
-                if name not in DERIVED
-            }
-            rows[META].pop(SEALED, None)
-            rows[META][FORMAT] = U32.pack(FORMAT_VERSION)
-            rows[META][CHECKPOINT] = checkpoint_value(back)
+            index.load()
+            for name in _KEPT:
+                deque(index.families.rows(name, b""), maxlen=0)
         finally:
             index.close()
     except Damaged:
-        return None
-    return rows
+        return False
+    return True
 
 
 def _drop_derived(folder: Path, config: StoreConfig) -> bool:
@@ -207,18 +200,36 @@ def _open_index(folder: Path, config: StoreConfig) -> tuple[Index, StoreConfig]:
     return opening.open_index(folder, config, opening.Found.OURS, read_only=False, to_rebuild=True)
 
 
-def _found_with(rows: Rows, folder: Path, config: StoreConfig) -> None:
-    """Found an index with the rows of an older one."""
-    index = Index(folder / opening.NEW_INDEX, config.segment_size, read_only=False, create=True)
+def _found_with_old(folder: Path, config: StoreConfig) -> None:
+    """Found an index with the rows of the old one that the log can't tell, and the checkpoint at
+    the log's beginning. They are copied some at a time, since a store may have millions of them;
+    the format comes last, so until all is there this is no index.
+    """
+    old, _ = _open_index(folder, config)
     try:
-        batch = index.families.batch()
-        for name, family in rows.items():
-            batch.put_many(name, family.keys(), family.values())
-        if rows[ARCHIVES]:
-            note_unplaced(batch)
-        index.families.write(batch, sync=True)
+        new = Index(folder / opening.NEW_INDEX, config.segment_size, read_only=False, create=True)
+        try:
+            # The newest store time goes too: a replay that is gone on with would take it for that
+            # of the records before, and give it to all that follow.
+            back = old.load()._replace(position=0, stored_at=0, clean=False)
+            batch = new.families.batch()
+            for name in _KEPT:
+                for key, value in old.families.rows(name, b""):
+                    if name == META and key in (SEALED, CHECKPOINT, FORMAT):
+                        continue
+                    batch.put(name, key, value)
+                    if len(batch) >= _ROWS_AT_ONCE:
+                        new.families.write(batch)
+                        batch = new.families.batch()
+            batch.put(META, CHECKPOINT, checkpoint_value(back))
+            if next(old.families.rows(ARCHIVES, b""), None) is not None:
+                note_unplaced(batch)
+            batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
+            new.families.write(batch, sync=True)
+        finally:
+            new.close()
     finally:
-        index.close()
+        old.close()
 
 
 def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:

@@ -209,6 +209,11 @@ class Store(Calls):
             Job("history of what is done", self._noting.due, self._noting.look),
             Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
             Job("retention", upkeep.retention_due, upkeep.retain),
+            Job(
+                "ends of deleted topics",
+                lambda: self._topics.has_dropped(self._log.first),
+                lambda: self._topics.forget_dropped(self._log.first),
+            ),
         ]
 
     def _merge_keys(self) -> None:

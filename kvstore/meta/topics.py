@@ -31,7 +31,7 @@ from kvstore.errors import (
     shown,
 )
 from kvstore.index.families import Batch, Families
-from kvstore.index.keys import LOG_START, META, NEXT_TOPIC_ID, TOPICS, U32, U64
+from kvstore.index.keys import LOG_START, META, NEXT_TOPIC_ID, TOPICS, U32, U64, behind
 from kvstore.meta import keyhistory
 from kvstore.meta.topic import (
     Kind,
@@ -88,6 +88,8 @@ class Topics:
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
+        self._dropped_below = 0
+        """No topic is noted that was deleted below this position of the log."""
         self._recovered: int | None = None
         self._fresh_from = 1 << 32
         self._altered: set[int] = set()
@@ -338,6 +340,23 @@ class Topics:
         for info in infos:
             if not self._exists(info.name):
                 batch.put(META, _DROPPED + info.name.encode(), end)
+
+    def has_dropped(self, first: int) -> bool:
+        """Whether segments have left the log since `forget_dropped`: it begins at `first` now."""
+        return first > self._dropped_below
+
+    def forget_dropped(self, first: int) -> None:
+        """Remove where topics ended that were deleted below the log's first position: no record is
+        left that this is asked for.
+        """
+        with self._lock:
+            batch = self._families.batch()
+            for key, end in self._families.rows(META, _DROPPED, behind(_DROPPED)):
+                if U64.unpack(end)[0] <= first:
+                    batch.delete(META, key)
+            if len(batch):
+                self._families.write(batch)
+            self._dropped_below = first
 
     def is_live(self, name: str, position: int) -> bool:
         """Whether a record of that topic name at that position belongs to a topic that exists."""

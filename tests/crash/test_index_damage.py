@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 import kvstore
 from kvstore import FormatTooNew, FormatTooOld, IndexDamaged, Store, StoreConfig, StoreError
-from kvstore.index.families import Families
+from kvstore.index.families import Batch, Families
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
 from tests.support.children import Child, Teller
@@ -450,3 +451,56 @@ def test_a_store_opens_again_though_garbage_still_holds_an_iterator(tmp_path: Pa
             pass
     finally:
         gc.enable()
+
+
+def test_a_rebuild_without_the_last_segments_says_so_and_gives_their_offsets_again(
+    tmp_path: Path,
+) -> None:
+    """No group passes over the new messages: its offset is taken back to the queue's end."""
+    path = tmp_path / "a"
+    with opened(path) as store:
+        put(store, 0, 1000)
+        store.commit_offset("g", "t", 0, 990)
+    last = sorted((path / "commitlog").iterdir())[-2:]
+    for file in last:
+        file.rename(tmp_path / file.name)
+    report = kvstore.rebuild(path)
+    assert "segments are missing" in str(report.recovery.damage)
+    with opened(path) as store:
+        following = store.bounds("t", 0).next_offset
+        assert 0 < following < 990
+        assert store.committed_offset("g", "t", 0) == following
+        assert put(store, 2000, 1)[0].offset == following
+        assert [p.message.offset for p in store.pop("g", "t", queue=0)] == [following]
+
+
+def test_an_index_of_many_rows_is_copied_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["kvstore.rebuild"]
+    monkeypatch.setattr(module, "_ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(module, "_drop_derived", lambda folder, config: False)
+    sizes, write = [], Families.write
+
+    def counted(self: Families, batch: Batch, *, sync: bool = False) -> None:
+        if self.path.name == "index.new":
+            sizes.append(len(batch))
+        write(self, batch, sync=sync)
+
+    with opened(tmp_path / "a") as store:
+        store.create_topic("many", queues=600)
+        put(store, 0, 30)
+        store.commit_offsets(
+            [(f"g{n}", "many", queue, 0) for n in range(2) for queue in range(300)]
+        )
+        store.commit_offset("g0", "t", 0, 7)
+    monkeypatch.setattr(Families, "write", counted)
+    report = kvstore.rebuild(tmp_path / "a")
+    monkeypatch.undo()
+    assert report.set_aside is not None
+    assert len(sizes) > 10
+    assert max(sizes) <= 55
+    with opened(tmp_path / "a") as store:
+        assert store.committed_offset("g0", "t", 0) == 7
+        assert store.committed_offset("g1", "many", 299) == 0
+        assert len(assert_whole(store)[("t", 0)]) == 30

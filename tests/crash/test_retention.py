@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import DiskFull, Message, OffsetNotFound, Retention, Store, StoreConfig
+from kvstore import (
+    DiskFull,
+    Message,
+    OffsetNotFound,
+    Retention,
+    Store,
+    StoreConfig,
+    TopicConfig,
+)
 from kvstore.clock import SystemClock
+from kvstore.index.keys import META
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every
@@ -431,3 +440,37 @@ def test_a_topic_made_anew_from_the_log_takes_messages_in_all_its_queues(tmp_pat
     kvstore.rebuild(tmp_path / "a")
     with kvstore.open(tmp_path / "a") as store:
         assert store.put("t", b"y", queue=2).offset == 1
+
+
+def test_the_end_of_a_deleted_topic_is_forgotten_when_the_log_begins_behind_it(
+    tmp_path: Path,
+) -> None:
+    """Until then a rebuild needs it, to leave the topic's records out."""
+    clock = VirtualClock()
+
+    def ends(store: Store) -> list[bytes]:
+        return [key for key, _ in store._index.families.rows(META, b"dropped/", b"dropped0")]
+
+    with opened(tmp_path / "a", bent(clock, retention=Retention(hot_for=60))) as store:
+        store.create_topics([TopicConfig(name=f"early{n}") for n in range(3)])
+        store.put("early0", b"x")
+        store.delete_topics([f"early{n}" for n in range(3)])
+        store.seal()
+        put(store, 0, 10)
+        store.create_topic("late")
+        store.put("late", b"x")
+        store.delete_topic("late")
+        clock.advance(30)
+        put(store, 10, 10)
+        store.seal()
+        _let_pass(clock, until=lambda: not store._topics.has_dropped(store._log.first))
+        assert len(ends(store)) == 4
+        clock.advance(40)
+        put(store, 20, 1)
+        store.checkpoint()
+        assert store.apply_retention() == 1
+        _let_pass(clock, until=lambda: ends(store) == [b"dropped/late"])
+    kvstore.rebuild(tmp_path / "a", bent(clock))
+    with opened(tmp_path / "a", bent(clock)) as store:
+        assert [t.name for t in store.topics()] == ["t"]
+        assert ends(store) == [b"dropped/late"]
