@@ -24,6 +24,7 @@ from kvstore.adoption import Adoption, put_rows
 from kvstore.config import StoreConfig
 from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
 from kvstore.files import LOCK_MARK, FolderLock
+from kvstore.index.families import check_writable_here
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
 from kvstore.index.version import check_format
@@ -92,7 +93,10 @@ def has_log(path: Path, config: StoreConfig) -> bool:
 
 
 def take(path: Path, config: StoreConfig) -> FolderLock:
-    """Make the folder if need be and lock it; `StoreLocked` if another holds it."""
+    """Make the folder if need be and lock it; `StoreLocked` if another holds it, `StoreForked`,
+    with nothing made or locked, if this process can't write a store.
+    """
+    check_writable_here(path)
     with made(path):
         config.files.make_dir(path)
         return config.files.lock(path / LOCK)

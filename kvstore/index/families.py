@@ -89,18 +89,6 @@ class _Process:
     """Whether that was before the fork: then RocksDB waits for ever for threads to write files."""
 
     @classmethod
-    def check(cls, path: Path, *, read_only: bool) -> None:
-        """Before an opening."""
-        if cls.is_bereft and not read_only:
-            raise StoreForked(
-                f"{path.parent} can't be opened for writing here: this process is a fork of one in "
-                "which a store had been opened, and RocksDB's threads stayed there. Start it by "
-                'multiprocessing\'s "spawn" or "forkserver", fork before the first store is '
-                "opened, or open with read_only=True"
-            )
-        cls.is_used = True
-
-    @classmethod
     def forked(cls) -> None:
         """In the child."""
         if cls.is_used and not cls.is_bereft:
@@ -109,6 +97,19 @@ class _Process:
 
 
 call_in_child(_Process.forked)
+
+
+def check_writable_here(folder: Path) -> None:
+    """Raise `StoreForked` if this process can't write a store, whichever: before its folder is
+    made, or its lock taken.
+    """
+    if _Process.is_bereft:
+        raise StoreForked(
+            f"{folder} can't be opened for writing here: this process is a fork of one in "
+            "which a store had been opened, and RocksDB's threads stayed there. Start it by "
+            'multiprocessing\'s "spawn" or "forkserver", fork before the first store is '
+            "opened, or open with read_only=True"
+        )
 
 
 class Batch:
@@ -156,7 +157,9 @@ class Families:
         self._reopens = 0
         self._reopening = threading.RLock()
         self._forked = False
-        _Process.check(path, read_only=read_only)
+        if not read_only:
+            check_writable_here(path.parent)
+        _Process.is_used = True
         let_go_in_child(self)
         try:
             self._open_again_if_held(create=create)

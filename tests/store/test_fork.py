@@ -25,6 +25,7 @@ import kvstore.aio
 import tiering
 import tiering.pool
 from kvstore import Store, StoreForked, StoreLocked
+from kvstore.files import LocalFiles
 from tests.store.stores import SMALL
 from tests.support.children import Teller, fail, in_child
 
@@ -248,6 +249,36 @@ def test_a_child_forked_while_threads_hold_every_lock_is_refused_and_does_not_ha
     tmp_path: Path,
 ) -> None:
     in_child(_forked_while_locked, str(tmp_path / "store"))
+
+
+def _refused_traceless(tell: Teller, path: str) -> None:
+    archive = Path(path).parent / "archive"
+    with _store(path) as store:
+        policy = tiering.Policy(hot_for=0, warm_for=3600, warm=str(archive))
+        with tiering.Worker(store, policy) as worker:
+            store.seal()
+            worker.run_once()
+
+    def child() -> None:
+        new = Path(f"{path}.new")
+        # Another has the lock meanwhile: it is not even tried.
+        lock = LocalFiles().lock(Path(path) / "lock")
+        for write in (
+            lambda: kvstore.open(path),
+            lambda: kvstore.rebuild(path),
+            lambda: kvstore.open(new),
+            lambda: tiering.restore(str(archive), new),
+        ):
+            with pytest.raises(StoreForked, match="is a fork"):
+                write()
+        lock.release()
+        assert not new.exists()
+
+    assert _fork(tell, child) == 0
+
+
+def test_what_a_forked_child_may_not_open_is_neither_made_nor_locked(tmp_path: Path) -> None:
+    in_child(_refused_traceless, str(tmp_path / "store"))
 
 
 def _opening_in_child(tell: Teller, path: str) -> None:
