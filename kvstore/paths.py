@@ -35,7 +35,7 @@ def local_path(given: object, what: str = "a store") -> Path:
     url = _URL.match(text)
     if url is not None:
         raise CallerError(
-            f"the path of {what} is a {url[1]}:// URL, and there is nothing to connect to: {what} "
+            f"the path of {what} is a {url[1]}:// URL, and there is nothing to connect to: a store "
             f"is files in a folder; {_WANTED}"
         )
     found = os.path.expanduser(text)

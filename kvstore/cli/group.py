@@ -144,17 +144,20 @@ def show(out: Output, folder: Path, group_name: str, namespace: str | None) -> N
     with open_store(out, folder, read_only=True) as store:
         calls = within(store, namespace)
         found, lags = calls.group(group_name), calls.lag(group_name)
-    lag: dict[str, int] = {}
+    summed: dict[str, tuple[int, int]] = {}
     for one in lags:
-        lag[one.topic] = lag.get(one.topic, 0) + one.lag
+        lag, passed_over = summed.get(one.topic, (0, 0))
+        summed[one.topic] = (lag + one.lag, passed_over + one.passed_over)
+    columns = ("topic", "lag", "passed_over")
+    rows = [(topic, *counts) for topic, counts in summed.items()]
     if out.json:
-        topics = [{"topic": topic, "lag": behind} for topic, behind in lag.items()]
+        topics = [dict(zip(columns, row, strict=True)) for row in rows]
         out.document({**_plain(found), "topics": topics})
         return
     out.table(("setting", "value"), [(name, _text(v)) for name, v in _plain(found).items()])
-    if lag:
+    if rows:
         out.text("")
-        out.table(("topic", "lag"), list(lag.items()))
+        out.table([name.replace("_", " ") for name in columns], rows)
 
 
 @group.command()

@@ -29,7 +29,15 @@ from kvstore.record.values import StoredMessage
 
 Filter = Callable[[StoredMessage], bool]
 
-_NOT_IN_A_TAG: Final = re.compile(r"""[\s\x00-\x1f\x7f<>=!'"`(),;&|*]""")
+_NOT_IN_A_TAG: Final = re.compile(
+    r"""[\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"""
+    r"""<>=!'"`(),;&|*"""
+    "\u2260\u2264\u2265\uff01\uff1c\uff1d\uff1e"
+    "\u00b4\u00ab\u00bb\u2018-\u201f\u2039\u203a]"
+)
+"""Blanks and what is not seen, then ASCII's; then the other signs that compare, and the quotes into
+which programs that handle text turn ASCII's.
+"""
 _EXAMPLE: Final = "amount > 5 AND region = 'eu'"
 _SHOWN_MAX: Final = 80
 

@@ -168,7 +168,8 @@ def new_topic(config: TopicConfig, number: int, since: int, key_index: KeyIndex)
         raise CallerError(f"{shown(config)} is no TopicConfig; give a list of them")
     check_topic(config.name)
     if config.kind not in KINDS:
-        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {', '.join(KINDS)}")
+        offered = ", ".join(KINDS_OFFERED)
+        raise CallerError(f"kind is {shown(config.kind)}; it must be one of {offered}")
     read = config.queues if config.read_queues is None else config.read_queues
     return checked(
         TopicInfo(

@@ -34,7 +34,7 @@ def test_a_group_is_created_listed_shown_altered_and_deleted(kvmq: Kvmq, folder:
     kvmq("offset", "commit", folder, "billing", "orders", "--queue", 0, "--offset", 30)
     shown = kvmq("group", "show", folder, "billing", "--json").json
     # Queue 1 has one message too, stored behind the group's start.
-    assert shown["topics"] == [{"topic": "orders", "lag": 11}]
+    assert shown["topics"] == [{"topic": "orders", "lag": 11, "passed_over": 0}]
     assert shown["dead_letter_topic"] == "dead"
     text = kvmq("group", "show", folder, "billing").out
     assert "1 2.5" in text
