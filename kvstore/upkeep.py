@@ -94,7 +94,8 @@ class Upkeep:
         behind = self._log.end - self._index.tails.active.start
         if behind >= self._config.checkpoint_bytes:
             return True
-        return behind > 0 and self._config.clock.monotonic() >= self._checkpoint_at
+        is_behind = behind > 0 or self._index.tails.frozen is not None  # the last one failed
+        return is_behind and self._config.clock.monotonic() >= self._checkpoint_at
 
     def seal(self) -> None:
         """See `Store.seal`."""

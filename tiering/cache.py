@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from kvstore.errors import StoreClosed
@@ -27,6 +27,13 @@ _PROTECTED: Final = 0.8
 
 Key = tuple[int, int]
 """Archive and block."""
+
+
+class _Reading(NamedTuple):
+    """A read that is under way; `mine` tells it from a later one of the same block."""
+
+    mine: object
+    future: Future[Block]
 
 
 class CacheStats(NamedTuple):
@@ -64,7 +71,7 @@ class BlockCache:
         self._protected: OrderedDict[Key, Block] = OrderedDict()
         self._sizes: dict[Key, int] = {}
         self._bytes = self._protected_bytes = 0
-        self._under_way: dict[Key, Future[Block]] = {}
+        self._under_way: dict[Key, _Reading] = {}
         self._forgotten = 0
         """How often something was."""
         self._hits = self._reads = self._waits = self._ahead = 0
@@ -85,12 +92,16 @@ class BlockCache:
             found = self._there(key, is_scan)
             if found is not None:
                 return found
-            future = self._under_way.get(key)
-            if future is None:
+            reading = self._reading().get(key)
+            if reading is None:
                 future = self._begin(key)
             else:
+                future = reading.future
                 self._waits += 1
-        return future.result()
+        try:
+            return future.result()
+        except CancelledError:
+            raise StoreClosed("the store was closed before the archive was read") from None
 
     def at_hand(self, archive: int, block: int, *, is_scan: bool = False) -> Block | None:
         """A block if it is there; else it is read, if a reader is free, for who asks again."""
@@ -103,7 +114,8 @@ class BlockCache:
             return found
         with self._lock:
             found = self._there(key, is_scan)
-            is_free = key not in self._under_way and len(self._under_way) < self._readers
+            under_way = self._reading()
+            is_free = key not in under_way and len(under_way) < self._readers
             if found is None and is_free:
                 self._begin(key)
             return found
@@ -114,10 +126,11 @@ class BlockCache:
         """
         with self._lock:
             for block in range(first, stop):
-                if len(self._under_way) >= self._readers:
+                under_way = self._reading()
+                if len(under_way) >= self._readers:
                     return
                 key = (archive, block)
-                if key not in self._sizes and key not in self._under_way:
+                if key not in self._sizes and key not in under_way:
                     self._ahead += 1
                     self._begin(key)
 
@@ -151,10 +164,7 @@ class BlockCache:
         """Read nothing any more; who waits gets what is being read."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            left, self._under_way = self._under_way, {}
-        for future in left.values():
-            # Its read was cancelled before it began.
-            future.set_exception(StoreClosed("the store was closed before the archive was read"))
+            self._under_way.clear()
 
     # --- under the lock ---
 
@@ -179,16 +189,19 @@ class BlockCache:
             self._protected_bytes -= self._sizes[old]
             self._probation[old] = back
 
-    def _begin(self, key: Key) -> Future[Block]:
-        future: Future[Block] = Future()
-        self._under_way[key] = future
-        try:
-            self._pool.submit(self._fetch, key, future)
-        except BaseException as e:
+    def _reading(self) -> dict[Key, _Reading]:
+        """What is under way, without such reads as were struck before they could end themselves."""
+        for key in [key for key, reading in self._under_way.items() if reading.future.done()]:
             del self._under_way[key]
-            if isinstance(e, RuntimeError):  # the readers have ended, or no thread can begin
-                raise StoreClosed(f"nothing can be read from archives any more: {e}") from e
-            raise
+        return self._under_way
+
+    def _begin(self, key: Key) -> Future[Block]:
+        mine = object()
+        try:
+            future = self._pool.submit(self._fetch, key, mine)
+        except RuntimeError as e:  # the readers have ended, or no thread can begin
+            raise StoreClosed(f"nothing can be read from archives any more: {e}") from e
+        self._under_way[key] = _Reading(mine, future)
         return future
 
     def _drop(self, key: Key) -> None:
@@ -211,20 +224,21 @@ class BlockCache:
 
     # --- in a reader thread ---
 
-    def _fetch(self, key: Key, future: Future[Block]) -> None:
+    def _fetch(self, key: Key, mine: object) -> Block:
+        # Whatever is raised here, the pool hands to those who wait.
         try:
             block = self._read(*key)
             with self._lock:
                 self._reads += 1
-                self._keep(key, block)
-        except BaseException as e:
-            self._end(key)
-            future.set_exception(e)
-        else:
-            self._end(key)
-            future.set_result(block)
+                if self._is_wanted(key, mine):
+                    self._keep(key, block)
+            return block
+        finally:
+            with self._lock:
+                if self._is_wanted(key, mine):
+                    del self._under_way[key]
 
-    def _end(self, key: Key) -> None:
-        """Who asks from now on finds the block, or has it read."""
-        with self._lock:
-            self._under_way.pop(key, None)
+    def _is_wanted(self, key: Key, mine: object) -> bool:
+        """Whether this is the read that is under way: its archive was not forgotten meanwhile."""
+        reading = self._under_way.get(key)
+        return reading is not None and reading.mine is mine

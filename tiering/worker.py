@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Final, Self, cast
 from weakref import WeakSet
@@ -220,11 +220,12 @@ class Worker:
         if not self._busy.acquire(blocking=False):
             raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
         try:
-            yield
+            with ExitStack() as ending:
+                for step in (self._waits.note, self._mover.clear, self._executor.close):
+                    ending.callback(step)
+                yield
         finally:
-            self._executor.close()
-            self._mover.clear()
-            self._waits.note()
+            # Whatever becomes of the rest: else no run would ever begin again.
             self._busy.release()
 
     def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:

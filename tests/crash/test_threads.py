@@ -136,6 +136,25 @@ def test_whatever_strikes_the_housekeeper_all_its_work_is_done_in_the_end(tmp_pa
     assert thrown >= STEPS // 2
 
 
+@pytest.mark.parametrize("called", ["write_checkpoint", "sync_to_end", "write"])
+def test_a_checkpoint_that_was_struck_is_written_though_nothing_is_put_behind_it(
+    tmp_path: Path, called: str
+) -> None:
+    config = settings(checkpoint_interval=0.01)
+
+    def put_one(folder: Path, thrower: Thrower) -> None:
+        with thrower.watching(), opened(folder, config) as store:
+            store.put("t", b"x", queue=0)
+            _until(lambda: store.stats().tail_entries == 0)
+
+    watched = Thrower("kvmq-housekeeper")
+    put_one(tmp_path / "watched", watched)
+    step = next(step for step in watched.steps if step.called == called)
+    thrower = Thrower("kvmq-housekeeper", step)
+    put_one(tmp_path / "struck", thrower)
+    assert thrower.has_thrown.is_set()
+
+
 def test_a_job_that_fails_is_shown_until_it_is_done_and_the_others_go_on(tmp_path: Path) -> None:
     clock = VirtualClock()
     config = settings(clock=clock, checkpoint_interval=10.0)

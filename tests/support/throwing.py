@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Thrower:
-    """Watches the steps of threads of one name, and throws at one of them, once."""
+    """Watches the steps of threads whose names begin with one, and throws at one of them, once."""
 
     def __init__(self, thread: str, at: Step | None = None, error: Error = MemoryError) -> None:
         self._thread = thread
@@ -63,10 +63,15 @@ class Thrower:
             caller, called = frame.f_back, frame.f_code.co_name
         else:
             return
-        # A lock's release does not fail.
-        if called in ("release", "__exit__") or not caller.f_code.co_filename.startswith(_SOURCE):
+        # A lock's release does not fail, and what the garbage collector calls is nobody's step.
+        if called in (
+            "release",
+            "__exit__",
+            "__del__",
+            "_remove",
+        ) or not caller.f_code.co_filename.startswith(_SOURCE):
             return
-        if threading.current_thread().name != self._thread:
+        if not threading.current_thread().name.startswith(self._thread):
             return
         step = Step(caller.f_code.co_filename[len(_ROOT) + 1 :], caller.f_lineno, called)
         self.steps[step] = None
