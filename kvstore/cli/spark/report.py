@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,9 @@ from kvstore.cli.output import Output, output_option, size_text
 from kvstore.cli.paths import LocalPath
 from kvstore.cli.spark.options import Engine, engine_options
 from kvstore.cli.spark.views import Asked, view_options
+
+if TYPE_CHECKING:
+    from tiering.spark.report.figures import Figures
 
 
 @click.command()
@@ -29,23 +34,20 @@ def report(
     frequent keys, and what keeping less would save.
 
     PATH is a store's folder, or a folder or the URL of a bucket of archives. The page is one file
-    that needs nothing else.
+    that needs nothing else; to make it takes kvmq[plot].
     """
     from tiering.spark.report import texts
     from tiering.spark.report.gather import gather
-    from tiering.spark.report.page import page
 
     if target is None and not out.json:
         target = Path("report.html")
-    if target is not None and not target.absolute().parent.is_dir():
-        # Now, and not after an hour of reading.
-        raise click.BadParameter(f"there is no folder {target.parent}", param_hint="--output")
+    write = None if target is None else _writer(target)
     with out.progress() as progress, engine.session(progress) as spark:
         figures = gather(
             spark, path, options=asked.options, prices=asked.prices, now_ms=asked.now_ms, top=top
         )
-    if target is not None:
-        target.write_text(page(figures), encoding="utf-8")
+    if write is not None:
+        write(figures)
     if out.json:
         out.document(figures)
         return
@@ -61,3 +63,15 @@ def report(
     ]
     out.table(("what", "value"), rows)
     out.text(f"written: {target}")
+
+
+def _writer(target: Path) -> Callable[[Figures], object]:
+    """What writes the page. Raises now, and not after an hour of reading, if it can't be written.
+
+    Raises BadParameter for a folder that is not there, ExtraMissing without what a page takes.
+    """
+    if not target.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {target.parent}", param_hint="--output")
+    from tiering.spark.report.page import page
+
+    return lambda figures: target.write_text(page(figures), encoding="utf-8")

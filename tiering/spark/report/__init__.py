@@ -4,7 +4,7 @@
 - `tables`: that, and the list of archives, as tables of Spark.
 - `views`: the views, made by `create_views`.
 - `figures`, `gather`: what a report says, as values, and Spark asked for them.
-- `page`, `svg`, `texts`: the same as a page of HTML, its plots, its numbers.
+- `page`, `plots`, `texts`: the same as a page of HTML (of `templates/`), its plots, its numbers.
 """
 
 from __future__ import annotations

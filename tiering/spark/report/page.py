@@ -1,49 +1,99 @@
 """Page: a report's figures as one file of HTML that needs nothing else.
 
-The idea: five sections, each a sentence on what is shown, plots, and the table that has the numbers
-in them; where there is nothing to show, a section says so. No scripts, nothing is fetched, so the
-page can be mailed, printed and kept.
+The idea: the template has the sections, each a sentence on what is shown, plots, and a table that
+has the numbers in them; here is worked out what they show: days put together so that a column can
+be seen, the topics that have a plot, what is saved. No scripts, nothing is fetched, so the page can
+be mailed, printed and kept.
 
-Invariants: every section is there, whatever there is; texts go through `markup`, which escapes.
+Invariants: every section is there, whatever there is; columns, tables and headlines are sums of the
+same rows; each name out of a message goes through `texts.name`, and is escaped by the template.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, timedelta
+from typing import Final, NamedTuple
 
+from tiering.errors import ExtraMissing
 from tiering.spark.report import texts
-from tiering.spark.report.delaypage import delays
-from tiering.spark.report.figures import TIERS, Figures
-from tiering.spark.report.markup import Head, Html, empty, section, table, tag
-from tiering.spark.report.retentionpage import retention
-from tiering.spark.report.style import sheet
-from tiering.spark.report.svg import bar, strip
-from tiering.spark.report.volumepage import volume
+from tiering.spark.report.figures import (
+    TIERS,
+    DayVolume,
+    DeadLetters,
+    Delays,
+    Figures,
+    Sums,
+    TopicVolume,
+    curve_of,
+)
 
+try:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    from tiering.spark.report import plots
+except ModuleNotFoundError as e:
+    raise ExtraMissing(
+        f"a report's page takes {e.name}, which is not installed: pip install 'kvmq[plot]'", "plot"
+    ) from e
+
+_COLUMNS_MAX: Final = 124
+"""Days that have a column each; of more it is weeks, of still more months."""
 _STRIP_MAX: Final = 170
 """Columns of a strip; of more days several share one."""
+_COLOURED: Final = 6
+"""Topics that have a colour of their own."""
+_PANELS: Final = 6
+_YEAR: Final = 300
+"""Days from which on a mark without its year says little."""
+_SHARES: Final = (("p99", "99 % are below"), ("p90", "90 %"), ("p50", "half"))
+_FILTERS: Final = (
+    texts.count, texts.decimals, texts.delay, texts.instant, texts.money, texts.name, texts.plural,
+    texts.share, texts.short, texts.size,
+)  # fmt: skip
+_TEMPLATES: Final = Environment(
+    loader=PackageLoader("tiering.spark.report"), autoescape=True, undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"],
+)  # fmt: skip
+_TEMPLATES.filters |= {of.__name__: of for of in _FILTERS}
+
+
+Panel = tuple[str, str, Markup]
+"""A name, what is said beside it, and the plot."""
+StripRow = tuple[DeadLetters, str, list[int], str]
+
+
+class TopicRow(NamedTuple):
+    """A topic in tables, or others (`kind` "rest"), or all ("sum"); `freed` by days kept."""
+
+    name: str
+    kind: str
+    topic: TopicVolume
+    freed: list[Sums]
 
 
 def page(figures: Figures) -> str:
     """The page."""
-    title = f"Report on {texts.name(figures.path)}"
-    body = tag(
-        "main",
-        tag("h1", title),
-        tag("p", f"As of {texts.instant(figures.now_ms)}. {_span(figures)}", kind="lead"),
-        _headlines(figures),
-        volume(figures),
-        _dead_letters(figures),
-        delays(figures),
-        _keys(figures),
-        retention(figures),
-        tag("footer", tag("p", _prices(figures), kind="note")),
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f"{tag('title', title)}\n<style>\n{sheet()}</style>\n</head>\n<body>\n{body}\n"
-        "</body>\n</html>\n"
+    kept = sorted({one.kept_days for one in figures.retention})
+    archives = ", ".join(f"{texts.count(n)} {tier}" for tier, n in figures.archives.items())
+    dead_days, dead_letters = _dead_letters(figures.dead_letters)
+    delays = _delays(figures)
+    return _TEMPLATES.get_template("report.html").render(
+        figures=figures,
+        span=_span(figures),
+        prices=", ".join(f"{figures.prices[tier]:g} {tier}" for tier in TIERS),
+        archives=archives or ("everything is in the log" if figures.days else ""),
+        topics=list(_topics(figures, kept)),
+        volume=list(_volume(figures)) if figures.days else [],
+        dead_days=dead_days,
+        dead_letters=dead_letters,
+        delays=delays,
+        shares=_SHARES,
+        delay_plots=list(_delay_plots(figures, delays)),
+        kept=kept,
+        cost_plots=list(_cost_plots(figures)) if figures.retention else [],
     )
 
 
@@ -56,114 +106,150 @@ def _span(figures: Figures) -> str:
     return f"What is there was stored {when}; days are UTC."
 
 
-def _prices(figures: Figures) -> str:
-    each = ", ".join(f"{figures.prices[tier]:g} {tier}" for tier in TIERS)
-    return (
-        f"Costs are of what is stored now, for a month of 30 days, at {figures.currency} {each} "
-        "for a GB (10⁹ bytes). Requests and transfer are not in them. Bytes stored are those of "
-        "records in the log, and of archives with their indexes; what a segment's file takes "
-        "beyond its records is not counted."
-    )
+def _topics(figures: Figures, kept: Sequence[int]) -> Iterator[TopicRow]:
+    saved = {(one.topic, one.kept_days): one.sums for one in figures.retention}
+    every = []
+    for topic in figures.topics:
+        freed = [saved.get((topic.topic, limit), Sums()) for limit in kept]
+        every.append(freed)
+        if topic.topic is not None:
+            yield TopicRow(texts.name(topic.topic), "", topic, freed)
+        else:
+            left = figures.topics_count - len(figures.topics) + 1
+            yield TopicRow(texts.plural(left, "other topic"), "rest", topic, freed)
+    if len(every) > 1:
+        total = [sum(each, Sums()) for each in zip(*every, strict=True)]
+        yield TopicRow("All topics", "sum", figures.total, total)
 
 
-# --- what there is --------------------------------------------------------------------------------
+# --- volume ---------------------------------------------------------------------------------------
 
 
-def _headlines(figures: Figures) -> Html:
-    total = figures.total.sums
-    places = texts.decimals([total.cost_per_month])
-    archives = sum(figures.archives.values())
-    tiers = ", ".join(f"{texts.count(n)} {tier}" for tier, n in figures.archives.items())
-    share = texts.share(total.stored_bytes, total.raw_bytes)
-    dead = texts.share(figures.dead_letters_count, total.messages)
-    each = (
-        (
-            "Messages",
-            texts.short(total.messages),
-            f"in {texts.plural(figures.topics_count, 'topic')}",
-        ),
-        ("Records", texts.size(total.raw_bytes), "as they were put"),
-        (
-            "Stored",
-            texts.size(total.stored_bytes),
-            f"{share} of the records" if total.raw_bytes else "",
-        ),
-        ("Cost", texts.money(total.cost_per_month, places), f"{figures.currency} a month"),
-        (
-            "Archives",
-            texts.count(archives),
-            tiers or ("everything is in the log" if total.messages else ""),
-        ),
-        (
-            "Dead letters",
-            texts.short(figures.dead_letters_count),
-            f"{dead} of the messages" if total.messages else "",
-        ),
-    )
-    return tag(
-        "dl",
-        *(tag("div", tag("dt", name), tag("dd", value), tag("dd", more))
-          for name, value, more in each),
-        kind="head",
-    )  # fmt: skip
+def _volume(figures: Figures) -> Iterator[tuple[str, list[tuple[str, str]], Markup]]:
+    """What each plot is of, its colours, and the plot."""
+    starts, unit = binned([one.day for one in figures.days])
+    labels = [_label(start, unit, starts[0]) for start in starts]
+    tiers = [(tier, tier, [one for one in figures.days if one.tier == tier])
+             for tier in figures.total.tiers]  # fmt: skip
+    largest = sorted(figures.topics, key=lambda topic: -topic.sums.raw_bytes)
+    names = [topic.topic for topic in largest if topic.topic is not None][:_COLOURED]
+    topics = [(texts.name(name), f"c{i}", [one for one in figures.days if one.topic == name])
+              for i, name in enumerate(names)]  # fmt: skip
+    if rest := [one for one in figures.days if one.topic not in names]:
+        topics.append(("others", "rest", rest))
+    for name, by, cut, of, text in (
+        ("Bytes stored now", "tier", tiers, "stored_bytes", texts.tick),
+        (f"{figures.currency} a month", "tier", tiers, "cost_per_month", texts.amount),
+        ("Bytes of records", "topic", topics, "raw_bytes", texts.tick),
+    ):
+        series = [
+            plots.Series(said, colour, _summed(starts, days, of)) for said, colour, days in cut
+        ]
+        most = max(map(sum, zip(*(one.values for one in series), strict=True)))
+        ticks = plots.even_ticks(most) if text is texts.amount else plots.byte_ticks(most)
+        told = f"{name}, by {unit} and {by}"
+        colours = [(one.colour, one.name) for one in series]
+        yield told, colours, plots.columns(told, labels, series, ticks, text)
 
 
-# --- what went wrong, what is asked for -----------------------------------------------------------
+def binned(days: Sequence[date]) -> tuple[list[date], str]:
+    """The first days of all days, weeks or months from the first to the last of some, whichever
+    are few enough to have a column each, and what they are.
+    """
+    first, last = min(days), max(days)
+    span = (last - first).days + 1
+    if span <= _COLUMNS_MAX:
+        return [first + timedelta(i) for i in range(span)], "day"
+    if span <= 7 * _COLUMNS_MAX:
+        monday = first - timedelta(first.weekday())
+        return [monday + timedelta(i) for i in range(0, (last - monday).days + 1, 7)], "week"
+    months = range(first.year * 12 + first.month - 1, last.year * 12 + last.month)
+    return [date(number // 12, number % 12 + 1, 1) for number in months], "month"
 
 
-def _dead_letters(figures: Figures) -> Html:
-    title = "Dead letters"
-    lead = (
-        "What groups gave up on, as it is in their dead-letter topics; those that were redriven "
-        "are among them."
-    )
-    if not figures.dead_letters:
-        return section(title, lead, empty("There are none: no group gave up on a message."))
-    days = [day for one in figures.dead_letters for day, _ in one.days]
-    first, span = min(days), (max(days) - min(days)).days + 1
-    wide = -(-span // _STRIP_MAX)
+def _summed(starts: Sequence[date], days: Iterable[DayVolume], of: str) -> list[float]:
+    """An amount of the days from each start to the next."""
+    values = [0.0] * len(starts)
+    for one in days:
+        values[bisect_right(starts, one.day) - 1] += getattr(one.sums, of)
+    return values
+
+
+def _label(start: date, unit: str, first: date) -> str:
+    if unit == "month":
+        return texts.month(start)
+    return texts.day(start, with_year=unit == "week" and start.year != first.year)
+
+
+# --- the others -----------------------------------------------------------------------------------
+
+
+def _dead_letters(found: Sequence[DeadLetters]) -> tuple[str, list[StripRow]]:
+    """When they came, and each with its last day, a strip's values and what it says."""
+    if not found:
+        return "", []
+    days = [day for one in found for day, _ in one.days]
+    first, last = min(days), max(days)
+    wide = -(-((last - first).days + 1) // _STRIP_MAX)
     rows = []
-    for one in figures.dead_letters:
-        values = [0] * -(-span // wide)
+    for one in found:
+        values = [0] * ((last - first).days // wide + 1)
         for day, count in one.days:
             values[(day - first).days // wide] += count
-        last = max(day for day, _ in one.days)
-        rows.append([
-            texts.name(one.topic) if one.topic is not None else "not said",
-            texts.name(one.group) if one.group is not None else "not said",
-            texts.count(one.messages),
-            "–" if one.attempts is None else texts.count(one.attempts),
-            texts.day(last, with_year=True),
-            Html(strip(values, "dead", f"at most {max(values)} in {texts.plural(wide, 'day')}")),
-        ])  # fmt: skip
-    is_long = first.year != max(days).year
-    ends = (texts.day(day, with_year=is_long) for day in (first, max(days)))
-    by_day = f"when, {' to '.join(ends)}"
-    heads = [
-        Head("Topic", "text"), Head("Group", "text"), Head("Dead letters"),
-        Head("most attempts"), Head("last"), Head(by_day, "plot"),
-    ]  # fmt: skip
-    left = figures.dead_letters_count - sum(one.messages for one in figures.dead_letters)
-    rest = ["others", "", texts.count(left), "", "", ""] if left else None
-    return section(title, lead, table(heads, rows, rest=rest))
+        said = f"at most {max(values)} in {texts.plural(wide, 'day')}"
+        mine = texts.day(max(day for day, _ in one.days), with_year=True)
+        rows.append((one, mine, values, said))
+    is_long = first.year != last.year
+    ends = (texts.day(day, with_year=is_long) for day in (first, last))
+    return f"when, {' to '.join(ends)}", rows
 
 
-def _keys(figures: Figures) -> Html:
-    title = "Most frequent keys"
-    lead = f"Of {texts.plural(figures.keys_count, 'different key')}, dead letters left out."
-    if not figures.keys:
-        return section(
-            title, "Keys by how many messages have them.", empty("No message has a key.")
-        )
-    most = figures.keys[0].messages
-    rows = [
-        [texts.name(one.key), texts.name(one.topic), texts.count(one.messages),
-         texts.share(one.share, 1.0),
-         Html(bar([("cold", one.messages / most)], texts.count(one.messages)))]
-        for one in figures.keys
-    ]  # fmt: skip
-    heads = [
-        Head("Key", "text"), Head("Topic", "text"), Head("Messages"),
-        Head("of the topic’s"), Head("", "plot"),
-    ]  # fmt: skip
-    return section(title, lead, table(heads, rows))
+def _delays(figures: Figures) -> list[Delays]:
+    """Of all days: the topics with most messages first, and all of them last."""
+    found = [one for one in figures.delays if one.day is None]
+    found.sort(key=lambda one: (one.topic is None, -one.messages))
+    return found[:1] if len(found) == 2 else found  # all topics are this one
+
+
+def _delay_plots(figures: Figures, totals: Sequence[Delays]) -> Iterator[Panel]:
+    named = [one for one in figures.delays if one.topic is not None]
+    if not named:
+        return
+    ticks = plots.time_ticks(min(one.p50 for one in named), max(one.p99 for one in named))
+    for topic in [one.topic for one in totals if one.topic is not None][:_PANELS]:
+        days = sorted((one.day.toordinal(), one) for one in named if one.day and one.topic == topic)
+        lines = [
+            plots.Line(said, share, [(day, getattr(one, share)) for day, one in days])
+            for share, said in _SHARES
+        ]
+        says = texts.month if days[-1][0] - days[0][0] > _YEAR else texts.day
+        name = texts.name(topic)
+        plot = plots.panel(
+            f"{name}: delay by day", lines, ticks, texts.delay,
+            _on_days(says), is_log=True,
+        )  # fmt: skip
+        yield name, "", plot
+
+
+def _on_days(says: Callable[[date], str]) -> plots.Text:
+    return lambda x: says(date.fromordinal(int(x)))
+
+
+def _cost_plots(figures: Figures) -> Iterator[Panel]:
+    """Of everything, and of each of the topics that cost most."""
+    cut = [("All topics", figures.days)]
+    if len(figures.topics) > 1:
+        cut += [
+            (texts.name(one.topic), [day for day in figures.days if day.topic == one.topic])
+            for one in figures.topics[: _PANELS - 1]
+            if one.topic is not None
+        ]
+    for name, days in cut:
+        points = curve_of(days, figures.now_ms)
+        most = points[-1][1]
+        line = plots.Line(name, "cold", points)
+        plot = plots.panel(
+            f"{name}: cost by days kept", [line], plots.even_ticks(most, parts=3), texts.amount,
+            lambda x: f"{x:.0f} d",
+        )  # fmt: skip
+        yield name, f"{texts.money(most, texts.decimals([most]))} now", plot

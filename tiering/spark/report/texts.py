@@ -15,20 +15,6 @@ from math import floor, log10
 from typing import Final
 
 _NAME_MAX: Final = 72
-_MONTHS: Final = [
-    "Jan",
-    "Feb",
-    "Mar",
-    "Apr",
-    "May",
-    "Jun",
-    "Jul",
-    "Aug",
-    "Sep",
-    "Oct",
-    "Nov",
-    "Dec",
-]
 _SHORT: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 _DECIMALS_MAX: Final = 6
@@ -125,13 +111,12 @@ def delay(ms: float) -> str:
 
 def day(of: date, *, with_year: bool = False) -> str:
     """A day: "7 Nov"."""
-    text = f"{of.day} {_MONTHS[of.month - 1]}"
-    return f"{text} {of.year}" if with_year else text
+    return f"{of.day} {of:%b %Y}" if with_year else f"{of.day} {of:%b}"
 
 
 def month(of: date) -> str:
     """A month: "Nov 2026"."""
-    return f"{_MONTHS[of.month - 1]} {of.year}"
+    return f"{of:%b %Y}"
 
 
 def instant(ms: int) -> str:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from datetime import date
+from functools import cache
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
+import matplotlib as mpl
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+import tiering.spark.report
+from kvstore.cli.spark.report import report
 from tests.tiering.spark.report.figuring import NOW_MS, ago, nothing, something, volume
+from tiering.errors import ExtraMissing
 from tiering.spark.report import texts
 from tiering.spark.report.figures import DeadLetters, Delays, Figures, topics_of, total_of
-from tiering.spark.report.page import page
-from tiering.spark.report.svg import binary, linear, spaced, times
-from tiering.spark.report.volumepage import binned
+from tiering.spark.report.page import binned, page
+from tiering.spark.report.plots import (
+    Line,
+    Series,
+    byte_ticks,
+    columns,
+    even_ticks,
+    marks_to,
+    panel,
+    time_ticks,
+)
 
 SECTIONS = [
     "Volume and cost",
@@ -64,6 +81,11 @@ class Read(HTMLParser):
 FULL = something()
 
 
+@cache
+def full_page() -> str:
+    return page(FULL)
+
+
 @pytest.mark.parametrize("figures", [FULL, nothing(), something(HOSTILE)],
                          ids=["full", "empty", "hostile"])  # fmt: skip
 def test_a_page_is_well_formed_and_fetches_nothing(figures: Figures) -> None:
@@ -79,17 +101,55 @@ def test_a_page_is_well_formed_and_fetches_nothing(figures: Figures) -> None:
     assert read.of("h2") == SECTIONS
 
 
+def test_the_same_figures_make_the_same_page_whatever_matplotlib_is_set_to() -> None:
+    before = full_page()
+    with mpl.rc_context({"font.size": 30, "axes.grid": True, "svg.fonttype": "path"}):
+        assert page(FULL) == before
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_every_colour_is_a_variable_that_has_a_value_by_day_and_by_night() -> None:
+    style, _, body = full_page().partition("</style>")
+    used = set(re.findall(r"var\((--\w+)\)", style + body))
+    day, _, night = style.partition("prefers-color-scheme:dark")
+    night = night.partition("}}")[0]
+    assert used
+    for variable in used:
+        assert f"{variable}:#" in day, variable
+        assert f"{variable}:#" in night, variable
+    assert not re.search(r'"#[0-9a-f]{3,6}"', body)
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_without_what_a_page_takes_the_error_names_the_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("page", "plots"):
+        monkeypatch.delitem(sys.modules, f"tiering.spark.report.{module}")
+        monkeypatch.delattr(tiering.spark.report, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ExtraMissing, match=rf"{package}.*kvmq\[plot\]") as caught:
+        importlib.import_module("tiering.spark.report.page")
+    assert caught.value.extra == "plot"
+    words = ["data", "-o", "page.html"]
+    assert CliRunner().invoke(report, words).exception.__class__ is ExtraMissing
+
+
 def test_no_number_on_a_page_is_none() -> None:
-    for figures in (FULL, nothing()):
-        assert not re.search(r"\b(nan|inf|None)\b", page(figures))
+    for text in (full_page(), page(nothing())):
+        assert not re.search(r"\b(nan|inf|None)\b", text)
 
 
-def test_names_out_of_messages_are_text() -> None:
-    read = Read(page(something(HOSTILE)))
+@pytest.mark.parametrize("name", [HOSTILE, "told:$x_1$ #000004 {{ 7 * 7 }} </style>"])
+def test_names_out_of_messages_are_text(name: str) -> None:
+    read = Read(page(something(name)))
     cells = read.of("td")
-    assert cells.count(HOSTILE) >= 6
-    assert HOSTILE in read.of("b")
-    assert HOSTILE in read.of("h1")[0]
+    assert cells.count(name) >= 6
+    assert name in read.of("b")
+    assert name in read.of("li")
+    assert name in read.of("h1")[0]
+    assert any(f" · {name}: " in said for said in read.of("title"))
+    assert ("aria-label", f"{name}: delay by day") in read.attributes
 
 
 def test_control_characters_and_endless_names_are_shown_as_something_else() -> None:
@@ -108,7 +168,7 @@ def test_what_there_is_nothing_of_is_said() -> None:
 
 
 def test_a_page_has_the_figures() -> None:
-    read = Read(page(FULL))
+    read = Read(full_page())
     cells, total = read.of("td"), FULL.total.sums
     for text in ("orders", "events", "7 other topics", f"{total.messages:,}", "9", "not said"):
         assert text in cells, text
@@ -119,7 +179,7 @@ def test_a_page_has_the_figures() -> None:
 
 
 def test_columns_and_tables_are_of_the_same_rows() -> None:
-    text = page(FULL)
+    text = full_page()
     told = re.findall(r"<title>(\d+ \w+) · (\w+): ([^<]+)</title>", text)
     hot = [size for _, tier, size in told if tier == "hot"]
     assert hot[0] == texts.tick(1009)
@@ -143,24 +203,49 @@ def test_many_days_are_weeks_and_very_many_months(days: int, unit: str, count: i
 
 @pytest.mark.parametrize("most", [0.0, 3e-9, 0.7, 1.0, 99.0, 1023.0, 1024.0, 5e6, 7.7e13])
 def test_an_axis_begins_at_nothing_and_holds_the_largest(most: float) -> None:
-    for scale in (linear(most, str), binary(most, str)):
-        assert scale.ticks[0] == 0
-        assert 2 <= len(scale.ticks) <= 8
-        assert scale.ticks[-1] >= most * 0.999
-        assert scale.at(most) <= 1.001
-        assert scale.at(0) == 0
+    for ticks in (even_ticks(most), byte_ticks(most)):
+        assert ticks[0] == 0
+        assert 2 <= len(ticks) <= 8
+        assert ticks[-1] >= most * 0.999
+
+
+@pytest.mark.parametrize("most", [1500.0, 5e6, 7.7e13])
+def test_an_axis_of_bytes_is_round_in_their_unit(most: float) -> None:
+    assert all(re.fullmatch(r"\d+ \w+", texts.tick(tick)) for tick in byte_ticks(most)[::2])
 
 
 @pytest.mark.parametrize("span", [(0, 0), (-5, 3), (1, 5e12), (2500, 2600)])
 def test_an_axis_of_times_holds_all_of_them(span: tuple[float, float]) -> None:
-    scale = times(*span, texts.delay)
-    assert 2 <= len(scale.ticks) <= 6
-    assert all(0 <= scale.at(value) <= 1 for value in (*span, *scale.ticks))
+    ticks = time_ticks(*span)
+    line = Line("half", "p50", [(0, span[0]), (1, span[1])])
+    drawn = ElementTree.fromstring(panel("", [line], ticks, texts.delay, str, is_log=True))
+    # Below it are two marks.
+    labels = [float(one.attrib["y"]) for one in drawn.iter("text")][:-2]
+    assert 2 <= len(labels) <= 6
+    [path] = [one for one in drawn.iter("path") if one.get("stroke") == "var(--p50)"]
+    points = re.findall(r"[ML] [\d.]+ ([\d.]+)", path.attrib["d"])
+    assert len(points) == 2
+    assert all(12 <= float(y) <= 132 for y in points)
+
+
+def test_columns_are_as_high_as_what_they_say_and_stand_on_each_other() -> None:
+    series = [Series("a", "c0", [10, 0, 40]), Series("b", "c1", [30, 20, 0])]
+    drawn = ElementTree.fromstring(columns("", ["x", "y", "z"], series, [0, 20, 40], str))
+    found = {}
+    for one in drawn.iter("g"):
+        if (told := one.findtext("title")) is not None:
+            ys = [float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", one[1].attrib["d"])]
+            # 12 pixels are free above, and 26 below.
+            found[told] = tuple(round((224 - y) / 212 * 40, 1) for y in (max(ys), min(ys)))
+            assert one[1].attrib["fill"] == ("var(--c0)" if " a:" in told else "var(--c1)")
+    assert found == {
+        "x · a: 10": (0, 10), "x · b: 30": (10, 40), "y · b: 20": (0, 20), "z · a: 40": (0, 40),
+    }  # fmt: skip
 
 
 def test_marks_below_a_panel_are_few_whatever_the_span() -> None:
     for span in (0, 1, 3, 4, 30, 400, 4000):
-        found = spaced(0, span, 4)
+        found = marks_to(span)
         assert 1 <= len(found) <= 4
         assert found[0] == 0
 
@@ -203,5 +288,6 @@ def test_years_of_everything_stay_a_page_of_reasonable_size() -> None:
     ]
     text = page(msgspec.structs.replace(long, dead_letters=dead, delays=delays))
     Read(text)
-    assert text.count("<rect") < 1000
+    assert text.count("<rect") + text.count("<path") < 1000
+    assert len(text) < 300_000
     assert "Bytes stored now, by month and tier" in text
