@@ -5,13 +5,14 @@ how far it is, in the same batch as the pieces. Readers don't see it before its 
 batch that makes it so removes its sources. A merge that was cut short goes on from its head.
 Positions of segments that left the log stay behind.
 
-Invariants: a step holds no more than `STEP` pairs and what two pieces need, whatever the keys are;
-what a crash leaves is the sources whole, or the new part whole.
+Invariants: a step holds no more than `_AT_ONCE_MAX` pairs and what a piece needs, whatever the keys
+are; what a crash leaves is the sources whole, or the new part whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -40,8 +41,10 @@ from kvstore.index.keys import (
 )
 
 I64 = NDArray[np.int64]
-STEP: Final = 1 << 17
-"""Pairs that a step takes, about."""
+_PIECES_AT_ONCE: Final = 8
+"""Pieces of a step: 131,072 pairs, about. Each costs little of its own so, however many sources
+there are.
+"""
 _AT_ONCE_MAX: Final = 1 << 18
 """Pairs sorted at a time."""
 
@@ -81,12 +84,21 @@ class Merge:
     def _write_some(self, gone: Gone) -> None:
         batch = self._begun()
         it = self._families.iter(MESSAGE_KEYS)
-        taken = 0
-        while taken < STEP and self._done < self.target.pieces:
-            batch, count = self._piece(batch, it, gone)
-            taken += count
-            self._done += 1
-            self._written += count
+        target, begin = self.target, self._done
+        end = min(begin + _PIECES_AT_ONCE, target.pieces)
+        low, high = piece_start(target, begin), piece_start(target, end)
+        found = self._between(it, low, high)
+        if found is None:
+            # Very many messages have one of these keys: a piece alone, some of it at a time.
+            batch = self._put_piece(
+                batch, begin, self._pairs(it, low, piece_start(target, begin + 1)), gone
+            )
+        else:
+            hashes, positions = found
+            borders = [piece_start(target, piece) for piece in range(begin, end + 1)]
+            cuts = np.searchsorted(hashes, borders).tolist()
+            for piece, (a, b) in enumerate(pairwise(cuts), begin):
+                batch = self._put_piece(batch, piece, [(hashes[a:b], positions[a:b])], gone)
         self._say_how_far(batch)
         self._families.write(batch)
 
@@ -126,20 +138,21 @@ class Merge:
             batch.delete_range(MESSAGE_KEYS, rest, head_key(target.prefix))
         return batch
 
-    def _piece(self, batch: Batch, it: RdictIter, gone: Gone) -> tuple[Batch, int]:
+    def _put_piece(
+        self, batch: Batch, piece: int, pairs: Iterable[tuple[I64, I64]], gone: Gone
+    ) -> Batch:
         """Put the next piece into a batch, or into several if one hash has very many pairs; returns
-        the last batch, and how many pairs the piece has.
+        the last batch.
         """
         target, base = self.target, self.target.segment * self._segment_size
-        low, high = piece_start(target, self._done), piece_start(target, self._done + 1)
-        rows, digests, count = BlockRows(target), [np.zeros(0, np.uint32)], 0
-        unwritten = 0
-        for every, positions in self._pairs(it, low, high):
+        rows, digests = BlockRows(target), [np.zeros(0, np.uint32)]
+        written = unwritten = 0
+        for every, positions in pairs:
             alive = self._alive(positions, gone)
             hashes = every[alive]
             batch.put_many(MESSAGE_KEYS, *rows.rows(hashes, positions[alive] - base))
             digests.append(digests_of(hashes))
-            count += len(hashes)
+            written += len(hashes)
             unwritten += len(hashes)
             if unwritten > _AT_ONCE_MAX:
                 # Nobody sees it yet, and a merge that goes on writes this piece anew.
@@ -147,17 +160,16 @@ class Merge:
                 self._families.write(batch)
                 batch, unwritten = self._families.batch(), 0
         held = distinct(np.concatenate(digests))
-        piece = filter_key(target.prefix, self._done)
-        batch.put(MESSAGE_KEYS, piece, filter_piece(target, self._done, held))
-        return batch, count
+        batch.put(MESSAGE_KEYS, filter_key(target.prefix, piece), filter_piece(target, piece, held))
+        self._done += 1
+        self._written += written
+        return batch
 
     def _pairs(self, it: RdictIter, low: int, high: int) -> Iterator[tuple[I64, I64]]:
         """The sources' pairs with a hash from `low` to before `high`, in order, so many at a time
         as are sorted at once.
         """
-        found = pairs_between(
-            self._families, it, self.sources, self._segment_size, low, high, _AT_ONCE_MAX
-        )
+        found = self._between(it, low, high)
         if found is not None:
             yield found
         elif high - low > 1:
@@ -168,6 +180,12 @@ class Merge:
             for source in self.sources:
                 for positions in positions_of(self._families, it, source, self._segment_size, low):
                     yield np.full(len(positions), low, np.int64), positions
+
+    def _between(self, it: RdictIter, low: int, high: int) -> tuple[I64, I64] | None:
+        """All of these, if they are few enough to be sorted at once."""
+        return pairs_between(
+            self._families, it, self.sources, self._segment_size, low, high, _AT_ONCE_MAX
+        )
 
     def _alive(self, positions: I64, gone: Gone) -> NDArray[np.bool_]:
         """Which positions are not of segments that left the log."""

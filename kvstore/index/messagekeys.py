@@ -63,9 +63,13 @@ from kvstore.record.keyfilter import BLOCK_BYTES, grants
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
 FAN_OUT: Final = 4
-"""Parts of a segment of one rank that become one of the next rank."""
+"""Small parts of a segment of one rank that become one of the next rank."""
 _AT_ONCE_MAX: Final = 1 << 16
-"""Pairs that a checkpoint merges by itself."""
+"""Pairs that a checkpoint merges by itself: small parts."""
+LARGE_FAN_OUT: Final = 8
+"""The same of larger ones, in the background, beside puts: a key of a segment of 1 GiB is merged
+there 1.5 times until it is sealed and merged; with 4 it would be 2.75 times.
+"""
 _PAIRS_MAX: Final = 1 << 31
 """Pairs of a generation, beyond which it is not merged: a hash has no more blocks."""
 _RANK_MAX: Final = 14
@@ -250,12 +254,13 @@ class MessageKeys:
         base, rank = segment * self._segment_size, 0
         while rank < _RANK_MAX:
             same = [p for p in parts if _rank(p, segment) == rank]
-            if len(same) < FAN_OUT - 1:
+            together = sum(p.pairs for p in same) + len(hashes)
+            if len(same) < FAN_OUT - 1 or together > _AT_ONCE_MAX:
                 break
             it = self._families.iter(MESSAGE_KEYS)
             found = pairs_between(
                 self._families, it, _by_position(same), self._segment_size, 0, HASH_END,
-                _AT_ONCE_MAX - len(hashes),
+                _AT_ONCE_MAX,
             )  # fmt: skip
             if found is None:
                 break
@@ -377,7 +382,7 @@ class MessageKeys:
                 continue
             for rank in range(_RANK_MAX):
                 same = [part for part in mine if _rank(part, segment) == rank]
-                if len(same) >= FAN_OUT:
+                if len(same) >= LARGE_FAN_OUT:
                     return 0, segment, self._number(parts, segment, rank + 1), same
         level = 1
         while span(level) <= sealed:

@@ -11,14 +11,17 @@ Invariant: what the runs say doesn't change, so readers that keep a decoded run 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.index.checkpoint import pack_rows
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import RUNS, segment_range
 from kvstore.index.runs import count_of, split_long, unpack_many
 
+I64 = NDArray[np.int64]
 WORTH_IT = 1.5
 """Runs per resulting run from which repacking is done."""
 STRETCH = 1 << 18
@@ -27,20 +30,34 @@ STRETCH = 1 << 18
 RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
 
 
+class _Cut(NamedTuple):
+    """Rows of a segment, and how their entries are cut into runs: queue, first offset and first
+    entry of each row, first entry of each run, and how many entries there are.
+    """
+
+    rows: list[tuple[bytes, bytes]]
+    queues: NDArray[np.uint64]
+    firsts: I64
+    starts: I64
+    begins: I64
+    total: int
+
+
 def repack(families: Families, batch: Batch, segment: int) -> bool:
-    """Put the repacked runs of a segment into a batch; False if they are as good as they get."""
-    before = after = 0
+    """Put the repacked runs of a segment into a batch; False if they are as good as they get.
+
+    Keys and counts tell that: where they are, no run is decoded.
+    """
     low, high = segment_range(segment, segment + 1)
-    packed = []
-    for rows in stretches(families.rows(RUNS, low, high)):
-        keys, values = _repacked(rows, segment)
-        before, after = before + len(rows), after + len(keys)
-        packed.append((keys, values))
+    cuts = [_cut(rows) for rows in stretches(families.rows(RUNS, low, high))]
+    before = sum(len(cut.rows) for cut in cuts)
+    after = sum(len(cut.begins) for cut in cuts)
     if before < WORTH_IT * after or before < 2:
         return False
     batch.delete_range(RUNS, low, high)
-    for keys, values in packed:
-        batch.put_many(RUNS, keys, values)
+    for cut in cuts:
+        batch.put_many(RUNS, *_repacked(cut, segment))
+        cut.rows.clear()
     return True
 
 
@@ -60,17 +77,22 @@ def stretches(
         yield found
 
 
-def _repacked(rows: list[tuple[bytes, bytes]], segment: int) -> tuple[list[bytes], list[bytes]]:
+def _cut(rows: list[tuple[bytes, bytes]]) -> _Cut:
     keys = np.frombuffer(b"".join([key for key, _ in rows]), dtype=RUN_KEY)
     queues = keys["topic"].astype(np.uint64) << np.uint64(32) | keys["queue"].astype(np.uint64)
     firsts = keys["first"].astype(np.int64)
-    columns, starts = unpack_many([value for _, value in rows])
-    total = len(columns.positions)
-    counts = np.diff(starts, append=total)
+    counts = np.array([count_of(value) for _, value in rows], np.int64)
+    ends = np.cumsum(counts)
+    starts, total = ends - counts, int(ends[-1])
     begin = np.ones(len(rows), dtype=bool)
     # A gap in a queue's offsets (passed-over damage) stays the border of a run.
     begin[1:] = (queues[1:] != queues[:-1]) | (firsts[1:] != firsts[:-1] + counts[:-1])
-    begins = split_long(starts[begin], total)
-    owner = np.searchsorted(starts, begins, side="right") - 1
-    offsets = firsts[owner] + begins - starts[owner]
-    return pack_rows(columns, begins, np.full(len(begins), segment), queues[owner], offsets)
+    return _Cut(rows, queues, firsts, starts, split_long(starts[begin], total), total)
+
+
+def _repacked(cut: _Cut, segment: int) -> tuple[list[bytes], list[bytes]]:
+    begins = cut.begins
+    columns, _ = unpack_many([value for _, value in cut.rows])
+    owner = np.searchsorted(cut.starts, begins, side="right") - 1
+    offsets = cut.firsts[owner] + begins - cut.starts[owner]
+    return pack_rows(columns, begins, np.full(len(begins), segment), cut.queues[owner], offsets)

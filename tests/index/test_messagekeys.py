@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvstore.errors import FormatError
 from kvstore.index import keymerge, messagekeys
 from kvstore.index.families import Batch, Families
-from kvstore.index.keyblocks import sort_pairs
+from kvstore.index.keyblocks import BLOCK, sort_pairs
 from kvstore.index.keyparts import GENERATION
 from kvstore.index.keys import (
     GONE,
@@ -34,7 +35,8 @@ from kvstore.index.keys import (
 from kvstore.index.messagekeys import FAN_OUT, MessageKeys
 from kvstore.index.repack import repack
 from kvstore.index.retire import retire
-from kvstore.index.runs import Columns, pack_many, unpack
+from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
+from tests.support.costs import Costs
 
 SEGMENT = 1 << 20
 EVERY = (0, 1 << 31)
@@ -149,6 +151,38 @@ def test_parts_that_are_too_large_for_a_checkpoint_are_merged_in_the_background(
     assert {number >> 12 for _, _, number in named(keys)} == {0, 1} or len(keys.parts()) <= 3
     assert_finds(keys, model)
     assert_finds(MessageKeys(families, SEGMENT), model)
+
+
+def test_a_checkpoint_does_not_read_parts_that_are_too_large_to_be_merged_in_it(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read them up to the limit, and let them be."""
+    monkeypatch.setattr(messagekeys, "_AT_ONCE_MAX", 1000)
+    keys = MessageKeys(families, SEGMENT)
+    fill(families, keys, range(1), checkpoints=3, count=100)
+    costs = Costs(monkeypatch)
+    with costs.counting() as counts:
+        add(families, keys, 0, [(n << 20, n) for n in range(200)])
+    assert len(keys.parts()) == 4
+    assert counts.total() == 0
+
+
+def test_a_merge_reads_little_beside_what_it_merges_however_many_parts_that_are(
+    families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went through all parts for each piece of the new one: a third of it was for nothing."""
+    each, draw = 1 << 14, np.random.default_rng(1)
+    monkeypatch.setattr(messagekeys, "_AT_ONCE_MAX", 0)
+    keys = MessageKeys(families, SEGMENT)
+    for _ in range(16):
+        hashes = np.sort(draw.integers(0, HASH_END, each))
+        add(families, keys, 0, list(zip(hashes.tolist(), range(each), strict=True)))
+    blocks = 16 * each // BLOCK
+    costs = Costs(monkeypatch)
+    with costs.counting() as counts:
+        merge_all(keys, sealed=1)
+    assert [part.pairs for part in keys.parts()] == [16 * each]
+    assert blocks <= counts.total() < 1.2 * blocks
 
 
 def test_a_sealed_segment_has_one_part(families: Families) -> None:
@@ -285,12 +319,12 @@ def test_a_merge_of_segments_that_are_all_gone_leaves_nothing(families: Families
 # --- merging, step by step ---
 
 
-@pytest.fixture
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that bounds a step at its smallest: pieces of one block, single hashes."""
+@pytest.fixture(params=[1, 3])
+def small_steps(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """All that bounds a step at its smallest: pieces of one block, one or few, single hashes."""
     monkeypatch.setattr("kvstore.index.keyparts.PIECE_BLOCKS", 1)
     monkeypatch.setattr(messagekeys, "PIECE_BLOCKS", 1)
-    monkeypatch.setattr(keymerge, "STEP", 1)
+    monkeypatch.setattr(keymerge, "_PIECES_AT_ONCE", request.param)
     monkeypatch.setattr(keymerge, "_AT_ONCE_MAX", 300)
     monkeypatch.setattr("kvstore.index.keyparts._READ_AT_ONCE", 1)
 
@@ -464,6 +498,22 @@ def test_repacking_keeps_a_gap_in_a_queues_offsets(families: Families) -> None:
     families.write(batch)
     assert entries(families) == before
     assert len(list(families.rows(RUNS, b""))) == 2
+
+
+def test_runs_that_are_as_long_as_they_get_are_not_decoded_when_their_segment_is_sealed(
+    families: Families,
+) -> None:
+    """They were decoded and packed anew, all of a segment's, and what came of it thrown away."""
+    for queue in range(4):
+        put_runs(families, 3, 9, queue, [RUN_MAX, RUN_MAX, 400])
+    batch = families.batch()
+    for key, value in families.rows(RUNS, b""):
+        batch.put(RUNS, key, value[:-1])  # who decodes one of them would say that it is damaged
+    families.write(batch)
+    assert not repack(families, families.batch(), 3)
+    put_runs(families, 3, 9, 5, [1] * 40)
+    with pytest.raises(FormatError):
+        repack(families, families.batch(), 3)
 
 
 def test_an_empty_segment_is_not_repacked(families: Families) -> None:

@@ -155,7 +155,7 @@ def test_erasing_what_is_archived_takes_its_keys_out_of_the_generation(store: St
 def test_erasing_waits_for_a_merge_that_holds_the_keys(
     tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("keyparts.PIECE_BLOCKS", "messagekeys.PIECE_BLOCKS", "keymerge.STEP"):
+    for name in ("keyparts.PIECE_BLOCKS", "messagekeys.PIECE_BLOCKS", "keymerge._PIECES_AT_ONCE"):
         monkeypatch.setattr(f"kvstore.index.{name}", 1)
     with filled(tmp_path / "a", clock, 0, EACH) as store:
         store._housekeeper.stop()
