@@ -324,6 +324,15 @@ class Flight:
             return 0, 0
         return held.locked.count_from(offset), held.parked.count_from(offset)
 
+    def held(self, queue: int, first: int, size: int) -> int:
+        """Which of a queue's messages from `first` to before `first` + `size` are locked or parked,
+        as a bitmap.
+        """
+        held = self._queues.get(queue)
+        if held is None:
+            return 0
+        return held.locked.within(first, size) | held.parked.within(first, size)
+
     # --- rows ---
 
     def next_due(self) -> int | None:

@@ -76,6 +76,8 @@ class Flights:
         """Group, topic and queue -> when it was set back and to which offset, oldest first, less
         what a later one covers: so offsets rise.
         """
+        self._settings = 0
+        """How many these are in all."""
 
     def get(self, group: int, topic: int) -> Flight:
         """A flight; made if there is none."""
@@ -219,7 +221,7 @@ class Flights:
     def _forget_set_back(self, part: int, number: int) -> None:
         with self._lock:
             for kept in [kept for kept in list(self._set_back) if kept[part] == number]:
-                self._set_back.pop(kept, None)
+                self._settings -= len(self._set_back.pop(kept, ()))
 
     def _forget(self, kept: dict[int, dict[int, Flight]], number: int) -> list[Flight]:
         with self._lock:
@@ -265,15 +267,19 @@ class Flights:
         """
         if not self.ended:
             return
-        if len(self._set_back) >= ENDED_MAX:
-            # Then it is as after a restart.
-            self.ended.clear()
-            self._set_back.clear()
-        self._ages += 1 << SPAN
-        settings = self._set_back.setdefault((group, topic, queue), [])
-        while settings and settings[-1][1] >= offset:
-            settings.pop()
-        settings.append((self._ages, offset))
+        with self._lock:
+            if self._settings >= ENDED_MAX:
+                # Then it is as after a restart.
+                self.ended.clear()
+                self._set_back.clear()
+                self._settings = 0
+            self._ages += 1 << SPAN
+            settings = self._set_back.setdefault((group, topic, queue), [])
+            while settings and settings[-1][1] >= offset:
+                settings.pop()
+                self._settings -= 1
+            settings.append((self._ages, offset))
+            self._settings += 1
 
     def bad_of(self, key: LockKey, nonce: int) -> int | None:
         """The bits of a row that ended which can't be acked any more; None if that is forgotten."""

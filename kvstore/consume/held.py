@@ -122,6 +122,16 @@ class Offsets:
         bits = self._pages.values[page]
         return (page << _PAGE_BITS) + (bits & -bits).bit_length() - 1
 
+    def within(self, first: int, size: int) -> int:
+        """Which of `size` offsets from `first` on there are: bit i for `first` + i."""
+        values, found = self._pages.values, 0
+        page, at = first >> _PAGE_BITS, -(first & _IN_PAGE)
+        while at < size:
+            here = values.get(page, 0)
+            found |= here << at if at >= 0 else here >> -at
+            page, at = page + 1, at + _PAGE
+        return found & ((1 << size) - 1)
+
     def count_from(self, offset: int) -> int:
         """How many offsets there are from `offset` on."""
         lowest = self.lowest()

@@ -129,6 +129,8 @@ class Noting:
         if pair in self._pending:
             self._look_at_one(pair)
         elif self._caught_up is not None and pair not in self._caught_up:
+            if len(self._caught_up) >= _PAIRS_MAX:
+                self._caught_up.clear()  # then some are looked at once more
             self._caught_up.add(pair)
             self._note(pair, None, only_known=True)
 

@@ -141,16 +141,18 @@ class Pop:
         wake: Callable[[], None],
     ) -> Poll:
         """Begin to wait; `wake` is called from any thread when there is something to look for."""
-        return Poll(
-            self._waiting,
-            self._flights.get(group.id, topic.id),
-            self._clock,
-            lambda: self.claim(*self._still_there(group, topic), wanted),
-            self._flights.next_due,
-            wait,
-            wake,
-            picky=wanted.queue is not None or wanted.matches is not None,
-        )
+        # Under its lock: one that is let go has no waiters, and gets none.
+        with self._flights.flying(group.id, topic.id) as flight:
+            return Poll(
+                self._waiting,
+                flight,
+                self._clock,
+                lambda: self.claim(*self._still_there(group, topic), wanted),
+                self._flights.next_due,
+                wait,
+                wake,
+                picky=wanted.queue is not None or wanted.matches is not None,
+            )
 
     # --- one look ---
 

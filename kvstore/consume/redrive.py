@@ -14,10 +14,8 @@ second row.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import chain
 from typing import Final, NamedTuple
 
 from kvstore.archived import AtHand, NotAtHand
@@ -27,7 +25,7 @@ from kvstore.consume.deadletters import Put
 from kvstore.consume.finder import AWAY
 from kvstore.consume.flight import Change, Flight
 from kvstore.consume.flights import Flights
-from kvstore.consume.locks import SPAN, Lock, bits_of, offsets_of, spans
+from kvstore.consume.locks import SPAN, Lock, bits_of, spans
 from kvstore.consume.order import group_hash
 from kvstore.consume.reader import Reader
 from kvstore.consume.waiting import Waiting
@@ -273,8 +271,7 @@ class Redrive:
             elif letter.offset < self._goes_on(flight, group, letter.topic, letter.queue):
                 wanted.setdefault(letter.queue, set()).add(letter.offset)
                 hashes[letter.queue, letter.offset] = group_hash(original)
-        if wanted:
-            _drop_locked(flight, wanted)
+        _drop_locked(flight, wanted)
         due = self._clock.now_ms()
         parked: list[tuple[int, int, int]] = []
         for queue, found in wanted.items():
@@ -360,14 +357,8 @@ def _number(text: str | None) -> int:
 
 def _drop_locked(flight: Flight, wanted: dict[int, set[int]]) -> None:
     """Take out what a row has already: a reset may have made it unread since, and a pop locked."""
-    sought = {queue: sorted(offsets) for queue, offsets in wanted.items()}
-    for key, lock in chain(flight.all() if flight.rows else (), flight.parked()):
-        offsets = sought.get(key.queue)
-        if offsets is None:
-            continue
-        at = bisect_left(offsets, key.first)
-        if at < len(offsets) and offsets[at] < key.first + lock.locked.bit_length():
-            wanted[key.queue].difference_update(offsets_of(key.first, lock.locked))
+    for queue, offsets in wanted.items():
+        offsets.difference_update([o for o in offsets if flight.held(queue, o, 1)])
 
 
 def _copy(letter: _Letter) -> Message:

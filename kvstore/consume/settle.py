@@ -166,12 +166,7 @@ class Settle:
         # Nobody else can have got it since, unless it was moved, or the offset was set back.
         queue, first = delivery.key.queue, delivery.key.first
         read = max(0, self._flights.next_of(flight, queue) - first)
-        locked = bits & ~((1 << read) - 1)
-        for key, lock in flight.all():
-            if key.queue == queue and abs(key.first - first) < 256:
-                shift = key.first - first
-                locked |= lock.locked << shift if shift >= 0 else lock.locked >> -shift
-        return bits & locked
+        return bits & (~((1 << read) - 1) | flight.held(queue, first, bits.bit_length()))
 
     # --- changing the time ---
 

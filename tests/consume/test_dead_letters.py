@@ -296,6 +296,32 @@ def test_a_message_too_large_for_a_copy_holds_up_nobody(
     wear_out(store, clock)
     store.put("t", b"next", queue=0)
     assert [p.message.body for p in store.pop("g", "t", 5)] == [b"next"]
+    (letter,) = dead(store)
+    original = store.get("t", 0, 0)
+    assert letter.body == b""
+    assert {name: letter.properties[name] for name in letter.properties if "DLQ" in name} == {
+        "DLQ_ORIGIN_TOPIC": "t",
+        "DLQ_ORIGIN_GROUP": "g",
+        "DLQ_ORIGIN_MESSAGE_ID": original.message_id,
+        "DLQ_ORIGIN_QUEUE_ID": "0",
+        "DLQ_ORIGIN_QUEUE_OFFSET": "0",
+        "DLQ_ATTEMPTS": "2",
+        "DLQ_LEFT_OUT": str(len(original.body)),
+    }
+
+
+def test_messages_that_die_beside_one_that_is_too_large_are_copied_whole(
+    store: Store, clock: VirtualClock
+) -> None:
+    sizes = (100, 65_000, 200)
+    store.put_batch([Message("t", b"1" * size, queue=0, keys=("k",)) for size in sizes])
+    wear_out(store, clock)
+    assert store.pop("g", "t", 5) == []
+    letters = dead(store)
+    assert sorted(len(letter.body) for letter in letters) == [0, 100, 200]
+    assert {letter.properties["DLQ_ORIGIN_QUEUE_OFFSET"] for letter in letters} == set("012")
+    assert store.redrive("g") == 3
+    assert [len(p.message.body) for p in store.pop("g", "t", 5)] == list(sizes)
 
 
 def test_a_message_above_a_limit_that_was_lowered_since_holds_up_nobody(

@@ -149,6 +149,8 @@ class Pops(RuleBasedStateMachine):
     clock: ClassVar[VirtualClock]
     config: ClassVar[StoreConfig]
     numbers: ClassVar[Iterator[int]] = itertools.count()
+    remembers: ClassVar[bool] = True
+    """Whether a store knows how all deliveries of its opening ended."""
     used: ClassVar[int] = 0
 
     def __init__(self) -> None:
@@ -464,7 +466,7 @@ class Pops(RuleBasedStateMachine):
         entry = d.entry
         if not d.ended:
             return {True, False} if entry.state == "maybe" else {True}
-        is_remembered = d.ended_in == self.opening
+        is_remembered = self.remembers and d.ended_in == self.opening
         if d.ended == "acked":
             is_same = entry.state == "done" and is_remembered
             return {True} if is_same else {True, False}

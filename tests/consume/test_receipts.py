@@ -12,6 +12,8 @@ from kvstore import CallerError, Message, Popped, ReceiptExpired, ReceiptIllegal
 from tests.support.clock import VirtualClock
 from tests.support.stores import settings
 
+LONG = 3600.0
+
 
 @pytest.fixture
 def clock() -> VirtualClock:
@@ -213,6 +215,66 @@ def test_a_receipt_is_expired_once_its_message_was_handed_out_again(
     assert [r is True for r in store.ack_batch([p.receipt for p in old])] == [False] * limit + [
         True
     ] * (5 - limit)
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+def test_a_late_ack_is_told_what_was_moved_before_others_were_handed_out_again(
+    store: Store, clock: VirtualClock, config: StoreConfig, reopens: bool
+) -> None:
+    old = popped(store, 4, invisible_for=1.0)
+    receipts = [p.receipt for p in old]
+    moved = store.change_invisible(old[1].receipt, 600)
+    clock.advance(2)
+    assert [p.message.offset for p in store.pop("g", "t", 1)] == [0]
+    if reopens:
+        store.close()
+    with kvstore.open(store.path, config) if reopens else store as again:
+        for _ in range(2):  # once by the row, and once by what is remembered of it
+            results = again.ack_batch(receipts)
+            assert [r is True for r in results] == [False, False, True, True]
+        again.ack(moved)
+        results = again.ack_batch(receipts)
+        assert [r is True for r in results] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_row_that_ends_by_a_move_is_remembered_as_it_was(
+    store: Store, clock: VirtualClock, single: bool
+) -> None:
+    first, last = popped(store, 2, invisible_for=1.0)
+    store.ack(first.receipt)
+    store.change_invisible(last.receipt, 0 if single else 600)
+    clock.advance(3600)
+    for receipts in ([first.receipt, last.receipt], [last.receipt, first.receipt]):
+        results = store.ack_batch(receipts)
+        assert [r is True for r in results] == [r == first.receipt for r in receipts]
+
+
+def test_a_receipt_whose_end_is_forgotten_is_held_against_what_is_locked_now(
+    store: Store, clock: VirtualClock, config: StoreConfig
+) -> None:
+    """Rows that begin before it, behind it, and over a page of what is known of locks."""
+    store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(600)])
+    store.ack_batch([p.receipt for p in store.pop("g", "t", 250, LONG)])
+    old = store.pop("g", "t", 10, LONG)  # 250 to 259
+    assert [p.message.offset for p in old] == list(range(250, 260))
+    moved = [store.change_invisible(old[n].receipt, LONG) for n in (3, 8)]
+    store.ack_batch([p.receipt for p in old])
+    store.close()
+    receipts = [p.receipt for p in old]
+    with kvstore.open(store.path, config) as second:
+        good = [r is True for r in second.ack_batch(receipts)]
+        assert good == [n not in (3, 8) for n in range(10)]
+        assert second.ack_batch(moved) == [True, True]
+        assert second.ack_batch(receipts[4:8]) == [True] * 4
+        second.reset_offset("g", "t", offset=248, queue=0)
+        again = second.pop("g", "t", 5, LONG)  # 248 to 252; from 253 on all is unread
+        assert [p.message.offset for p in again] == list(range(248, 253))
+    with kvsecond.open(second.path, config) as third:
+        assert not any(r is True for r in third.ack_batch(receipts))
+        third.ack_batch([p.receipt for p in again])
+        good = [r is True for r in third.ack_batch(receipts)]
+        assert good == [True] * 3 + [False] * 7
 
 
 def test_a_batch_takes_receipts_of_several_pops_topics_and_groups_each_by_itself(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -20,6 +20,7 @@ from kvstore import (
     TopicNotFound,
 )
 from kvstore.consume.waiting import Waiter
+from tests.consume.test_costs import locks_read
 from tests.support.clock import VirtualClock
 from tests.support.stores import openings
 
@@ -112,6 +113,52 @@ def test_each_letter_is_put_back_once(store: Store, clock: VirtualClock, opens: 
     store = opens()
     assert store.redrive("g") == 0
     assert store.pop("g", "t", limit=10) == []
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, acks: bool
+) -> None:
+    """Also where what the first put back is done by the time that the second goes on."""
+    put(store, 3)
+    give_up(store, clock, 3)
+    redrive = store._popping.redrive
+    look, others, acked = redrive._look, list[int](), list[bytes]()
+
+    def look_while_another_comes(*given: Any) -> Any:
+        found = look(*given)
+        if not others:
+            others.append(0)
+            others.append(store.redrive("g"))
+            if acks:
+                popped = store.pop("g", "t", limit=10)
+                acked.extend(bodies(popped))
+                store.ack_batch([p.receipt for p in popped])
+        return found
+
+    monkeypatch.setattr(redrive, "_look", look_while_another_comes)
+    assert store.redrive("g") == 0
+    assert others == [0, 3]
+    acked += bodies(store.pop("g", "t", limit=10))
+    assert acked == [b"0", b"1", b"2"]
+    assert store.redrive("g") == 0
+
+
+def test_redriving_costs_no_look_at_what_else_is_locked(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 3)
+    give_up(store, clock, 3)
+    put(store, 400, queue=1)
+    read = []
+    for size in (4, 40, 350):
+        while store.lag("g", "t")[1].in_flight < size:
+            assert len(store.pop("g", "t", invisible_for=3600)) == 1
+            clock.advance(0.001)
+        with locks_read(store, monkeypatch) as seen:
+            assert store.redrive("g", limit=1) == 1
+            read.append(seen())
+    assert read[0] == read[1] == read[2] <= 4
 
 
 def test_what_was_put_back_survives_a_reopening(

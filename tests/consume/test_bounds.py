@@ -1,0 +1,312 @@
+"""What popping keeps in memory has bounds: each is run to ten times as much.
+
+The bounds are lowered for that. Those of the larger ones are in the tens of thousands, and what
+happens at them is the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+import kvstore
+from kvstore import Message, Store, TopicConfig
+from kvstore.consume import flights as flights_module
+from kvstore.consume import noting, ordered, quick, receipts
+from kvstore.consume import pop as pop_module
+from kvstore.consume.flight import Flight
+from kvstore.consume.held import Offsets
+from kvstore.consume.tally import Tally
+from kvstore.meta.groups import GroupConfig
+from tests.support.clock import VirtualClock
+
+BOUND: Final = 8
+MANY: Final = 10 * BOUND
+LONG: Final = 3600.0
+
+
+def offsets(popped: list[kvstore.Popped]) -> list[int]:
+    return [p.message.offset for p in popped]
+
+
+@pytest.fixture
+def topics(store: Store) -> list[str]:
+    """Topics of one message each."""
+    names = [f"t{n}" for n in range(MANY)]
+    store.create_topics([TopicConfig(name=name, queues=1) for name in names])
+    store.put_batch([Message(name, b"") for name in names])
+    return names
+
+
+def flight_of(store: Store, group: str, topic: str) -> Flight:
+    found = store._popping.flights.find(store.group(group).id, store.topic(topic).id)
+    assert found is not None
+    return found
+
+
+# --- flights ---
+
+
+@pytest.fixture
+def few_flights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flights_module, "_KEPT_MAX", BOUND)
+
+
+@pytest.mark.usefixtures("few_flights")
+def test_flights_with_nothing_under_way_are_let_go(store: Store, topics: list[str]) -> None:
+    store.create_group("g")
+    for name in topics:
+        (one,) = store.pop("g", name)
+        store.ack(one.receipt)
+    assert len(store._popping.flights._flights) <= BOUND + 1
+    assert all(store.pop("g", name) == [] for name in topics)
+    assert len(store._popping.flights._flights) <= BOUND + 1
+
+
+@pytest.mark.usefixtures("few_flights")
+def test_flights_are_fewer_again_after_very_many_were_needed(
+    store: Store, topics: list[str]
+) -> None:
+    store.create_groups([GroupConfig(name=name) for name in ("g", "h")])
+    held = [store.pop("g", name)[0] for name in topics]
+    assert len(store._popping.flights._flights) == MANY
+    assert store.ack_batch([p.receipt for p in held]) == [True] * MANY
+    for name in topics:
+        store.pop("h", name, invisible_for=LONG)
+        store.ack_batch([p.receipt for p in store.pop("h", name)])
+    assert len(store._popping.flights._flights) <= MANY + 1
+    for name in topics:
+        store.reset_offset("h", name, to="end")
+    store.create_topic("more", queues=1)
+    for n in range(MANY):
+        store.create_group(f"m{n}")
+        store.pop(f"m{n}", "more")
+    assert len(store._popping.flights._flights) <= BOUND + 1
+
+
+@pytest.mark.usefixtures("few_flights")
+def test_what_is_parked_or_locked_or_waited_for_outlives_many_other_flights(
+    store: Store, clock: VirtualClock, topics: list[str]
+) -> None:
+    store.create_groups(
+        [GroupConfig(name="o", ordered=True), GroupConfig(name="l"), GroupConfig(name="g")]
+    )
+    store.put_batch([Message("t", b"", message_group="m") for _ in range(3)])
+    (first,) = store.pop("o", "t", 10, LONG)
+    (locked,) = store.pop("l", "t", 1, 5.0)
+    store.reset_offset("g", "t", to="end")
+    woken: list[int] = []
+    found, poll = store._begin_pop(
+        lambda: woken.append(1), "g", "t", 60.0, 1, None, LONG, None, None, None
+    )
+    assert not found
+    assert poll is not None
+    store.ack(first.receipt)  # nothing is locked there now, but two messages are parked
+    for name in topics:
+        store.ack(store.pop("g", name)[0].receipt)
+    assert store.committed_offset("o", "t", 0) == 1
+    assert offsets(store.pop("o", "t", 10, LONG)) == [1]
+    clock.advance(6)
+    assert offsets(store.pop("l", "t", 1)) == [0]
+    with pytest.raises(kvstore.ReceiptExpired):
+        store.ack(locked.receipt)
+    assert poll.flight is flight_of(store, "g", "t")
+    store.put("t", b"")
+    assert woken
+    assert offsets(poll.look()) == [3]
+    poll.end()
+
+
+@pytest.mark.usefixtures("few_flights")
+def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
+    store: Store, topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_group("g")
+    waiting = store._popping.waiting
+    enter = waiting.enter
+
+    def enter_after_many_others(*given: Any) -> None:
+        for name in topics:
+            store.ack(store.pop("g", name)[0].receipt)
+        enter(*given)
+
+    monkeypatch.setattr(waiting, "enter", enter_after_many_others)
+    found, poll = store._begin_pop(lambda: None, "g", "t", 60.0, 1, None, LONG, None, None, None)
+    assert not found
+    assert poll is not None
+    assert poll.flight is flight_of(store, "g", "t")
+    poll.end()
+
+
+@pytest.mark.parametrize("size", [40, 400, 4000])
+def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    class Looks(OrderedDict[tuple[int, int], Flight]):
+        """Counts how many flights are looked at."""
+
+        count = 0
+
+        def move_to_end(self, key: tuple[int, int], last: bool = True) -> None:
+            Looks.count += 1
+            super().move_to_end(key, last)
+
+    monkeypatch.setattr(flights_module, "_KEPT_MAX", BOUND)
+    flights = store._popping.flights
+    monkeypatch.setattr(flights, "_flights", Looks(flights._flights))
+    for number in range(size):
+        flights.get(1000 + number, 1).waiters.add(None)  # type: ignore[arg-type]  # it is held
+    before = Looks.count
+    for number in range(100):
+        flights.get(1000 + size + number, 1)
+    assert Looks.count - before == 100 * flights_module._LOOKS
+
+
+# --- what is remembered ---
+
+
+def kept_flights_ahead(store: Store) -> int:
+    return sum(bool(f.ahead) for f in store._popping.flights._flights.values())
+
+
+KEPT: Final[dict[str, tuple[Any, str, Callable[[Store], int]]]] = {
+    "rows that ended": (
+        flights_module, "ENDED_MAX", lambda store: len(store._popping.flights.ended)),
+    "flights that read ahead": (flights_module, "_AHEAD_MAX", kept_flights_ahead),
+    "deliveries": (
+        receipts, "_REMEMBERED", lambda store: len(store._popping.settle._receipts.remembered)),
+    "what pops asked for": (quick, "_ASKS_MAX", lambda store: len(store._popping.quick._asks)),
+    "what pops asked for, and was checked": (
+        pop_module, "_CHECKED_MAX", lambda store: len(store._popping.pop._checked)),
+    "heads of receipts": (noting, "_PAIRS_MAX", lambda store: len(store._noting._pairs)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_what_is_remembered_of_pops_and_acks_has_a_bound(
+    store: Store, monkeypatch: pytest.MonkeyPatch, topics: list[str], what: str
+) -> None:
+    module, limit, size = KEPT[what]
+    monkeypatch.setattr(module, limit, BOUND)
+    store.create_group("g")
+    store.put_batch([Message(name, b"", 0, tag="a") for name in topics for _ in range(3)])
+    most = 0
+    for number, name in enumerate(topics):
+        seconds = LONG + number
+        (one,) = store.pop("g", name, 1, seconds)
+        (two,) = store.pop("g", name, 1, seconds, filter="a")
+        most = max(most, size(store))
+        store.ack(one.receipt)
+        assert store.ack_batch([one.receipt, two.receipt]) == [True, True]
+        most = max(most, size(store))
+    assert 0 < most <= BOUND + 1
+    assert all(len(store.pop("g", name, 5)) == 2 for name in topics)
+
+
+def test_what_is_remembered_of_offsets_that_were_set_back_has_a_bound(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one queue, each time behind the time before."""
+    monkeypatch.setattr(flights_module, "ENDED_MAX", BOUND)
+    store.create_group("g")
+    store.put_batch([Message("t", b"") for _ in range(2 * MANY)])
+    flights = store._popping.flights
+    for number in range(MANY):
+        store.ack_batch([p.receipt for p in store.pop("g", "t", 3)])
+        store.reset_offset("g", "t", offset=number + 1, queue=0)
+        kept = sum(map(len, flights._set_back.values()))
+        assert kept == flights._settings <= BOUND
+    store.delete_group("g")
+    assert flights._settings == 0
+
+
+def test_a_receipt_that_was_set_back_is_over_however_many_others_were(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flights_module, "ENDED_MAX", BOUND)
+    store.create_group("g")
+    store.put_batch([Message("t", b"") for _ in range(MANY)])
+    for number in range(MANY - 1):
+        popped = store.pop("g", "t", 2, LONG)
+        receipts = [p.receipt for p in popped]
+        assert store.ack_batch(receipts) == [True, True]
+        store.reset_offset("g", "t", offset=number + 1, queue=0)
+        assert [r is True for r in store.ack_batch(receipts)] == [True, False]
+
+
+# --- parked messages ---
+
+
+def test_no_more_messages_of_a_queue_are_parked_than_the_bound_says(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered, "PARKED_MAX", BOUND)
+    store.create_group("o", ordered=True)
+    store.put_batch([Message("t", b"", message_group="slow") for _ in range(MANY)])
+    store.put_batch([Message("t", b"", message_group="quick") for _ in range(3)])
+    came = []
+    while popped := store.pop("o", "t", 10, LONG) + store.pop("o", "t", 10, LONG):
+        assert flight_of(store, "o", "t").parked_count <= BOUND
+        came += offsets(popped)
+        store.ack_batch([p.receipt for p in popped])
+    assert sorted(came) == list(range(MANY + 3))
+    assert [n for n in came if n < MANY] == list(range(MANY))
+    assert [n for n in came if n >= MANY] == list(range(MANY, MANY + 3))
+    assert flight_of(store, "o", "t").parked_count == 0
+
+
+# --- what grows with time ---
+
+
+@pytest.fixture
+def worked(store: Store, clock: VirtualClock) -> Iterator[tuple[Store, VirtualClock]]:
+    """A store whose group works beside an old lock, one message a second for ten times as long as
+    its empty buckets may be many.
+    """
+    store.create_group("g", max_in_flight=1000)
+    store.put_batch([Message("t", b"") for _ in range(1500)])
+    (old,) = store.pop("g", "t", invisible_for=1e6)
+    yield store, clock
+    store.ack(old.receipt)
+
+
+@pytest.mark.parametrize("how", ["acks", "moves", "runs out"])
+def test_counters_of_locks_stay_few_however_long_a_group_works(
+    worked: tuple[Store, VirtualClock], how: str
+) -> None:
+    store, clock = worked
+    for number in range(1400):
+        (one,) = store.pop("g", "t", invisible_for=60.0)
+        if how == "moves":
+            one_more = store.change_invisible(one.receipt, 30.0)
+            store.ack(one_more)
+        elif how == "runs out" and number % 2:
+            clock.advance(60)
+            (again,) = store.pop("g", "t", invisible_for=60.0)
+            assert again.message.offset == one.message.offset
+            store.ack(again.receipt)
+        else:
+            store.ack(one.receipt)
+        clock.advance(1.0)
+    flight = flight_of(store, "g", "t")
+    assert flight.rows == 1
+    assert len(flight._buckets) <= 140
+    assert len(flight._queues[0].locked._pages) <= 140
+    assert isinstance(flight.tally, Tally)
+    assert len(flight.tally._counts) == 1
+    assert len(flight.tally._coming) <= 140
+
+
+def test_a_set_of_offsets_says_which_of_a_stretch_it_has() -> None:
+    found = Offsets()
+    for first, bits in ((250, 0b1011_0000_0001), (1000, 1), (512, 1 << 255)):
+        found.add(first, bits)
+    every = {250, 258, 259, 261, 767, 1000}
+    for first in (0, 249, 250, 251, 255, 256, 257, 261, 262, 500, 766, 1000, 1001):
+        for size in (0, 1, 2, 11, 12, 256, 257, 800):
+            there = {first + i for i in range(size) if found.within(first, size) >> i & 1}
+            assert there == {n for n in every if first <= n < first + size}
+            assert found.within(first, size) < 1 << size
