@@ -270,7 +270,7 @@ def test_a_receipt_whose_end_is_forgotten_is_held_against_what_is_locked_now(
         second.reset_offset("g", "t", offset=248, queue=0)
         again = second.pop("g", "t", 5, LONG)  # 248 to 252; from 253 on all is unread
         assert [p.message.offset for p in again] == list(range(248, 253))
-    with kvsecond.open(second.path, config) as third:
+    with kvstore.open(store.path, config) as third:
         assert not any(r is True for r in third.ack_batch(receipts))
         third.ack_batch([p.receipt for p in again])
         good = [r is True for r in third.ack_batch(receipts)]
