@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from kvstore.clock import Clock, cut_ms
@@ -34,9 +34,6 @@ from kvstore.meta.topics import Topic
 
 _DEAD_AT_ONCE: Final = 256
 """Messages that one claim sends to the dead letters, or passes over, before it goes on."""
-
-_DUE_AT_ONCE: Final = 1024
-"""Rows that are due among which one claim looks for those of a priority."""
 
 
 class Taken(NamedTuple):
@@ -98,8 +95,6 @@ class Claim:
         self.looked = 0
         """How many messages were shown to the filter, if there is one."""
         self._dying = 0
-        self._due_rows: dict[int, list[tuple[LockKey, Lock]]] | None = None
-        self._due_left = False
         self._bytes = wanted.max_bytes
         self._is_limited = wanted.max_bytes < UNLIMITED
         self._simple = wanted.matches is None and not self._is_limited
@@ -118,17 +113,17 @@ class Claim:
 
     def take_due(self) -> None:
         """Take messages whose locks have run out, oldest first."""
-        queue = self._wanted.queue
-        # With one queue asked for, there is an end to looking through what is due in the others.
-        rows = self._flight.rows if queue is None else self._flight.rows_in(queue, self.now)
-        if not rows:
-            return
-        for key, lock in self._flight.due(self.now):
-            if queue is not None and key.queue != queue:
-                continue
-            if not rows or not self._take_row(key, lock):
+        queue, flight = self._wanted.queue, self._flight
+        self._take_rows(flight.due(self.now) if queue is None else flight.due_of(queue, self.now))
+
+    def take_due_of(self, queue: int) -> None:
+        """The same of one queue, where they are taken queue by queue."""
+        self._take_rows(self._flight.due_of(queue, self.now))
+
+    def _take_rows(self, rows: Iterator[tuple[LockKey, Lock]]) -> None:
+        for key, lock in rows:
+            if not self._take_row(key, lock):
                 return
-            rows -= 1
 
     def _take_row(self, key: LockKey, lock: Lock) -> bool:
         """Take a row that is due, or let it die; False if this claim takes no more of them."""
@@ -145,25 +140,6 @@ class Claim:
         elif self.room > 0:
             self._take_again(key, lock)
         return True
-
-    def take_due_of(self, queue: int) -> None:
-        """The same of one queue, where they are taken queue by queue."""
-        if not self._flight.rows_in(queue, self.now):
-            return
-        if self._due_rows is None:
-            self._due_rows = {}
-            rows = self._flight.due(self.now)
-            for key, lock in islice(rows, _DUE_AT_ONCE):
-                self._due_rows.setdefault(key.queue, []).append((key, lock))
-            self._due_left = next(rows, None) is not None
-        for key, lock in self._due_rows.get(queue, ()):
-            if not self._take_row(key, lock):
-                return
-
-    def goes_on_with_due(self) -> None:
-        """Take note whether there were more rows due than were looked at, and some went."""
-        if self._due_left and (self.change or self.dead):
-            self.made_way = True
 
     def _take_again(self, key: LockKey, lock: Lock) -> None:
         """Hand out a row once more; what doesn't fit, or has to wait, stays in it."""

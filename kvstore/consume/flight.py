@@ -171,6 +171,8 @@ class Flight:
         self._buckets = Shelf()
         """1/8 s -> how many rows are due in it."""
         self._queues: dict[int, Held] = {}
+        self._knows_dues = False
+        """Whether rows are counted by the time they are due in each queue, too."""
 
     # --- counters ---
 
@@ -197,9 +199,9 @@ class Flight:
         if not self.rows or bucket << _BUCKET < self.soonest:
             self.soonest = bucket << _BUCKET
         held = self._queues.get(queue) or self._held(queue)
-        if not held.rows or due < held.due:
-            held.due = due
         held.rows += 1
+        if held.dues is not None:
+            held.dues.add(bucket, 1)
         held.locked.add(first, locked)
         if not self.rows or (self._first is not None and key < self._first):
             self._first = key
@@ -217,7 +219,10 @@ class Flight:
             buckets[bucket] = rows
         else:
             self._buckets.put(bucket, 0)
-        self._queues[key[3]].rows -= 1
+        held = self._queues[key[3]]
+        held.rows -= 1
+        if held.dues is not None:
+            held.dues.add(bucket, -1)
         if key == self._first:
             self._first = None
         self.rows -= 1
@@ -240,6 +245,8 @@ class Flight:
 
     def _held(self, queue: int) -> Held:
         found = self._queues[queue] = Held()
+        if self._knows_dues:
+            found.dues = Shelf()
         return found
 
     def settle(self, change: Change) -> None:
@@ -297,13 +304,9 @@ class Flight:
         self._first = None
         self._buckets = Shelf()
         self._queues.clear()
+        self._knows_dues = False
         if self.tally is not None:
             self.tally.is_stale = True
-
-    def rows_in(self, queue: int, now: int) -> int:
-        """How many rows a queue has, if one of them can be due."""
-        held = self._queues.get(queue)
-        return 0 if held is None or held.due > now else held.rows
 
     def _earliest(self) -> int:
         """The beginning of the first 1/8 s that has rows; there is one."""
@@ -356,6 +359,43 @@ class Flight:
         end = lock_key(self.group, self.topic, min(now, _DUE_MAX) + 1, 0, 0)
         for key, value in self._families.rows(LOCKS, start, end):
             yield read_lock_key(key), unpack_lock(value)
+
+    def due_of(self, queue: int, now: int) -> Iterator[tuple[LockKey, Lock]]:
+        """The same of one queue: without a look at others' rows, but for those that are due in the
+        same 1/8 s.
+        """
+        held = self._queues.get(queue)
+        if held is None or not held.rows or not self.may_be_due(now):
+            return
+        for bucket in self._due_buckets(held, now):
+            end = min((bucket + 1) << _BUCKET, min(now, _DUE_MAX) + 1)
+            for key, lock in self._from(bucket << _BUCKET, end):
+                if key.queue == queue:
+                    yield key, lock
+
+    def _due_buckets(self, held: Held, now: int) -> Iterator[int]:
+        if not self._knows_dues:
+            self._learn_dues()
+        dues = held.dues
+        assert dues is not None
+        first = dues.first()
+        if first is None or first << _BUCKET > now:
+            return
+        yield first  # mostly nobody asks for more
+        yield from sorted(
+            number
+            for number, rows in dues.values.items()
+            if rows and first < number and number << _BUCKET <= now
+        )
+
+    def _learn_dues(self) -> None:
+        for held in self._queues.values():
+            held.dues = Shelf()
+        for key, _ in self.all():
+            dues = self._queues[key.queue].dues
+            assert dues is not None
+            dues.add(key.due >> _BUCKET, 1)
+        self._knows_dues = True
 
     def all(self) -> Iterator[tuple[LockKey, Lock]]:
         """Every row that locks something, in the order of due times."""

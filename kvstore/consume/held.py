@@ -51,6 +51,10 @@ class Shelf:
             self._order = sorted(self.values)
             self._empty = 0
 
+    def add(self, number: int, by: int) -> None:
+        """Change a number's value."""
+        self.put(number, self.values.get(number, 0) + by)
+
     def first(self) -> int | None:
         """The lowest number with a value; None if there is none."""
         order, values = self._order, self.values
@@ -147,15 +151,15 @@ class Offsets:
 
 
 class Held:
-    """What is known of one queue: how many rows it has, and the first time that one of them was
-    due; which offsets the rows lock, and which are parked.
+    """What is known of one queue: how many rows it has, and, once somebody asks for this queue
+    alone, how many are due in each 1/8 s; which offsets the rows lock, and which are parked.
     """
 
-    __slots__ = ("due", "locked", "parked", "rows")
+    __slots__ = ("dues", "locked", "parked", "rows")
 
     def __init__(self) -> None:
         self.rows = 0
-        self.due = 0
+        self.dues: Shelf | None = None
         self.locked = Offsets()
         self.parked = Offsets()
 

@@ -370,7 +370,6 @@ class Pop:
                 claim.take_parked(queue)
             if claim.left and claim.room > 0:
                 self._take_unread_of(claim, flight, topic, group, queue)
-        claim.goes_on_with_due()
         if claim.dead:
             self._bury(claim, topic, group)
 

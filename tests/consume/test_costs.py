@@ -135,6 +135,36 @@ def test_under_a_cap_locks_that_are_still_running_are_not_counted_again(
     assert len(store.pop("g", "t", 400, invisible_for=LONG)) == 299
 
 
+@pytest.mark.parametrize("kind", ["normal", "priority"])
+@pytest.mark.parametrize("held", ["due", "locked"])
+def test_a_pop_of_one_queue_reads_no_locks_of_others(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, held: str, kind: str
+) -> None:
+    """Be they due or not, and though something of the queue itself is due."""
+    # Of a priority topic the highest queue comes first, so nobody has to ask for it.
+    low, high, asked = (1, 0, 0) if kind == "normal" else (0, 1, None)
+    store.create_topic("q", queues=2, kind=kind)  # type: ignore[arg-type]  # one of the two
+    store.put_batch([Message("q", b"", queue=low) for _ in range(SIZES[-1])])
+    store.put_batch([Message("q", b"", queue=high) for _ in range(20)])
+    read = []
+    for size in SIZES:
+        group = f"g{size}"
+        store.create_group(group)
+        for _ in range(size):
+            store.pop(group, "q", queue=low, invisible_for=1.0 if held == "due" else LONG)
+            clock.advance(0.0001)
+        clock.advance(2)
+        for n in range(2):  # what it knows from then on is not known before the first time
+            assert len(store.pop(group, "q", queue=high, invisible_for=1.0)) == 1
+            clock.advance(2)
+            with locks_read(store, monkeypatch) as seen:
+                (one,) = store.pop(group, "q", queue=asked, invisible_for=LONG)
+                assert (one.message.queue, one.message.offset) == (high, n)
+                assert one.attempt == 2
+                read.append(seen())
+    assert read[1] == read[3] == read[5] <= 5
+
+
 def test_popping_one_by_one_leaves_nothing_in_memory(store: Store, clock: VirtualClock) -> None:
     """Also while an old lock stands before all others, and with a cap, which counts them."""
     store.create_group("g", max_in_flight=5)

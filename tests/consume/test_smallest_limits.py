@@ -39,7 +39,6 @@ LIMITS: Final = (
     Limit(("consume.ahead.AHEAD",), 1, POPPED),
     Limit(("consume.ahead._AHEAD_BYTES",), 1, POPPED),
     Limit(("consume.claim._DEAD_AT_ONCE",), 1, POPPED),
-    Limit(("consume.claim._DUE_AT_ONCE",), 1, POPPED),
     Limit(("consume.flights.ENDED_MAX", "popping.ENDED_MAX"), 1, POPPED),
     Limit(("consume.flights._AHEAD_MAX",), 0, POPPED),
     Limit(("consume.flights._KEPT_MAX",), 1, POPPED),
