@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from kvstore.clock import Clock
+from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.files import Files
 
@@ -76,7 +76,7 @@ class Waits:
         before = self._all.get(what)
         tries = before.tries + 1 if before is not None else 1
         seconds = min(MOST, FIRST * 2.0 ** min(tries - 1, 32))
-        until = self._clock.now_ms() + round(seconds * 1000)
+        until = self._clock.now_ms() + whole_ms(seconds)
         self._over[what] = self._clock.monotonic() + seconds
         self._all[what] = Wait(
             what=what, why=str(why)[:1000], tiers=sorted(set(tiers)), tries=tries, until=until
