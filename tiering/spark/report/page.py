@@ -12,7 +12,7 @@ same rows; each name out of a message goes through `texts.name`, and is escaped 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import Final, NamedTuple
 
@@ -108,15 +108,12 @@ def _span(figures: Figures) -> str:
 
 def _topics(figures: Figures, kept: Sequence[int]) -> Iterator[TopicRow]:
     saved = {(one.topic, one.kept_days): one.sums for one in figures.retention}
+    others = texts.plural(figures.topics_count - len(figures.topics) + 1, "other topic")
     every = []
     for topic in figures.topics:
-        freed = [saved.get((topic.topic, limit), Sums()) for limit in kept]
-        every.append(freed)
-        if topic.topic is not None:
-            yield TopicRow(texts.name(topic.topic), "", topic, freed)
-        else:
-            left = figures.topics_count - len(figures.topics) + 1
-            yield TopicRow(texts.plural(left, "other topic"), "rest", topic, freed)
+        every.append([saved.get((topic.topic, limit), Sums()) for limit in kept])
+        named = (others, "rest") if topic.topic is None else (texts.name(topic.topic), "")
+        yield TopicRow(*named, topic, every[-1])
     if len(every) > 1:
         total = [sum(each, Sums()) for each in zip(*every, strict=True)]
         yield TopicRow("All topics", "sum", figures.total, total)
@@ -188,9 +185,9 @@ def _dead_letters(found: Sequence[DeadLetters]) -> tuple[str, list[StripRow]]:
     """When they came, and each with its last day, a strip's values and what it says."""
     if not found:
         return "", []
-    days = [day for one in found for day, _ in one.days]
-    first, last = min(days), max(days)
-    wide = -(-((last - first).days + 1) // _STRIP_MAX)
+    first = min(day for one in found for day, _ in one.days)
+    last = max(day for one in found for day, _ in one.days)
+    wide = (last - first).days // _STRIP_MAX + 1
     rows = []
     for one in found:
         values = [0] * ((last - first).days // wide + 1)
@@ -199,8 +196,7 @@ def _dead_letters(found: Sequence[DeadLetters]) -> tuple[str, list[StripRow]]:
         said = f"at most {max(values)} in {texts.plural(wide, 'day')}"
         mine = texts.day(max(day for day, _ in one.days), with_year=True)
         rows.append((one, mine, values, said))
-    is_long = first.year != last.year
-    ends = (texts.day(day, with_year=is_long) for day in (first, last))
+    ends = [texts.day(day, with_year=first.year != last.year) for day in (first, last)]
     return f"when, {' to '.join(ends)}", rows
 
 
@@ -219,20 +215,21 @@ def _delay_plots(figures: Figures, totals: Sequence[Delays]) -> Iterator[Panel]:
     for topic in [one.topic for one in totals if one.topic is not None][:_PANELS]:
         days = sorted((one.day.toordinal(), one) for one in named if one.day and one.topic == topic)
         lines = [
-            plots.Line(said, share, [(day, getattr(one, share)) for day, one in days])
+            plots.Series(said, share, [getattr(one, share) for _, one in days])
             for share, said in _SHARES
         ]
-        says = texts.month if days[-1][0] - days[0][0] > _YEAR else texts.day
-        name = texts.name(topic)
-        plot = plots.panel(
-            f"{name}: delay by day", lines, ticks, texts.delay,
-            _on_days(says), is_log=True,
-        )  # fmt: skip
-        yield name, "", plot
+        name, xs = texts.name(topic), [day for day, _ in days]
+        mark = _long_mark if xs[-1] - xs[0] > _YEAR else _mark
+        told = f"{name}: delay by day"
+        yield name, "", plots.panel(told, xs, mark, lines, ticks, texts.delay, is_log=True)
 
 
-def _on_days(says: Callable[[date], str]) -> plots.Text:
-    return lambda x: says(date.fromordinal(int(x)))
+def _mark(x: float) -> str:
+    return texts.day(date.fromordinal(int(x)))
+
+
+def _long_mark(x: float) -> str:
+    return texts.month(date.fromordinal(int(x)))
 
 
 def _cost_plots(figures: Figures) -> Iterator[Panel]:
@@ -245,11 +242,8 @@ def _cost_plots(figures: Figures) -> Iterator[Panel]:
             if one.topic is not None
         ]
     for name, days in cut:
-        points = curve_of(days, figures.now_ms)
-        most = points[-1][1]
-        line = plots.Line(name, "cold", points)
-        plot = plots.panel(
-            f"{name}: cost by days kept", [line], plots.even_ticks(most, parts=3), texts.amount,
-            lambda x: f"{x:.0f} d",
-        )  # fmt: skip
-        yield name, f"{texts.money(most, texts.decimals([most]))} now", plot
+        kept, costs = zip(*curve_of(days, figures.now_ms), strict=True)
+        now = f"{texts.money(costs[-1], texts.decimals(costs))} now"
+        line, ticks = plots.Series(name, "cold", costs), plots.even_ticks(costs[-1], parts=3)
+        told = f"{name}: cost by days kept"
+        yield name, now, plots.panel(told, kept, "{:.0f} d".format, [line], ticks, texts.amount)

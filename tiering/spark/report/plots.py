@@ -61,19 +61,11 @@ Text = Callable[[float], str]
 
 
 class Series(NamedTuple):
-    """Values of one name in a colour, one for each column."""
+    """Values of one name in a colour, one for each column or x."""
 
     name: str
     colour: str
     values: Sequence[float]
-
-
-class Line(NamedTuple):
-    """Points of one name in a colour, rising by x."""
-
-    name: str
-    colour: str
-    points: Sequence[tuple[float, float]]
 
 
 @mpl.rc_context()
@@ -101,31 +93,26 @@ def columns(
 
 @mpl.rc_context()
 def panel(
-    title: str, lines: Sequence[Line], ticks: Sequence[float], text: Text, mark: Text,
-    *, is_log: bool = False,
+    title: str, xs: Sequence[float], mark: Text, series: Sequence[Series],
+    ticks: Sequence[float], text: Text, *, is_log: bool = False,
 ) -> Markup:  # fmt: skip
-    """Lines over one axis, small; `mark` says an x. A line that is alone has its area filled."""
+    """Lines over rising `xs`, small; `mark` says an x. A line that is alone has its area filled."""
     figure, axes = _axes(_PANEL, 62, ticks, text, is_log=is_log)
-    for line in lines:
-        xs, ys = zip(*line.points, strict=True)
+    # A stroke without length is a dot: its ends are round.
+    repeated, width = (1, 1.7) if len(xs) > 1 else (2, 5.0)
+    for one in series:
         # A logarithmic axis has no place for 0 and below, and ends with the largest tick.
-        ys = tuple(min(max(y, ticks[0]), ticks[-1]) for y in ys)
-        colour, is_dot = _HEX[line.colour], len(xs) == 1
-        if is_dot:
-            # A stroke without length: its round ends are a dot.
-            xs, ys = xs * 2, ys * 2
-        elif len(lines) == 1:
-            ends = [ticks[0], ticks[0]]
-            axes.fill([*xs, xs[-1], xs[0]], [*ys, *ends], colour, alpha=0.16, clip_on=False)
+        ys = [min(max(y, ticks[0]), ticks[-1]) for y in one.values]
         axes.plot(
-            xs, ys, color=colour, linewidth=5 if is_dot else 1.7, clip_on=False,
-            gid=_TOLD + line.name,
+            [*xs] * repeated, ys * repeated, color=_HEX[one.colour], linewidth=width,
+            clip_on=False, gid=_TOLD + one.name,
         )  # fmt: skip
-    every = [x for line in lines for x, _ in line.points]
-    first, last = min(every), max(every)
-    at = [first + x for x in marks_to(last - first)]
+        if len(series) == 1:
+            corners = [*xs, xs[-1], xs[0]], [*ys, ticks[0], ticks[0]]
+            axes.fill(*corners, _HEX[one.colour], alpha=0.16, clip_on=False)
+    at = [xs[0] + x for x in marks_to(xs[-1] - xs[0])]
     axes.set_xticks(at, [mark(x) for x in at])
-    axes.set_xlim(first, max(last, first + 1))
+    axes.set_xlim(xs[0], max(xs[-1], xs[0] + 1))
     return _inline(figure, title)
 
 

@@ -15,6 +15,10 @@ from math import floor, log10
 from typing import Final
 
 _NAME_MAX: Final = 72
+_MONTHS: Final = (
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+)  # fmt: skip
+"""The page is in English, whatever the locale is."""
 _SHORT: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 _DECIMALS_MAX: Final = 6
@@ -111,12 +115,12 @@ def delay(ms: float) -> str:
 
 def day(of: date, *, with_year: bool = False) -> str:
     """A day: "7 Nov"."""
-    return f"{of.day} {of:%b %Y}" if with_year else f"{of.day} {of:%b}"
+    return f"{of.day} {month(of)}" if with_year else f"{of.day} {_MONTHS[of.month - 1]}"
 
 
 def month(of: date) -> str:
     """A month: "Nov 2026"."""
-    return f"{of:%b %Y}"
+    return f"{_MONTHS[of.month - 1]} {of.year}"
 
 
 def instant(ms: int) -> str:
@@ -125,6 +129,6 @@ def instant(ms: int) -> str:
     return f"{day(found.date(), with_year=True)}, {found:%H:%M} UTC"
 
 
-def plural(number: int, one: str, many: str | None = None) -> str:
+def plural(number: int, one: str) -> str:
     """A number of things with its word."""
-    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+    return f"{count(number)} {one if number == 1 else one + 's'}"

@@ -23,7 +23,6 @@ from tiering.spark.report import texts
 from tiering.spark.report.figures import DeadLetters, Delays, Figures, topics_of, total_of
 from tiering.spark.report.page import binned, page
 from tiering.spark.report.plots import (
-    Line,
     Series,
     byte_ticks,
     columns,
@@ -217,8 +216,9 @@ def test_an_axis_of_bytes_is_round_in_their_unit(most: float) -> None:
 @pytest.mark.parametrize("span", [(0, 0), (-5, 3), (1, 5e12), (2500, 2600)])
 def test_an_axis_of_times_holds_all_of_them(span: tuple[float, float]) -> None:
     ticks = time_ticks(*span)
-    line = Line("half", "p50", [(0, span[0]), (1, span[1])])
-    drawn = ElementTree.fromstring(panel("", [line], ticks, texts.delay, str, is_log=True))
+    half = Series("half", "p50", span)
+    plot = panel("", [0, 1], str, [half], ticks, texts.delay, is_log=True)
+    drawn = ElementTree.fromstring(plot)
     # Below it are two marks.
     labels = [float(one.attrib["y"]) for one in drawn.iter("text")][:-2]
     assert 2 <= len(labels) <= 6
