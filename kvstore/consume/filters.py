@@ -17,8 +17,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
+from kvstore.consume.faults import check_length, fault
 from kvstore.consume.sql import SqlFilter, sql
-from kvstore.consume.sql.faults import check_length, fault
 from kvstore.errors import (
     CallerError,
     FilterIllegal,

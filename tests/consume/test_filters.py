@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore import CallerError, FilterIllegal, Message, PullStatus, SqlFilter, Store, StoreConfig
+from kvstore.consume.faults import LENGTH_MAX
 from kvstore.consume.filters import compile_filter
-from kvstore.consume.sql.faults import LENGTH_MAX
 
 
 @pytest.fixture

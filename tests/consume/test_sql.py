@@ -11,6 +11,8 @@ import json
 import math
 import pickle
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import SqlFilter, StoredMessage, sql
-from kvstore.consume.sql.faults import LENGTH_MAX
-from kvstore.consume.sql.lexer import KEYWORDS
-from kvstore.consume.sql.parser import DEPTH_MAX
+from kvstore.consume.faults import LENGTH_MAX
+from kvstore.consume.sql.grammar import DEPTH_MAX, KEYWORDS
 from kvstore.record.properties import encode_properties
 
 PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "filters.md"
@@ -71,6 +72,37 @@ def test_a_filter_can_be_copied_and_pickled() -> None:
     for again in (copy.copy(found), copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         assert again == found
         assert again.matches(message({"a": "1"}))
+
+
+def test_the_parser_is_loaded_for_the_first_filter_and_not_before() -> None:
+    code = (
+        "import sys, kvstore; assert 'lark' not in sys.modules; kvstore.sql('a = 1');"
+        "assert 'lark' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_that_make_the_first_filters_at_once_get_them_right() -> None:
+    """In a process of its own, since the parser is made once."""
+    code = """if True:
+        import sys, threading, kvstore
+        sys.setswitchinterval(1e-6)
+        from tests.consume.test_sql import asks
+        start, failed = threading.Barrier(8), []
+        def work(number):
+            start.wait()
+            try:
+                for at in range(number, 48, 8):
+                    assert asks(f"a = {at} and not b IS not null", {"a": str(at)})
+                    assert not asks(f"a IN ('{at}') OR a > {at}", {"a": "-1"})
+            except BaseException as e:
+                failed.append(e)
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        if failed: raise failed[0]
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PAGE.parent.parent)
 
 
 # -- written cases

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import CallerError, FilterIllegal, sql
-from kvstore.consume.sql.faults import LENGTH_MAX
-from kvstore.consume.sql.lexer import KEYWORDS
-from kvstore.consume.sql.parser import DEPTH_MAX
+from kvstore.consume.faults import LENGTH_MAX
+from kvstore.consume.sql.grammar import DEPTH_MAX, KEYWORDS
 from tests.consume.test_sql import asks
 
 
@@ -54,6 +53,12 @@ def refused(expression: str) -> FilterIllegal:
         ("a CONTAINS b", 11, "a text in single quotes"),
         ("a LIKE 5", 7, "a text in single quotes"),
         ("a LIKE 'x' ESCAPE", 17, "one character"),
+        ("a = NOT b", 4, "TRUE, FALSE or ("),
+        ("a + * b = 1", 4, "a value was expected, not *"),
+        ("a BETWEEN 1 2", 12, "the upper bound"),
+        ("(a = 1 b", 7, "an operator or )"),
+        ("(a BETWEEN 1 AND 2", 18, "an operator or )"),
+        ("a IN ('x' OR b)", 10, "a comma or )"),
     ],
 )
 def test_what_was_expected_is_told_with_its_place(
@@ -135,9 +140,27 @@ def test_what_another_language_would_allow_is_refused_with_advice(
         ("a LIKE 'x' ESCAPE ''", 18, "one character"),
         ("a LIKE 'x!' ESCAPE '!'", 7, "may only stand before"),
         ("a LIKE '!x' ESCAPE '!'", 7, "may only stand before"),
+        ("a IS NULL + 1 = 2", 10, "join conditions"),
+        ("a IN ('x') CONTAINS 'y'", 11, "join conditions"),
     ],
 )
 def test_what_could_never_be_meant_is_refused(expression: str, position: int, said: str) -> None:
+    error = refused(expression)
+    assert (error.position, said in str(error)) == (position, True), str(error)
+
+
+@pytest.mark.parametrize(
+    ("expression", "position", "said"),
+    [
+        ("a > 'x' b", 4, "have only = and <>"),
+        ("a * 'x' 5", 4, "without quotes"),
+        ("a BETWEEN 5 AND 1 b", 16, "lower bound"),
+        ("a = 1 AND 5 b", 10, "compare it"),
+        ("a LIKE 'x' ESCAPE 'ab' b", 18, "one character"),
+        ("(a = b = ", 7, "join conditions"),
+    ],
+)
+def test_of_two_faults_the_first_is_told(expression: str, position: int, said: str) -> None:
     error = refused(expression)
     assert (error.position, said in str(error)) == (position, True), str(error)
 
@@ -184,6 +207,12 @@ def test_a_text_is_as_long_as_it_may_be_and_no_longer() -> None:
     assert len(longest) == LENGTH_MAX
     sql(longest)
     assert refused(longest + " ").position == LENGTH_MAX
+
+
+@pytest.mark.parametrize("piece", ["(", "NOT ", "- ", "a AND ", "a = 1 OR (", "'", "/*", "9"])
+def test_a_megabyte_of_anything_is_refused_for_its_length(piece: str) -> None:
+    error = refused(piece * ((1 << 20) // len(piece)))
+    assert (error.position, "are allowed" in str(error)) == (LENGTH_MAX, True)
 
 
 NESTS: Final = {

@@ -1,9 +1,9 @@
 """SQL filters: which messages to let through, by an expression over their properties.
 
 The idea: `sql` reads an expression once and keeps the result, so that an expression written in a
-loop costs one look-up. `lexer` cuts the text into tokens, `parser` makes a typed tree of them
-(`tree`), `compiler` turns the tree into one function. The language, and how it differs from
-RocketMQ's and JMS's selectors, is docs/filters.md.
+loop costs one look-up. `grammar` is the language, which a library parses; `compiler` makes one
+function of what it finds; `texts` is how a property's text is read. The language, and how it
+differs from RocketMQ's and JMS's selectors, is docs/filters.md.
 
 Invariants: a `SqlFilter` that exists is right: a bad expression raised `FilterIllegal`, with the
 place, when it was made; asking it never raises, whatever the properties."""
@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kvstore.consume.sql.compiler import compile_condition
-from kvstore.consume.sql.parser import parse
 from kvstore.errors import (
     CallerError,
     shown,
@@ -39,7 +37,10 @@ class SqlFilter:
                 f"an SQL filter is {shown(self.expression)}; it must be a text such "
                 "as \"region = 'eu'\""
             )
-        is_true = compile_condition(parse(self.expression), True)
+        # Imported here: making the parser takes a tenth of a second, and few programs need it.
+        from kvstore.consume.sql.grammar import compile_filter  # noqa: PLC0415  # see above
+
+        is_true = compile_filter(self.expression)
 
         def matches(message: StoredMessage) -> bool:
             return is_true(message.properties)

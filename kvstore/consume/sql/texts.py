@@ -1,0 +1,76 @@
+"""Properties are text: reading one as a number, and holding it against a LIKE pattern.
+
+The idea: the expression decides as what a text is read. One that can't be read so makes the
+comparison unknown, as a missing property does. In a pattern `%` stands for any characters or none.
+It cuts the pattern into pieces of fixed length, of which all but the first and the last are looked
+for one behind the other, at the first place that fits: a later place could never help.
+
+Invariants: nothing here raises, whatever the text. A number is a 64-bit integer or a finite double.
+No piece is looked for twice (the groups are atomic), so a pattern of many `%` costs no more than
+reading the text once for each of its characters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import Final
+
+_INTEGER_MIN: Final = -(1 << 63)
+_INTEGER_MAX: Final = (1 << 63) - 1
+_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER_LENGTH_MAX: Final = 64
+"""Above it a text of digits is a double at best, and int() takes more than linear time."""
+
+
+def number_of(text: str) -> int | float | None:
+    """The number that a text is: all of it, without spaces; None if it is none."""
+    # Most are short and of digits only, and this is all the work they make. (18 digits always fit;
+    # without isascii, int() reads the digits of every script.)
+    if text.isdecimal() and len(text) <= 18 and text.isascii():
+        return int(text)
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    if len(text) <= _INTEGER_LENGTH_MAX and text.lstrip("+-").isdecimal():
+        value = int(text)
+        if _INTEGER_MIN <= value <= _INTEGER_MAX:
+            return value
+    return fitting(float(text))
+
+
+def fitting(value: int | float) -> int | float | None:
+    """A number that fits a 64-bit integer or a double; None if it does not."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if _INTEGER_MIN <= value <= _INTEGER_MAX else None
+
+
+def compile_like(pattern: str, escape: str | None) -> Callable[[str], bool]:
+    """A LIKE pattern, known to be right, as a test of a text."""
+    # A piece is its characters in order, None standing for any one.
+    pieces: list[list[str | None]] = [[]]
+    characters = iter(pattern)
+    for character in characters:
+        if character == escape:
+            pieces[-1].append(next(characters))
+        elif character == "%":
+            pieces.append([])
+        else:
+            pieces[-1].append(None if character == "_" else character)
+    if all(None not in piece for piece in pieces):
+        # The commonest patterns become one call on the text.
+        match ["".join(map(str, piece)) for piece in pieces]:
+            case [whole]:
+                return lambda text: text == whole
+            case [first, ""]:
+                return lambda text: text.startswith(first)
+            case ["", last]:
+                return lambda text: text.endswith(last)
+            case ["", part, ""]:
+                return lambda text: part in text
+    begin, *rest = ("".join(re.escape(c) if c else "." for c in piece) for piece in pieces)
+    expression = begin + "".join(f"(?>.*?{piece})" for piece in rest[:-1] if piece)
+    if rest:
+        expression += f".{{{len(pieces[-1])},}}+(?<={rest[-1]})"
+    fits = re.compile(expression, re.DOTALL).fullmatch
+    return lambda text: fits(text) is not None
