@@ -58,7 +58,7 @@ _GRAMMAR: Final = r"""
     %declare _AND BETWEEN _ESCAPE IN IS LIKE NOT NULL _OR SEARCH TRUTH
 """
 
-_TERMINALS: Final = {word: word for word in ("BETWEEN", "IN", "IS", "LIKE", "NOT", "NULL")} | {
+KEYWORDS: Final = {word: word for word in ("BETWEEN", "IN", "IS", "LIKE", "NOT", "NULL")} | {
     "AND": "_AND",
     "OR": "_OR",
     "ESCAPE": "_ESCAPE",
@@ -66,13 +66,12 @@ _TERMINALS: Final = {word: word for word in ("BETWEEN", "IN", "IS", "LIKE", "NOT
     **dict.fromkeys(("FALSE", "TRUE"), "TRUTH"),
 }
 _DEEPER: Final = {"LPAR": 1, "RPAR": -1}
-KEYWORDS: Final = frozenset(_TERMINALS)
 
 
 def _keyword(token: Token) -> Token:
     """A name, or the keyword that it is."""
     # Only ASCII: upper() makes the keyword IS of a dotless i and an s as well.
-    terminal = _TERMINALS.get(token.upper()) if token.isascii() else None
+    terminal = KEYWORDS.get(token.upper()) if token.isascii() else None
     token.type = terminal or "NAME"
     return token
 
