@@ -6,8 +6,8 @@ It cuts the pattern into pieces of fixed length, of which all but the first and 
 for one behind the other, at the first place that fits: a later place could never help.
 
 Invariants: nothing here raises, whatever the text. A number is a 64-bit integer or a finite double.
-No piece is looked for twice (the groups are atomic), so a pattern of many `%` costs no more than
-reading the text once for each of its characters."""
+No piece is looked for twice, so a pattern of many `%` costs no more than reading the text once for
+each of its characters; one regular expression of many `.*` would go back and forth."""
 
 from __future__ import annotations
 
@@ -45,10 +45,31 @@ def fitting(value: int | float) -> int | float | None:
     return value if _INTEGER_MIN <= value <= _INTEGER_MAX else None
 
 
+# A piece of a pattern is its characters in order, None standing for any one.
+_Piece = list[str | None]
+
+
 def compile_like(pattern: str, escape: str | None) -> Callable[[str], bool]:
     """A LIKE pattern, known to be right, as a test of a text."""
-    # A piece is its characters in order, None standing for any one.
-    pieces: list[list[str | None]] = [[]]
+    pieces = _pieces(pattern, escape)
+    # The commonest patterns become one call on the text.
+    match ["".join(map(str, piece)) for piece in pieces if None not in piece]:
+        case _ as plain if len(plain) < len(pieces):
+            pass
+        case [whole]:
+            return lambda text: text == whole
+        case [first, ""]:
+            return lambda text: text.startswith(first)
+        case ["", last]:
+            return lambda text: text.endswith(last)
+        case ["", part, ""]:
+            return lambda text: part in text
+    return _one_behind_the_other(pieces)
+
+
+def _pieces(pattern: str, escape: str | None) -> list[_Piece]:
+    """The characters before, between and behind the `%`s: one more piece than there are."""
+    pieces: list[_Piece] = [[]]
     characters = iter(pattern)
     for character in characters:
         if character == escape:
@@ -57,20 +78,30 @@ def compile_like(pattern: str, escape: str | None) -> Callable[[str], bool]:
             pieces.append([])
         else:
             pieces[-1].append(None if character == "_" else character)
-    if all(None not in piece for piece in pieces):
-        # The commonest patterns become one call on the text.
-        match ["".join(map(str, piece)) for piece in pieces]:
-            case [whole]:
-                return lambda text: text == whole
-            case [first, ""]:
-                return lambda text: text.startswith(first)
-            case ["", last]:
-                return lambda text: text.endswith(last)
-            case ["", part, ""]:
-                return lambda text: part in text
-    begin, *rest = ("".join(re.escape(c) if c else "." for c in piece) for piece in pieces)
-    expression = begin + "".join(f"(?>.*?{piece})" for piece in rest[:-1] if piece)
-    if rest:
-        expression += f".{{{len(pieces[-1])},}}+(?<={rest[-1]})"
-    fits = re.compile(expression, re.DOTALL).fullmatch
-    return lambda text: fits(text) is not None
+    return pieces
+
+
+def _one_behind_the_other(pieces: list[_Piece]) -> Callable[[str], bool]:
+    expressions = [
+        re.compile("".join(re.escape(c) if c else "." for c in piece), re.DOTALL)
+        for piece in pieces
+    ]
+    if len(pieces) == 1:
+        fits = expressions[0].fullmatch
+        return lambda text: fits(text) is not None
+    begins, ends = expressions[0].match, expressions[-1].match
+    finds = [expression.search for expression in expressions[1:-1] if expression.pattern]
+    first, last = len(pieces[0]), len(pieces[-1])
+
+    def holds(text: str) -> bool:
+        at, stop = first, len(text) - last
+        if at > stop or begins(text) is None or ends(text, stop) is None:
+            return False
+        for find in finds:
+            found = find(text, at, stop)
+            if found is None:
+                return False
+            at = found.end()
+        return True
+
+    return holds
