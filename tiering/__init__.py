@@ -27,6 +27,7 @@ from tiering.erase import DestroyReport, ErasurePlan, ErasureReport
 from tiering.errors import (
     AttachConflict,
     ExtraMissing,
+    FileRefused,
     NothingToRestore,
     ObjectExists,
     ObjectNotFound,
@@ -63,6 +64,7 @@ __all__ = [
     "ErasurePlan",
     "ErasureReport",
     "ExtraMissing",
+    "FileRefused",
     "KeyDestroyed",
     "KeyFile",
     "KeyMissing",

@@ -59,7 +59,9 @@ from tiering.opened import OpenArchives
 from tiering.overlaps import Range, ranges_of
 from tiering.place import Place, open_place
 from tiering.putting import put_announced, take_away
+from tiering.refusals import typed
 from tiering.storeside import Progress, Store, TopicFacts
+from tiering.unmade import ATTACH, overwrite_all
 from tiering.waiting import WORK
 
 SEGMENTS_MAX: Final = 999
@@ -119,10 +121,11 @@ def attach(
     `ArchiveDamaged`, `PlaceError`, `TieringBusy` if another attach is under way.
     """
     config = store.config
-    found = open_elsewhere(source, options, keys, config.archives, config.files, config.clock)
-    with attaching(store.handover):
-        one = _Attaching(store, found.place, found.keys, progress)
-        return one.run(found.store_id, topics)
+    with typed(store.path):
+        found = open_elsewhere(source, options, keys, config.archives, config.files, config.clock)
+        with attaching(store.handover):
+            one = _Attaching(store, found.place, found.keys, progress)
+            return one.run(found.store_id, topics)
 
 
 class _Attaching:
@@ -139,6 +142,7 @@ class _Attaching:
         self._keys = keys
         self._progress = progress
         self._work = store.path / WORK / _OWN
+        self._made = store.path / WORK / ATTACH
         self._intents = Intents(self._work / "intents", self._files)
         self._own = open_place(store.path / FOLDER, files=self._files, clock=self._config.clock)
         rows = {row.number: row for row in decode_rows(self._side.rows())}
@@ -174,7 +178,7 @@ class _Attaching:
             for part in list(self._own.leftovers(intent.key)):
                 self._own.remove_leftover(part.key)
             self._intents.forget(intent.number)
-        shutil.rmtree(self._work / "made", ignore_errors=True)
+        overwrite_all(self._made, self._files)
         with suppress(PlaceError):
             # Where nothing may be removed it costs space, and no more.
             sweep(self._place, self._config.clock.now_ms())
@@ -258,7 +262,7 @@ class _Attaching:
             self._take_away(rows)
             raise
         finally:
-            shutil.rmtree(self._work / "made", ignore_errors=True)
+            shutil.rmtree(self._made, ignore_errors=True)
         for row in rows:
             self._intents.forget(row.number)
         messages = sum(row.messages for row in rows)
@@ -276,10 +280,9 @@ class _Attaching:
             store_id=self._side.store_id.hex(), segments=((base, end),),
             retention_class=_class_of(said.retention_class),
         )  # fmt: skip
-        folder = self._work / "made"
-        self._files.make_dir(folder)
+        self._files.make_dir(self._made)
         self._files.make_dir(self._store.path / FOLDER)
-        path = folder / f"{secrets.token_hex(8)}{SUFFIX}"
+        path = self._made / f"{secrets.token_hex(8)}{SUFFIX}"
         made: Moved = write_moved(
             one.found.archive, one.plan, base, origin, path, self._files, self._keys
         )

@@ -4,9 +4,10 @@ The idea: a segment's archives, and an archive's cold copy, are made by whoever 
 (`pool.Executor`); where several do, the next ones are begun while one is handed over (`ahead`). The
 hand-over itself is the store's, one after the other, by the same rules.
 
-Invariants: what is done, and in which order, does not depend on who works; a step that fails leaves
-everything readable as it was, is noted, and the others go on; a segment that could not move is left
-alone until the next run; where a place is away, nothing more is made for it (`waiting`).
+Invariants: what is done, and in which order, does not depend on who works; a step that fails,
+whatever the error is, leaves everything readable as it was, is noted, and the others go on; a
+segment that could not move is left alone until the next run; where a place is away, nothing more is
+made for it (`waiting`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 
 from kvstore.clock import Clock
-from kvstore.errors import StoreClosed, StoreError
+from kvstore.errors import StoreClosed
 from tiering.ahead import ahead
 from tiering.catalog import ArchiveRow, Tier, decode_rows
 from tiering.due import Agenda, ArchiveDue, SegmentDue
@@ -115,8 +116,8 @@ class Doer:
                     found = self._mover.settle(due, regrouped)
                 except (TieringStopped, StoreClosed):
                     raise
-                except (StoreError, OSError) as e:
-                    # The others may still go: a damaged one must not fill the disk with them.
+                except Exception as e:
+                    # Whatever it is, the others may still go: one must not fill the disk with them.
                     self.unfit.add(due.number)
                     self._wait(name_of(due.number), tiers_of(due), e)
                     run.failed_with(name_of(due.number), e)
@@ -178,7 +179,7 @@ class Doer:
                     self._shifter.settle(row, copied())
                 except (TieringStopped, StoreClosed):
                     raise
-                except (StoreError, OSError) as e:
+                except Exception as e:
                     self._wait(row.key, ["cold"], e)
                     run.failed_with(row.key, e)
                 else:
@@ -204,7 +205,7 @@ class Doer:
             is_done = self._shifter.expire(row, kind, self._trusted.now_ms())
         except (TieringStopped, StoreClosed):
             raise
-        except (StoreError, OSError) as e:
+        except Exception as e:
             run.failed_with(row.key, e)
             return False
         if is_done:
@@ -225,7 +226,7 @@ class Doer:
                     run.removed.append(row.name)
             except (TieringStopped, StoreClosed):
                 raise
-            except (StoreError, OSError) as e:
+            except Exception as e:
                 if isinstance(e, PlaceUnavailable | PlaceDenied):
                     self._waits.failed(place, (), e)
                 run.failed_with(row.key, e)

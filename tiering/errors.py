@@ -90,6 +90,12 @@ class TieringBusy(StoreError):
     """Another worker does this for this store."""
 
 
+class FileRefused(StoreError):
+    """The operating system refuses something with one of the store's files; what was being done is
+    undone, or is put right by the next run.
+    """
+
+
 class ExtraMissing(StoreError):
     """Something was asked for that needs an optional dependency; `extra` names it, as in
     `pip install kvmq[plot]`.

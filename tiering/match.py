@@ -71,6 +71,10 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"stored before {self.before}")
         return ", ".join(parts)
 
+    def __repr__(self) -> str:
+        # It is in jobs, which logs may print.
+        return f"Match({self.for_notes})"
+
     @property
     def for_notes(self) -> str:
         """The same for what stays in the store's folder: without the key, which is to be erased."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvstore.clock import Clock
-from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreClosed, StoreError
+from kvstore.errors import ArchiveDamaged, FormatTooNew, StoreClosed
 from tiering.catalog import ArchiveRow, is_own
 from tiering.due import Agenda
 from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable, TieringStopped
@@ -82,7 +82,7 @@ class Merger:
             done = self._replacer.merge(group, sight.today.traits, now_ms)
         except (TieringStopped, StoreClosed):
             raise
-        except (StoreError, OSError) as e:
+        except Exception as e:  # whatever it is, others may still be merged
             self._leave(groups, e, run)
         else:
             run.replaced(done, self._clock.monotonic() - began)

@@ -46,6 +46,7 @@ from tiering.putting import put_announced, take_away
 from tiering.ratelimit import RateLimit
 from tiering.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.storeside import HandOver, Store, TopicFacts
+from tiering.unmade import overwrite_all
 from tiering.waiting import WORK
 
 I64 = NDArray[np.int64]
@@ -134,14 +135,7 @@ class Mover:
             except PlaceError as e:
                 away.add(place.name)
                 failed(f"tidying {place.name}", e)
-        made = self._work / "made"
-        for path in sorted(made.rglob("*")) if made.is_dir() else ():
-            if path.is_file():
-                # It may hold what is to be erased.
-                self._files.erase(path)
-                removed.append(str(path.relative_to(made)))
-        shutil.rmtree(made, ignore_errors=True)
-        return removed
+        return removed + overwrite_all(self._work / "made", self._files)
 
     def _undo(self, place: Place, intent: Intent) -> bool:
         """Remove what was announced; returns whether there was something. Raises PlaceError."""

@@ -26,7 +26,7 @@ from tiering.archive.crypto import KeyProvider
 from tiering.archive.manifest import Manifest
 from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
-from tiering.arrivals import arrivals_lock, attaches, none_since
+from tiering.arrivals import arrivals_lock, attaches, attaching, none_since
 from tiering.audit import AuditProblem, find_orphans
 from tiering.catalog import ArchiveRow, encode_row, is_own
 from tiering.classes import TopicTraits, life_of, read_class
@@ -44,6 +44,8 @@ from tiering.regroup import Made
 from tiering.shifting import Shifter
 from tiering.storeside import Store
 from tiering.trustedclock import TrustedClock
+from tiering.unmade import ATTACH, overwrite_all
+from tiering.waiting import WORK
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,8 +316,9 @@ class Replacer:
         self._side.set_rows([(row.catalog_key, None)])
 
     def remove_leftovers(self) -> tuple[list[str], dict[str, str]]:
-        """Remove what puts of this store's that were cut off have left, files overwritten first.
-        Returns the names of that, and what may be left, with the reason. No put may be under way.
+        """Remove what puts of this store's, and attaches, that were cut off have left, files
+        overwritten first. Returns the names of that, and what may be left, with the reason. No put
+        may be under way.
         """
         problems: list[AuditProblem] = []
         places = {place.name: place for place in self._shifter.places()}
@@ -340,6 +343,11 @@ class Replacer:
             except (StoreError, OSError) as e:
                 stay[name] = str(e)
         stay.update((problem.archive, problem.reason) for problem in problems)
+        try:
+            with attaching(self._side):  # so that nobody begins one meanwhile
+                removed += overwrite_all(self._store.path / WORK / ATTACH, self._files)
+        except (StoreError, OSError) as e:
+            stay["what an attach has left"] = str(e)
         return removed, stay
 
     def _catalog(self) -> Catalog:

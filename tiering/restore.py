@@ -53,6 +53,7 @@ from tiering.errors import (
 )
 from tiering.objectnames import object_key
 from tiering.place import Place, open_place
+from tiering.refusals import typed
 from tiering.rewrite import Wanted, write_wanted
 from tiering.storeside import Progress
 from tiering.untangling import untangled
@@ -125,24 +126,27 @@ def restore(
     Raises `TargetNotEmpty`, `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`, `PlaceError`.
     """
     settings = config if config is not None else StoreConfig()
-    place, store_id, keys = open_elsewhere(
-        source, options, keys, settings.archives, settings.files, settings.clock
-    )
     folder = local_path(target)
-    was_there = folder.exists()
-    if was_there and (not folder.is_dir() or any(folder.iterdir())):
-        raise TargetNotEmpty(f"{folder} is not an empty folder; a store is restored to a new one")
-    own_id, objects = objects_of(place, store_id)
-    wanted = Wanted(None if topics is None else frozenset(topics), until)
-    one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
-    try:
-        return one.run(objects, is_given=config is not None, take_over=take_over)
-    except BaseException:
-        for path in folder.iterdir() if folder.exists() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if folder.exists() and not was_there:
-            folder.rmdir()
-        raise
+    with typed(folder):
+        place, store_id, keys = open_elsewhere(
+            source, options, keys, settings.archives, settings.files, settings.clock
+        )
+        was_there = folder.exists()
+        if was_there and (not folder.is_dir() or any(folder.iterdir())):
+            raise TargetNotEmpty(
+                f"{folder} is not an empty folder; a store is restored to a new one"
+            )
+        own_id, objects = objects_of(place, store_id)
+        wanted = Wanted(None if topics is None else frozenset(topics), until)
+        one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
+        try:
+            return one.run(objects, is_given=config is not None, take_over=take_over)
+        except BaseException:
+            for path in folder.iterdir() if folder.exists() else ():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if folder.exists() and not was_there:
+                folder.rmdir()
+            raise
 
 
 class _Restoring:

@@ -11,11 +11,13 @@ import logging
 
 import msgspec
 
-from kvstore.errors import StoreClosed
+from kvstore.background import traced
+from kvstore.errors import StoreClosed, StoreError
 from tiering.catalog import ArchiveRow
 from tiering.due import SegmentDue
 from tiering.errors import TieringStopped
 from tiering.history import Done, History
+from tiering.refusals import told_of
 from tiering.replacing import Replaced
 
 _log = logging.getLogger("kvmq")
@@ -106,9 +108,11 @@ class Run:
 
     def failed_with(self, what: str, why: Exception) -> None:
         """Something could not be done."""
-        _log.warning("tiering: %s: %s", what, why)
-        self.failed[what] = str(why)
-        self._history.add("failed", what, note=str(why)[:1000])
+        told = told_of(why)
+        is_expected = isinstance(why, StoreError | OSError)
+        _log.warning("tiering: %s: %s", what, told if is_expected else traced(why))
+        self.failed[what] = told
+        self._history.add("failed", what, note=told[:1000])
 
     def noting(self, what: str, *kinds: type[Exception]) -> Noting:
         """What goes wrong inside is in the report, and no more than that."""

@@ -33,6 +33,7 @@ from tiering.putting import CopyJob, at_hand, copy_remotely, put_announced, take
 from tiering.ratelimit import RateLimit
 from tiering.storeside import Store
 from tiering.trustedclock import TrustedClock
+from tiering.unmade import overwrite_all
 from tiering.waiting import WORK
 
 
@@ -93,11 +94,7 @@ class Shifter:
 
     def tidy(self) -> list[str]:
         """Remove the copies that a worker that was cut off has left; returns their names."""
-        left = self._files.list_dir(self._work) if self._work.is_dir() else []
-        for name in left:
-            self._files.erase(self._work / name)  # it may hold what is to be erased
-            self._files.remove(self._work / name)
-        return [f"{self._work.name}/{name}" for name in left]
+        return [f"{self._work.name}/{name}" for name in overwrite_all(self._work, self._files)]
 
     def take_number(self) -> int:
         """A number for a copy; whoever makes several takes theirs in order."""

@@ -21,6 +21,7 @@ import msgspec
 from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.files import Files
+from tiering.refusals import told_of
 
 WORK: Final = "tiering"
 """The worker's folder, in the store's."""
@@ -79,7 +80,7 @@ class Waits:
         until = self._clock.now_ms() + whole_ms(seconds)
         self._over[what] = self._clock.monotonic() + seconds
         self._all[what] = Wait(
-            what=what, why=str(why)[:1000], tiers=sorted(set(tiers)), tries=tries, until=until
+            what=what, why=told_of(why)[:1000], tiers=sorted(set(tiers)), tries=tries, until=until
         )
 
     def over(self, what: str) -> None:
@@ -95,17 +96,16 @@ class Waits:
     def note(self) -> None:
         """Write down what is left alone, if that has changed."""
         waits = sorted(self._all.values(), key=lambda wait: wait.what)
-        if waits == self._noted or (self._noted is None and not waits and not self._is_there()):
+        if waits == self._noted:
             return
         try:
+            if self._noted is None and not waits and self._files.size(self._path) is None:
+                return
             self._files.make_dir(self._path.parent)
             self._files.write_whole(self._path, msgspec.json.encode(waits))
             self._noted = waits
         except (OSError, StoreError) as e:
             _log.warning("%s: what is left alone is not noted: %s", self._path, e)
-
-    def _is_there(self) -> bool:
-        return self._files.size(self._path) is not None
 
 
 def read_waits(path: Path, files: Files) -> list[Wait]:

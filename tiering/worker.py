@@ -52,6 +52,7 @@ from tiering.policy import Policy, check_with_store, is_open
 from tiering.policyplaces import open_places
 from tiering.pool import Executor, Pool
 from tiering.ratelimit import RateLimit
+from tiering.refusals import typed
 from tiering.replacing import Replacer
 from tiering.rewriting import Rewriter
 from tiering.runs import Run, RunReport
@@ -65,6 +66,7 @@ from tiering.waiting import FILE, WORK, Waits
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
 
 INTERVAL: Final = 60.0
+_TIDYING: Final = "tidying"
 _taken: WeakSet[object] = WeakSet()
 _taken_lock = module_lock()
 
@@ -216,11 +218,13 @@ class Worker:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Do one thing at a time, and have the other process end behind it."""
+        """Do one thing at a time, and have the other process end behind it. What the disk refuses
+        is `DiskFull` or `FileRefused`.
+        """
         if not self._busy.acquire(blocking=False):
             raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
         try:
-            with ExitStack() as ending:
+            with typed(self._store.path), ExitStack() as ending:
                 for step in (self._waits.note, self._mover.clear, self._executor.close):
                     ending.callback(step)
                 yield
@@ -252,7 +256,8 @@ class Worker:
     def run_and_merge(self) -> RunReport:
         """What a worker does that runs by itself, each time: as `run_once`, then merge to the
         policy's `merge_bytes`, group by group, at its `hours`; what becomes due meanwhile goes
-        first. Raises as `run_once` does.
+        first. What failed before is left alone for a while (see `waiting`). Raises as `run_once`
+        does, but a place that is away is in the report: others may be there.
         """
         with self._alone():
             run = self._begin(anew=False)
@@ -322,8 +327,11 @@ class Worker:
         """
         match = self._match(topic, key, before, everywhere)
         with self._alone():
-            self._begin()
+            run = self._begin()
             report = self._eraser().erase(match)
+            # What could not be tidied may hold what is erased.
+            untidy = {k: why for k, why in run.failed.items() if k.startswith(_TIDYING)}
+            report.failed.update(untidy)
             self.history.add(
                 "erased", match.for_notes, archives=report.archives, messages=report.messages,
                 note="proven" if report.is_proven else f"not proven: {report.failed}"[:1000],
@@ -389,7 +397,7 @@ class Worker:
         self._looker.judge.begin()
         known = {row.key for row in decode_rows(self._side.rows())}
         self._try_places(run, anew=anew)
-        with run.noting("tidying", StoreError):
+        with run.noting(_TIDYING, StoreError):
             run.removed += self._mover.tidy(known, run.failed_with) + self._shifter.tidy()
         self._doer.sweep(run)
         return run

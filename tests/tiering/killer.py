@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from tests.support.files import Effect, WatchedFiles, copy_folder
@@ -17,12 +18,14 @@ class Killer(WatchedFiles):
         self.store: Path | None = None
         self.copies: list[tuple[str, Path]] = []
         self.before = self._look
+        self._looking = threading.Lock()
 
     def _look(self, effect: Effect) -> None:
         if self.store is None or not set(effect.path.parts).intersection(ON_THE_WAY):
             return
         if effect.kind in ("map", "write"):
             return
-        target = self.store.with_name(f"killed{len(self.copies)}")
-        copy_folder(self.store, target)
-        self.copies.append((f"{effect.kind} {effect.path.name}", target))
+        with self._looking:  # of two threads, the other may go on
+            target = self.store.with_name(f"killed{len(self.copies)}")
+            copy_folder(self.store, target)
+            self.copies.append((f"{effect.kind} {effect.path.name}", target))

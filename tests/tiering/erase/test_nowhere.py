@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import pytest
 
 import kvstore
-from kvstore import Message, Store
+from kvstore import Message, Store, StoreError
 from kvstore.files import LocalFiles
+from kvstore.index.keys import FAMILIES
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
+from tiering.match import Match
+from tiering.merge import merge_remotely
+from tiering.regroup import regroup_locally
 
 NOW = Policy(hot_for=0, warm="archive", grace=1e6, clock_doubt=0.0)
 KEY = "customer-4711-of-nobody"
@@ -48,9 +54,65 @@ def use(store: Store, clock: VirtualClock) -> None:
     store.checkpoint()
 
 
-def test_an_erased_key_and_its_messages_are_in_no_file_and_in_no_log(
-    tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+class Case(NamedTuple):
+    """What is erased, what of it must be nowhere, how the history begins to call it, and how many
+    other messages stay.
+    """
+
+    asked: dict[str, Any]
+    nowhere: tuple[bytes, ...]
+    noted: str
+    others: int
+
+
+CASES: Final = {
+    "key": Case({"key": KEY}, (BODY, KEY.encode()), "key ...", 6),
+    "topic": Case({"topic": "orders"}, (BODY, KEY.encode(), b"another's"), "topic orders", 0),
+    "time": Case({"before": 1 << 60}, (BODY, KEY.encode(), b"another's"), "stored before", 0),
+    "key of a topic": Case(
+        {"key": KEY, "topic": "orders"}, (BODY, KEY.encode()), "topic orders, key ...", 6
+    ),
+}  # fmt: skip
+
+
+class Failing(Here):
+    """Rewrites nothing, and says with what it was to do it."""
+
+    def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
+        if work in (merge_remotely, regroup_locally) and args[0].without is not None:
+            raise StoreError(f"can't do {args[0]}")
+        return super().run(check, work, *args)
+
+
+def leave_behind(store: Store, clock: VirtualClock) -> None:
+    """What killed processes leave: archives that were being made, or copied, or put."""
+    archive = min((store.path / "archive").rglob("*.kvarc"))
+    for name in (
+        "made/killed/1.archive",
+        "made/killed/2/3.archive",
+        "shifting/0000000007",
+        "attach/made/4.kvarc",
+    ):
+        left = store.path / "tiering" / name
+        left.parent.mkdir(parents=True, exist_ok=True)
+        left.write_bytes(BODY + KEY.encode())
+    part = archive.with_name(f".{archive.name}.0123456789abcdef.part")
+    part.write_bytes(BODY + KEY.encode())
+
+
+def rows_of_index(store: Store) -> Iterator[bytes]:
+    """Every key and value of RocksDB, which a file of its may hold compressed."""
+    for family in FAMILIES:
+        for key, value in store._index.families.rows(family, b""):
+            yield key
+            yield value
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_erased_messages_and_their_keys_are_in_no_file_and_in_no_log(
+    tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
+    case = CASES[name]
     caplog.set_level(logging.DEBUG)
     path = tmp_path / "store"
     with kvstore.open(path, config(clock)) as store:
@@ -64,23 +126,46 @@ def test_an_erased_key_and_its_messages_are_in_no_file_and_in_no_log(
                 assert worker.run_once().failed == {}
             assert worker.merge().merged
             put(store, 2)
-            made = store.path / "tiering" / "made" / "killed"
-            made.mkdir(parents=True)
-            (made / "1.archive").write_bytes(BODY)
-            assert files_with(path, BODY)
-            assert files_with(path, KEY.encode())
-            report = worker.erase(key=KEY)
+            leave_behind(store, clock)
+            for what in (BODY, KEY.encode()):
+                assert files_with(path, what)
+                assert not any(what in row for row in rows_of_index(store)), "it has digests alone"
+            report = worker.erase(**case.asked)
             assert report.is_proven, report.failed
             assert report.messages >= 6
             (done,) = worker.history.last(1)
-            assert (done.what, done.source) == ("erased", "key ...")
-        for what in (BODY, KEY.encode()):
+            assert done.what == "erased"
+            assert done.source.startswith(case.noted)
+        assert [w for w in case.nowhere if any(w in row for row in rows_of_index(store))] == []
+        for what in case.nowhere:
             assert files_with(path, what) == []
     with kvstore.open(path, config(clock)) as store:
         assert store.query("orders", KEY) == []
-        assert len(store.query("orders", "another")) == 6
-    for what in (BODY, KEY.encode()):
+        assert len(store.query("orders", "another")) == case.others
+    for what in case.nowhere:
         assert files_with(path, what) == []
+    assert KEY not in caplog.text
+
+
+def test_an_erasure_that_fails_notes_no_key_and_prints_none(
+    tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("orders", queues=2)
+        with Worker(store, NOW, executor=Failing()) as worker:
+            put(store, 0)
+            store.seal()
+            worker.run_once()
+            assert not worker.erase(key=KEY).is_proven
+            assert worker.history.last(1)[0].note.startswith("not proven")
+            work = store.path / "tiering"
+            assert not [
+                p for p in work.rglob("*") if p.is_file() and KEY.encode() in p.read_bytes()
+            ]
+    match = Match(key=KEY, topic="orders")
+    assert KEY in str(match)
+    assert repr(match) == "Match(topic orders, key ...)"
     assert KEY not in caplog.text
 
 

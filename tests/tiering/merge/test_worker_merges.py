@@ -53,8 +53,10 @@ def test_the_target_size_is_kept(store: Store) -> None:
 
 
 def test_an_archive_that_cannot_be_read_stays_and_is_noted_and_the_others_merge(
-    store: Store,
+    store: Store, clock: VirtualClock
 ) -> None:
+    fill(store, 300, first=300)
+    clock.advance(2 * DAY)
     with Worker(store, WARM) as worker:
         worker.run_once()
         damaged = worker.archives()[1]

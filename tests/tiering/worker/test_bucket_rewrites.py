@@ -171,7 +171,7 @@ def test_two_stores_of_two_machines_in_one_bucket_leave_each_other_alone(
         assert held(other) == before[1]
 
 
-@pytest.mark.parametrize("verb", ["merge", "erase", "run_and_merge"])
+@pytest.mark.parametrize("verb", ["merge", "erase", "run_once"])
 def test_wrong_credentials_are_told_by_every_verb_before_anything_is_rewritten(
     store: Store, clock: VirtualClock, faulty: FaultyServer, bucket: str, verb: str
 ) -> None:
@@ -185,3 +185,19 @@ def test_wrong_credentials_are_told_by_every_verb_before_anything_is_rewritten(
         with pytest.raises(PlaceDenied):
             getattr(worker, verb)(**({"topic": "events"} if verb == "erase" else {}))
         assert worker.archives() == archives
+
+
+def test_wrong_credentials_are_told_by_a_worker_that_runs_by_itself_and_nothing_is_rewritten(
+    store: Store, clock: VirtualClock, faulty: FaultyServer, bucket: str
+) -> None:
+    clock.advance(2 * DAY)
+    with Worker(store, cold(bucket), options=access(faulty.url)) as worker:
+        worker.run_once()
+        archives = worker.archives()
+    faulty.faults.append(Fault("status", "*", times=10_000, status=403, code="AccessDenied"))
+    with Worker(store, cold(bucket), options=access(faulty.url)) as worker:
+        report = worker.run_and_merge()
+        assert "AccessDenied" in report.failed[f"s3://{bucket}/a"]
+        assert report.merged == []
+        assert worker.archives() == archives
+        assert [t.tier for t in store.stats().tiers if t.waiting] == ["cold"]
