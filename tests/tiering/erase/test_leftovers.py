@@ -108,6 +108,6 @@ def test_what_can_not_be_tidied_keeps_an_erasure_from_being_proven(
         worker._tried.add(str(away))
         report = worker.erase(key="k1")
         assert (report.is_proven, report.found) == (False, 0)
-        assert list(report.failed) == [f"tidying {away}"]
+        assert f"tidying {away}" in report.failed
         away.mkdir()
         assert worker.erase(key="k1").is_proven

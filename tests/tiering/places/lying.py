@@ -42,16 +42,19 @@ class LyingPlace:
 
 
 class LyingFiles(LocalFiles):
-    """A file system that keeps other bytes of archives than it was given, while `lie` says so."""
+    """A file system that keeps other bytes of archives than it was given, while `lie` says so; of
+    files with a certain suffix.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, suffix: str = ".kvarc") -> None:
         self.lie: Lie | None = None
+        self._suffix = suffix
 
     def write_new(self, path: Path, chunks: Iterable[bytes], *, replace: bool = False) -> None:
         super().write_new(path, self._kept(path, chunks), replace=replace)
 
     def _kept(self, path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        if self.lie is None or path.suffix != ".kvarc":
+        if self.lie is None or path.suffix != self._suffix:
             yield from chunks
             return
         yield told(self.lie, b"".join(chunks))

@@ -16,6 +16,8 @@ from kvstore.index.keys import MESSAGE_KEYS
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import SEGMENT, config, drop, filled, hand_over, merge, put_segments
+from tests.tiering.worker.pools import Here
+from tiering import Policy, Worker
 
 SEGMENTS = GENERATION + 2
 EACH = 6
@@ -150,6 +152,22 @@ def test_erasing_what_is_archived_takes_its_keys_out_of_the_generation(store: St
     others = keys_of(store, 2)
     store.handover.forget_keys()
     assert [keys_of(store, n) for n in (1, 2, 3)] == [0, others, 0]
+
+
+def test_what_a_worker_erases_is_in_no_generation_any_more(
+    store: Store, clock: VirtualClock
+) -> None:
+    hashes = [key_hash(topic.encode(), b"k-3") for topic in ("orders", "visits")]
+    others = len(store.query("orders", "k-4"))
+    assert any(list(store._index.keys.find(h, h, 0, 99)) for h in hashes)
+    clock.advance(86_400)
+    policy = Policy(hot_for=0, warm="archive", clock_doubt=0.0)
+    with Worker(store, policy, executor=Here()) as worker:
+        assert worker.erase(key="k-3").is_proven
+    assert {part.level for part in store._index.keys.parts()} > {0}
+    for hashed in hashes:
+        assert list(store._index.keys.find(hashed, hashed, 0, 99)) == []
+    assert len(store.query("orders", "k-4")) == others > 0
 
 
 def test_erasing_waits_for_a_merge_that_holds_the_keys(

@@ -14,9 +14,11 @@ from kvstore import Message, Retention, Store
 from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
+from tests.tiering.places.lying import Lie, LyingFiles
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import Policy, TieringBusy, TieringStopped, Worker
+from tiering.arrivals import attaching
 from tiering.catalog import decode_rows
 from tiering.intents import Intent, Intents
 from tiering.merge import merge_remotely
@@ -372,6 +374,33 @@ def test_a_merge_whose_counts_do_not_agree_changes_nothing(
     assert objects(store) == named(store)
 
 
+class Two(Here):
+    """Two that work, so that files are written by the worker itself."""
+
+    width = 2
+
+
+@pytest.mark.parametrize("lie", ["other", "less"])
+def test_what_a_disk_does_not_give_back_is_merged_into_nothing(
+    tmp_path: Path, clock: VirtualClock, lie: Lie
+) -> None:
+    files = LyingFiles(".merged")
+    with kvstore.open(tmp_path / "lied", config(clock, files=files)) as store:
+        for topic, queues in QUEUES.items():
+            store.create_topic(topic, queues=queues)
+        fill(store, 240)
+        clock.advance(2 * DAY)
+        with Worker(store, WARM, executor=Two()) as worker:
+            assert worker.run_once().failed == {}
+            before = worker.archives()
+            files.lie = lie
+            (why,) = worker.merge().failed.values()
+            assert "does not give back" in why
+            assert (worker.archives(), left(store)) == (before, [])
+            files.lie = None
+            assert worker.merge().failed == {}
+
+
 def test_parts_of_an_archive_that_lack_messages_take_its_place_nowhere(store: Store) -> None:
     class Losing(Here):
         def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
@@ -416,6 +445,27 @@ def test_what_an_erasure_has_replaced_goes_with_the_next_run_if_it_could_not_go_
         assert len(report.failed) == count
         assert len(worker.run_once().removed) == count
         assert objects(store) == named(store)
+
+
+def test_while_something_is_attached_an_erasure_leaves_what_may_belong_to_it(
+    store: Store, worker: Worker
+) -> None:
+    worker.run_once()
+    archive = path_of(store, worker, 0)
+    part = archive.with_name(f".{archive.name}.0123456789abcdef.part")
+    part.write_bytes(b"half")
+    half = store.path / WORK / "attach" / "made" / "1.kvarc"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
+    with attaching(store.handover):
+        report = worker.erase(key="k3")
+        assert not report.is_proven
+        assert len(report.failed) == 2
+        assert part.exists()
+        assert half.exists()
+    assert worker.erase(key="k3").is_proven
+    assert not part.exists()
+    assert not half.exists()
 
 
 def test_messages_are_searched_in_an_archive_of_which_a_part_is_older(
