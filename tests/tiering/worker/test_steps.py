@@ -109,6 +109,7 @@ def test_after_each_step_the_places_have_what_the_catalog_names_and_nothing_is_a
     store: Store, worker: Worker, clock: VirtualClock, name: str
 ) -> None:
     assert worker.run_once().failed == {}
+    assert left(store) == []
     clock.advance(STEPS[name].days * DAY)
     STEPS[name].do(worker)
     assert objects(store) == named(store)
