@@ -24,6 +24,7 @@ from tests.support.files import copy_folder
 from tests.support.stores import SEGMENT, SMALL, body, killed, message, opened, put, settings
 
 COUNT = 600
+FEW = 150
 
 
 @pytest.fixture
@@ -36,19 +37,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def fill(store: Store) -> None:
-    put(store, 0, COUNT)
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The same with as few messages as make two segments and some checkpoints."""
+    with opened(tmp_path / "a", settings(checkpoint_bytes=30_000)) as store:
+        store.create_topic("u", queues=8)
+        fill(store, FEW)
+        store.commit_offset("g", "t", 0, 77)
+    return tmp_path / "a"
+
+
+def fill(store: Store, count: int = COUNT) -> None:
+    put(store, 0, count)
     for n in range(100):
         store.put_batch([message(n, 50 + n, topic="u", queue=n % 8)])
 
 
-def assert_mended(path: Path, *, offsets: bool = True, config: StoreConfig = SMALL) -> None:
+def assert_mended(
+    path: Path, *, offsets: bool = True, config: StoreConfig = SMALL, count: int = COUNT
+) -> None:
     with opened(path, config) as store:
         found = assert_whole(store)
-        assert [m.body for m in found[("t", 0)]] == [body(n) for n in range(COUNT)]
+        assert [m.body for m in found[("t", 0)]] == [body(n) for n in range(count)]
         assert sum(len(found[("u", q)]) for q in range(8)) == 100
         assert_found_by_key(store, found[("t", 0)][::60] + found[("u", 3)])
-        assert put(store, COUNT, 1)[0].offset == COUNT
+        assert put(store, count, 1)[0].offset == count
         if offsets:
             assert store.committed_offset("g", "t", 0) == 77
 
@@ -369,74 +382,80 @@ def test_what_an_older_rebuild_left_is_removed_by_an_opening(path: Path) -> None
     assert not (path / "index.new").exists()
 
 
-class KillingFiles(kvstore.files.LocalFiles):
-    """Ends the process before the `nth` change of the disk."""
+class CountingFiles(kvstore.files.LocalFiles):
+    """Calls a function before each change of the disk."""
 
-    def __init__(self, nth: int) -> None:
-        self._left = nth
-
-    def _count(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, before: Callable[[], object]) -> None:
+        self._before = before
 
     def create(self, path: Path, size: int) -> None:
-        self._count()
+        self._before()
         super().create(path, size)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._count()
+        self._before()
         super().rename(source, target)
 
     def write_whole(self, path: Path, data: bytes) -> None:
-        self._count()
+        self._before()
         super().write_whole(path, data)
 
     def remove(self, path: Path) -> None:
-        self._count()
+        self._before()
         super().remove(path)
 
     def map(self, path: Path, *, writable: bool) -> kvstore.files.MappedFile:
-        self._count()
+        self._before()
         return super().map(path, writable=writable)
 
     def lock(self, path: Path) -> kvstore.files.FolderLock:
-        self._count()
+        self._before()
         return super().lock(path)
 
     def make_dir(self, path: Path) -> None:
-        self._count()
+        self._before()
         super().make_dir(path)
 
 
+def rebuild(path: Path, before: Callable[[], object]) -> None:
+    kvstore.rebuild(path, StoreConfig(checkpoint_bytes=10_000, files=CountingFiles(before)))
+
+
 def rebuild_until(_: Teller, path: Path, nth: int) -> None:
-    kvstore.rebuild(path, StoreConfig(checkpoint_bytes=30_000, files=KillingFiles(nth)))
+    left = iter(range(nth - 1))
+
+    def count() -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    rebuild(path, count)
 
 
 @pytest.mark.parametrize("harm", [None, garbage_manifest, no_index])
 def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
-    tmp_path: Path, path: Path, harm: Callable[[Path], None] | None
+    tmp_path: Path, small: Path, harm: Callable[[Path], None] | None
 ) -> None:
-    """By opening with the default settings, or by another rebuild."""
+    """By opening with the default settings, or by another rebuild. What a kill leaves is the folder
+    as it was at that moment; in the middle a process is killed.
+    """
     if harm is not None:
-        harm(path / "index")
-    codes = []
-    for nth in range(1, 30):
-        copy = copy_folder(path, tmp_path / f"killed{nth}")
-        codes.append(Child(rebuild_until, copy, nth).ended())
-        if nth % 2:
-            kvstore.rebuild(copy)
+        harm(small / "index")
+    left = [copy_folder(small, tmp_path / "killed")]
+    at_work = copy_folder(small, tmp_path / "at work")
+    rebuild(at_work, lambda: left.append(copy_folder(at_work, tmp_path / f"left{len(left)}")))
+    assert Child(rebuild_until, left[0], len(left) // 2).ended() == -signal.SIGKILL
+    assert len(left) > 8
+    for n, folder in enumerate([*left, at_work]):
+        if n % 2:
+            kvstore.rebuild(folder)
         else:
             try:
-                kvstore.open(copy).close()
+                kvstore.open(folder).close()
             except IndexDamaged:
-                kvstore.rebuild(copy)
-        with opened(copy) as store:
-            assert store.stats().segment_size == SEGMENT, nth
-        assert_mended(copy, offsets=harm is None)
-        if codes[-1] == 0:
-            break
-    assert -signal.SIGKILL in codes
+                kvstore.rebuild(folder)
+        with opened(folder) as store:
+            assert store.stats().segment_size == SEGMENT, n
+        assert_mended(folder, offsets=harm is None, count=FEW)
 
 
 def test_a_store_opens_again_though_garbage_still_holds_an_iterator(tmp_path: Path) -> None:
