@@ -46,6 +46,7 @@ from kvstore.index.runs import count_of, unpack_many
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import TopicInfo, Topics
 from kvstore.segmentstats import SegmentStats, stats_of
+from kvstore.unread import unread_in, unread_in_archive
 from kvstore.upkeep import Upkeep
 
 I64 = NDArray[np.int64]
@@ -240,11 +241,24 @@ class HandOver:
                     "or not sealed and in a checkpoint; ask `sealed` which are"
                 )
             is_erased = erase or self.config.secure_erase
+            # What is to be erased was named by somebody; all else goes by itself.
+            gone = set() if erase else set(unkept)
+            unread = [(n, unread_in(self._index.families, n, gone)) for n in segments if gone]
             with self._coming(arriving):
                 queues = self._index.hand_over(segments, arriving, unkept, there, erase=is_erased)
             for number in segments:
                 self._log.segments.remove(number, erase=is_erased)
+            for number, messages in unread:
+                self._upkeep.tell_unread(f"part of segment {number} without an archive", messages)
         return queues
+
+    def let_go(self, archive: int, name: str, rows: Iterable[Row]) -> None:
+        """Have the messages of an archive go, since their time is over, and change rows of the
+        catalog; what no group has read of them is told.
+        """
+        unread = unread_in_archive(self._index.families, archive)
+        self.swap([archive], rows=rows)
+        self._upkeep.tell_unread(f"archive {name}, whose time is over", unread)
 
     def swap(
         self,

@@ -162,22 +162,29 @@ class _Recovery:
             replay.gaps_expected = bool(scan.damage or report.damage)
             replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
             if log.writable and chunk.end - self._saved >= config.checkpoint_bytes:
+                replay.finish()
+                # What a checkpoint covers is not looked at again, and the next opening fails, too.
+                self._fail_if_asked(report.damage + self._refused())
                 self._save(chunk.end)
             if self._progress is not None:
                 self._progress("recovering", chunk.end - start, total)
         self._check_ours(start, scan)
         report.damage += scan.damage
         replay.finish()
-        report.damage += [
-            Damage(p, p + size, f"the record says offset {found}, {due} was due: it is not indexed")
-            for p, size, found, due in replay.refused
-        ]
+        report.damage += self._refused()
         self._fail_if_asked(report.damage)
         report.end, report.torn, report.records = scan.end, scan.torn, scan.records
         # Where the last segments are missing the scan ends before them, and the log behind them.
         report.end = max([scan.end, *(d.end for d in self._missing if d.position == scan.end)])
         report.entries, report.keys = replay.entries, replay.keys
         report.refused = len(replay.refused)
+
+    def _refused(self) -> list[Damage]:
+        """Records that are whole and could not be indexed."""
+        return [
+            Damage(p, p + size, f"the record says offset {found}, {due} was due: it is not indexed")
+            for p, size, found, due in self._replay.refused
+        ]
 
     def _check_ours(self, start: int, scan: LogScan) -> None:
         """Refuse an index whose checkpoint lies inside a record: it is not this log's.

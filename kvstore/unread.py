@@ -1,14 +1,25 @@
-"""Unread: which messages of a segment no group has taken, before the segment is deleted.
+"""Unread: which messages no group has taken, before they are deleted.
 
-The idea: the index says which offsets of which queues a segment holds, and each group's offset says
-how far it has come. Nothing of the log is read, and memory grows with the segment's queues alone.
+The idea: the index says which offsets of which queues a segment or an archive holds, and each
+group's offset says how far it has come. Nothing of the log or of archives is read, and memory grows
+with the queues that go alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from kvstore.errors import FormatError
 from kvstore.index.families import Families
-from kvstore.index.keys import OFFSETS, RUNS, read_offset_key, read_run_key, segment_range
+from kvstore.index.keys import (
+    OFFSETS,
+    PLACES,
+    RUNS,
+    read_offset_key,
+    read_place,
+    read_run_key,
+    segment_range,
+)
 from kvstore.index.runs import count_of
 from kvstore.meta.offsets import read_offset
 
@@ -16,27 +27,50 @@ Queue = tuple[int, int]
 """Topic id and queue."""
 
 
-def unread_in(families: Families, segment: int) -> dict[int, int]:
-    """The messages of a segment that were handed out to no group, nor passed over by a commit:
-    topic id -> how many. Topics without any are not in it.
+def unread_in(
+    families: Families, segment: int, queues: Collection[Queue] | None = None
+) -> dict[int, int]:
+    """The messages of a segment (of some queues) that were handed out to no group, nor passed over
+    by a commit: topic id -> how many. Topics without any are not in it.
     """
     held: dict[Queue, list[tuple[int, int]]] = {}
     for key, value in families.rows(RUNS, *segment_range(segment, segment + 1)):
         run = read_run_key(key)
+        if queues is not None and (run.topic, run.queue) not in queues:
+            continue
         try:
             held.setdefault((run.topic, run.queue), []).append(
                 (run.first, run.first + count_of(value))
             )
         except FormatError:
             continue  # a damaged run's messages can't be counted; the segment goes all the same
+    return _untaken(families, held)
+
+
+def unread_in_archive(families: Families, archive: int) -> dict[int, int]:
+    """The same of an archive, by the places that name it; offsets that it has not are counted too,
+    where compaction or damage left gaps.
+    """
+    held: dict[Queue, list[tuple[int, int]]] = {}
+    begun: tuple[Queue, int] | None = None
+    for key, value in families.rows(PLACES, b""):
+        topic, queue, place = read_place(key, value)
+        if begun is not None and begun[0] == (topic, queue):
+            held.setdefault((topic, queue), []).append((begun[1], place.first))
+        is_its = place.is_archived and place.archive == archive
+        begun = ((topic, queue), place.first) if is_its else None
+    return _untaken(families, held)
+
+
+def _untaken(families: Families, held: dict[Queue, list[tuple[int, int]]]) -> dict[int, int]:
     taken = dict.fromkeys(held, 0)
-    for key, row in families.rows(OFFSETS, b""):
+    for key, row in families.rows(OFFSETS, b"") if held else ():
         _, topic, queue = read_offset_key(key)
         if (topic, queue) in taken:
             taken[topic, queue] = max(taken[topic, queue], read_offset(row)[0])
     found: dict[int, int] = {}
-    for (topic, queue), runs in held.items():
-        count = sum(max(0, end - max(first, taken[topic, queue])) for first, end in runs)
+    for (topic, queue), stretches in held.items():
+        count = sum(max(0, end - max(first, taken[topic, queue])) for first, end in stretches)
         if count:
             found[topic] = found.get(topic, 0) + count
     return found

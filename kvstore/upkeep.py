@@ -209,9 +209,9 @@ class Upkeep:
                 if self._config.secure_erase:
                     self._index.key_upkeep.mark_all_left()
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
-                self._tell_unread(why, unread)
+                self.tell_unread(f"segment {why.number}, {why.reason}", unread)
 
-    def _tell_unread(self, why: Why, unread: dict[int, int]) -> None:
+    def tell_unread(self, deleted: str, unread: dict[int, int]) -> None:
         """Say what was deleted that no group has taken. (Deleted topics have no messages.)"""
         named = {name: n for topic, n in unread.items() if (name := self._name_of(topic))}
         if not named:
@@ -222,8 +222,8 @@ class Upkeep:
         topics = ", ".join(f"{name} ({n})" for name, n in most[:_NAMED])
         more = f" and {len(most) - _NAMED} topics more" if len(most) > _NAMED else ""
         _log.warning(
-            "%s: retention deleted segment %d, %s; %d of its messages no group had read: %s%s",
-            self._log.folder.parent, why.number, why.reason, count, topics, more,
+            "%s: retention deleted %s; %d of its messages no group had read: %s%s",
+            self._log.folder.parent, deleted, count, topics, more,
         )  # fmt: skip
 
 

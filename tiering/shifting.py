@@ -164,7 +164,7 @@ class Shifter:
         number = self._side.take_number()
         gone = self._retired(row, number, now)
         rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
-        self._side.swap([row.number], rows=rows)
+        self._side.let_go(row.number, row.name, rows)
         return True
 
     def _retired(self, row: ArchiveRow, number: int, now: int) -> ArchiveRow:

@@ -252,6 +252,13 @@ def crashed(path: Path, target: Path) -> Path:
     return target
 
 
+FIELDS = {
+    "size": 0, "magic": 4, "body CRC": 8, "queue id": 12, "flag": 16, "queue offset": 20,
+    "position": 28, "system flags": 36, "born time": 40, "store time": 56, "prepared": 76,
+    "body length": 84, "body": 88, "topic length": 288, "topic": 289, "properties length": 290,
+}  # fmt: skip
+
+
 HARMS: list[tuple[str, Callable[[Path, list[PutResult]], None]]] = [
     ("bit", lambda p, placed: damage_body(p, placed, 50)),
     ("page", lambda p, _: overwrite(p, SEGMENT + 8192, bytes(4096))),
@@ -260,7 +267,18 @@ HARMS: list[tuple[str, Callable[[Path, list[PutResult]], None]]] = [
 ]
 
 
-@pytest.mark.parametrize("harm", [h for _, h in HARMS], ids=[name for name, _ in HARMS])
+FOUND_LATE: list[tuple[str, Callable[[Path, list[PutResult]], None]]] = [
+    ("offset", lambda p, placed: flip(p, placed[50].position + FIELDS["queue offset"], bit=6)),
+    ("last", lambda p, _: segment(p, 3).unlink()),
+]
+"""What is known to be damage when all is read."""
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [h for _, h in HARMS + FOUND_LATE],
+    ids=[name for name, _ in HARMS + FOUND_LATE],
+)
 def test_damage_fails_the_opening_if_asked_to_and_leaves_everything_as_it_was(
     tmp_path: Path, placed: list[PutResult], harm: Callable[[Path, list[PutResult]], None]
 ) -> None:
@@ -298,13 +316,6 @@ def test_damage_met_in_recovery_is_reported_with_its_place_and_logged(
         assert store.query("t", f"k-{COUNT - 1}")[0].body == body(COUNT - 1)
 
 
-FIELDS = {
-    "size": 0, "magic": 4, "body CRC": 8, "queue id": 12, "flag": 16, "queue offset": 20,
-    "position": 28, "system flags": 36, "born time": 40, "store time": 56, "prepared": 76,
-    "body length": 84, "body": 88, "topic length": 288, "topic": 289, "properties length": 290,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_record_with_a_flipped_field_costs_no_other_message_when_the_index_is_made_anew(
     tmp_path: Path, placed: list[PutResult], field: str
@@ -320,8 +331,39 @@ def test_a_record_with_a_flipped_field_costs_no_other_message_when_the_index_is_
             body(n) for n in range(COUNT) if n != victim
         ]
         assert put(store, COUNT, 1)[0].offset == COUNT
+        if field == "queue offset":
+            told = [d for d in store.recovery.damage if d.position == placed[victim].position]
+            assert "50 was due" in told[0].reason
+            assert store.recovery.refused == 1
         assert len(store.topics()) == 1, "a topic was made of a flipped bit"
         assert store.topic("t").read_queues <= 1 << 16
+
+
+def test_a_record_with_an_impossible_queue_makes_none_when_the_index_is_lost(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = tmp_path / "a"
+    flip(path, placed[50].position + FIELDS["queue id"], bit=6)
+    shutil.rmtree(path / "index")
+    report = kvstore.rebuild(path).recovery
+    assert placed[50].position in [d.position for d in report.damage]
+    with opened(path) as store:
+        assert store.topic("t").read_queues == 2
+        found, _ = read_around(store, "t", 0)
+        assert {m.offset for m in found} == set(range(COUNT)) - {50}
+
+
+def test_a_reader_leaves_a_log_with_gaps_to_a_writer_first(
+    tmp_path: Path, placed: list[PutResult]
+) -> None:
+    path = crashed(tmp_path / "a", tmp_path / "b")
+    damage_body(path, placed, 50)
+    for _ in range(2):
+        with pytest.raises(IndexDamaged, match="opened for writing once"):
+            kvstore.open(path, read_only=True)
+    kvstore.open(path).close()
+    with kvstore.open(path, read_only=True) as store:
+        assert {m.offset for m in read_around(store, "t", 0)[0]} == set(range(COUNT)) - {50}
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -13,7 +13,7 @@ from kvstore import PutStatus, Store, StoreError
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_found_by_key, assert_whole, bodies
 from tests.support.files import Choose, Effect, Page, WatchedFiles, every, none
-from tests.support.stores import SEGMENT, SMALL, body, message, opened, put, settings
+from tests.support.stores import SEGMENT, SMALL, body, killed, message, opened, put, settings
 
 
 def half(seed: int) -> Choose:
@@ -114,6 +114,7 @@ def test_bytes_behind_the_end_of_a_cleanly_closed_store_never_come_back(
     config = settings(files=files, clock=VirtualClock())
     with opened(cut, config) as store:
         held = leading(bodies(store)[("t", 0)])
+        assert (store.recovery.torn is not None) == (store.recovery.cut_bytes > 0), "silent"
         put(store, held, 10)
         again = files.power_cut(store.path, tmp_path / "c", every)
     with opened(again) as store:
@@ -247,6 +248,27 @@ def test_a_power_cut_in_the_middle_of_recovery_changes_nothing(tmp_path: Path) -
             assert store.verify().problems == []
 
 
+def test_a_long_recovery_that_is_cut_short_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    with opened(tmp_path / "a") as store:
+        put(store, 0, 700)
+        killed(store, path)
+    left: list[Path] = []
+
+    def told(what: str, done: int, total: int) -> None:
+        left.append(_copy(path, tmp_path / f"left{len(left)}"))
+
+    config = settings(checkpoint_bytes=20_000)
+    kvstore.open(path, config, progress=told).close()
+    starts = []
+    for folder in left:
+        with opened(folder) as store:
+            starts.append(store.recovery.start)
+            assert len(assert_whole(store)[("t", 0)]) == 700
+    assert starts == sorted(starts)
+    assert starts[-1] > starts[0] > 0, "it is begun anew"
+
+
 def _copy(source: Path, target: Path) -> Path:
     from tests.support.files import copy_folder
 
@@ -297,3 +319,15 @@ def opened_once(path: Path, files: WatchedFiles) -> Store:
     store = kvstore.open(path, config=settings(files=files, clock=VirtualClock()))
     store.close()
     return store
+
+
+def test_a_store_that_ends_without_a_close_was_not_closed_in_order(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        put(store, 0, 5)
+    with opened(tmp_path / "a") as store:
+        assert store.recovery.clean
+        killed(store, tmp_path / "b")
+    with opened(tmp_path / "b") as store:
+        assert not store.recovery.clean
+    with opened(tmp_path / "b") as store:
+        assert store.recovery.clean

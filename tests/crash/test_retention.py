@@ -22,10 +22,11 @@ from kvstore import (
 )
 from kvstore.clock import SystemClock
 from kvstore.index.keys import META
+from kvstore.retention import Aged, Why, let_go, next_to_go
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every
-from tests.support.stores import SEGMENT, opened, put, segment, settings
+from tests.support.stores import SEGMENT, killed, opened, put, segment, settings
 
 
 def bent(clock: VirtualClock, files: WatchedFiles | None = None, **changed: Any) -> StoreConfig:
@@ -40,7 +41,12 @@ def bent(clock: VirtualClock, files: WatchedFiles | None = None, **changed: Any)
 
 def numbers(store: Store) -> list[int]:
     """The segments there are."""
-    names = sorted(p.name for p in (store.path / "commitlog").iterdir())
+    return numbers_of(store.path)
+
+
+def numbers_of(path: Path) -> list[int]:
+    """The same of a folder."""
+    names = sorted(p.name for p in (path / "commitlog").iterdir())
     return [int(name) // SEGMENT for name in names if name.isdigit()]  # one may be in the making
 
 
@@ -474,3 +480,87 @@ def test_the_end_of_a_deleted_topic_is_forgotten_when_the_log_begins_behind_it(
     with opened(tmp_path / "a", bent(clock)) as store:
         assert [t.name for t in store.topics()] == ["t"]
         assert ends(store) == [b"dropped/late"]
+
+
+def _next(**changed: Any) -> str | None:
+    """What is to be said of segment 4, of two: of 10 s and 1,000 bytes, if nothing else is said."""
+    facts: dict[str, Any] = {
+        "now_ms": 10_000, "hour": 3, "disk_used": 0.1, "total_bytes": 1000
+    }  # fmt: skip
+    facts |= {name: changed.pop(name) for name in list(changed) if name in facts}
+    found = next_to_go([Aged(4, 0), Aged(5, 5000)], settings(**changed), **facts)
+    assert found is None or found.number == 4
+    return None if found is None else found.reason
+
+
+def test_a_segment_goes_when_a_limit_is_passed_and_not_when_it_is_reached() -> None:
+    by_size, by_age = Retention(max_bytes=1000), Retention(hot_for=10)
+    assert _next(retention=by_size) is None
+    assert "limit is 1000" in str(_next(retention=by_size, total_bytes=1001))
+    assert _next(retention=by_age) is None
+    assert "older than 10 s" in str(_next(retention=by_age, now_ms=10_001))
+    hour = {"retention": by_age, "now_ms": 10_001, "delete_when": 3}
+    assert _next(**hour, hour=4) is None
+    assert _next(**hour, hour=3) is not None
+    assert "it is expired" in str(_next(**hour, hour=4, disk_used=0.75))
+    assert _next(retention=by_age, disk_used=0.84) is None
+    assert "85%" in str(_next(retention=by_age, disk_used=0.85))
+    assert _next(disk_used=1.0, now_ms=1 << 50, total_bytes=1 << 50) is None
+
+
+def test_between_two_that_go_there_is_a_pause_in_which_a_close_is_heard() -> None:
+    left = [Why(n, "") for n in range(5)]
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return len(pauses) == 3
+
+    def look() -> Why | None:
+        return left[0] if left else None
+
+    def drop(why: Why) -> None:
+        assert left.pop(0) == why
+
+    assert let_go(look, drop, pause, 7.0) == 3
+    assert pauses == [7.0] * 3
+    assert let_go(look, drop, pause, 7.0) == 2
+    assert pauses == [7.0] * 4
+
+
+def test_what_was_left_of_an_erasing_retention_is_overwritten_by_the_next_opening(
+    tmp_path: Path,
+) -> None:
+    files = WatchedFiles()
+    clock = VirtualClock()
+    with opened(tmp_path / "a", bent(clock, files, retention=Retention(hot_for=60))) as store:
+        put(store, 0, 400)
+        store.seal()
+        clock.advance(100)
+        left = killed(store, tmp_path / "b")
+        assert store.apply_retention() > 1
+        shutil.rmtree(left / "index")
+        shutil.copytree(store.path / "index", left / "index")
+    again = WatchedFiles()
+    kvstore.open(left, bent(clock, again, secure_erase=True)).close()
+    assert again.kinds().count("erase") > 1
+    assert numbers_of(left) == numbers_of(tmp_path / "a")
+
+
+def test_store_times_do_not_fall_though_all_that_was_stored_before_is_gone(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    config = bent(clock, retention=Retention(hot_for=60))
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 300)
+        store.seal()
+        last = store.get("t", 0, 299).stored_at
+        clock.advance(100)
+        assert store.apply_retention() > 0
+        assert store.bounds("t", 0) == (300, 300)
+    clock.step(-7200)
+    with opened(tmp_path / "a", config) as store:
+        killed(store, tmp_path / "b")
+    for path in (tmp_path / "a", tmp_path / "b"):
+        with opened(path, config) as store:
+            assert put(store, 300, 1)[0].offset == 300
+            assert store.get("t", 0, 300).stored_at >= last

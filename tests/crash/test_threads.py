@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -15,6 +15,7 @@ import kvstore
 from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreError
 from kvstore.background import Background, ThreadStats
 from kvstore.clock import SystemClock
+from kvstore.housekeeper import Housekeeper, Job, housekeeping_interval
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.stores import SEGMENT, opened, settings
@@ -205,3 +206,143 @@ def test_a_turn_that_fails_again_and_again_is_not_taken_without_pause() -> None:
     thread.stop()
     assert not thread.is_alive
     assert len(turns) < 50
+
+
+def _background(turn: Callable[[], object], interval: float, **more: Any) -> Background:
+    def one() -> None:
+        turn()
+
+    thread = Background("kvmq-test", one, SystemClock(), interval, **more)
+    thread.start()
+    return thread
+
+
+def test_a_thread_that_was_woken_once_waits_again() -> None:
+    turns: list[int] = []
+    thread = _background(lambda: turns.append(1), 60.0)
+    for count in (1, 2):
+        thread.wake.set()
+        _until(lambda n=count: len(turns) == n)  # type: ignore[misc]
+        SystemClock().sleep(0.05)
+        assert len(turns) == count
+    thread.stop()
+
+
+def test_a_turn_that_was_wanted_sooner_is_sooner_once() -> None:
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(1)
+        if len(turns) == 1:
+            thread.take_next_in(0.001)
+
+    thread = _background(turn, 60.0)
+    thread.wake.set()
+    _until(lambda: len(turns) == 2)
+    SystemClock().sleep(0.05)
+    assert len(turns) == 2
+    thread.stop()
+
+
+def test_a_thread_that_is_told_to_stop_takes_no_turn_more_and_is_waited_for() -> None:
+    turns: list[str] = []
+    idle = _background(lambda: turns.append("a turn"), 60.0)
+    idle.stop()
+    assert (turns, idle.is_alive) == ([], False)
+    begun, go = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        go.wait(_PATIENCE)
+        turns.append("done")
+
+    busy = _background(slow, 60.0, at_once=True)
+    assert begun.wait(_PATIENCE)
+    threading.Timer(0.05, go.set).start()
+    busy.stop()
+    assert (turns, busy.is_alive) == (["done"], False)
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, MemoryError])
+def test_whatever_dealing_with_a_failed_turn_raises_the_thread_goes_on_and_its_owner_is_told(
+    error: type[BaseException],
+) -> None:
+    told: list[BaseException] = []
+
+    def turn() -> None:
+        raise error("no turn")
+
+    def failed(why: BaseException) -> None:
+        told.append(why)
+        raise error("nor this")
+
+    thread = _background(turn, 0.0, failed=failed)
+    _until(lambda: len(told) >= 2)
+    assert thread.is_alive
+    assert {type(why) for why in told} == {error}
+    thread.stop()
+
+
+def test_a_failure_that_is_over_is_not_shown_any_more() -> None:
+    turns: list[int] = []
+
+    def turn() -> None:
+        turns.append(1)
+        if len(turns) < 3:
+            raise ValueError("not yet")
+
+    thread = _background(turn, 0.0)
+    _until(lambda: len(turns) >= 4)
+    found = thread.stats()
+    thread.stop()
+    assert (found.failures, found.failure) == (2, None)
+
+
+def test_the_housekeeper_that_is_stopped_in_a_job_begins_no_other() -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        done.append("first")
+        keeper.thread.end()
+
+    jobs = [
+        Job("the first", lambda: True, first),
+        Job("the second", lambda: True, lambda: done.append("second")),
+    ]
+    keeper = Housekeeper(SystemClock(), threading.Event(), jobs, 60.0)
+    keeper.thread.wake.set()
+    _until(lambda: not keeper.thread.is_alive)
+    assert done == ["first"]
+
+
+def test_a_job_that_fails_keeps_none_behind_it_from_being_done() -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise SystemExit("no")
+
+    jobs = [
+        Job("the first", lambda: True, fail),
+        Job("the second", lambda: True, lambda: done.append("second")),
+    ]
+    keeper = Housekeeper(SystemClock(), threading.Event(), jobs, 60.0)
+    keeper.thread.wake.set()
+    _until(lambda: len(done) == 1 and keeper.thread.stats().failure is not None)
+    assert keeper.thread.stats().failure == "the first: SystemExit: no"
+    keeper.stop()
+
+
+def test_the_housekeeper_looks_as_often_as_offsets_are_promised_to_be_on_the_disk() -> None:
+    assert housekeeping_interval(settings(offset_sync_interval=0.01)) == 0.01
+    assert housekeeping_interval(settings(offset_sync_interval=30.0)) <= 1.0
+
+
+def test_a_put_that_makes_a_checkpoint_due_wakes_the_housekeeper(tmp_path: Path) -> None:
+    """No time passes for it: it would look by itself never."""
+    config = settings(clock=VirtualClock(), checkpoint_bytes=20_000, checkpoint_interval=1e9)
+    with opened(tmp_path / "s", config) as store:
+        for _ in range(30):
+            store.put("t", bytes(1000), queue=0)
+        _until(lambda: store.stats().tail_entries < 30)
+        store.put_batch([Message("t", bytes(1000), queue=0)] * 30)
+        _until(lambda: store.stats().tail_entries < 30)

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore import Retention, Store, TopicConfig
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import fill, held
+from tests.tiering.worker.conftest import QUEUES, fill, held
 from tiering import Policy, Worker
 from tiering.catalog import decode_rows, encode_row
 from tiering.looking import Looker, Sight
@@ -139,3 +139,55 @@ def test_what_a_look_sees_is_what_one_without_a_memory_sees(
         clock.advance(2 * DAY)
         worker.run_once()
         assert check().segments == []
+
+
+def test_what_goes_unread_with_an_archive_or_without_one_is_told_with_its_count_and_topics(
+    store: Store, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = {topic: _count(store, topic) for topic in ("orders", "events")}
+    store.create_group("g")
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        assert worker.run_once().archives
+        store.commit_offset("g", "orders", 0, 7)
+        store.commit_offset("g", "events", 0, store.bounds("events", 0).next_offset)
+        left = counts["events"] - store.bounds("events", 0).next_offset
+        clock.advance(20 * DAY)
+        assert worker.run_once().expired
+        assert _told(caplog) == {"orders": counts["orders"] - 7, "events": left}
+        assert store.stats().deleted_unread == counts["orders"] - 7 + left
+        assert _count(store, "orders") == 0
+    caplog.clear()
+    fill(store, 30, first=400)
+    before = store.stats().deleted_unread
+    lost = {topic: _count(store, topic) for topic in ("orders", "events")}
+    clock.advance(30 * DAY)
+    with Worker(store, WARM) as worker:
+        assert worker.run_once().archives == []  # they are over before they leave hot
+    assert _told(caplog) == lost
+    assert store.stats().deleted_unread == before + sum(lost.values())
+    caplog.clear()
+    fill(store, 30, first=500)
+    for topic, queues in QUEUES.items():
+        for queue in range(queues):
+            store.commit_offset("g", topic, queue, store.bounds(topic, queue).next_offset)
+    clock.advance(30 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+    assert _told(caplog) == {}
+
+
+def _count(store: Store, topic: str) -> int:
+    return sum(high - low for low, high in (store.bounds(topic, q) for q in range(QUEUES[topic])))
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+    """How many unread messages of which topic the warnings speak of."""
+    found: dict[str, int] = {}
+    for record in caplog.records:
+        text = record.getMessage()
+        if "no group had read: " in text:
+            for named in text.partition("no group had read: ")[2].split(", "):
+                topic, _, count = named.rstrip(")").partition(" (")
+                found[topic] = found.get(topic, 0) + int(count)
+    return found
