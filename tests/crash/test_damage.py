@@ -285,10 +285,11 @@ def test_damage_fails_the_opening_if_asked_to_and_leaves_everything_as_it_was(
     path = crashed(tmp_path / "a", tmp_path / "b")
     harm(path, placed)
     before = fingerprint(path)
-    strict = settings(on_corruption="fail", checkpoint_bytes=20_000)
-    for _ in range(3):
+    strict = settings(on_corruption="fail")
+    often = settings(on_corruption="fail", checkpoint_bytes=20_000)
+    for config in (strict, often, often, strict):
         with pytest.raises(LogDamaged):
-            kvstore.open(path, config=strict).close()
+            kvstore.open(path, config=config).close()
         assert fingerprint(path) == before
     with opened(path) as store:
         assert store.recovery.damage
@@ -351,6 +352,23 @@ def test_a_record_with_an_impossible_queue_makes_none_when_the_index_is_lost(
         assert store.topic("t").read_queues == 2
         found, _ = read_around(store, "t", 0)
         assert {m.offset for m in found} == set(range(COUNT)) - {50}
+
+
+@pytest.mark.parametrize("harm", [h for _, h in HARMS[:3]], ids=[name for name, _ in HARMS[:3]])
+def test_a_log_of_which_nothing_is_known_ends_behind_its_last_good_record(
+    tmp_path: Path, placed: list[PutResult], harm: Callable[[Path, list[PutResult]], None]
+) -> None:
+    """Nobody knows the durable end, and still what stands behind damage is not cut off."""
+    path = tmp_path / "a"
+    harm(path, placed)
+    shutil.rmtree(path / "index")
+    report = kvstore.rebuild(path).recovery
+    assert report.damage
+    assert report.torn is None
+    with opened(path) as store:
+        found, _ = read_around(store, "t", 0)
+        assert {m.offset for m in found} >= set(range(COUNT)) - set(in_segment(placed, 1)) - {50}
+        assert len(read_around(store, "t", 1)[0]) == OTHERS
 
 
 def test_a_reader_leaves_a_log_with_gaps_to_a_writer_first(

@@ -342,6 +342,15 @@ class FailingRename(kvstore.files.LocalFiles):
         super().rename(source, target)
 
 
+def test_every_index_that_is_set_aside_has_a_name_of_its_own(small: Path) -> None:
+    aside = []
+    for _ in range(2):
+        garbage_manifest(small / "index")
+        aside.append(kvstore.rebuild(small).set_aside)
+    assert aside == [str(small / f"index.damaged-{n}") for n in (1, 2)]
+    assert all(Path(str(folder)).is_dir() for folder in aside)
+
+
 def test_a_rebuild_that_fails_puts_the_old_index_back(path: Path) -> None:
     garbage_manifest(path / "index")
     had = (path / "index" / "CURRENT").read_bytes()
