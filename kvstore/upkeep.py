@@ -1,7 +1,7 @@
 """Upkeep: checkpoints, sealing and retention of an open store, asked for or by itself.
 
 The idea: what the housekeeper does and what a call can have done at once are the same methods; each
-has a `..._due` that is asked often and costs nothing.
+has a `..._due` that is asked often and costs next to nothing.
 
 Invariants: a checkpoint covers flushed records only; one that failed is done again before the next;
 a segment leaves the index before its file goes."""

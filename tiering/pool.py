@@ -1,4 +1,4 @@
-"""The process that archives are made in: what it does costs the store's own process nothing.
+"""The process that archives are made in: the store's own interpreter has no part in that work.
 
 The idea: another Python, at a low priority, started when there is something to do and ended when
 there is nothing left. It is given a function of a module and its arguments through a pipe, and

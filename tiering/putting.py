@@ -32,7 +32,8 @@ def put_announced(
     intents: Intents, intent: Intent, place: Place, path: Path, uploading: Pace, reading: Pace
 ) -> None:
     """Put the file at `path` under the intent's name. The intent is to be forgotten once the
-    catalog has it. Raises PlaceError, ArchiveDamaged, TieringStopped; nothing is left then.
+    catalog has it. Raises PlaceError, ArchiveDamaged, TieringStopped: then the object is removed
+    again, or stays announced where the place refuses that too, and the next run removes it.
     """
     intents.note(intent)
     try:

@@ -22,7 +22,7 @@ from kvstore.cli.opening import (
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.report import show_report
 from kvstore.cli.tier.options import policy_option, policy_option_at_need
-from kvstore.cli.tier.working import Who, embedded, with_options, working
+from kvstore.cli.tier.working import Who, embedded, with_options, worker_call, working
 
 
 @click.group()
@@ -110,9 +110,10 @@ def erase_with(
     """Erase messages, by whoever works, or tell what that would do. Exit code 1 unless it is proven
     that nothing is left, or, of what would be done, where something could not be looked at.
     """
+    does = worker_call("erase", **what, everywhere=everywhere or None)
     what = what | {"everywhere": everywhere}
     if dry_run or _may_ask(yes):
-        with working(out, who, folder, policy_file, access, config_file) as found:
+        with working(out, who, folder, policy_file, access, config_file, does=does) as found:
             plan = found.worker.erasure_plan(**what)
         show_report(out, plan)
         if dry_run:
@@ -120,7 +121,7 @@ def erase_with(
                 click.get_current_context().exit(1)
             return
         click.confirm("Erase this for good?", abort=True, err=True)
-    with working(out, who, folder, policy_file, access, config_file) as found:
+    with working(out, who, folder, policy_file, access, config_file, does=does) as found:
         done = found.worker.erase(**what)
     show_report(out, done)
     if not out.json:
@@ -150,7 +151,8 @@ def _destroy(
             f"Destroy the key of topic {name!r} for good? What is encrypted with it can be read by "
             "nobody then", abort=True, err=True,
         )  # fmt: skip
-    with working(out, embedded, folder, Policy(), access, config_file) as found:
+    does = worker_call("destroy_key", name)
+    with working(out, embedded, folder, Policy(), access, config_file, does=does) as found:
         done = found.worker.destroy_key(name)
     show_report(out, done)
     if not out.json:

@@ -8,7 +8,7 @@ folder: a mistyped one is an error, not a new empty store.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -123,9 +123,21 @@ def call_text(call: str, *given: object, namespace: str | None = None, **named: 
     "store.redrive('billing')"
     """
     view = "store" if namespace is None else f"store.namespace({namespace!r})"
-    words = [repr(value) for value in given if value is not None]
-    words += [f"{name}={value!r}" for name, value in named.items() if value is not None]
-    return f"{view}.{call}({', '.join(words)})"
+    return written_call(view, call, given, named)
+
+
+def written_call(
+    handle: str, call: str, given: Sequence[object], named: Mapping[str, object]
+) -> str:
+    """A call of whatever a program calls `handle`."""
+    words = [_written(value) for value in given if value is not None]
+    words += [f"{name}={_written(value)}" for name, value in named.items() if value is not None]
+    return f"{handle}.{call}({', '.join(words)})"
+
+
+def _written(value: object) -> str:
+    is_ours = type(value).__name__ in kvstore.__all__
+    return f"kvstore.{value!r}" if is_ours else repr(value)
 
 
 @contextmanager

@@ -41,13 +41,22 @@ CALLS: Final[dict[tuple[str, ...], str]] = {
     ("offset", "reset", "DIR", "g", "t", "--to", "end"): "store.reset_offset('g', 't', to='end')",
     ("namespace", "create", "DIR", "n"): "store.create_namespace('n')",
     ("namespace", "delete", "DIR", "n"): "store.delete_namespace('n')",
-    ("tier", "run", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
-    ("tier", "merge", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
-    ("tier", "compact", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
-    ("tier", "reencrypt", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy)",
+    ("topic", "alter", "DIR", "t", "--retention", "hot=1d"):
+        "store.alter_topic('t', retention=kvstore.Retention(hot_for=86400.0",
+    ("tier", "run", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy).run_once()",
+    ("tier", "run", "DIR", "--policy", "FILE", "--watch"): "Worker(store, policy).start()",
+    ("tier", "merge", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy).merge()",
+    ("tier", "merge", "DIR", "--policy", "FILE", "--topic", "t"): "Worker(store, policy).part('t')",
+    ("tier", "compact", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy).compact()",
+    ("tier", "reencrypt", "DIR", "--policy", "FILE"): "tiering.Worker(store, policy).reencrypt()",
     ("tier", "attach", "DIR", "archives"): "tiering.attach(store, 'archives')",
     ("tier", "verify", "DIR", "--remove-orphans"): "Worker(store, policy).verify(",
-    ("erase", "topic", "DIR", "t", "--policy", "FILE"): "tiering.Worker(store, policy)",
+    ("erase", "topic", "DIR", "t", "--policy", "FILE"):
+        "tiering.Worker(store, policy).erase(topic='t')",
+    ("erase", "key", "DIR", "k", "--policy", "FILE", "--everywhere"):
+        "tiering.Worker(store, policy).erase(key='k', everywhere=True)",
+    ("erase", "before", "DIR", "5", "--policy", "FILE"):
+        "tiering.Worker(store, policy).erase(before=5)",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import click
 from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
 from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.tier.working import WORKER, Who, embedded, with_options
+from kvstore.cli.tier.working import Who, embedded, with_options, worker_call
 
 if TYPE_CHECKING:
     from tiering.audit import AuditReport
@@ -62,7 +62,7 @@ def verify_with(
         config_file,
         access=access,
         read_only=is_read,
-        does=f"{WORKER}.verify(remove_orphans=True)",
+        does=worker_call("verify", remove_orphans=True),
     )  # fmt: skip
     with opened as store:
         place_of, others = places_of(store, places)

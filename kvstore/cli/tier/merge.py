@@ -11,7 +11,7 @@ from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument
 from kvstore.cli.output import Output, output_option
 from kvstore.cli.tier.options import policy_option
-from kvstore.cli.tier.working import Who, embedded, ended, with_options, working
+from kvstore.cli.tier.working import Who, embedded, ended, with_options, worker_call, working
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,12 +65,15 @@ def merge_with(
     if topic is None:
         _done(
             out, who, folder, policy_file, access, config_file,
-            lambda w: w.merge(target_bytes or TARGET_BYTES),
+            worker_call("merge", target_bytes), lambda w: w.merge(target_bytes or TARGET_BYTES),
         )  # fmt: skip
         return
     if target_bytes is not None:
         raise click.UsageError("--topic parts archives, and takes no --target-bytes")
-    _done(out, who, folder, policy_file, access, config_file, lambda w: w.part(topic))
+    _done(
+        out, who, folder, policy_file, access, config_file,
+        worker_call("part", topic), lambda w: w.part(topic),
+    )  # fmt: skip
 
 
 @click.command()
@@ -92,7 +95,10 @@ def compact_with(
     config_file: Path | None,
 ) -> None:  # fmt: skip
     """Have compacted topics compacted, by whoever works."""
-    _done(out, who, folder, policy_file, access, config_file, lambda w: w.compact(topic))
+    _done(
+        out, who, folder, policy_file, access, config_file,
+        worker_call("compact", topic), lambda w: w.compact(topic),
+    )  # fmt: skip
 
 
 @click.command()
@@ -116,13 +122,16 @@ def reencrypt_with(
     config_file: Path | None,
 ) -> None:  # fmt: skip
     """Have archives re-encrypted, by whoever works."""
-    _done(out, who, folder, policy_file, access, config_file, lambda w: w.reencrypt(topic))
+    _done(
+        out, who, folder, policy_file, access, config_file,
+        worker_call("reencrypt", topic), lambda w: w.reencrypt(topic),
+    )  # fmt: skip
 
 
 def _done(
     out: Output, who: Who, folder: Path, policy_file: Path, access: Access,
-    config_file: Path | None, work: Callable[[Worker], RunReport],
+    config_file: Path | None, does: str, work: Callable[[Worker], RunReport],
 ) -> None:  # fmt: skip
-    with working(out, who, folder, policy_file, access, config_file) as found:
+    with working(out, who, folder, policy_file, access, config_file, does=does) as found:
         done = work(found.worker)
     ended(out, done)

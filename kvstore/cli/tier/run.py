@@ -11,7 +11,7 @@ from kvstore.cli.access import Access, access_options
 from kvstore.cli.opening import config_option, folder_argument
 from kvstore.cli.output import Output, Report, output_option
 from kvstore.cli.tier.options import policy_option
-from kvstore.cli.tier.working import Who, embedded, show, with_options, working
+from kvstore.cli.tier.working import Who, embedded, show, with_options, worker_call, working
 
 if TYPE_CHECKING:
     from tiering.runs import RunReport
@@ -53,7 +53,10 @@ def run_with(
 ) -> None:  # fmt: skip
     """Have done what a policy says, by whoever works."""
     ended = False
-    with working(out, who, folder, policy_file, access, config_file, told=whole) as found:
+    does = worker_call("start" if watch else "run_once")
+    with working(
+        out, who, folder, policy_file, access, config_file, does=does, told=whole
+    ) as found:
         done = _once(out, found.worker, watch=watch)
         ended = not done.failed
         while watch and not found.stopping.is_set():

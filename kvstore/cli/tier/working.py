@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import click
 
 from kvstore.cli.access import Access
-from kvstore.cli.opening import open_store
+from kvstore.cli.opening import open_store, written_call
 from kvstore.cli.output import Output, Report, size_text
 from kvstore.cli.tier.options import read_policy
 from kvstore.clock import Clock
@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 Who: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
 """Who does a worker's work, for the time of a block; None: a process of the worker's own."""
 Verb: TypeAlias = Callable[..., Any]
-WORKER: Final = "tiering.Worker(store, policy)"
+_WORKER: Final = "tiering.Worker(store, policy)"
 """What a program has in the place of these verbs."""
+
+
+def worker_call(call: str, *given: object, **named: object) -> str:
+    """A worker's call as a program writes it; what is None is left out."""
+    return written_call(_WORKER, call, given, named)
 
 
 def embedded() -> AbstractContextManager[Executor | None]:
@@ -59,18 +64,17 @@ def working(
     access: Access,
     config_file: Path | None,
     *,
+    does: str,
     told: Callable[[Report], Progress] = lambda report: report,
 ) -> Iterator[Working]:
     """A worker for the store in a folder, for the time of the block. `told` is what of its progress
-    is shown.
+    is shown; `does` is what a program that has the store open calls for the same (`worker_call`).
     """
     from tiering.worker import Worker
 
     rules = read_policy(policy) if isinstance(policy, Path) else policy
     with (
-        open_store(
-            out, folder, config_file, access=access, does=f"the calls of a {WORKER}"
-        ) as store,
+        open_store(out, folder, config_file, access=access, does=does) as store,
         out.progress() as report,
         who() as executor,
         Worker(store, rules, progress=told(report), executor=executor) as worker,
