@@ -8,7 +8,8 @@ Invariants: a put that raised `PutRefused`, or an error of damage, changed nothi
 not there, and don't come back after a crash. One that raised `FlushFailed` may have its messages in
 the log, and so may one that raised `StoreClosed` while it waited for the disk. A call that does one
 thing after another (retention, sealing, handing over, erasing, merging) may raise behind some of
-its steps: each of them is done wholly or not at all, and the next call goes on from there. All
+its steps: each of them is done wholly or not at all, and the next call goes on from there. A pop
+takes several looks; what those before the error had locked comes back when the locks run out. All
 other calls that raised changed nothing.
 """
 

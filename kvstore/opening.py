@@ -4,7 +4,9 @@ The idea: a folder is new, ours, or RocketMQ's; which one is told by what is in 
 is written. What is fixed in an existing store (segment size, format) comes from the store, not from
 the settings.
 
-Invariant: an opening that fails leaves the folder as it was, and lets go of its lock.
+Invariant: after an opening that failed there is the store that was there, or none where none was
+(of a new one the folder and a lock file may stay, in which the next opening founds it), and its
+lock is free.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ are apart: each goes cold, and is deleted, by the store time of its own last mes
 or early it left hot.
 
 Invariants: nothing is deleted before its class's whole time is over; what is due stays due as time
-passes; segments go in the order of their numbers, without a hole.
+passes; segments go in the order of their numbers, none before an older one that stays.
 """
 
 from __future__ import annotations

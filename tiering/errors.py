@@ -1,6 +1,7 @@
 """Errors of tiering that no read of the store raises; those are in `kvstore.errors`.
 
-Invariant: a call that raised one of these changed nothing that a reader sees.
+Invariant: a call that raised one of these changed nothing that a reader sees, but for erasing:
+what it had erased when it raised is gone, and the next call does the rest.
 """
 
 from __future__ import annotations

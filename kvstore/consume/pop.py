@@ -7,7 +7,8 @@ its time. (docs/pop.md)
 Invariants: a message is handed out only after the WriteBatch that locks it was written; a flight's
 lock is held from the look to the write, and no longer than one claim takes, which is bounded
 whatever a filter refuses; nothing is read from an archive under it: a claim that would have to is
-put off until that was read, and looks again; a pop that raised changed nothing.
+put off until that was read, and looks again; a claim that raised changed nothing, and what earlier
+claims of the same pop had locked comes back when these locks run out.
 """
 
 from __future__ import annotations
