@@ -13,7 +13,6 @@ import pickle
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -322,6 +321,8 @@ def test_the_systems_properties_have_rocketmqs_names() -> None:
     assert asks("TAGS = 'paid' AND KEYS LIKE '%o-17%' AND UNIQ_KEY = 'id'", properties)
 
 
+# An exponential search would not end before the processor does; a linear one takes milliseconds.
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
@@ -336,9 +337,7 @@ def test_the_systems_properties_have_rocketmqs_names() -> None:
     ],
 )
 def test_a_long_text_is_judged_soon(expression: str, text: str) -> None:
-    start = time.perf_counter()
     assert asks(expression, {"a": text}) is False
-    assert time.perf_counter() - start < 2.0
 
 
 # -- the document
