@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 
 from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, LocalFiles
-from kvstore.record.layout import STORED_TIME, stored_time_at
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.match import Match
 from tiering.objectnames import SUFFIX
 from tiering.proof import prove
-from tiering.segment import SegmentRecords, read_segment
+from tiering.segment import SegmentRecords, read_segment, stored_times
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
@@ -143,10 +142,11 @@ class _Regrouping:
         plans = [job.topics.get(name) for name in names]
         live = self._live(found, plans)
         order = self._order(found, names, live)
-        self._check_rising(found, order)
+        borders = _borders(found, order)
+        self._check_rising(found, order, borders)
         whole, all_live = None, live
         if job.without is not None:
-            whole = self._whole(found, plans, order)
+            whole = self._whole(found, plans, order, borders)
             rows = np.flatnonzero(live)
             meant = job.without.rows_of(
                 RecordBatch(self._buffer, found.starts[rows], found.sizes[rows])
@@ -154,6 +154,7 @@ class _Regrouping:
             live = live.copy()
             live[rows[meant]] = False
             order = order[live[order]]
+            borders = _borders(found, order)
         by_class: dict[str, list[int]] = {}
         unkept = []
         for number in sorted(range(len(names)), key=names.__getitem__):
@@ -165,7 +166,6 @@ class _Regrouping:
                 unkept += [(plan.topic.id, queue) for queue in queues.tolist()]
             else:
                 by_class.setdefault(plan.retention_class, []).append(number)
-        borders = _borders(found, order)
         made = [
             self._write(name, numbers, found, plans, order, borders)
             for name, numbers in sorted(by_class.items())
@@ -195,17 +195,17 @@ class _Regrouping:
         return live
 
     def _whole(
-        self, found: SegmentRecords, plans: list[TopicPlan | None], order: I64
+        self,
+        found: SegmentRecords,
+        plans: list[TopicPlan | None],
+        order: I64,
+        borders: list[tuple[int, int]],
     ) -> list[HeldQueue]:
         """What there is of the queues that are kept, before anything is erased."""
-        out = []
-        for a, b in _borders(found, order):
-            rows = order[a:b]
-            plan = plans[int(found.topics[rows[0]])]
-            if plan is not None and plan.retention_class is not None:
-                queue = int(found.queues[rows[0]])
-                out.append(self._held(plan.topic.id, queue, found, rows))
-        return out
+        kept = [plan is not None and plan.retention_class is not None for plan in plans]
+        topics = found.topics[order]
+        mine = [(a, b) for a, b in borders if kept[topics[a]]]
+        return self._held(found, plans, order, mine)
 
     def _order(self, found: SegmentRecords, names: list[str], live: NDArray[np.bool_]) -> I64:
         """The live rows by topic name and queue, each queue's in the order of the log."""
@@ -217,17 +217,21 @@ class _Regrouping:
         rows = np.flatnonzero(live)
         return rows[np.argsort(owner[rows], kind="stable")]
 
-    def _check_rising(self, found: SegmentRecords, order: I64) -> None:
-        for a, b in _borders(found, order):
-            offsets = found.offsets[order[a:b]]
-            if not (offsets[1:] > offsets[:-1]).all():
-                row = int(order[a + 1 + int(np.argmax(offsets[1:] <= offsets[:-1]))])
-                raise SegmentDamaged(
-                    f"{self._job.path}: the record at {self._job.base + int(found.starts[row])} "
-                    f"says offset {int(found.offsets[row])}, which its queue had already passed; "
-                    "the segment stays as it is",
-                    self._job.path,
-                )
+    def _check_rising(
+        self, found: SegmentRecords, order: I64, borders: list[tuple[int, int]]
+    ) -> None:
+        offsets = found.offsets[order]
+        wrong = np.zeros(len(order), np.bool_)
+        wrong[1:] = offsets[1:] <= offsets[:-1]
+        wrong[[begin for begin, _ in borders]] = False
+        if wrong.any():
+            row = int(order[np.argmax(wrong)])
+            raise SegmentDamaged(
+                f"{self._job.path}: the record at {self._job.base + int(found.starts[row])} "
+                f"says offset {int(found.offsets[row])}, which its queue had already passed; "
+                "the segment stays as it is",
+                self._job.path,
+            )
 
     def _write(
         self,
@@ -254,21 +258,14 @@ class _Regrouping:
                 retention_class=class_name,
             ),
         )
-        queues: list[HeldQueue] = []
         manifest: list[Manifest] = []
 
         def chunks() -> Iterator[bytes]:
-            for a, b in mine:
-                rows = order[a:b]
-                plan = plans[int(found.topics[rows[0]])]
+            for number, queue, records in self._queues(found, order, mine):
+                plan = plans[number]
                 assert plan is not None, "only planned topics are in an archive"
-                queue = int(found.queues[rows[0]])
-                queues.append(self._held(plan.topic.id, queue, found, rows))
-                for at in range(a, b, _AT_ONCE):
-                    writer.add(
-                        plan.topic, queue, self._records(found, order[at : min(at + _AT_ONCE, b)])
-                    )
-                    yield from sink.taken()
+                writer.add(plan.topic, queue, records)
+                yield from sink.taken()
             manifest.append(writer.finish())
             yield from sink.taken()
 
@@ -278,21 +275,54 @@ class _Regrouping:
             path, self._files, job.settings.keys, self._buffer, found.starts, found.sizes,
             rows=due, stays="the segment stays as it is",
         )  # fmt: skip
+        queues = self._held(found, plans, order, mine)
         return Made(
             path=str(path), size=sink.size, crc=sink.crc, manifest=manifest[0], queues=queues
         )
 
-    def _records(self, found: SegmentRecords, rows: I64) -> RecordBatch:
-        return RecordBatch(
-            self._buffer, found.starts[rows], found.sizes[rows], with_bodies=True, stays=True
-        )
+    def _queues(
+        self, found: SegmentRecords, order: I64, mine: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, RecordBatch]]:
+        """The queues that stand at `mine` in the order: number of the topic, queue, and records; of
+        long queues so many at a time. Columns are put in order for many queues at once.
+        """
+        at = 0
+        while at < len(mine):
+            begin, first = mine[at][0], at
+            while at < len(mine) and mine[at][1] - begin <= _AT_ONCE:
+                at += 1
+            at = max(at, first + 1)
+            for low in range(begin, mine[at - 1][1], _AT_ONCE):
+                rows = order[low : min(low + _AT_ONCE, mine[at - 1][1])]
+                starts, sizes = found.starts[rows], found.sizes[rows]
+                topics, queues = found.topics[rows], found.queues[rows]
+                for queue_begin, queue_end in mine[first:at]:
+                    a, b = max(queue_begin - low, 0), min(queue_end - low, len(rows))
+                    batch = RecordBatch(
+                        self._buffer, starts[a:b], sizes[a:b], with_bodies=True, stays=True
+                    )
+                    yield int(topics[a]), int(queues[a]), batch
 
-    def _held(self, topic: int, queue: int, found: SegmentRecords, rows: I64) -> HeldQueue:
-        at = int(found.starts[rows[0]])
-        flags = int.from_bytes(self._buffer[at + 36 : at + 40], "big")
-        (stored_at,) = STORED_TIME.unpack_from(self._buffer, at + stored_time_at(flags))
-        first, last = int(found.offsets[rows[0]]), int(found.offsets[rows[-1]])
-        return HeldQueue(topic, queue, first, last, len(rows), stored_at)
+    def _held(
+        self,
+        found: SegmentRecords,
+        plans: list[TopicPlan | None],
+        order: I64,
+        mine: list[tuple[int, int]],
+    ) -> list[HeldQueue]:
+        """What there is of the queues that stand at `mine` in the order."""
+        if not mine:
+            return []
+        borders = np.array(mine, np.int64)
+        firsts, lasts = order[borders[:, 0]], order[borders[:, 1] - 1]
+        starts = found.starts[firsts]
+        ids = np.array([-1 if plan is None else plan.topic.id for plan in plans], np.int64)
+        columns = (
+            ids[found.topics[firsts]], found.queues[firsts], found.offsets[firsts],
+            found.offsets[lasts], borders[:, 1] - borders[:, 0],
+            stored_times(self._buffer, starts),
+        )  # fmt: skip
+        return list(map(HeldQueue, *(column.tolist() for column in columns)))
 
 
 class Summed:

@@ -25,6 +25,7 @@ from kvstore.record.layout import (
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     SIZE,
+    STORED_AT,
     SYSTEM_FLAGS_AT,
     V6_EXTRA,
 )
@@ -110,6 +111,14 @@ def _owners(
     queues[loose] = NO_QUEUE
     offsets[loose] = starts[loose] + base
     return names, queues, offsets
+
+
+def stored_times(buffer: Buffer, starts: I64) -> I64:
+    """The store times of records that begin at some places."""
+    data = np.frombuffer(buffer, np.uint8)
+    flags = _u32(data, starts + SYSTEM_FLAGS_AT)
+    at = starts + STORED_AT + V6_EXTRA * ((flags & BORN_HOST_V6) > 0)
+    return _u32(data, at) << 32 | _u32(data, at + 4)
 
 
 def boundary(buffer: Buffer, at: int, target: int, end: int) -> int | None:

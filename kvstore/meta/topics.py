@@ -85,6 +85,8 @@ class Topics:
         self.removed: list[Callable[[TopicInfo], None]] = []
         """Told when that batch was written."""
         self._names: dict[int, str] | None = None
+        self._count: int | None = None
+        """How many topics there are, once somebody asked."""
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
@@ -243,6 +245,7 @@ class Topics:
             self._keep(info)
         if self._names is not None:
             self._names.update((info.id, info.name) for info in made)
+        self._counted(len(made))
 
     def take_ids(self, count: int) -> int:
         """The first of so many ids, durably taken, for topics that `settle_rows` brings."""
@@ -265,6 +268,11 @@ class Topics:
             self._keep(info)
         if self._names is not None:
             self._names.update((info.id, info.name) for info in infos)
+        self._counted(len(infos))
+
+    def _counted(self, more: int) -> None:
+        if self._count is not None:
+            self._count += more
 
     def _exists(self, name: str) -> bool:
         return name in self._cache or self._families.get(TOPICS, name.encode()) is not None
@@ -331,6 +339,7 @@ class Topics:
             self._cache.pop(info.name, None)
             if self._names is not None:
                 self._names.pop(info.id, None)
+            self._counted(-1)
             for tell in self.removed:
                 tell(info)
 
@@ -394,7 +403,12 @@ class Topics:
 
     def count(self) -> int:
         """How many topics there are."""
-        return sum(1 for _ in self._families.rows(TOPICS, b""))
+        found = self._count
+        if found is None:
+            # Once: who watches a store asks again and again, and there may be very many.
+            with self._lock:
+                found = self._count = sum(1 for _ in self._families.rows(TOPICS, b""))
+        return found
 
     # --- replay ---
 
@@ -417,7 +431,7 @@ class Topics:
                 info = replayed_topic(name, self.next_id, queue, self._default_key_index)
                 self._write([info], self.next_id + 1)
                 self.next_id += 1
-                self._names = None
+                self._names = self._count = None
                 found = self._keep(info)
         elif queue >= found.read_queues:
             if not make and queue >= found.info.queues_ever:
