@@ -58,7 +58,7 @@ from kvstore.index.keys import (
     head_key,
     read_block_key,
 )
-from kvstore.record.keyfilter import BLOCK_BYTES, grants
+from kvstore.record.keyfilter import BLOCK_BYTES, grants, mask_of
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
@@ -168,12 +168,15 @@ class MessageKeys:
         now = self._sought
         every = before if now is before else {*before, *now}
         parts = [p for p in every if p.segment <= last and p.end > first]
+        digest = low >> _DIGEST_SHIFT
+        # No filter can say anything of hashes of several digests.
+        mask = mask_of(digest, FILTER_HASHES) if digest == high >> _DIGEST_SHIFT else 0
         newest = -1
         for together in _newest_first(parts):
             found = [
                 self._positions(it, part, hash_)
                 for part in together
-                if self._may_hold(it, part, low, high)
+                if not mask or self._may_hold(it, part, digest, mask)
                 for hash_ in self._hashes(it, part, low, high)
             ]
             for position in found[0] if len(found) == 1 else merge(*found, reverse=True):
@@ -181,10 +184,7 @@ class MessageKeys:
                     yield position
                 newest = position
 
-    def _may_hold(self, it: RdictIter, part: Part, low: int, high: int) -> bool:
-        digest = low >> _DIGEST_SHIFT
-        if digest != high >> _DIGEST_SHIFT:
-            return True
+    def _may_hold(self, it: RdictIter, part: Part, digest: int, mask: int) -> bool:
         piece = piece_of(part, digest)
         data = self._filters.get((part.serial, piece))
         if data is None:
@@ -192,7 +192,7 @@ class MessageKeys:
         at = ((digest * part.filter_blocks >> 32) - piece * PIECE_BLOCKS) * BLOCK_BYTES
         if at + BLOCK_BYTES > len(data):
             return True  # it is damaged, or the part is not there any more
-        return grants(data, at, digest, FILTER_HASHES)
+        return grants(data, at, mask)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
         key = filter_key(part.prefix, piece)

@@ -59,15 +59,19 @@ def fill(digests: NDArray[np.uint32], blocks: int, first: int, count: int, hashe
     return filled.tobytes()
 
 
-def grants(data: bytes, at: int, digest: int, hashes: int) -> bool:
-    """Whether the block that begins at a byte of `data` has all bits of a digest."""
-    block = int.from_bytes(data[at : at + BLOCK_BYTES], "little")
-    mixed = _mix(digest)
+def grants(data: bytes, at: int, mask: int) -> bool:
+    """Whether the block that begins at a byte of `data` has all bits of a digest, its `mask_of`."""
+    has_all: bool = int.from_bytes(data[at : at + BLOCK_BYTES], "little") & mask == mask
+    return has_all
+
+
+def mask_of(digest: int, hashes: int) -> int:
+    """The bits of a digest in its block, as a number."""
+    mask, mixed = 0, _mix(digest)
     for _ in range(hashes):
-        if not block >> (mixed & BLOCK_BITS - 1) & 1:
-            return False
+        mask |= 1 << (mixed & BLOCK_BITS - 1)
         mixed >>= _BITS_OF_PLACE
-    return True
+    return mask
 
 
 def masks_of(digest: int) -> tuple[int, ...]:
@@ -104,15 +108,12 @@ class Filter:
     def may_hold(self, digest: int) -> bool:
         """Whether a key of that digest (the upper 32 bits of its hash) may be there."""
         at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
-        return grants(self._data, at, digest, self._hashes)
+        return grants(self._data, at, mask_of(digest, self._hashes))
 
     def has_all(self, digest: int, masks: Sequence[int]) -> bool:
         """The same for a digest whose `masks_of` is known: for whoever asks many filters."""
         at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
-        mask = masks[self._hashes]
-        block = int.from_bytes(self._data[at : at + BLOCK_BYTES], "little")
-        has_all: bool = block & mask == mask
-        return has_all
+        return grants(self._data, at, masks[self._hashes])
 
     def denied(self, digests: NDArray[np.int64]) -> int:
         """How many of those digests are said not to be there."""
