@@ -354,7 +354,13 @@ def test_a_record_with_an_impossible_queue_makes_none_when_the_index_is_lost(
         assert {m.offset for m in found} == set(range(COUNT)) - {50}
 
 
-@pytest.mark.parametrize("harm", [h for _, h in HARMS[:3]], ids=[name for name, _ in HARMS[:3]])
+UNKNOWN: list[tuple[str, Callable[[Path, list[PutResult]], None]]] = [
+    *HARMS[:3],
+    ("half", lambda p, _: os.truncate(segment(p, 1), SEGMENT // 2)),
+]
+
+
+@pytest.mark.parametrize("harm", [h for _, h in UNKNOWN], ids=[name for name, _ in UNKNOWN])
 def test_a_log_of_which_nothing_is_known_ends_behind_its_last_good_record(
     tmp_path: Path, placed: list[PutResult], harm: Callable[[Path, list[PutResult]], None]
 ) -> None:
@@ -366,6 +372,7 @@ def test_a_log_of_which_nothing_is_known_ends_behind_its_last_good_record(
     assert report.damage
     assert report.torn is None
     with opened(path) as store:
+        assert store.stats().segment_size == SEGMENT, "it is that of most files"
         found, _ = read_around(store, "t", 0)
         assert {m.offset for m in found} >= set(range(COUNT)) - set(in_segment(placed, 1)) - {50}
         assert len(read_around(store, "t", 1)[0]) == OTHERS

@@ -252,6 +252,25 @@ def test_other_work_is_done_in_the_pauses_between_deletions(tmp_path: Path) -> N
         assert not clock.slept, "the thread slept, and all its other work with it"
 
 
+def test_segments_go_one_after_the_other_as_fast_as_the_pauses_allow(tmp_path: Path) -> None:
+    """Once it is time for a look no more time has to pass."""
+    clock = VirtualClock()
+    config = bent(
+        clock, retention=Retention(max_bytes=2 * SEGMENT), retention_interval=60.0,
+        delete_interval=0.0,
+    )  # fmt: skip
+    with opened(tmp_path / "a", config) as store:
+        put(store, 0, 1000)
+        store.checkpoint()
+        assert len(numbers(store)) > 4
+        clock.advance(61)
+        for _ in range(2000):
+            if len(numbers(store)) <= 2:
+                break
+            SystemClock().sleep(0.01)
+        assert len(numbers(store)) <= 2
+
+
 def _let_pass(clock: VirtualClock, until: Callable[[], bool]) -> None:
     """Let time pass until another thread has done something; ten minutes at most."""
     for _ in range(6000):
