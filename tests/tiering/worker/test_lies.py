@@ -21,7 +21,7 @@ from tests.tiering.places.lying import Lie, LyingFiles, LyingPlace
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.errors import ObjectNotFound, PlaceError
+from tiering.errors import ObjectExists, ObjectNotFound, PlaceError
 from tiering.intents import Intent, Intents
 from tiering.match import Match
 from tiering.place import Place, open_place
@@ -91,6 +91,15 @@ def test_what_was_put_is_read_back_and_taken_away_if_it_is_something_else(
     with pytest.raises((ArchiveDamaged, PlaceError)):
         put_announced(intents, intent, LyingPlace(honest, lie), path, int, int)
     assert list(honest.list()) == []
+    assert list(intents.unfinished(())) == []
+
+
+def test_a_name_that_somebody_else_was_first_to_take_stays_his(tmp_path: Path) -> None:
+    honest, intents, intent, path = announced(tmp_path)
+    honest.put(intent.key, b"somebody else's")
+    with pytest.raises(ObjectExists):
+        put_announced(intents, intent, honest, path, int, int)
+    assert honest.read(intent.key, 0, 15) == b"somebody else's"
     assert list(intents.unfinished(())) == []
 
 
