@@ -88,9 +88,11 @@ def sweep_jobs(log: CommitLog, now: int, age: int = DAY) -> list[str]:
     if abs(now - head.swept_at) < HOUR:
         return []
     removed = clear_overwritten(log)
-    named = _named(log.since(head.swept))
+    first = head.swept // GROUP
+    # From the first job on that is listed: of one that is not named here all commits are read.
+    named = _named(log.since(first * GROUP))
     swept = head.number
-    for group in range(head.swept // GROUP, head.number // GROUP + 1):
+    for group in range(first, head.number // GROUP + 1):
         folder = group_folder(log.store_id, group)
         found = [*log.place.list(folder), *log.place.leftovers(folder)]
         for (begun, job), infos in sorted(_by_job(found).items()):
