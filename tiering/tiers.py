@@ -53,7 +53,9 @@ SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
 FOUND_KEPT: Final = 4096
 GROUPS_KEPT: Final = 16
-"""Groups of small queues' blocks: half a megabyte each, decoded."""
+"""Groups of small queues' blocks: half a megabyte each, decoded, with blocks of the usual size."""
+GROUPS_BYTES: Final = 16 << 20
+"""What these may take, whatever the size of blocks; one is kept even if it takes more."""
 QUEUE_BLOCKS_KEPT: Final = 1 << 16
 """Blocks of queues whose offsets are kept at hand."""
 
@@ -226,7 +228,7 @@ class Tiers:
                 with self._lock:
                     # Of what was noted meanwhile this knows nothing: then nobody finds it.
                     groups[key] = group
-                    if len(groups) > GROUPS_KEPT:
+                    while _is_too_much(groups.values()):
                         groups.pop(next(iter(groups)))
             return archive.block_of(block, group)
 
@@ -484,6 +486,11 @@ def _told(name: str, block: int = -1, following: Callable[[], int] | None = None
         raise ArchiveUnavailable(f"archive {name} can't be read now: {e}; try again", name) from e
     except ArchiveDamaged as e:
         raise _placed(e, name, block, following() if following is not None else None) from e
+
+
+def _is_too_much(groups: Collection[BlockGroup]) -> bool:
+    taken = sum(group.memory_bytes for group in groups)
+    return len(groups) > GROUPS_KEPT or (taken > GROUPS_BYTES and len(groups) > 1)
 
 
 def _placed(error: ArchiveDamaged, name: str, block: int, following: int | None) -> ArchiveDamaged:

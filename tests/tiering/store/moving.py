@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import kvstore
-from kvstore import Store, StoreConfig, StoredMessage, StoreError
+from kvstore import ArchiveAccess, Store, StoreConfig, StoredMessage, StoreError
 from kvstore.handover import Arriving, Queue
 from kvstore.meta.topic import TopicInfo
 from tests.support.clock import VirtualClock
@@ -40,7 +40,14 @@ class Made:
     rows: list[ArchiveRow]
 
 
+class Limits:
+    """What the stores of these tests may keep of archives, unless a test says something else."""
+
+    access = ArchiveAccess()
+
+
 def config(clock: VirtualClock | None = None, **changed: Any) -> StoreConfig:
+    changed.setdefault("archives", Limits.access)
     return StoreConfig(
         segment_size=SEGMENT,
         clock=clock or VirtualClock(),

@@ -1,4 +1,4 @@
-"""Whatever is in which tier, readers get the same answers."""
+"""Whatever is in which tier, and however little is kept of it, readers get the same answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvstore
-from kvstore import Message, OffsetNotFound, PullStatus, Store
+import tiering.tiers
+from kvstore import ArchiveAccess, Message, OffsetNotFound, PullStatus, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import (
     SEGMENT,
+    Limits,
     answers,
     by_topic,
     config,
@@ -26,6 +28,22 @@ from tests.tiering.store.moving import (
     sealed,
     tiers,
 )
+
+KEPT = ("SCANS_KEPT", "FOUND_KEPT", "GROUPS_KEPT", "GROUPS_BYTES", "QUEUE_BLOCKS_KEPT")
+SMALLEST = ArchiveAccess(cache_bytes=0, open_bytes=0, readers=1, read_ahead=0)
+
+
+def _keep_least(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Limits, "access", SMALLEST)
+    for name in KEPT:
+        patch.setattr(tiering.tiers, name, 1)
+
+
+@pytest.fixture(params=["usual", "smallest"])
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cache as large as it is, or at its smallest."""
+    if request.param == "smallest":
+        _keep_least(monkeypatch)
 
 
 def test_all_sealed_segments_in_one_archive_each(tmp_path: Path) -> None:
@@ -42,6 +60,7 @@ def test_all_sealed_segments_in_one_archive_each(tmp_path: Path) -> None:
         assert store.recovery.damage == []
 
 
+@pytest.mark.usefixtures("limits")
 def test_several_segments_in_archives_by_topic_then_merged(tmp_path: Path) -> None:
     clock = VirtualClock()
     with filled(tmp_path / "a", clock, 6) as store:
@@ -87,7 +106,13 @@ def test_segments_go_out_of_order_and_the_ones_between_stay_readable(tmp_path: P
 def test_any_order_of_puts_hand_overs_merges_and_openings(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.mktemp("any")
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.sampled_from(["usual", "usual", "smallest"])) == "smallest":
+            _keep_least(patch)
+        _any_order(tmp_path_factory.mktemp("any"), data)
+
+
+def _any_order(path: Path, data: st.DataObject) -> None:
     clock = VirtualClock()
     store = filled(path / "a", clock, 2, 12)
     try:
@@ -135,6 +160,7 @@ def popped(store: Store, group: str, **asked: Any) -> list[tuple[Any, ...]]:
     return out
 
 
+@pytest.mark.usefixtures("limits")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_groups_pop_the_same_messages(tmp_path: Path, ordered: bool) -> None:
     clock = VirtualClock()
@@ -165,6 +191,7 @@ def test_groups_pop_the_same_messages(tmp_path: Path, ordered: bool) -> None:
     assert len(results[0][0]) > 100
 
 
+@pytest.mark.usefixtures("limits")
 def test_what_a_merge_left_out_is_passed_over(tmp_path: Path) -> None:
     clock = VirtualClock()
     with filled(tmp_path / "a", clock, 3) as store:
