@@ -99,6 +99,46 @@ def test_a_scan_leaves_alone_what_is_come_back_for(cache: BlockCache, reads: Rea
     assert reads.noted == []
 
 
+def test_the_block_just_read_stays_whatever_was_asked_for_again(
+    cache: BlockCache, reads: Reads
+) -> None:
+    for n in range(20):
+        cache.get(1, n if n != 13 else 20)
+        cache.get(1, n if n != 13 else 20)
+        assert cache.at_hand(1, n if n != 13 else 20) is not None
+    cache._read = lambda archive, block: Sized(95)  # type: ignore[assignment,return-value]
+    cache.get(2, 0)
+    assert cache.stats().bytes == 95, "all else went"
+    reads.noted.clear()
+    cache.get(2, 0)
+    assert reads.noted == []
+
+
+def test_what_is_let_go_of_makes_room_for_what_is_asked_for_again(
+    cache: BlockCache, reads: Reads
+) -> None:
+    for turn in range(2):
+        for n in range(8):
+            cache.get(turn, n)
+            cache.get(turn, n)
+        cache.forget(0)
+    reads.noted.clear()
+    for n in range(20, 40):
+        cache.get(2, n)
+    for n in range(8):
+        cache.get(1, n)
+    assert reads.noted == [(2, n) for n in range(20, 40)], "the scan pushed out none of them"
+
+
+def test_nothing_is_read_ahead_where_all_readers_are_busy(cache: BlockCache, reads: Reads) -> None:
+    reads.go.clear()
+    cache.ahead(1, 0, 9)
+    assert cache.stats().ahead == 3
+    cache.ahead(1, 0, 9)
+    assert cache.stats().ahead == 3
+    reads.go.set()
+
+
 def test_a_read_that_failed_is_tried_again(cache: BlockCache, reads: Reads) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="no such block"):

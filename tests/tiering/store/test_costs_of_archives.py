@@ -6,6 +6,7 @@ call: what the first one opened is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
 from tests.tiering.store.gate import gated
 from tests.tiering.store.moving import config, filled, hand_over, put_segments, sealed, tiers
+from tests.tiering.worker.pools import Here
+from tiering import Policy, Worker
 
 SIZES = (1, 8, 48)
 EACH = 4
@@ -87,6 +90,50 @@ def test_no_call_costs_more_beside_many_archives(
         one, some, many = found[name]
         assert some <= one + more + 4, f"{name}: {found[name]}"
         assert many <= some + more, f"{name}: {found[name]}"
+
+
+def test_opening_and_a_workers_look_cost_the_rows_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no request to an archive's place; nor does a key that is nowhere, but one for each
+    archive when it is first asked for its filter.
+    """
+    costs = Costs(monkeypatch)
+    clock = VirtualClock()
+    policy = Policy(hot_for=86_400.0, warm="archive", watermarks=None, merge_bytes=None)
+    found: dict[str, list[Counter[str]]] = {"open": [], "look": [], "first": [], "nowhere": []}
+    filled(tmp_path / "a", clock, 0).close()
+    for size in SIZES:
+        with kvstore.open(tmp_path / "a", config(clock)) as store:
+            while len(store.catalog().rows) < size:
+                put_segments(store, clock, 1, EACH)
+                for number in sealed(store):
+                    hand_over(store, [number], lambda _: "warmever")
+        with costs.counting() as opening:
+            store = kvstore.open(tmp_path / "a", config(clock))
+        with store:
+            store._housekeeper.stop()
+            with Worker(store, policy, executor=Here()) as worker:
+                worker.run_once()
+                with costs.counting() as looking:
+                    assert worker.run_once().failed == {}
+            gate = gated(store)
+            for turn, counts in (("first", size), ("nowhere", 0)):
+                with costs.counting() as asking:
+                    for n in range(50):
+                        assert store.query("orders", f"{turn}-{n}") == []
+                assert len(gate.asked) == counts, "a look at a filter each"
+                assert tiers(store).cache_stats().reads == 0
+                found[turn].append(asking)
+                gate.asked.clear()
+        found["open"].append(opening)
+        found["look"].append(looking)
+    for name, counted in found.items():
+        steps = [one.pop("next", 0) for one in counted]
+        reads = [one.pop("read", 0) for one in counted]
+        assert counted[0] == counted[1] == counted[2], f"{name}: {counted}"
+        assert steps[2] <= steps[0] + 3 * (SIZES[2] - SIZES[0]), f"{name}: {steps}"
+        assert reads[2] <= reads[0] + (SIZES[2] - SIZES[0] if name == "first" else 0), name
 
 
 def test_filters_answer_for_archives_that_there_is_no_room_to_keep_open(tmp_path: Path) -> None:

@@ -33,17 +33,13 @@ KEPT = ("SCANS_KEPT", "FOUND_KEPT", "GROUPS_KEPT", "GROUPS_BYTES", "QUEUE_BLOCKS
 SMALLEST = ArchiveAccess(cache_bytes=0, open_bytes=0, readers=1, read_ahead=0)
 
 
-def _keep_least(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Limits, "access", SMALLEST)
-    for name in KEPT:
-        patch.setattr(tiering.tiers, name, 1)
-
-
 @pytest.fixture(params=["usual", "smallest"])
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cache as large as it is, or at its smallest."""
     if request.param == "smallest":
-        _keep_least(monkeypatch)
+        monkeypatch.setattr(Limits, "access", SMALLEST)
+        for name in KEPT:
+            monkeypatch.setattr(tiering.tiers, name, 1)
 
 
 def test_all_sealed_segments_in_one_archive_each(tmp_path: Path) -> None:
@@ -60,7 +56,6 @@ def test_all_sealed_segments_in_one_archive_each(tmp_path: Path) -> None:
         assert store.recovery.damage == []
 
 
-@pytest.mark.usefixtures("limits")
 def test_several_segments_in_archives_by_topic_then_merged(tmp_path: Path) -> None:
     clock = VirtualClock()
     with filled(tmp_path / "a", clock, 6) as store:
@@ -75,6 +70,17 @@ def test_several_segments_in_archives_by_topic_then_merged(tmp_path: Path) -> No
         assert store.verify().problems == []
     with kvstore.open(tmp_path / "a", config(clock)) as store:
         assert answers(store) == before
+
+
+@pytest.mark.usefixtures("limits")
+def test_few_messages_in_archives_by_topic_some_of_them_merged(tmp_path: Path) -> None:
+    with filled(tmp_path / "a", VirtualClock(), 4, 8) as store:
+        before = answers(store)
+        rows = hand_over(store, [0], by_topic).rows + hand_over(store, [1], by_topic).rows
+        hand_over(store, [2], by_topic)
+        merge(store, [row.number for row in rows])
+        assert answers(store) == before
+        assert store.verify().problems == []
 
 
 def test_segments_go_out_of_order_and_the_ones_between_stay_readable(tmp_path: Path) -> None:
@@ -106,13 +112,7 @@ def test_segments_go_out_of_order_and_the_ones_between_stay_readable(tmp_path: P
 def test_any_order_of_puts_hand_overs_merges_and_openings(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        if data.draw(st.sampled_from(["usual", "usual", "smallest"])) == "smallest":
-            _keep_least(patch)
-        _any_order(tmp_path_factory.mktemp("any"), data)
-
-
-def _any_order(path: Path, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("any")
     clock = VirtualClock()
     store = filled(path / "a", clock, 2, 12)
     try:
