@@ -275,3 +275,14 @@ def test_a_changed_header_is_found() -> None:
     data[9] ^= 1
     (problem,) = Archive.open(MemorySource(bytes(data))).verify()
     assert "the header is not what was written" in problem.reason
+
+
+def test_a_key_of_a_message_that_is_not_there_is_damage_to_who_looks_for_it(
+    monkeypatch: Patch,
+) -> None:
+    queues = plain_queues(topics=1, queues=1, messages=30)
+    with monkeypatch.context() as patch:
+        keyed_as(lambda pairs: pairs | 1 << 20)(patch)
+        forged = make(queues, GROUPED).data
+    with pytest.raises(ArchiveDamaged, match="names a message that is not there"):
+        Archive.open(MemorySource(forged)).find(0, (1 << 40) - 1)

@@ -155,3 +155,34 @@ def test_many_readers_at_once_get_the_same_answers_with_room_for_one(tiered: Tie
             for queue, found in zip(queues, pool.map(read, queues), strict=True):
                 assert found == [tiered.answers[*queue, m.offset] for m in found]
         assert taken(store)[0] == 1
+
+
+def test_an_archive_that_is_forgotten_while_it_is_opened_is_not_kept() -> None:
+    source = make(plain_queues(1, 1, 1, 5)).open()[1]
+
+    def opened_then_forgotten(number: int) -> Archive:
+        archives.forget(number)
+        return Archive.open(source)
+
+    archives = OpenArchives(opened_then_forgotten, 1 << 40)
+    first = archives.get(1)
+    assert archives.at_hand(1) is None
+    assert archives.sizes() == {}
+    assert archives.get(1) is not first
+
+
+def test_an_opening_that_failed_is_tried_again() -> None:
+    source = make(plain_queues(1, 1, 1, 5)).open()[1]
+    tries: list[int] = []
+
+    def fails_once(number: int) -> Archive:
+        tries.append(number)
+        if len(tries) == 1:
+            raise OSError("away")
+        return Archive.open(source)
+
+    archives = OpenArchives(fails_once, 1 << 40)
+    with pytest.raises(OSError, match="away"):
+        archives.get(1)
+    assert archives.get(1) is archives.get(1)
+    assert tries == [1, 1]

@@ -89,9 +89,9 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_batches_before_it(
         sweep_jobs(CommitLog(place, STORE), now + number * HOUR, 2 * HOUR)
         assert Batch(place, number).make().commit()
         costs.append(Counter(place.counts))
+    turn = max(PAGE, group)
     for what in ("put", "looked at", "read", "listed", "delete"):
         by_number = [one[what] for one in costs]
-        turn = max(PAGE, group)
         assert max(by_number[-turn:]) <= max(by_number[turn : 2 * turn]), (what, by_number)
     assert max(one["read"] for one in costs) <= 10 + group // PAGE
     assert max(one["listed"] for one in costs) <= 8 + group
