@@ -1,0 +1,69 @@
+"""What an open archive says of a key, a position and a time: all of it, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.record.hashes import key_hash, key_hash_range
+from tests.rocketmq.logs import NOW
+from tests.tiering.archive.making import Made, make, plain_queues
+from tiering.archive import keyindex, positions, reader
+from tiering.archive.reader import Archive
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """An archive of small chunks, of which two are read together."""
+    monkeypatch.setattr(keyindex, "CHUNK", 8)
+    monkeypatch.setattr(positions, "CHUNK", 8)
+    monkeypatch.setattr(reader, "_RUN_MAX", 2)
+    return make(plain_queues(topics=3, queues=1, messages=30))
+
+
+@pytest.fixture
+def archive(made: Made) -> Archive:
+    return made.open()[0]
+
+
+def positions_of(made: Made, topic: str) -> list[int]:
+    archive = made.open()[0]
+    return sorted(
+        position
+        for group in archive.groups()
+        for index in range(group.blocks)
+        if (block := group.block(index)).topic == topic
+        for position in block.positions.tolist()
+    )
+
+
+def test_a_key_over_many_chunks_gives_all_its_messages_of_its_topic_alone(
+    made: Made, archive: Archive
+) -> None:
+    every = []
+    for topic in ("topic0", "topic1", "topic2"):
+        key = key_hash(topic.encode(), b"all")
+        found = archive.find(key, key)
+        assert found == positions_of(made, topic)
+        assert len(found) == 30
+        every += found
+    assert archive.find(*key_hash_range(b"all")) == sorted(every)
+
+
+def test_a_position_is_a_message_or_none(made: Made, archive: Archive) -> None:
+    for position in positions_of(made, "topic1"):
+        assert archive.place(position) is not None
+        assert archive.place(position + 1) is None
+        assert archive.place(position - 1) is None
+    assert archive.place(1 << 40) is None
+
+
+def test_a_time_is_of_the_archive_from_its_first_to_its_last_message(
+    made: Made, archive: Archive
+) -> None:
+    every = [p for topic in ("topic0", "topic1", "topic2") for p in positions_of(made, topic)]
+    first, last = NOW + min(every), NOW + max(every)
+    assert archive.may_hold_time(last, None)
+    assert not archive.may_hold_time(last + 1, None)
+    assert archive.may_hold_time(None, first)
+    assert not archive.may_hold_time(None, first - 1)
+    assert archive.may_hold_time(first, first)
