@@ -53,9 +53,8 @@ SCANS_KEPT: Final = 1024
 """Queues of which it is known where their reader stopped."""
 FOUND_KEPT: Final = 4096
 GROUPS_KEPT: Final = 16
-"""Groups of small queues' blocks: half a megabyte each, decoded, with blocks of the usual size."""
 GROUPS_BYTES: Final = 16 << 20
-"""What these may take, whatever the size of blocks; one is kept even if it takes more."""
+"""Groups of small queues' blocks, and what they take decoded; one is kept whatever it takes."""
 QUEUE_BLOCKS_KEPT: Final = 1 << 16
 """Blocks of queues whose offsets are kept at hand."""
 
@@ -228,7 +227,7 @@ class Tiers:
                 with self._lock:
                     # Of what was noted meanwhile this knows nothing: then nobody finds it.
                     groups[key] = group
-                    while _is_too_much(groups.values()):
+                    while len(groups) > 1 and _is_too_much(groups.values()):
                         groups.pop(next(iter(groups)))
             return archive.block_of(block, group)
 
@@ -489,8 +488,7 @@ def _told(name: str, block: int = -1, following: Callable[[], int] | None = None
 
 
 def _is_too_much(groups: Collection[BlockGroup]) -> bool:
-    taken = sum(group.memory_bytes for group in groups)
-    return len(groups) > GROUPS_KEPT or (taken > GROUPS_BYTES and len(groups) > 1)
+    return len(groups) > GROUPS_KEPT or sum(g.memory_bytes for g in groups) > GROUPS_BYTES
 
 
 def _placed(error: ArchiveDamaged, name: str, block: int, following: int | None) -> ArchiveDamaged:
