@@ -64,6 +64,20 @@ def test_a_cap_that_was_lowered_lets_nothing_out_until_there_is_room(
         assert again.message.offset == short[0].message.offset
 
 
+def test_a_cap_below_what_is_locked_lets_nothing_out_however_much_is_due(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with make(tmp_path / "s", clock) as store:
+        store.create_group("g")
+        put(store, "a", 30)
+        assert len(store.pop("g", "a", 20, 1.0)) == 20
+        assert len(store.pop("g", "a", 3, 100.0)) == 3
+        clock.advance(2)
+        store.alter_group("g", max_in_flight=2)
+        assert store.pop("g", "a", 100) == []
+        store.alter_group("g", max_in_flight=4)
+        assert len(store.pop("g", "a", 100)) == 1
+
+
 def test_what_runs_out_makes_room_to_the_millisecond(tmp_path: Path) -> None:
     clock = VirtualClock(1_700_000_000_000 // 128 * 128)
     with make(tmp_path / "s", clock) as store:

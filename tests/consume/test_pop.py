@@ -101,6 +101,25 @@ def test_what_was_due_first_comes_first(store: Store, clock: VirtualClock) -> No
     assert [n for _, n in places(store.pop("g", "t", 3))] == [1, 2, 0]
 
 
+def test_all_that_is_due_of_one_queue_comes_oldest_first_and_nothing_of_others(
+    store: Store, clock: VirtualClock
+) -> None:
+    for n in range(18):
+        store.put("t", b"", queue=n % 3)
+        assert len(store.pop("g", "t", invisible_for=100.0, queue=n % 3)) == 1
+        clock.advance(0.3)
+    clock.advance(200)
+    for queue in range(3):
+        found = store.pop("g", "t", 10, 1.0, queue=queue)
+        assert places(found) == [(queue, offset) for offset in range(6)]
+        assert store.pop("g", "t", 10, queue=queue) == []
+        store.ack_batch([p.receipt for p in found[:3]])
+    clock.advance(2)
+    for queue in range(3):
+        found = store.pop("g", "t", 10, queue=queue)
+        assert places(found) == [(queue, offset) for offset in (3, 4, 5)]
+
+
 def test_a_batch_may_be_larger_than_a_lock_row_takes(store: Store) -> None:
     put(store, 0, 1000)
     found = store.pop("g", "t", 1000)
@@ -151,6 +170,24 @@ def test_no_more_bytes_come_than_asked_but_one_message_at_least(
             wanted.append(left.pop(0))
         assert [p.message.size for p in store.pop("g", "t", 10, max_bytes=most)] == wanted
     assert not left
+
+
+def test_behind_many_dead_letters_no_more_bytes_come_than_asked(
+    store: Store, clock: VirtualClock
+) -> None:
+    """Though a pop looks again behind what it sent there."""
+    store.create_group("one", max_attempts=1)
+    put(store, 0, 600)
+    assert len(store.pop("one", "t", 600, 1.0)) == 600
+    store.put_batch([Message("t", b"x" * 400, queue=0) for _ in range(5)])
+    size = store.get("t", 0, 600).size
+    clock.advance(2)
+    came = 0
+    for _ in range(5):
+        found = store.pop("one", "t", 10, max_bytes=size)
+        assert len(found) <= 1
+        came += len(found)
+    assert came == 5
 
 
 def test_bytes_are_counted_over_all_queues(store: Store) -> None:
@@ -264,6 +301,19 @@ def test_what_a_filter_refuses_is_passed_over_and_done(store: Store) -> None:
     assert store.pop("g", "t", 10) == []
     store.ack_batch([p.receipt for p in found])
     assert store.lag("g", "t")[0].lag == 0
+
+
+def test_between_messages_that_a_filter_refuses_each_has_a_lock_of_its_own(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.put_batch([Message("t", b"", queue=0, tag="xyyxx"[n % 5]) for n in range(10)])
+    found = store.pop("g", "t", 10, 1.0, filter="x")
+    assert places(found) == [(0, n) for n in (0, 3, 4, 5, 8, 9)]
+    for p in (found[1], found[3]):
+        store.ack(p.receipt)
+    assert store.lag("g", "t")[0].in_flight == 4
+    clock.advance(2)
+    assert places(store.pop("g", "t", 10, 1.0)) == [(0, n) for n in (0, 4, 8, 9)]
 
 
 def test_a_filter_over_properties_is_taken(store: Store) -> None:
