@@ -228,6 +228,16 @@ def test_a_tally_follows_a_clock_that_is_set_back_and_forth() -> None:
     assert [tally.live_at(now) for now in (150, 119, 120, 199, 200)] == [7, 8, 7, 7, 2]
 
 
+def test_a_tally_takes_off_a_time_once_that_was_noted_twice() -> None:
+    tally = Tally()
+    tally.add(300, 4)
+    for _ in range(3):
+        tally.add(200, 2)
+        tally.remove(200, 2)
+    tally.add(200, 3)
+    assert [tally.live_at(now) for now in (100, 200, 300)] == [7, 4, 0]
+
+
 # --- bytes ---
 
 

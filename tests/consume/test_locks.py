@@ -160,6 +160,19 @@ def test_messages_moved_to_the_same_time_keep_locks_of_their_own(
     assert len(store.pop("g", "t", 10)) == 5
 
 
+def test_a_lock_changed_to_the_time_it_had_leaves_others_of_its_pop_alone(
+    store: Store, clock: VirtualClock
+) -> None:
+    put(store, 3)
+    found = store.pop("g", "t", 3, 10.0)
+    receipts = [store.change_invisible(found[0].receipt, 10.0), *(p.receipt for p in found[1:])]
+    assert len(set(receipts)) == 3
+    assert store.ack_batch(receipts[:2]) == [True, True]
+    clock.advance(11)
+    (last,) = store.pop("g", "t", 3)
+    assert last.message.offset == found[2].message.offset
+
+
 def test_changing_a_lock_does_not_count_as_an_attempt(store: Store, clock: VirtualClock) -> None:
     store.alter_group("g", max_attempts=2)
     put(store, 1)

@@ -93,6 +93,30 @@ def test_what_is_due_again_comes_before_what_is_unread(store: Store, clock: Virt
     assert places(store.pop("g", "t", 5)) == [(0, n) for n in range(5)]
 
 
+def test_a_short_lock_beside_a_long_one_comes_before_what_is_unread(
+    store: Store, clock: VirtualClock
+) -> None:
+    put(store, 0, 10)
+    assert places(store.pop("g", "t", queue=0, invisible_for=1000.0)) == [(0, 0)]
+    assert places(store.pop("g", "t", queue=0, invisible_for=1.0)) == [(0, 1)]
+    clock.advance(1)
+    assert places(store.pop("g", "t", queue=0)) == [(0, 1)]
+    assert places(store.pop("g", "t", queue=0)) == [(0, 2)]
+
+
+def test_a_pop_goes_on_at_a_committed_offset_whatever_was_read_ahead(store: Store) -> None:
+    put(store, 0, 10)
+    for n in range(2):
+        (p,) = store.pop("g", "t", queue=0)
+        assert p.message.offset == n
+        store.ack(p.receipt)
+    for n in (5, 3):
+        store.commit_offset("g", "t", 0, n)
+        (p,) = store.pop("g", "t", queue=0)
+        assert p.message.offset == n
+        store.ack(p.receipt)
+
+
 def test_what_was_due_first_comes_first(store: Store, clock: VirtualClock) -> None:
     put(store, 0, 3)
     for seconds in (3.0, 1.0, 2.0):
