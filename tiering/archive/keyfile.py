@@ -5,7 +5,8 @@ belongs neither in the bucket with them nor in its backups. To destroy a topic's
 written anew without it, and the old one's bytes are overwritten. Of a destroyed key its id stays.
 
 Several processes may use one file. It is changed by one at a time (`turn`), and read again as soon
-as it is another file than the one that was read.
+as it is another file than the one that was read. Where the path is a link, what is changed is the
+file that it leads to, and what is written meanwhile stands beside that.
 
 Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves the keys of
 before or those of after; a key is never given for another topic than the one it was made for; a key
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -60,17 +63,15 @@ class KeyFile:
 
     def __init__(self, path: str | Path, files: Files | None = None) -> None:
         self._path = local_path(path, "keys").absolute()
-        self._old = self._path.with_name(self._path.name + ".old")
-        self._new = self._path.with_name(self._path.name + ".new")
-        """What is being written, which a crash may leave."""
         self._files: Files = LocalFiles() if files is None else files
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] = ()
         """Which file `_entries` are of."""
         self._entries: dict[str, _Entry] = {}
-        if any(self._files.size(left) is not None for left in (self._old, self._new)):
-            with turn(self._path):
-                self._erase_left()
+        if any(self._files.size(left) is not None for left in _left_of(self._path.resolve())):
+            # Who may only read leaves it to the next one that may write there.
+            with suppress(OSError), self._changing():
+                pass
         self._read()
 
     def topics(self) -> list[str]:
@@ -84,7 +85,7 @@ class KeyFile:
             entry = self._read().get(topic)
             if entry is not None and entry.key:
                 return _key_of(entry)
-        with self._lock, turn(self._path):
+        with self._lock, self._changing() as path:
             entries = dict(self._read())
             entry = entries.get(topic)
             if entry is None or not entry.key:
@@ -92,26 +93,25 @@ class KeyFile:
                 gone = entry.destroyed if entry is not None else []
                 entry = _Entry(topic, secrets.token_hex(_ID_BYTES), key.hex(), gone)
                 entries[topic] = entry
-                self._write(entries)
+                self._write(path, entries)
             return _key_of(entry)
 
     def destroy(self, topic: str) -> None:
         """Make what is encrypted with the topic's key unreadable everywhere. Raises ConfigError if
         it never had one.
         """
-        with self._lock, turn(self._path):
-            self._erase_left()
+        with self._lock, self._changing() as path:
             entries = dict(self._read())
             entry = entries.get(topic)
             if entry is None:
                 raise ConfigError(f"topic {topic!r} has no key in {self._path}")
             gone = [*entry.destroyed, *([entry.key_id] if entry.key else [])]
             entries[topic] = _Entry(topic, "", "", gone)
-            self._files.link_or_copy(self._path, self._old)
+            self._files.link_or_copy(path, _left_of(path)[0])
             try:
-                self._write(entries)
+                self._write(path, entries)
             finally:
-                self._erase_left()
+                self._erase_left(path)
 
     def key_for_writing(self, topic: str) -> TopicKey | None:
         """See KeyProvider; KeyDestroyed until `make` gives the topic another key."""
@@ -161,22 +161,39 @@ class KeyFile:
             ) from None
         return {entry.topic: entry for entry in content.keys}
 
-    def _write(self, entries: dict[str, _Entry]) -> None:
+    @contextmanager
+    def _changing(self) -> Iterator[Path]:
+        """Hold the turn at the file that is to be changed, and give its path: that of no link, for
+        what stands beside a link and what is renamed over it is not the file.
+        """
+        path = self._path.resolve()
+        with turn(path):
+            self._erase_left(path)
+            yield path
+
+    def _write(self, path: Path, entries: dict[str, _Entry]) -> None:
         keys = [entries[topic] for topic in sorted(entries)]
         data = msgspec.json.encode(_Content(_FORMAT, keys))
-        self._files.write_private(self._path, msgspec.json.format(data))
+        self._files.write_private(path, msgspec.json.format(data))
         self._entries, self._seen = {}, ()  # of a key that is destroyed nothing stays here either
 
-    def _erase_left(self) -> None:
+    def _erase_left(self, path: Path) -> None:
         """Overwrite and remove files that may hold a key that is destroyed: the one that was
         replaced, and one that a crash kept from being it.
         """
-        for left in (self._old, self._new):
+        for left in _left_of(path):
             if self._files.size(left) is not None:
                 # One that has another name, too, is the key file: it was not replaced yet.
                 if self._files.links(left) == 1:
                     self._files.erase(left)
                 self._files.remove(left)
+
+
+def _left_of(path: Path) -> tuple[Path, Path]:
+    """The names of what a crash may leave beside the file: the one that is being replaced, and the
+    one that is being written.
+    """
+    return path.with_name(path.name + ".old"), path.with_name(path.name + ".new")
 
 
 def _key_of(entry: _Entry) -> TopicKey:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -155,6 +157,85 @@ def test_what_a_crash_left_of_a_write_is_overwritten_before_it_goes(tmp_path: Pa
     assert erased == [left]
     assert not left.exists()
     assert KeyFile(path).key_for_writing("orders") == key
+
+
+def linked(tmp_path: Path) -> tuple[Path, Path]:
+    """A link, and the key file that it leads to, in another folder."""
+    real, link = tmp_path / "secrets" / "keys", tmp_path / "settings" / "keys"
+    real.parent.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(real)
+    return link, real
+
+
+def test_a_key_that_is_destroyed_by_way_of_a_link_is_gone_from_the_file_itself(
+    tmp_path: Path,
+) -> None:
+    link, real = linked(tmp_path)
+    keys = KeyFile(real)
+    key, kept = keys.make("orders"), KeyFile(link).make("other")
+    assert keys.topics() == ["orders", "other"]
+    KeyFile(link).destroy("orders")
+    assert link.is_symlink()
+    assert is_destroyed(keys, "orders", key)
+    assert key.secret.hex() not in real.read_text()
+    assert keys.key_for_reading("other", kept.key_id) == kept
+    for path in (link, real):
+        assert [found.name for found in path.parent.iterdir()] == ["keys"]
+
+
+@pytest.mark.parametrize("at", ["link", "write", "rename"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), Killed()], ids=["full", "killed"])
+def test_destroying_by_way_of_a_link_that_fails_leaves_all_keys(
+    tmp_path: Path, at: str, error: BaseException
+) -> None:
+    link, real = linked(tmp_path)
+    files = Hooked()
+    keys = KeyFile(link, files)
+    key, kept = keys.make("orders"), keys.make("other")
+
+    def failing(kind: str, _: Path) -> None:
+        if kind == at:
+            raise error
+
+    files.before = failing
+    with pytest.raises(type(error)):
+        keys.destroy("orders")
+    for path in (link, real):
+        again = KeyFile(path)
+        assert again.key_for_reading("orders", key.key_id) == key
+        assert again.key_for_reading("other", kept.key_id) == kept
+        assert [found.name for found in path.parent.iterdir()] == ["keys"]
+
+
+def test_a_link_that_leads_elsewhere_is_followed_at_the_next_look(tmp_path: Path) -> None:
+    link, _ = linked(tmp_path)
+    keys = KeyFile(link)
+    keys.make("orders")
+    KeyFile(tmp_path / "others").make("events")
+    (tmp_path / "next").symlink_to(tmp_path / "others")
+    (tmp_path / "next").rename(link)
+    assert keys.topics() == ["events"]
+
+
+def test_who_may_not_write_beside_the_file_reads_it_though_a_crash_left_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys"
+    key = KeyFile(path).make("orders")
+    path.with_name("keys.old").hardlink_to(path)
+    opened = os.open
+
+    def refused(name: Any, flags: int, *rest: int, **named: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(name))
+        return opened(name, flags, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        assert KeyFile(path).key_for_writing("orders") == key
+    assert KeyFile(path).key_for_writing("orders") == key
+    assert [found.name for found in tmp_path.iterdir()] == ["keys"]
 
 
 def test_a_look_at_thousands_of_topics_reads_the_key_file_once(tmp_path: Path) -> None:
