@@ -61,7 +61,7 @@ class History:
         self._families = families
         self._clock = config.clock
         self._kept_ms = whole_ms(config.offset_history_for)
-        self.stretch_ms: Final = whole_ms(config.offset_history_interval)
+        self.stretch_ms: Final = max(1, whole_ms(config.offset_history_interval))
         self._last_ms = 0
         self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
         self._swept = b""
