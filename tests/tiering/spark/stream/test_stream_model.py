@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
@@ -23,6 +24,7 @@ from tests.tiering.spark.test_reading import read as read_all
 from tiering import NothingToRestore, Policy, Worker
 from tiering.spark.options import read_options
 from tiering.spark.schema import columns_of
+from tiering.spark.stream import tables
 from tiering.spark.stream.reader import KvmqStreamReader
 
 RUNS: Final = int(os.environ.get("KVMQ_STREAM_RUNS", "10"))
@@ -222,12 +224,22 @@ STEP: Final[st.SearchStrategy[tuple[str, dict[str, Any]]]] = st.one_of(
     archives=st.booleans(),
     limits=st.sampled_from(LIMITS),
     split=st.sampled_from(["5000", "1000000"]),
+    kept=st.sampled_from([tables._BLOCKS_MAX, 1]),
     steps=st.lists(STEP, min_size=8, max_size=20),
 )
 def test_every_message_comes_once_and_those_of_a_queue_in_order(
-    archives: bool, limits: dict[str, str], split: str, steps: list[tuple[str, dict[str, Any]]]
+    archives: bool,
+    limits: dict[str, str],
+    split: str,
+    kept: int,
+    steps: list[tuple[str, dict[str, Any]]],
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvmq-stream-") as folder:
+    """Also where the tables of archives are hardly kept."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvmq-stream-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(tables, "_BLOCKS_MAX", kept)
         streams = Streams(Path(folder), archives=archives, limits=limits, split=split)
         try:
             # There is always something in archives and in the log.
