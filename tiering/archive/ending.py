@@ -47,9 +47,9 @@ from tiering.archive.manifest import (
 from tiering.archive.packed import I64
 
 BITS_A_KEY: Final = 10
-BITS_A_MESSAGE: Final = 20
-"""Of the filter: two keys a message (an id, and a key) get ten bits each, and of the keys that are
-nowhere one in a hundred costs a read.
+BITS_A_MESSAGE: Final = 12
+"""Of the filter: directory, filter and fences stay below two bytes a message, and of the keys that
+are nowhere one in twenty costs a read of a small chunk of the key index, never of a block.
 """
 
 
