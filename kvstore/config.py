@@ -127,6 +127,15 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _check(self)
 
+    def check_puts_are_readable(self) -> None:
+        """Raise `ConfigError` if a store with these settings would refuse to read its own puts."""
+        if self.check_property_crc and not self.property_crc:
+            raise ConfigError(
+                "check_property_crc demands a CRC that property_crc=False leaves out of each "
+                "record, so that nothing put here could be read; set property_crc=True as well, "
+                "or open the store with read_only=True"
+            )
+
     @classmethod
     def from_toml(cls, text: str) -> StoreConfig:
         """Read settings from TOML, the names being this class's.

@@ -76,6 +76,8 @@ class Store(Calls):
         if not isinstance(given, StoreConfig):
             raise ConfigError(f"config is {shown(given)}; it must be a StoreConfig, or None")
         given.archives.check_there(given.files)
+        if not read_only:
+            given.check_puts_are_readable()
         self._closed = False
         refuse_in_child(self)
         self._ending: list[Callable[[], None]] = []

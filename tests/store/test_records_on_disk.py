@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from kvstore import Message, StoreConfig
+from kvstore import ConfigError, Message, StoreConfig
 from tests.store.conftest import Opens
 from tests.store.stores import (
     SEGMENT,
@@ -170,6 +170,15 @@ def test_the_crc_over_the_whole_record_is_its_last_property(opens: Opens) -> Non
     again = opens(config)
     assert again.recovery.damage == []
     assert again.bounds("t", 0) == (0, 300)
+
+
+def test_a_store_that_could_not_read_its_own_puts_is_not_opened_to_write(opens: Opens) -> None:
+    opens().close()
+    demanding = StoreConfig(segment_size=SEGMENT, check_property_crc=True)
+    with pytest.raises(ConfigError, match="property_crc=True as well"):
+        opens(demanding)
+    opens(demanding, read_only=True).close()
+    opens(StoreConfig(segment_size=SEGMENT)).close()
 
 
 @pytest.mark.parametrize("leave", [8, 9, 10, 91, 120, 141])
