@@ -6,9 +6,13 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.disk import half_full
 from tests.support.pools import quick_pools
 
+# Else a failure there does not say what was found.
+pytest.register_assert_rewrite("tests.support.contents")
 half_full()
 quick_pools()
 # A shell starts what runs in the background deaf to it; tests interrupt what they start.

@@ -26,7 +26,6 @@ from kvstore.index.families import Families
 from kvstore.index.keyblocks import count_in, pack_blocks, sort_pairs, unpack_blocks
 from kvstore.index.keys import (
     HASH_END,
-    MESSAGE_KEYS,
     PART_PREFIX_SIZE,
     before_block,
     behind,
@@ -191,11 +190,10 @@ def head_value(part: Part, done: int, sources: Iterable[Part] = ()) -> bytes:
 # --- reading ---
 
 
-def read_parts(families: Families) -> tuple[list[Part], list[Unfinished]]:
-    """The parts there are, and those that are being made."""
+def read_parts(families: Families, it: RdictIter) -> tuple[list[Part], list[Unfinished]]:
+    """The parts that an iterator of `MESSAGE_KEYS` sees, and those that are being made."""
     found: list[Part] = []
     unfinished: list[Unfinished] = []
-    it = families.iter(MESSAGE_KEYS)
     it.seek(b"")
     while families.valid(it):
         prefix = it.key()[:PART_PREFIX_SIZE]

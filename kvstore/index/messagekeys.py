@@ -55,7 +55,6 @@ from kvstore.index.keys import (
     behind,
     block_key,
     filter_key,
-    head_key,
     read_block_key,
 )
 from kvstore.record.keyfilter import BLOCK_BYTES, grants, mask_of
@@ -114,7 +113,7 @@ class MessageKeys:
         return found
 
     def _load(self) -> None:
-        found, unfinished = read_parts(self._families)
+        found, unfinished = read_parts(self._families, self._families.iter(MESSAGE_KEYS))
         self._sought = self._written = _in_order(found)
         for one in unfinished:
             sources = [part for part in self._written if part.prefix in one.sources]
@@ -126,10 +125,6 @@ class MessageKeys:
                 one.done,
                 one.part.pairs,
             )
-
-    def of(self, segment: int) -> Parts:
-        """The parts that may have pairs of a segment."""
-        return tuple(part for part in self.parts() if part.covers(segment))
 
     def coming(self, parts: Parts) -> None:
         """Say that a batch is about to be written after which there are these parts: till then both
@@ -195,11 +190,9 @@ class MessageKeys:
         return grants(data, at, mask)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
-        key = filter_key(part.prefix, piece)
-        it.seek(key)
-        if not self._families.valid(it) or it.key() != key:
+        data = self._filter_row(it, part, piece)
+        if data is None:
             return b""
-        data: bytes = it.value()
         with self._lock:
             if (part.serial, piece) not in self._filters:
                 self._filters[part.serial, piece] = data
@@ -207,6 +200,14 @@ class MessageKeys:
             while self._filter_bytes > FILTERS_KEPT_BYTES:
                 _, oldest = self._filters.popitem(last=False)
                 self._filter_bytes -= len(oldest) + _FILTER_OVERHEAD
+        return data
+
+    def _filter_row(self, it: RdictIter, part: Part, piece: int) -> bytes | None:
+        key = filter_key(part.prefix, piece)
+        it.seek(key)
+        if not self._families.valid(it) or it.key() != key:
+            return None
+        data: bytes = it.value()
         return data
 
     def _hashes(self, it: RdictIter, part: Part, low: int, high: int) -> Iterable[int]:
@@ -401,15 +402,17 @@ class MessageKeys:
     # --- all of a segment ---
 
     def pairs(self, segment: int) -> tuple[I64, I64]:
-        """All pairs of a segment, sorted, positions in the segment. `FormatError` if a part that
-        has some, or its filter, is not what was written.
+        """All pairs of a segment at one moment, sorted, positions in the segment. `FormatError` if
+        a part that has some, or its filter, is not what was written.
         """
         base = segment * self._segment_size
         all_hashes, all_positions = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         it = self._families.iter(MESSAGE_KEYS)
-        for part in self.of(segment):
-            if self._families.get(MESSAGE_KEYS, head_key(part.prefix)) is None:
-                raise FormatError("the head of a part is missing")
+        # Not the parts that are noted here: those may be merged before the iterator is made, or
+        # behind it, and the same holds for every row.
+        for part in read_parts(self._families, it)[0]:
+            if not part.covers(segment):
+                continue
             for piece in range(part.pieces):
                 hashes, positions = self._checked(it, part, piece)
                 positions += part.segment * self._segment_size - base
@@ -423,8 +426,7 @@ class MessageKeys:
         rows = [row[1:] for row in blocks_between(self._families, it, part, low, high)]
         rows = [row for row in rows if row[0] >= low]
         hashes, positions = unpack_blocks([first for first, _ in rows], [v for _, v in rows])
-        held = self._families.get(MESSAGE_KEYS, filter_key(part.prefix, piece))
-        if held != filter_piece(part, piece, digests_of(hashes)):
+        if self._filter_row(it, part, piece) != filter_piece(part, piece, digests_of(hashes)):
             raise FormatError("a filter is not that of its keys")
         return hashes, positions
 

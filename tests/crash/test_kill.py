@@ -250,11 +250,11 @@ def _assert_no_holes(found: dict[Name, StoredMessage]) -> None:
 
 def _assert_last(lost: list[Ack], found: dict[Name, StoredMessage], ledger: Ledger) -> None:
     """What a writer's end lost is what it had put last, and behind what it had flushed."""
-    ends: dict[int, int] = defaultdict(int)
+    ends: dict[int, int] = {}
     for name, m in found.items():
-        ends[name[0]] = max(ends[name[0]], m.position)
+        ends[name[0]] = max(ends.get(name[0], -1), m.position)
     for a in lost:
-        assert a.position > ends[a.name[0]]
+        assert a.position > ends.get(a.name[0], -1)
         assert a.position >= ledger.flushed.get(a.name[0], 0)
 
 

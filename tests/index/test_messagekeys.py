@@ -191,7 +191,7 @@ def test_a_sealed_segment_has_one_part(families: Families) -> None:
     before = [keys.pairs(1), keys.pairs(2)]
     merge_all(keys, sealed=2)
     assert {(0, 0, PART_SEALED), (0, 1, PART_SEALED)} < named(keys) == parts_in(families)
-    assert len(keys.of(2)) == 3
+    assert sum(part.covers(2) for part in keys.parts()) == 3
     assert_finds(keys, model)
     for number, (hashes, positions) in enumerate(before, 1):
         assert [c.tolist() for c in keys.pairs(number)] == [hashes.tolist(), positions.tolist()]
@@ -285,6 +285,41 @@ def test_a_key_is_found_whenever_a_merge_comes_to_its_end_beside_the_look(
     monkeypatch.setattr(families, "iter", merged_first)
     assert list(keys.find(hash_, hash_, *EVERY)) == wanted
     assert merged
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_all_pairs_of_a_segment_are_those_of_one_moment_whatever_is_merged_beside_it(
+    families: Families, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    """Before the moment or behind it, and between a merge being written and being noted."""
+    keys = MessageKeys(families, SEGMENT)
+    fill(families, keys, range(GENERATION + 1), checkpoints=2)
+    wanted = [c.tolist() for c in keys.pairs(1)]
+    iterate, write = families.iter, families.write
+    merged: list[int] = []
+
+    def merge_once() -> None:
+        if not merged:
+            merged.append(1)
+            merge_all(keys, sealed=GENERATION)
+
+    def merged_beside(name: str, options: Any = None) -> Any:
+        if is_before:
+            merge_once()
+        it = iterate(name, options)
+        merge_once()
+        return it
+
+    def looked_at(batch: Batch, *, sync: bool = False) -> None:
+        assert [c.tolist() for c in keys.pairs(1)] == wanted
+        write(batch, sync=sync)
+        assert [c.tolist() for c in keys.pairs(1)] == wanted
+
+    monkeypatch.setattr(families, "write", looked_at)
+    monkeypatch.setattr(families, "iter", merged_beside)
+    assert [c.tolist() for c in keys.pairs(1)] == wanted
+    assert merged
+    assert sum(part.covers(1) for part in keys.parts()) == 1
 
 
 def test_a_checkpoint_that_merges_parts_hides_none_of_their_keys_while_it_is_written(
