@@ -88,6 +88,6 @@ class Housekeeper:
     def _failed(self, job: Job, why: BaseException, *, was_due: bool) -> None:
         failure = f"{job.name}: {type(why).__name__}: {why}"
         if failure != job.failure:
-            told = why if isinstance(why, StoreError | OSError) else traced(why)
+            told = str(why) if isinstance(why, StoreError | OSError) else traced(why)
             _log.error("kvmq could not do %s: %s", job.name, told)
         job.failure, job.failed_when_due = failure, was_due

@@ -59,7 +59,7 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
         try:
             held[number] = archived.contents(number)
         except (ArchiveDamaged, ArchiveUnavailable) as e:
-            _log.error("%s: places of its messages stay as they are: %s", log.folder.parent, e)
+            _log.error("%s: places of its messages stay as they are: %s", log.folder.parent, str(e))
     known = _place_topics(index, batch, held.values())
     mine = [h for c in held.values() for h in c.held if h.topic in known]
     place_again(families, batch, held, archived.untangled(mine))

@@ -92,7 +92,7 @@ def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) ->
 
 def passed_over(error: RecordDamaged | ArchiveDamaged, at: int, group: str) -> int:
     """Say that a group goes on behind damage met at an offset; returns where."""
-    _log.error("kvmq passed over messages that group %r popped: %s", group, error)
+    _log.error("kvmq passed over messages that group %r popped: %s", group, str(error))
     return _behind(error, at)
 
 

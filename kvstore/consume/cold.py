@@ -152,7 +152,7 @@ class Cold:
             # A key's other messages are still worth having. Of one that was replaced meanwhile,
             # whoever asks looks again, or has what came in its place before him.
             if archive in self.archived.numbers():
-                _log.error("kvmq finds nothing by key there: %s", e)
+                _log.error("kvmq finds nothing by key there: %s", str(e))
                 lost.append(e)
             return []
 

@@ -289,7 +289,7 @@ class Pop:
         except AWAY:
             pass  # reading an archive is nothing to wait for under the lock
         except StoreError as e:
-            _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, e)
+            _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, str(e))
 
     def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
         try:
@@ -297,7 +297,7 @@ class Pop:
         except PutRefused as e:
             # They stay due; nobody else's messages have to wait for a disk with room.
             claim.made_way = False
-            _log.error("kvmq can't copy the dead letters of group %r: %s", group.name, e)
+            _log.error("kvmq can't copy the dead letters of group %r: %s", group.name, str(e))
         except ArchiveUnavailable as e:
             claim.made_way, claim.unavailable = False, e
         else:

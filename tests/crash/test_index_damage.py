@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore import FormatTooNew, FormatTooOld, IndexDamaged, Store, StoreConfig, StoreError
+from kvstore import (
+    DiskFull,
+    FormatTooNew,
+    FormatTooOld,
+    IndexDamaged,
+    Store,
+    StoreConfig,
+    StoreError,
+)
+from kvstore.housekeeper import Job
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
@@ -464,7 +473,8 @@ def test_a_rebuild_that_was_killed_at_any_step_is_gone_on_with(
             kvstore.rebuild(folder)
         else:
             try:
-                kvstore.open(folder).close()
+                with kvstore.open(folder) as store:
+                    store.verify()  # an opening reads little of what may be damaged
             except IndexDamaged:
                 kvstore.rebuild(folder)
         with opened(folder) as store:
@@ -484,6 +494,24 @@ def test_a_store_opens_again_though_garbage_still_holds_an_iterator(tmp_path: Pa
             pass
     finally:
         gc.enable()
+
+
+def test_a_store_opens_again_though_a_log_keeps_what_the_housekeeper_failed_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message of an exception, that is: its frames have iterators of the index."""
+    with opened(tmp_path / "a") as store:
+        housekeeper = store._housekeeper
+        assert housekeeper is not None
+
+        def fail() -> None:
+            it = store._index.families.iter("topics")
+            raise DiskFull(f"no room beside {it}")
+
+        housekeeper._do(Job("failing", lambda: True, fail))
+    assert any("no room" in r.getMessage() for r in caplog.records)
+    with opened(tmp_path / "a"):
+        pass
 
 
 def test_a_rebuild_without_the_last_segments_says_so_and_gives_their_offsets_again(
