@@ -5,7 +5,8 @@ beginning of a stretch, the value what is added to it. So what comes later in a 
 place of what was there, and nothing is read for it. What is older than `offset_history_for` is not
 shown, and removed in slices by `sweep`.
 
-Invariants: there is one row a stretch and queue at most; times that `now` gives never fall.
+Invariants: there is one row a stretch and queue at most; `now` gives no time before that of a row
+that was put since the opening.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ class History:
 
     def now(self) -> int:
         """The time of a row that is written now; a clock that is set back doesn't change their
-        order.
+        order. Who only looks moves nothing: by the clock the next row may be earlier than that.
         """
-        self._last_ms = max(self._last_ms, self._clock.now_ms())
-        return self._last_ms
+        return max(self._last_ms, self._clock.now_ms())
 
     def put(self, batch: Batch, queue: bytes, offset: int, recoveries: int, at: int) -> None:
         """Add a row to a batch."""
+        self._last_ms = max(self._last_ms, at)
         late = at % self.stretch_ms
         batch.put(
             OFFSET_HISTORY, history_key(queue, at - late), _ROW.pack(offset, recoveries, late)

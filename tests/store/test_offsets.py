@@ -316,6 +316,56 @@ def test_a_clock_that_is_set_back_does_not_turn_the_order_of_history_round(
     assert [c.offset for c in store.offset_history("g", "t", 0)] == [1, 3, 4]
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_look_at_the_history_changes_no_time_of_what_is_committed_later(
+    opens: Opens, clock: VirtualClock, looks: bool
+) -> None:
+    store = opens(timed(clock))
+    assert not store.recovery.clean, "so the first look at a group's history reads what is done"
+    store.create_topic("t")
+    store.put_batch(batch("t", 9))
+    store.commit_offset("g", "t", 0, 1)
+    clock.step(60)
+    if looks:
+        store.offset_history("g", "t", 0)
+    clock.step(-50)
+    now = clock.now_ms()
+    store.commit_offset("g", "t", 0, 5)
+    assert store.offset_history("g", "t", 0)[-1] == OffsetCommit(5, now)
+
+
+def test_a_commit_stands_behind_the_pops_before_it_though_the_clock_was_set_back(
+    opens: Opens, clock: VirtualClock
+) -> None:
+    store = opens(timed(clock))
+    store.create_topic("t")
+    store.put_batch(batch("t", 9))
+    store.commit_offset("g", "t", 0, 1)
+    clock.advance(7200)
+    (popped,) = store.pop("g", "t", queue=0)
+    store.ack(popped.receipt)
+    clock.step(-3600)
+    store.commit_offset("g", "t", 0, 5)
+    assert store.offset_history("g", "t", 0)[-1].offset == 5
+
+
+def test_pops_stand_behind_those_before_them_though_the_clock_was_set_back(
+    opens: Opens, clock: VirtualClock
+) -> None:
+    store = opens(timed(clock))
+    store.create_topic("t")
+    store.put_batch(batch("t", 9))
+    store.commit_offset("g", "t", 0, 0)
+    clock.advance(7200)
+    for done in (1, 2, 3):
+        (popped,) = store.pop("g", "t", queue=0)
+        store.ack(popped.receipt)
+        clock.step(-1800)
+        if done == 1:
+            continue  # nobody looks: the next pop notes it
+        assert store.offset_history("g", "t", 0)[-1].offset == done
+
+
 def test_history_of_a_group_that_is_not_there_is_refused(store: Store) -> None:
     with pytest.raises(GroupNotFound):
         store.offset_history("nobody", "t", 0)
@@ -515,7 +565,8 @@ def test_what_is_locked_is_not_done_and_lag_reaches_zero_when_all_is_acked(
     filled.ack(popped[1].receipt)
     assert [p.message.offset for p in popped] == [1, 2, 3]
     assert filled.committed_offset("g", "t", 0) == 1
-    assert filled.lag("g", "t")[0].lag == 4
+    (lag, *_) = filled.lag("g", "t")
+    assert (lag.unread, lag.in_flight, lag.lag) == (1, 2, 3), "what is acked out of turn is done"
     with pytest.raises(InFlight):
         filled.commit_offset("g", "t", 0, 5)
     filled.commit_offset("g", "t", 1, 3)
@@ -553,8 +604,8 @@ def test_a_commit_moves_where_the_next_pop_begins(filled: Store) -> None:
 def test_lag_is_what_is_left_and_reaches_zero(filled: Store) -> None:
     filled.commit_offset("g", "t", 0, 2)
     assert filled.lag("g", "t") == [
-        Lag(group="g", topic="t", queue=0, committed=2, begin=0, end=5, lag=3),
-        Lag(group="g", topic="t", queue=1, committed=None, begin=0, end=3, lag=3),
+        Lag(group="g", topic="t", queue=0, committed=2, begin=0, end=5, lag=3, unread=3),
+        Lag(group="g", topic="t", queue=1, committed=None, begin=0, end=3, lag=3, unread=3),
         Lag(group="g", topic="t", queue=2, committed=None, begin=0, end=0, lag=0),
     ]
     filled.reset_offset("g", "t", to="end")
