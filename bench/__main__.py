@@ -14,7 +14,7 @@ import msgspec
 from bench.figure import Options, Result
 from bench.runner import run_all
 from bench.scenarios import SCENARIOS, Scenario
-from kvstore.cli.output import Output, output_option
+from kvstore.cli.terminal.output import Output, output_option
 
 
 @click.command()

@@ -25,10 +25,10 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.coder import CodecName, Coder
-from tiering.archive.columns import Stretches
+from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
-from tiering.archive.records import Fields, RecordBatch
 
 _SIZE_TARGETS = {"zstd": 0.9, "lz4": 1.0}
 _ENCODE_TARGET = 80.0

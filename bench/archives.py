@@ -28,12 +28,12 @@ from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.properties import encode_properties
 from kvstore.record.values import StoredMessage
+from tiering.archive.archive_reader import Archive, read_tail
 from tiering.archive.coder import CodecName
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.reader import Archive, read_tail
-from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter
-from tiering.regroup import SegmentJob, TopicPlan, regroup_locally
+from tiering.executor.regroup import SegmentJob, TopicPlan, regroup_locally
 
 _MESSAGES: Final = 100_000
 _MANY_TOPICS: Final = 5_000
@@ -265,7 +265,7 @@ def _stretches(archive: Archive) -> Iterator[range]:
 
 
 def _by_key(archive: Archive, log: Log) -> list[Figure]:
-    from kvstore.record.hashes import key_hash
+    from kvstore.record.hashing.hashes import key_hash
 
     names = [f"nowhere-{number}".encode() for number in range(20_000)]
     begin = time.perf_counter()

@@ -23,11 +23,11 @@ import numpy as np
 from bench.archives import records
 from bench.figure import Figure, Options
 from kvstore.files import LocalFiles
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
-from tiering.merge import Input, Merged, MergeJob, merge_with
-from tiering.pool import Executor, Pool
+from tiering.executor.pool import Executor, Pool
+from tiering.merge.merge import Input, Merged, MergeJob, merge_with
 
 T = TypeVar("T")
 J = TypeVar("J")

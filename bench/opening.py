@@ -11,10 +11,10 @@ import kvstore
 from bench.figure import Figure, Options
 from bench.isolated import isolated, killed
 from kvstore import Message, StoreConfig
-from kvstore.cli import measure
-from kvstore.cli.measure import Load
+from kvstore.cli.trial import measure
+from kvstore.cli.trial.measure import Load
 from kvstore.log.commitlog import CommitLog
-from kvstore.log.recovery import LogScan
+from kvstore.log.recovery_scan import LogScan
 
 _UNINDEXED = 64 << 20
 

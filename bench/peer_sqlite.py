@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from bench.figure import Figure, Options
-from kvstore.cli.measure import Load, load_store, messages
+from kvstore.cli.trial.measure import Load, load_store, messages
 
 _SCHEMA = """
 PRAGMA journal_mode = WAL;

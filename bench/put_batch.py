@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.figure import Figure, Options
-from kvstore.cli.measure import Load, load_store
+from kvstore.cli.trial.measure import Load, load_store
 
 _TARGETS = {128: 300_000, 1024: 250_000}
 

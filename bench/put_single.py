@@ -6,7 +6,7 @@ from pathlib import Path
 
 import kvstore
 from bench.figure import Figure, Options
-from kvstore.cli import measure
+from kvstore.cli.trial import measure
 
 
 def run(folder: Path, options: Options) -> list[Figure]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import kvstore
 from bench.figure import Figure, Options
 from kvstore import Store, StoreConfig
-from kvstore.cli import measure
+from kvstore.cli.trial import measure
 
 _THREADS = 16
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import kvstore
 from bench.figure import Figure, Options
 from kvstore import Store
-from kvstore.cli import measure
-from kvstore.cli.measure import Load, Timed
+from kvstore.cli.trial import measure
+from kvstore.cli.trial.measure import Load, Timed
 
 _READS = 100_000
 

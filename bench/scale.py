@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 import kvstore
 from bench.figure import Figure, Options
 from kvstore import Message, StoreConfig
-from kvstore.cli import measure
-from kvstore.cli.measure import Load, key_of, topic_of
+from kvstore.cli.trial import measure
+from kvstore.cli.trial.measure import Load, key_of, topic_of
 from kvstore.clock import SystemClock
 
 _MESSAGES: Final = 1_000_000

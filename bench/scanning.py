@@ -25,11 +25,11 @@ from kvstore import Message, StoreConfig
 from tiering import Policy, Worker
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
-from tiering.spark.reading import PartReader
+from tiering.spark.part_reader import PartReader
 from tiering.spark.schema import SCHEMA
 from tiering.spark.session import session
 from tiering.spark.splits import splits_of
-from tiering.spark.wanted import Wanted
+from tiering.spark.wanted import QueryFilter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,7 +121,7 @@ def _read(store: Path, topics: list[str]) -> int:
     given = {"path": str(store), **({"topics": ",".join(topics)} if topics else {})}
     options = read_options(given)
     opener = Opener(options)
-    wanted = Wanted.of(options)
+    wanted = QueryFilter.of(options)
     splits, skipped = splits_of(listing(options), wanted, options, opener)
     assert not skipped, skipped
     reader = PartReader(options, wanted, SCHEMA.names, opener)

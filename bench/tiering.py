@@ -18,7 +18,7 @@ import kvstore
 from bench.archives import body_of
 from bench.figure import Figure, Options
 from kvstore import Message, Store, StoreConfig
-from kvstore.cli.measure import Load, create_topics, put_batches
+from kvstore.cli.trial.measure import Load, create_topics, put_batches
 from tiering import Policy, Worker
 
 _MESSAGES: Final = 150_000

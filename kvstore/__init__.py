@@ -16,12 +16,14 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from kvstore.access import ArchiveAccess
-from kvstore.archived import set_viewer
-from kvstore.calls.exchanging import ConfigImport
-from kvstore.config import Retention, StoreConfig
-from kvstore.consume.popped import Popped
-from kvstore.consume.sql import SqlFilter, sql
+from kvstore.api.exchange_calls import ConfigImport
+from kvstore.api.founding import ImportReport, import_rocketmq
+from kvstore.api.namespace_view import Namespace
+from kvstore.api.store import Store
+from kvstore.config import ArchiveAccess, Retention, StoreConfig
+from kvstore.engine.segment_stats import SegmentStats, TopicShare
+from kvstore.engine.stats import StoreStats
+from kvstore.engine.verify import Problem, VerifyReport
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
@@ -67,8 +69,7 @@ from kvstore.errors import (
     TopicExists,
     TopicNotFound,
 )
-from kvstore.groupstats import GroupStats
-from kvstore.importing import ImportReport, import_rocketmq
+from kvstore.index.archived import set_viewer
 from kvstore.message import (
     Bounds,
     Message,
@@ -82,15 +83,13 @@ from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
-from kvstore.namespace import Namespace
-from kvstore.rebuild import RebuildReport, rebuild
-from kvstore.recovery import Progress, RecoveryReport
-from kvstore.rocketmq.export import ExportReport
-from kvstore.segmentstats import SegmentStats, TopicShare
-from kvstore.stats import StoreStats
-from kvstore.store import Store
-from kvstore.verify import Problem, VerifyReport
-from kvstore.viewing import Viewing as _Viewing
+from kvstore.opening.rebuild import RebuildReport, rebuild
+from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.opening.viewing import Viewing as _Viewing
+from kvstore.pop.group_stats import GroupStats
+from kvstore.pop.popped import Popped
+from kvstore.read.sql import SqlFilter, sql
+from kvstore.rocketmq.config.export import ExportReport
 
 set_viewer(_Viewing())
 

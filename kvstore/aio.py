@@ -28,22 +28,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
+from kvstore.api.namespace_view import Namespace as SyncNamespace
+from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
-from kvstore.consume.flight import Flight
-from kvstore.consume.poll import Poll
-from kvstore.consume.popped import Popped
-from kvstore.consume.sql import SqlFilter
 from kvstore.errors import (
     CallerError,
     StoreClosed,
     StoreError,
     shown,
 )
-from kvstore.forking import refuse_in_child
 from kvstore.meta.namespaces import speak_own_names, wrap
-from kvstore.namespace import Namespace as SyncNamespace
-from kvstore.recovery import Progress, RecoveryReport
-from kvstore.store import Store as SyncStore
+from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.poll import Poll
+from kvstore.pop.popped import Popped
+from kvstore.process.forking import refuse_in_child
+from kvstore.read.sql import SqlFilter
 
 THREADS: Final = 16
 """How many calls run at a time: more than processors, since puts that wait for the disk share one
@@ -127,7 +127,7 @@ class Store:
         self._threads = threads
         self._closing: asyncio.Future[None] | None = None
         self._bells: set[_Bell] = set()
-        self._alarms: dict[Flight, asyncio.TimerHandle] = {}
+        self._alarms: dict[InflightTable, asyncio.TimerHandle] = {}
         refuse_in_child(self)
 
     def __repr__(self) -> str:
@@ -246,11 +246,11 @@ class Store:
             self._stop_alarm(flight)
             self._alarms[flight] = loop.call_at(when, self._alarmed, flight)
 
-    def _alarmed(self, flight: Flight) -> None:
+    def _alarmed(self, flight: InflightTable) -> None:
         del self._alarms[flight]
         self._store._waiting.freed(flight, 1)
 
-    def _stop_alarm(self, flight: Flight) -> None:
+    def _stop_alarm(self, flight: InflightTable) -> None:
         alarm = self._alarms.pop(flight, None)
         if alarm is not None:
             alarm.cancel()

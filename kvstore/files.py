@@ -16,13 +16,45 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
-from kvstore.errors import DiskFull, SegmentDamaged, StoreLocked
-from kvstore.forking import let_go_in_child, module_lock
+from kvstore.errors import CallerError, DiskFull, SegmentDamaged, StoreLocked, shown
+from kvstore.process.forking import let_go_in_child, module_lock
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+"""One slash, because a Path has lost the second."""
+_WANTED: Final = "give a path on this machine, such as 'data' or '~/data'"
+
+
+def local_path(given: object, what: str = "a store") -> Path:
+    """The path that a caller gave, with `~` and `~user` as homes; `what` is there, for the error.
+
+    >>> local_path("data/orders")
+    PosixPath('data/orders')
+
+    Raises CallerError for a URL, an empty text, and what is neither a text nor a Path.
+    """
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise CallerError(f"the path of {what} is {shown(given)}; {_WANTED}")
+    url = _URL.match(text)
+    if url is not None:
+        raise CallerError(
+            f"the path of {what} is a {url[1]}:// URL, and there is nothing to connect to: a store "
+            f"is files in a folder; {_WANTED}"
+        )
+    found = os.path.expanduser(text)
+    if found.startswith("~"):
+        raise CallerError(
+            f"the path of {what} is {shown(text)}, and nobody knows that home folder; give the "
+            "whole path, or begin it with ./ if ~ is part of the name"
+        )
+    return Path(found)
+
 
 _CHUNK = 8 << 20
 _RESERVED_MIN = 1 << 20

@@ -52,16 +52,16 @@ RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
 # with what its archives are read.
 TIERING_MAY_IMPORT: Final = (
     "kvstore.config",
-    "kvstore.access",
-    "kvstore.archived",
+    "kvstore.config",
+    "kvstore.index.archived",
     "kvstore.record",
     "kvstore.index.keys",
     "kvstore.errors",
     "kvstore.files",
-    "kvstore.forking",
-    "kvstore.paths",
+    "kvstore.process.forking",
+    "kvstore.files",
     "kvstore.clock",
-    "kvstore.background",
+    "kvstore.process.background",
 )
 # Where the store meets its archives, and the verbs that run the worker.
 MAY_IMPORT_TIERING: Final = frozenset({"store", "cli"})
@@ -407,8 +407,8 @@ def module(path: str, source: str) -> Module:
     return parse(source, Path(path))
 
 
-STORE: Final = module("kvstore/store.py", "")
-WRITER: Final = module("kvstore/writer.py", "")
+STORE: Final = module("kvstore/api/store.py", "")
+WRITER: Final = module("kvstore/engine/writer.py", "")
 KEYS: Final = module("kvstore/index/keys.py", "")
 INDEX: Final = module("kvstore/index/__init__.py", "")
 
@@ -421,12 +421,12 @@ INDEX: Final = module("kvstore/index/__init__.py", "")
         ("kvstore/log/flush.py", "from ..index import keys"),
         ("kvstore/index/keys.py", "from kvstore.log import flush"),
         ("kvstore/meta/topics.py", "def f():\n    from kvstore.consume import pop"),
-        ("kvstore/consume/pop.py", "from kvstore import store"),
+        ("kvstore/pop/pop.py", "from kvstore import store"),
         ("kvstore/rocketmq/adopt.py", "from ..store import Store"),
-        ("kvstore/writer.py", "from . import store"),
-        ("kvstore/store.py", "from kvstore.cli import main"),
-        ("kvstore/store.py", "import kvstore"),
-        ("kvstore/store.py", "from kvstore import open"),
+        ("kvstore/engine/writer.py", "from . import store"),
+        ("kvstore/api/store.py", "from kvstore.cli import main"),
+        ("kvstore/api/store.py", "import kvstore"),
+        ("kvstore/api/store.py", "from kvstore import open"),
         ("kvstore/__init__.py", "from .cli import main"),
     ],
 )
@@ -439,12 +439,12 @@ def test_an_import_up_the_layers_is_found(path: str, source: str) -> None:
     [
         ("kvstore/files.py", "from kvstore.errors import DiskFull"),
         ("kvstore/log/flush.py", "from kvstore.log import append"),
-        ("kvstore/consume/pop.py", "from ..index import keys"),
+        ("kvstore/pop/pop.py", "from ..index import keys"),
         ("kvstore/rocketmq/adopt.py", "from kvstore import writer"),
-        ("kvstore/reader.py", "import kvstore.writer"),
-        ("kvstore/cli/demo.py", "import kvstore"),
-        ("kvstore/__init__.py", "from kvstore.store import Store"),
-        ("kvstore/writer.py", "import os, kvstores"),
+        ("kvstore/reader.py", "import kvstore.engine.writer"),
+        ("kvstore/cli/trial/demo.py", "import kvstore"),
+        ("kvstore/__init__.py", "from kvstore.api.store import Store"),
+        ("kvstore/engine/writer.py", "import os, kvstores"),
     ],
 )
 def test_an_import_down_the_layers_is_let_pass(path: str, source: str) -> None:
@@ -452,7 +452,7 @@ def test_an_import_down_the_layers_is_let_pass(path: str, source: str) -> None:
 
 
 def test_a_cycle_between_neighbours_is_found() -> None:
-    pull = module("kvstore/consume/pull.py", "from kvstore.timing import delays")
+    pull = module("kvstore/read/pull.py", "from kvstore.timing import delays")
     delays = module("kvstore/timing/delays.py", "from kvstore.consume import pull")
     assert import_cycles([pull, delays]) == ["consume", "timing"]
     assert import_cycles([pull]) == []
@@ -466,18 +466,18 @@ def test_an_import_beyond_codecs_in_record_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["import kvstore", "from kvstore.index import runs", "import kvstore.store"]
+    "source", ["import kvstore", "from kvstore.index import runs", "import kvstore.api.store"]
 )
 def test_an_import_of_the_engine_in_tiering_is_found(source: str) -> None:
     allowed = "from kvstore.index import keys\nfrom kvstore.record.layout import HEADER\n"
-    modules = [module("tiering/worker.py", allowed + source)]
+    modules = [module("tiering/operations/worker.py", allowed + source)]
     assert len(misplaced_imports_by_tiering(modules, [KEYS, INDEX, STORE])) == 1
 
 
 def test_an_import_of_tiering_below_the_store_is_found() -> None:
-    source = "import tiering.catalog"
+    source = "import tiering.catalog.catalog"
     assert len(misplaced_imports_of_tiering([module("kvstore/reader.py", source)])) == 1
-    assert misplaced_imports_of_tiering([module("kvstore/store.py", source)]) == []
+    assert misplaced_imports_of_tiering([module("kvstore/api/store.py", source)]) == []
 
 
 @pytest.mark.parametrize(
@@ -498,14 +498,14 @@ def test_an_import_of_tiering_below_the_store_is_found() -> None:
     ],
 )
 def test_a_way_past_the_seams_is_found(source: str) -> None:
-    assert len(ways_past_the_seams([module("kvstore/writer.py", source)])) == 1
+    assert len(ways_past_the_seams([module("kvstore/engine/writer.py", source)])) == 1
 
 
 @pytest.mark.parametrize(
     "source",
     [
         "def open(path): ...\nopen('d')",
-        "from kvstore.store import open\nopen('d')",
+        "from kvstore.api.store import open\nopen('d')",
         "files.open('f')",
         "import os\nos.path.join('a', 'b')",
         "import time\ntime.strftime('%H')",
@@ -514,7 +514,7 @@ def test_a_way_past_the_seams_is_found(source: str) -> None:
     ],
 )
 def test_what_only_looks_like_a_way_past_the_seams_is_let_pass(source: str) -> None:
-    assert ways_past_the_seams([module("kvstore/writer.py", source)]) == []
+    assert ways_past_the_seams([module("kvstore/engine/writer.py", source)]) == []
 
 
 def test_the_seams_themselves_may_do_what_they_are_for() -> None:

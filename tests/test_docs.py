@@ -21,14 +21,6 @@ from kvstore import (
     TopicInfo,
     errors,
 )
-from kvstore.index.keyblocks import find_in_block, pack_blocks, sort_pairs, unpack_block
-from kvstore.index.keyparts import (
-    BITS_A_KEY,
-    FILTER_HASHES,
-    GENERATION,
-    HEAD,
-    PIECE_BLOCKS,
-)
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     FAMILIES,
@@ -51,10 +43,23 @@ from kvstore.index.keys import (
     read_run_key,
     run_key,
 )
+from kvstore.index.message_keys.key_blocks import (
+    find_in_block,
+    pack_blocks,
+    sort_pairs,
+    unpack_block,
+)
+from kvstore.index.message_keys.key_parts import (
+    BITS_A_KEY,
+    FILTER_HASHES,
+    GENERATION,
+    HEAD,
+    PIECE_BLOCKS,
+)
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, positions_of, unpack
-from kvstore.record.hashes import key_hash, key_hash_range
+from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
-from tiering.catalog import ArchiveRow
+from tiering.catalog.catalog import ArchiveRow
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"

@@ -19,11 +19,6 @@ from kvstore.errors import (
     KeyDestroyed,
     KeyMissing,
 )
-from tiering.archive.crypto import KeyProvider, TopicKey
-from tiering.archive.keyfile import KeyFile
-from tiering.attach import AttachReport, attach
-from tiering.audit import AuditProblem, AuditReport, Orphan
-from tiering.erase import DestroyReport, ErasurePlan, ErasureReport
 from tiering.errors import (
     AttachConflict,
     ExtraMissing,
@@ -43,13 +38,18 @@ from tiering.errors import (
     TieringBusy,
     TieringStopped,
 )
-from tiering.plan import Plan
-from tiering.policy import Policy
-from tiering.prices import Prices, TierPrice
-from tiering.restore import RestoreProblem, RestoreReport, restore
-from tiering.runs import RunReport
-from tiering.together import Together, held_together
-from tiering.worker import ArchiveInfo, Worker
+from tiering.keys.crypto import KeyProvider, TopicKey
+from tiering.keys.key_file import KeyFile
+from tiering.operations.attach import AttachReport, attach
+from tiering.operations.erase import DestroyReport, ErasurePlan, ErasureReport
+from tiering.operations.restore import RestoreProblem, RestoreReport, restore
+from tiering.operations.together import Together, held_together
+from tiering.operations.worker import ArchiveInfo, Worker
+from tiering.policy.plan import Plan
+from tiering.policy.policy import Policy
+from tiering.policy.prices import Prices, TierPrice
+from tiering.worker.audit import AuditProblem, AuditReport, Orphan
+from tiering.worker.runs import RunReport
 
 __all__ = [
     "ArchiveDamaged",

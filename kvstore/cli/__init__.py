@@ -24,42 +24,54 @@ from kvstore.errors import StoreError
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "demo": (
-        "kvstore.cli.demo",
+        "kvstore.cli.trial.demo",
         "The main job on real input: load, read, kill, recover, check.",
     ),
-    "topic": ("kvstore.cli.topic", "Create, list, show, alter or delete topics."),
-    "put": ("kvstore.cli.put", "Put messages: one a line, from JSON lines, or one given body."),
-    "get": ("kvstore.cli.get", "Show one message: by queue offset, position or id."),
-    "pull": ("kvstore.cli.pull", "Read a queue from an offset on."),
-    "pop": ("kvstore.cli.pop", "Take messages for a group, each under a lock."),
-    "ack": ("kvstore.cli.ack", "Say that messages are done, by their receipts."),
-    "work": ("kvstore.cli.work", "Run a command for every message a group gets."),
-    "query": ("kvstore.cli.query", "Find the messages that carry a key, newest first."),
-    "find": ("kvstore.cli.get", "Show the message with an id."),
-    "offset-at": ("kvstore.cli.query", "Say which offset was the first at or after a time."),
-    "group": ("kvstore.cli.group", "Create, list, show, alter or delete consumer groups."),
-    "offset": ("kvstore.cli.offset", "A group's offsets: show, commit, reset, history, lag."),
-    "namespace": ("kvstore.cli.namespace", "Create, list, show or delete namespaces."),
-    "top": ("kvstore.cli.top", "A live screen of rates, lag, and what is in flight."),
+    "topic": ("kvstore.cli.admin.topic", "Create, list, show, alter or delete topics."),
+    "put": (
+        "kvstore.cli.message.put",
+        "Put messages: one a line, from JSON lines, or one given body.",
+    ),
+    "get": ("kvstore.cli.message.get", "Show one message: by queue offset, position or id."),
+    "pull": ("kvstore.cli.message.pull", "Read a queue from an offset on."),
+    "pop": ("kvstore.cli.message.pop", "Take messages for a group, each under a lock."),
+    "ack": ("kvstore.cli.message.ack", "Say that messages are done, by their receipts."),
+    "work": ("kvstore.cli.message.work", "Run a command for every message a group gets."),
+    "query": ("kvstore.cli.message.query", "Find the messages that carry a key, newest first."),
+    "find": ("kvstore.cli.message.get", "Show the message with an id."),
+    "offset-at": (
+        "kvstore.cli.message.query",
+        "Say which offset was the first at or after a time.",
+    ),
+    "group": ("kvstore.cli.admin.group", "Create, list, show, alter or delete consumer groups."),
+    "offset": ("kvstore.cli.admin.offset", "A group's offsets: show, commit, reset, history, lag."),
+    "namespace": ("kvstore.cli.admin.namespace", "Create, list, show or delete namespaces."),
+    "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
-        "kvstore.cli.stats",
+        "kvstore.cli.admin.stats",
         "What the store holds, and what it has done since it was opened.",
     ),
     "tier": (
         "kvstore.cli.tier",
         "Archives of old segments: made by a policy, listed, checked.",
     ),
-    "erase": ("kvstore.cli.erase", "Have messages gone wherever they lie, and show that they are."),
-    "restore": ("kvstore.cli.restore", "Make a store from archives alone."),
+    "erase": (
+        "kvstore.cli.message.erase",
+        "Have messages gone wherever they lie, and show that they are.",
+    ),
+    "restore": ("kvstore.cli.admin.restore", "Make a store from archives alone."),
     "spark": ("kvstore.cli.spark", "Work on archives at any size, as jobs of Apache Spark."),
     "verify": (
-        "kvstore.cli.maintenance",
+        "kvstore.cli.admin.maintenance",
         "Check every record, and that the index agrees with the log.",
     ),
-    "rebuild": ("kvstore.cli.maintenance", "Drop the index and build it anew from the log."),
-    "dump": ("kvstore.cli.dump", "Print records straight from files, also those RocketMQ wrote."),
-    "import": ("kvstore.cli.maintenance", "Adopt a store that RocketMQ wrote."),
-    "bench": ("kvstore.cli.bench", "Measure put, pull, get and query on this machine."),
+    "rebuild": ("kvstore.cli.admin.maintenance", "Drop the index and build it anew from the log."),
+    "dump": (
+        "kvstore.cli.message.dump",
+        "Print records straight from files, also those RocketMQ wrote.",
+    ),
+    "import": ("kvstore.cli.admin.maintenance", "Adopt a store that RocketMQ wrote."),
+    "bench": ("kvstore.cli.trial.bench", "Measure put, pull, get and query on this machine."),
 }
 
 _USAGE: Final = 2
@@ -112,7 +124,7 @@ def _failed(error: BaseException, as_json: bool) -> int:
     if not isinstance(error, click.ClickException | StoreError | OSError):
         raise error
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    from kvstore.cli.advice import in_verbs
+    from kvstore.cli.terminal.advice import in_verbs
 
     text = in_verbs("; ".join([text, *getattr(error, "__notes__", ())]))
     if as_json:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.archived import Here, Queue, Stretch
 from kvstore.errors import CallerError
+from kvstore.index.archived import AttachedRange, Here, Queue
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import next_number
 from kvstore.index.keys import (
@@ -87,11 +87,11 @@ def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[Here]:
         yield Here(first, last, int(times.min()), int(times.max()), None)
 
 
-def attach(families: Families, batch: Batch, stretches: Iterable[Stretch]) -> None:
+def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange]) -> None:
     """Put places for stretches into a batch. Raises `CallerError` for one that reaches into what
     its queue has.
     """
-    queues: dict[Queue, list[Stretch]] = {}
+    queues: dict[Queue, list[AttachedRange]] = {}
     for one in stretches:
         queues.setdefault((one.topic, one.queue), []).append(one)
     for queue, mine in queues.items():
@@ -132,7 +132,7 @@ class _Attaching:
         self._new: set[int] = set()
         """Where places were put: these hold, whatever there was before."""
 
-    def run(self, stretches: Sequence[Stretch]) -> None:
+    def run(self, stretches: Sequence[AttachedRange]) -> None:
         """Put the places of rising stretches."""
         for before, one in pairwise(stretches):
             if one.first <= before.last:
@@ -155,7 +155,7 @@ class _Attaching:
                 self._put(one.last + 1, place_value(number, one.last_stored_at))
                 named = around.archive
 
-    def _before(self, one: Stretch) -> Place | None:
+    def _before(self, one: AttachedRange) -> Place | None:
         """Make room for a stretch; returns the archive's place that it stands in, if it does."""
         around: Place | None = None
         log: _End | None = None
@@ -178,7 +178,7 @@ class _Attaching:
             self._end_log(log, one)
         return around
 
-    def _end_log(self, log: _End, one: Stretch) -> None:
+    def _end_log(self, log: _End, one: AttachedRange) -> None:
         """Say where the log's entries before a stretch end."""
         if log.end > one.first:
             self._refuse(one)
@@ -197,7 +197,7 @@ class _Attaching:
     def _end(self, place: Place) -> _End:
         return self._ends.get(place.first, _End(place.first, place.stored_at))
 
-    def _following(self, one: Stretch, behind_it: Sequence[Stretch]) -> int | None:
+    def _following(self, one: AttachedRange, behind_it: Sequence[AttachedRange]) -> int | None:
         """The first offset that something else is to have behind a stretch."""
         firsts = [place.first for place in self._places if place.first > one.last]
         return min([*firsts, *(other.first for other in behind_it)], default=None)
@@ -206,7 +206,7 @@ class _Attaching:
         self._new.add(first)
         self._batch.put(PLACES, place_key(*self._queue, first), value)
 
-    def _refuse(self, one: Stretch) -> None:
+    def _refuse(self, one: AttachedRange) -> None:
         raise CallerError(
             f"offsets {one.first} to {one.last} of queue {one.queue} of topic {one.topic} reach "
             "into what the queue has; nothing was attached"

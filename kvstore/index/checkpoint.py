@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.index.keyblocks import sort_pairs
 from kvstore.index.keys import QUEUE_MASK
+from kvstore.index.message_keys.key_blocks import sort_pairs
 from kvstore.index.runs import Columns, pack_many, split_long
 from kvstore.index.tail import Tail
 

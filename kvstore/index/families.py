@@ -36,20 +36,60 @@ from rocksdict import (
 
 from kvstore.errors import (
     DiskFull,
+    FormatTooNew,
+    FormatTooOld,
     IndexDamaged,
     IndexUnavailable,
     StoreClosed,
     StoreError,
     StoreForked,
 )
-from kvstore.forking import (
+from kvstore.index.keys import (
+    DERIVED,
+    FAMILIES,
+    FORMAT,
+    FORMAT_VERSION,
+    MESSAGE_KEYS,
+    META,
+    PLACES,
+    RUNS,
+    U32,
+)
+from kvstore.process.forking import (
     blind,
     call_in_child,
     end_without_destructors,
     keep_for_ever,
     let_go_in_child,
 )
-from kvstore.index.keys import DERIVED, FAMILIES, MESSAGE_KEYS, PLACES, RUNS
+
+
+def check_format(families: Families, *, to_rebuild: bool) -> None:
+    """Raise `FormatTooNew` if a newer version wrote this index, `FormatTooOld` for one that
+    is to be rebuilt first.
+    """
+    found = families.get(META, FORMAT)
+    if found is None:
+        raise IndexDamaged(
+            f"{families.path} has no format version; `kvmq rebuild` makes the index anew"
+        )
+    version = U32.unpack(found)[0]
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"{families.path} has format {version}, this version of kvmq reads up to "
+            f"{FORMAT_VERSION}; use a newer kvmq",
+            version,
+            FORMAT_VERSION,
+        )
+    if version < FORMAT_VERSION and not to_rebuild:
+        raise FormatTooOld(
+            f"{families.path} has format {version}, this version of kvmq reads "
+            f"{FORMAT_VERSION}; `kvmq rebuild {families.path.parent}` makes it anew from "
+            "the log: nothing is lost",
+            version,
+            FORMAT_VERSION,
+        )
+
 
 _CACHE_BYTES: Final = 64 << 20
 _WAL_MAX: Final = 256 << 20

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kvstore.archived import Arriving, Held, Queue, Row
 from kvstore.errors import CallerError, IndexDamaged
+from kvstore.index.archived import ArchivedRange, Arriving, Queue, Row
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -41,8 +41,45 @@ from kvstore.index.keys import (
     read_place,
     read_run_key,
     segment_range,
+    topic_prefix,
 )
 from kvstore.index.runs import count_of
+
+
+def retire(families: Families, batch: Batch, segment: int) -> int:
+    """Put the removal of a segment's index into a batch; returns how many queues it had."""
+    low, high = segment_range(segment, segment + 1)
+    ends: dict[tuple[int, int], tuple[int, int]] = {}
+    for key, value in families.rows(RUNS, low, high):
+        run = read_run_key(key)
+        first = ends.get((run.topic, run.queue), (run.first, 0))[0]
+        ends[run.topic, run.queue] = first, run.first + count_of(value)
+    it = families.iter(PLACES)
+    for (topic, queue), (first, end) in ends.items():
+        batch.delete(PLACES, place_key(topic, queue, first))
+        it.seek(place_key(topic, queue, first + 1))
+        if not families.valid(it) or not it.key().startswith(queue_prefix(topic, queue)):
+            batch.put(PLACES, place_key(topic, queue, end), place_value(NOWHERE, 0))
+    batch.delete_range(RUNS, low, high)
+    return len(ends)
+
+
+def retire_topic(families: Families, batch: Batch, topic: int) -> set[int]:
+    """Put the removal of a topic's runs and places into a batch; returns the segments it had."""
+    # Its places say in which segments it has runs: one that never had a message leaves no
+    # tombstone.
+    first, end = topic_prefix(topic), topic_prefix(topic + 1)
+    segments = {
+        read_place(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
+    }
+    if segments:
+        batch.delete_range(PLACES, first, end)
+    segments = {segment for segment in segments if segment < ARCHIVE_FIRST}
+    for segment in sorted(segments):
+        start = segment.to_bytes(4, "big")
+        batch.delete_range(RUNS, start + first, start + end)
+    return segments
+
 
 _NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
 """Where the log has what is before, and nobody what is here."""
@@ -279,13 +316,13 @@ def next_number(families: Families) -> int:
 
 
 def place_again(
-    families: Families, batch: Batch, archives: Collection[int], held: Iterable[Held]
+    families: Families, batch: Batch, archives: Collection[int], held: Iterable[ArchivedRange]
 ) -> None:
     """Put into a batch the places of archives as these say it themselves; what places said of them
     before goes.
     """
     swap(families, batch, archives, [], None)
-    queues: dict[Queue, list[Held]] = {}
+    queues: dict[Queue, list[ArchivedRange]] = {}
     for stretch in held:
         queues.setdefault((stretch.topic, stretch.queue), []).append(stretch)
     it = families.iter(PLACES)
@@ -311,9 +348,9 @@ def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
     return [place.first for place in places if place.segment == ARCHIVE_FIRST + NO_ARCHIVE]
 
 
-def _borders(stretches: Sequence[Held]) -> Iterator[tuple[int, int, int]]:
+def _borders(stretches: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:
     """Where the archive changes: first offset, archive, store time."""
-    around: list[Held] = []
+    around: list[ArchivedRange] = []
     """Those that go on behind the one that is looked at."""
     before = -1
     for stretch in stretches:

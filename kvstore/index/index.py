@@ -15,12 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvstore.archived import Arriving, Queue, Row
 from kvstore.index import handover
+from kvstore.index.archived import Arriving, Queue, Row
 from kvstore.index.checkpoint import key_pairs, run_rows
-from kvstore.index.deadkeys import forget_keys
 from kvstore.index.families import Batch, Families
-from kvstore.index.handover import Gone
+from kvstore.index.handover import Gone, retire, retire_topic
 from kvstore.index.keys import (
     CHECKPOINT,
     LOG_START,
@@ -39,11 +38,11 @@ from kvstore.index.keys import (
     place_value,
     read_checkpoint,
 )
-from kvstore.index.keyupkeep import KeyUpkeep
-from kvstore.index.messagekeys import MessageKeys, Parts
-from kvstore.index.queues import Counters, Head, Queues
+from kvstore.index.message_keys.dead_keys import forget_keys
+from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
+from kvstore.index.message_keys.key_upkeep import KeyUpkeep
+from kvstore.index.queue_locations import Counters, Head, Queues
 from kvstore.index.repack import repack
-from kvstore.index.retire import retire, retire_topic
 from kvstore.index.tags import TagCodes
 from kvstore.index.tail import Tail, Tails, queue_tails
 

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from kvstore.background import Background
 from kvstore.config import StoreConfig
 from kvstore.errors import FlushFailed, StoreClosed
 from kvstore.log.commitlog import CommitLog
+from kvstore.process.background import Background
 
 _GATHER_SECONDS: Final = 0.0001
 _LOOK: Final = 1.0

@@ -21,7 +21,7 @@ from typing import Final
 
 from kvstore.errors import DiskFull, SegmentDamaged
 from kvstore.files import Files, MappedFile, SegmentBuffer
-from kvstore.forking import let_go_in_child
+from kvstore.process.forking import let_go_in_child
 
 NAME_DIGITS: Final = 20
 _NEW: Final = ".new"

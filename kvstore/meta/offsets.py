@@ -102,7 +102,7 @@ class Commit(NamedTuple):
     offset: int
 
 
-class Popping(Protocol):
+class PopProgress(Protocol):
     """What of a flight matters here."""
 
     group: int
@@ -330,7 +330,7 @@ class Offsets:
         self._put(batch, offset_key(group, topic, queue), offset)
 
     def stage_next(
-        self, batch: Batch, flight: Popping, queue: int, offset: int, passed: int, now: int
+        self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int, now: int
     ) -> None:
         """Add to the batch of a pop where its queue goes on, and how many messages were `passed`
         over there. What pops remembers that itself: there is nothing to settle.
@@ -342,7 +342,9 @@ class Offsets:
             self.moved(flight.group, flight.topic, now)
         self._unsynced = True
 
-    def next_row(self, flight: Popping, queue: int, offset: int, now: int) -> tuple[bytes, bytes]:
+    def next_row(
+        self, flight: PopProgress, queue: int, offset: int, now: int
+    ) -> tuple[bytes, bytes]:
         """What `stage_next` would add to a batch where nothing more is passed over."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._said:

@@ -17,11 +17,11 @@ from kvstore.errors import (
     QueueNotFound,
     shown,
 )
-from kvstore.forking import module_lock
 from kvstore.meta.attributes import attributes_of
-from kvstore.meta.keyhistory import LEVELS, History, begun, changed, exact_from, level_at
+from kvstore.meta.key_history import LEVELS, History, begun, changed, exact_from, level_at
+from kvstore.process.forking import module_lock
 from kvstore.record.decode_run import Middles
-from kvstore.record.hashes import topic_byte
+from kvstore.record.hashing.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import check_topic
 

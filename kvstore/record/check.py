@@ -43,7 +43,7 @@ from kvstore.record.layout import (
     head_size,
     record_size,
 )
-from kvstore.record.property_crc import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
+from kvstore.record.properties import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
 
 if TYPE_CHECKING:
     from mmap import mmap  # noqa: TID251 -- its type; kvstore.files does the mapping
@@ -70,7 +70,7 @@ class ScanStop(StrEnum):
     """As many records as were asked for."""
 
 
-class Parts(NamedTuple):
+class RecordParts(NamedTuple):
     """Where a record's parts are: buffer indexes and sizes in bytes."""
 
     size: int
@@ -196,7 +196,7 @@ def _look(
     return (ScanStop.BLANK if size else ScanStop.ZEROS), 0
 
 
-def measure(buffer: Buffer, at: int, end: int, position: int) -> Parts:
+def measure(buffer: Buffer, at: int, end: int, position: int) -> RecordParts:
     """Find a record's parts; check all but the CRCs. `end` is at most the buffer's length.
 
     Raises RecordDamaged, saying what was expected and found.
@@ -233,10 +233,10 @@ def measure(buffer: Buffer, at: int, end: int, position: int) -> Parts:
         expected = f"{rest}, at most {PROPERTIES_MAX}"
         raise _damaged(position, "properties length", expected, properties_size)
     properties_at = length_at + PROPERTIES_SIZE.size
-    return Parts(size, body_crc, body_at, body_size, properties_at, properties_size)
+    return RecordParts(size, body_crc, body_at, body_size, properties_at, properties_size)
 
 
-def check_body_crc(buffer: Buffer, parts: Parts, position: int) -> None:
+def check_body_crc(buffer: Buffer, parts: RecordParts, position: int) -> None:
     """Raise RecordDamaged if the body's CRC isn't the one in the head."""
     with memoryview(buffer)[parts.body_at : parts.body_at + parts.body_size] as body:
         found = crc32(body) & CRC_MASK
@@ -261,7 +261,7 @@ def property_crc_problem(
     return ""
 
 
-def _check_property_crc(buffer: Buffer, at: int, parts: Parts, position: int) -> None:
+def _check_property_crc(buffer: Buffer, at: int, parts: RecordParts, position: int) -> None:
     suffix_at = at + parts.size - PROPERTY_CRC_SIZE
     # Where the properties are shorter than that, their length stands among these bytes, and no
     # length that small looks like any two bytes of the property.

@@ -41,7 +41,7 @@ from kvstore.record.layout import (
     record_size,
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from kvstore.record.property_crc import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
+from kvstore.record.properties import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
 from kvstore.record.values import StoredMessage
 
 __all__ = [

@@ -14,12 +14,33 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+from zlib_ng.zlib_ng import crc32
+
 from kvstore.errors import (
     MessageIllegal,
     PropertiesTooLarge,
     shown,
 )
-from kvstore.record.layout import PROPERTIES_MAX
+from kvstore.record.layout import CRC_MASK, PROPERTIES_MAX
+from kvstore.record.names import PROPERTY_CRC
+
+DIGITS: Final = 10
+PROPERTY_CRC_HEAD: Final = PROPERTY_CRC.encode() + b"\x01"
+PROPERTY_CRC_SIZE: Final = len(PROPERTY_CRC_HEAD) + DIGITS + 1
+
+# The format, not some input: records written elsewhere have these 20 bytes.
+assert PROPERTY_CRC_SIZE == 20
+
+
+def property_crc_suffix(record: bytes | bytearray | memoryview) -> bytes:
+    """The 20 bytes that end a record, made from all the bytes before them.
+
+    Size and properties length in `record` must count them already, its properties must be empty or
+    end with 0x02, and nothing may change afterwards, the position included.
+    """
+    digits = f"{crc32(record) & CRC_MASK:0{DIGITS}d}"[::-1]
+    return PROPERTY_CRC_HEAD + digits.encode() + b"\x02"
+
 
 NAME_END: Final = "\x01"
 """Between a name and its value."""

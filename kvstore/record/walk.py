@@ -64,7 +64,7 @@ class Kind(StrEnum):
     """Zeros up to the end: nothing was written there yet."""
 
 
-class Found(NamedTuple):
+class Extent(NamedTuple):
     """One stretch: `size` bytes from `position` of the log; `reason` says what is wrong with
     damage.
     """
@@ -82,7 +82,7 @@ class Found(NamedTuple):
 
 def walk(
     buffer: Buffer, base: int, start: int, end: int, *, property_crc: bool = False
-) -> Iterator[Found]:
+) -> Iterator[Extent]:
     """Everything from index `start` of `buffer` to index `end`, which is the end of the segment.
 
     `base` is the log position of the buffer's index 0; the positions found are positions of the
@@ -97,10 +97,10 @@ def walk(
             buffer, at, end, base, positions, sizes, limit=_BATCH, property_crc=property_crc
         )
         for position, size in zip(positions, sizes, strict=True):
-            yield Found(Kind.RECORD, position, size)
+            yield Extent(Kind.RECORD, position, size)
         del positions[:], sizes[:]
         if stop is ScanStop.BLANK:
-            yield Found(Kind.BLANK, base + at, -check_record(buffer, at, end, base + at))
+            yield Extent(Kind.BLANK, base + at, -check_record(buffer, at, end, base + at))
             return
         if stop is ScanStop.ZEROS or stop is ScanStop.DAMAGED:
             if used < at:
@@ -109,10 +109,10 @@ def walk(
             bad_end = resume if resume >= 0 else used
             if bad_end > at:
                 reason = _reason(buffer, base, at, end, property_crc)
-                yield Found(Kind.DAMAGE, base + at, bad_end - at, reason)
+                yield Extent(Kind.DAMAGE, base + at, bad_end - at, reason)
             if resume < 0:
                 if used < end:
-                    yield Found(Kind.END, base + used, end - used)
+                    yield Extent(Kind.END, base + used, end - used)
                 return
             at = resume
 

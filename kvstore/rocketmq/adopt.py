@@ -25,10 +25,10 @@ import msgspec
 
 from kvstore.errors import CallerError, DiskFull
 from kvstore.files import Files
-from kvstore.record.walk import Found
-from kvstore.rocketmq.layout import COMMITLOG
-from kvstore.rocketmq.recovery import Progress, find_end
-from kvstore.rocketmq.values import RocketMQSource
+from kvstore.record.walk import Extent
+from kvstore.rocketmq.config.config_values import RocketMQSource
+from kvstore.rocketmq.file_layouts import COMMITLOG
+from kvstore.rocketmq.log_end import Progress, find_end
 
 STAGING: Final = ".importing"
 """Added to the target's name: the folder in which it is made."""
@@ -52,7 +52,7 @@ class TakenLog(msgspec.Struct, frozen=True):
     records: int
     cut_reason: str
     lost_records: int
-    damage: list[Found]
+    damage: list[Extent]
     linked: list[str]
     copied: list[str]
 

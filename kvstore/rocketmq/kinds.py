@@ -30,8 +30,7 @@ from kvstore.record.layout import (
     POSITION_AT,
 )
 from kvstore.record.walk import magics
-from kvstore.rocketmq.indexfile import read_items
-from kvstore.rocketmq.layout import (
+from kvstore.rocketmq.file_layouts import (
     BATCH_CONSUMEQUEUE,
     BATCH_UNIT,
     CHECKPOINT,
@@ -44,6 +43,7 @@ from kvstore.rocketmq.layout import (
     SKIPPED_UNIT,
     file_start,
 )
+from kvstore.rocketmq.index_file import read_items
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer

@@ -17,8 +17,14 @@ from kvstore.errors import SegmentDamaged, StoreNotFound
 from kvstore.files import Files
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 from kvstore.record.walk import next_good
-from kvstore.rocketmq.configuration import read_configuration
-from kvstore.rocketmq.layout import (
+from kvstore.rocketmq.config.config_values import (
+    ConfigKind,
+    RocketMQSource,
+    SourceGroup,
+    SourceTopic,
+)
+from kvstore.rocketmq.config.configuration import read_configuration
+from kvstore.rocketmq.file_layouts import (
     ABORT_FILE,
     COMMITLOG,
     CONFIG,
@@ -26,7 +32,6 @@ from kvstore.rocketmq.layout import (
     ROCKSDB_CURRENT,
     file_start,
 )
-from kvstore.rocketmq.values import ConfigKind, RocketMQSource, SourceGroup, SourceTopic
 
 __all__ = [
     "ConfigKind",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.figure import Figure, combine
-from kvstore.cli.measure import Load, messages
+from kvstore.cli.trial.measure import Load, messages
 from tests.cli.conftest import Kvmq
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.cli import demo as module
-from kvstore.cli.demo import Source
+from kvstore.cli.trial import demo as module
+from kvstore.cli.trial.demo import Source
 from tests.cli.conftest import Kvmq
-from tiering.tiers import Tiers
+from tiering.catalog.tiers import Tiers
 
 STEPS = ["put", "pull", "get, find, query", "pop", "archive", "read archives", "kill -9",
          "recover", "verify"]  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvstore.cli.draws import Draws, Sample
-from kvstore.cli.sizes import rocketmq_queue_files
+from kvstore.cli.terminal.sizes import rocketmq_queue_files
+from kvstore.cli.trial.draws import Draws, Sample
 
 
 def test_a_sample_is_fair_and_the_same_every_time() -> None:

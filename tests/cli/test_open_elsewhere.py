@@ -11,7 +11,7 @@ import pytest
 
 import kvstore
 from kvstore.cli import kvmq as command
-from kvstore.cli.opening import call_text
+from kvstore.cli.terminal.opening import call_text
 from tests.cli.conftest import Kvmq
 
 READ_ONLY: Final = {

@@ -8,9 +8,9 @@ import sys
 import msgspec
 import pytest
 
-from kvstore.cli import output
-from kvstore.cli.output import Output, printable, size_text
-from kvstore.cli.report import show_report
+from kvstore.cli.terminal import output
+from kvstore.cli.terminal.output import Output, printable, size_text
+from kvstore.cli.terminal.report import show_report
 
 
 class Terminal(io.StringIO):

@@ -17,7 +17,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, StoreConfig
-from kvstore.cli.top import look
+from kvstore.cli.admin.top import look
 from tests.cli.conftest import SMALL, Kvmq
 
 Process = Callable[..., "subprocess.Popen[bytes]"]

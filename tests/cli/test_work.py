@@ -16,7 +16,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Popped
-from kvstore.cli.work import environment
+from kvstore.cli.message.work import environment
 from tests.cli.conftest import SMALL, Kvmq
 
 FAILS_NOW_AND_THEN: Final = """

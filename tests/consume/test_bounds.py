@@ -14,13 +14,13 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, TopicConfig
-from kvstore.consume import flights as flights_module
-from kvstore.consume import noting, ordered, quick, receipts
-from kvstore.consume import pop as pop_module
-from kvstore.consume.flight import Flight
-from kvstore.consume.held import Offsets
-from kvstore.consume.tally import Tally
 from kvstore.meta.groups import GroupConfig
+from kvstore.pop import fast_path, ordered, progress_history, receipts
+from kvstore.pop import pop as pop_module
+from kvstore.pop.inflight import tables as flights_module
+from kvstore.pop.inflight.held import OffsetSet
+from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.tally import Tally
 from tests.support.clock import VirtualClock
 
 BOUND: Final = 8
@@ -41,7 +41,7 @@ def topics(store: Store) -> list[str]:
     return names
 
 
-def flight_of(store: Store, group: str, topic: str) -> Flight:
+def flight_of(store: Store, group: str, topic: str) -> InflightTable:
     found = store._popping.flights.find(store.group(group).id, store.topic(topic).id)
     assert found is not None
     return found
@@ -145,7 +145,7 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
 def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    class Looks(OrderedDict[tuple[int, int], Flight]):
+    class Looks(OrderedDict[tuple[int, int], InflightTable]):
         """Counts how many flights are looked at."""
 
         count = 0
@@ -178,10 +178,10 @@ KEPT: Final[dict[str, tuple[Any, str, Callable[[Store], int]]]] = {
     "flights that read ahead": (flights_module, "_AHEAD_MAX", kept_flights_ahead),
     "deliveries": (
         receipts, "_REMEMBERED", lambda store: len(store._popping.settle._receipts.remembered)),
-    "what pops asked for": (quick, "_ASKS_MAX", lambda store: len(store._popping.quick._asks)),
+    "what pops asked for": (fast_path, "_ASKS_MAX", lambda store: len(store._popping.quick._asks)),
     "what pops asked for, and was checked": (
         pop_module, "_CHECKED_MAX", lambda store: len(store._popping.pop._checked)),
-    "heads of receipts": (noting, "_PAIRS_MAX", lambda store: len(store._noting._pairs)),
+    "heads of receipts": (progress_history, "_PAIRS_MAX", lambda store: len(store._noting._pairs)),
 }  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def test_counters_of_locks_stay_few_however_long_a_group_works(
 
 
 def test_a_set_of_offsets_says_which_of_a_stretch_it_has() -> None:
-    found = Offsets()
+    found = OffsetSet()
     for first, bits in ((250, 0b1011_0000_0001), (1000, 1), (512, 1 << 255)):
         found.add(first, bits)
     every = {250, 258, 259, 261, 767, 1000}

@@ -12,9 +12,9 @@ import pytest
 
 import kvstore
 from kvstore import InFlight, Message, Store, StoreConfig
-from kvstore.consume.held import Shelf
-from kvstore.consume.tally import Tally
 from kvstore.index.keys import LOCKS
+from kvstore.pop.inflight.held import Shelf
+from kvstore.pop.inflight.tally import Tally
 from tests.support.clock import VirtualClock
 
 SIZES: Final = (4, 40, 400)

@@ -12,8 +12,8 @@ import pytest
 
 import kvstore
 from kvstore import CallerError, FilterIllegal, Message, PullStatus, SqlFilter, Store, StoreConfig
-from kvstore.consume.faults import LENGTH_MAX
-from kvstore.consume.filters import compile_filter
+from kvstore.read.filter_faults import LENGTH_MAX
+from kvstore.read.filters import compile_filter
 
 
 @pytest.fixture

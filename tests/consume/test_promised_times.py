@@ -16,11 +16,11 @@ from tests.support.clock import VirtualClock
 
 ROOT: Final = Path(kvstore.__file__).resolve().parent.parent
 INSTANTS: Final = {
-    "kvstore/cli/opening.py": 1,
+    "kvstore/cli/terminal/opening.py": 1,
     "kvstore/cli/spark/views.py": 1,
-    "tiering/objectstore.py": 1,
+    "tiering/places/object_store.py": 1,
     "tiering/spark/wanted.py": 1,
-    "tiering/trusted.py": 1,
+    "tiering/policy/trusted.py": 1,
 }
 """How many conversions a file has of a point in time, or of a time that has passed: these are no
 promises."""

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import SqlFilter, StoredMessage, sql
-from kvstore.consume.faults import LENGTH_MAX
-from kvstore.consume.sql.grammar import DEPTH_MAX, KEYWORDS
+from kvstore.read.filter_faults import LENGTH_MAX
+from kvstore.read.sql.grammar import DEPTH_MAX, KEYWORDS
 from kvstore.record.properties import encode_properties
 
 PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "filters.md"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import CallerError, FilterIllegal, sql
-from kvstore.consume.faults import LENGTH_MAX
-from kvstore.consume.sql.grammar import DEPTH_MAX, KEYWORDS
+from kvstore.read.filter_faults import LENGTH_MAX
+from kvstore.read.sql.grammar import DEPTH_MAX, KEYWORDS
 from tests.consume.test_sql import asks
 
 

@@ -242,10 +242,12 @@ def test_a_reader_takes_what_the_writer_has_in_the_making_for_nothing_foreign(
 
 def crashed(path: Path, target: Path) -> Path:
     """The store with an index that knows the durable end, but has to be made anew from the log."""
-    from kvstore import opening
+    from kvstore.opening import store_folder
 
     shutil.copytree(path, target)
-    index, _ = opening.open_index(target, SMALL, opening.look(target, SMALL), read_only=False)
+    index, _ = store_folder.open_index(
+        target, SMALL, store_folder.look(target, SMALL), read_only=False
+    )
     index.load()
     drop_derived(index)
     index.close()

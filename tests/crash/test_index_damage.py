@@ -23,7 +23,7 @@ from kvstore import (
     StoreConfig,
     StoreError,
 )
-from kvstore.housekeeper import Job
+from kvstore.engine.housekeeper import Job
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
@@ -542,7 +542,7 @@ def test_a_rebuild_without_the_last_segments_says_so_and_gives_their_offsets_aga
 def test_an_index_of_many_rows_is_copied_some_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["kvstore.rebuild"]
+    module = sys.modules["kvstore.opening.rebuild"]
     monkeypatch.setattr(module, "_ROWS_AT_ONCE", 50)
     monkeypatch.setattr(module, "_drop_derived", lambda folder, config: False)
     sizes, formats, write = [], [], Families.write

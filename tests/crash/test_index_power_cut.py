@@ -179,7 +179,7 @@ def test_a_segment_leaves_the_index_on_the_disk_before_its_file_goes(
 
 
 def _why(number: int) -> Any:
-    from kvstore.retention import Why
+    from kvstore.engine.retention import Why
 
     return Why(number, "the test says so")
 

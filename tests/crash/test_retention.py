@@ -21,8 +21,8 @@ from kvstore import (
     TopicConfig,
 )
 from kvstore.clock import SystemClock
+from kvstore.engine.retention import Aged, Why, let_go, next_to_go
 from kvstore.index.keys import META
-from kvstore.retention import Aged, Why, let_go, next_to_go
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every

@@ -13,9 +13,9 @@ import pytest
 
 import kvstore
 from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreError
-from kvstore.background import Background, ThreadStats
 from kvstore.clock import SystemClock
-from kvstore.housekeeper import Housekeeper, Job, housekeeping_interval
+from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
+from kvstore.process.background import Background, ThreadStats
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.stores import SEGMENT, opened, settings

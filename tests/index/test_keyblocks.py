@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from kvstore.index.keyblocks import (
+from kvstore.index.message_keys.key_blocks import (
     BLOCK,
     HEADER,
     count_in,

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from kvstore.errors import FormatError
-from kvstore.index import keymerge, messagekeys
 from kvstore.index.families import Batch, Families
-from kvstore.index.keyblocks import BLOCK, sort_pairs
-from kvstore.index.keyparts import GENERATION
+from kvstore.index.handover import retire
 from kvstore.index.keys import (
     GONE,
     LOG_START,
@@ -32,9 +30,11 @@ from kvstore.index.keys import (
     read_place,
     run_key,
 )
-from kvstore.index.messagekeys import FAN_OUT, MessageKeys
+from kvstore.index.message_keys import key_lookup, key_merge
+from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
+from kvstore.index.message_keys.key_lookup import FAN_OUT, MessageKeys
+from kvstore.index.message_keys.key_parts import GENERATION
 from kvstore.index.repack import repack
-from kvstore.index.retire import retire
 from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
 from tests.support.costs import Costs
 
@@ -143,7 +143,7 @@ def test_twenty_checkpoints_leave_a_handful_of_parts_and_every_key(families: Fam
 def test_parts_that_are_too_large_for_a_checkpoint_are_merged_in_the_background(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messagekeys, "_AT_ONCE_MAX", 10)
+    monkeypatch.setattr(key_lookup, "_AT_ONCE_MAX", 10)
     keys = MessageKeys(families, SEGMENT)
     model = fill(families, keys, range(1), checkpoints=9)
     assert len(keys.parts()) == 9
@@ -157,7 +157,7 @@ def test_a_checkpoint_does_not_read_parts_that_are_too_large_to_be_merged_in_it(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It read them up to the limit, and let them be."""
-    monkeypatch.setattr(messagekeys, "_AT_ONCE_MAX", 1000)
+    monkeypatch.setattr(key_lookup, "_AT_ONCE_MAX", 1000)
     keys = MessageKeys(families, SEGMENT)
     fill(families, keys, range(1), checkpoints=3, count=100)
     costs = Costs(monkeypatch)
@@ -172,7 +172,7 @@ def test_a_merge_reads_little_beside_what_it_merges_however_many_parts_that_are(
 ) -> None:
     """It went through all parts for each piece of the new one: a third of it was for nothing."""
     each, draw = 1 << 14, np.random.default_rng(1)
-    monkeypatch.setattr(messagekeys, "_AT_ONCE_MAX", 0)
+    monkeypatch.setattr(key_lookup, "_AT_ONCE_MAX", 0)
     keys = MessageKeys(families, SEGMENT)
     for _ in range(16):
         hashes = np.sort(draw.integers(0, HASH_END, each))
@@ -357,11 +357,11 @@ def test_a_merge_of_segments_that_are_all_gone_leaves_nothing(families: Families
 @pytest.fixture(params=[1, 3])
 def small_steps(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """All that bounds a step at its smallest: pieces of one block, one or few, single hashes."""
-    monkeypatch.setattr("kvstore.index.keyparts.PIECE_BLOCKS", 1)
-    monkeypatch.setattr(messagekeys, "PIECE_BLOCKS", 1)
-    monkeypatch.setattr(keymerge, "_PIECES_AT_ONCE", request.param)
-    monkeypatch.setattr(keymerge, "_AT_ONCE_MAX", 300)
-    monkeypatch.setattr("kvstore.index.keyparts._READ_AT_ONCE", 1)
+    monkeypatch.setattr("kvstore.index.message_keys.key_parts.PIECE_BLOCKS", 1)
+    monkeypatch.setattr(key_lookup, "PIECE_BLOCKS", 1)
+    monkeypatch.setattr(key_merge, "_PIECES_AT_ONCE", request.param)
+    monkeypatch.setattr(key_merge, "_AT_ONCE_MAX", 300)
+    monkeypatch.setattr("kvstore.index.message_keys.key_parts._READ_AT_ONCE", 1)
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -467,12 +467,12 @@ def test_a_range_that_begins_below_a_parts_first_block_reaches_into_it(families:
 def test_pieces_of_filters_are_kept_in_bounded_memory(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messagekeys, "FILTERS_KEPT_BYTES", 1)
+    monkeypatch.setattr(key_lookup, "FILTERS_KEPT_BYTES", 1)
     keys = MessageKeys(families, SEGMENT)
     model = fill(families, keys, range(5))
     assert_finds(keys, model)
     assert len(keys._filters) == keys._filter_bytes == 0
-    monkeypatch.setattr(messagekeys, "FILTERS_KEPT_BYTES", 2000)
+    monkeypatch.setattr(key_lookup, "FILTERS_KEPT_BYTES", 2000)
     assert_finds(keys, model)
     assert 0 < keys._filter_bytes <= 2000
 

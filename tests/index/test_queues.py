@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstore.index import queues as queues_module
+from kvstore.index import queue_locations as queues_module
 from kvstore.index.families import Families
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -25,7 +25,7 @@ from kvstore.index.keys import (
     place_value,
     run_key,
 )
-from kvstore.index.queues import Queues, Span
+from kvstore.index.queue_locations import Queues, Span
 from kvstore.index.runs import Columns, pack_many
 from tests.support.costs import Costs
 

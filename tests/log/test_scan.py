@@ -8,7 +8,7 @@ import pytest
 
 from kvstore import PutResult
 from kvstore.files import LocalFiles
-from kvstore.log.recovery import Damage, LogScan
+from kvstore.log.recovery_scan import Damage, LogScan
 from kvstore.log.segments import Segments
 from tests.support.contents import assert_whole
 from tests.support.stores import SEGMENT, body, flip, killed, opened, overwrite, put

@@ -15,7 +15,7 @@ import pytest
 from kvstore.errors import RecordDamaged
 from kvstore.record.decode import ScanStop, check_record, decode, scan
 from kvstore.record.encode import encode_record
-from kvstore.record.hashes import tags_code
+from kvstore.record.hashing.hashes import tags_code
 from kvstore.record.ids import parse_position_id
 from kvstore.record.names import DELAY_LEVEL
 from kvstore.record.properties import decode_properties, encode_properties

@@ -13,10 +13,10 @@ from kvstore.errors import CallerError, DiskFull
 from kvstore.files import LocalFiles
 from kvstore.record.walk import Kind, walk
 from kvstore.rocketmq.adopt import STAGING, STARTED, TakenLog, publish, stage_log
-from kvstore.rocketmq.layout import CHECKPOINT
-from kvstore.rocketmq.recovery import Progress
+from kvstore.rocketmq.config.config_values import RocketMQSource
+from kvstore.rocketmq.file_layouts import CHECKPOINT
+from kvstore.rocketmq.log_end import Progress
 from kvstore.rocketmq.source import read_source
-from kvstore.rocketmq.values import RocketMQSource
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.rocketmq.conftest import fingerprint
 from tests.rocketmq.logs import NOW, SEGMENT, make_store, record, segment

@@ -16,9 +16,10 @@ from rocksdict import Options, Rdict
 
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.configuration import read_configuration
-from kvstore.rocketmq.jsonconfig import parse, read_config
-from kvstore.rocketmq.layout import (
+from kvstore.rocketmq.config.config_values import SourceTopic
+from kvstore.rocketmq.config.configuration import read_configuration
+from kvstore.rocketmq.config.json_config import parse, read_config
+from kvstore.rocketmq.file_layouts import (
     V2_CONSUMER_OFFSETS,
     V2_GROUPS,
     V2_NAME_SIZE,
@@ -27,7 +28,6 @@ from kvstore.rocketmq.layout import (
     V2_QUEUE,
     V2_TOPICS,
 )
-from kvstore.rocketmq.values import SourceTopic
 from tests.fixtures import Fixture
 from tests.rocketmq.conftest import fingerprint
 

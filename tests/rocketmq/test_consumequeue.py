@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.consumequeue import (
+from kvstore.rocketmq.consume_queue import (
     BatchEntry,
     QueueEntry,
     Unused,
@@ -21,7 +21,7 @@ from kvstore.rocketmq.consumequeue import (
     read_batch_units,
     read_units,
 )
-from kvstore.rocketmq.layout import BATCH_UNIT, QUEUE_UNIT, SKIPPED_UNIT
+from kvstore.rocketmq.file_layouts import BATCH_UNIT, QUEUE_UNIT, SKIPPED_UNIT
 from tests.fixtures import Fixture
 from tests.rocketmq.conftest import rows
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.checkpoint import Checkpoint, read_checkpoint
-from kvstore.rocketmq.indexfile import read_header, read_items
+from kvstore.rocketmq.checkpoint_page import CheckpointPage, read_checkpoint
+from kvstore.rocketmq.file_layouts import INDEX_HEADER
+from kvstore.rocketmq.index_file import read_header, read_items
 from kvstore.rocketmq.kinds import FileKind, base_of, kind_of
-from kvstore.rocketmq.layout import INDEX_HEADER
 from tests.fixtures import NAMES, Fixture
 
 
@@ -82,7 +82,7 @@ def test_the_checkpoint_page_is_read(
     fixture = stores(name)
     expected = fixture.manifest[field]
     found = read_checkpoint(fixture.store / "checkpoint", files)
-    assert found == Checkpoint(
+    assert found == CheckpointPage(
         expected["physicMsgTimestamp"], expected["logicsMsgTimestamp"],
         expected["indexMsgTimestamp"], expected["masterFlushedOffset"],
         expected["confirmPhyOffset"],

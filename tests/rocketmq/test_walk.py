@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_AT, POSITION_AT
-from kvstore.record.walk import Found, Kind, next_good, walk
+from kvstore.record.walk import Extent, Kind, next_good, walk
 from tests.fixtures import NAMES, Fixture
 from tests.rocketmq.logs import SEGMENT, record, segment
 
 BASE = 7 * SEGMENT
 
 
-def walked(data: bytes, base: int = BASE) -> list[Found]:
+def walked(data: bytes, base: int = BASE) -> list[Extent]:
     return list(walk(data, base, 0, len(data)))
 
 
-def kinds(found: list[Found]) -> list[str]:
+def kinds(found: list[Extent]) -> list[str]:
     return [one.kind.value for one in found]
 
 
@@ -50,7 +50,7 @@ def test_a_walk_finds_exactly_the_records_and_blanks_of_a_store(
 def test_unwritten_zeros_are_the_end_and_a_blank_record_is_the_last() -> None:
     assert kinds(walked(segment(BASE, [b"a", b"b"]))) == ["record", "record", "end"]
     assert kinds(walked(segment(BASE, [b"a"], full=True))) == ["record", "blank"]
-    assert walked(bytes(100)) == [Found(Kind.END, BASE, 100)]
+    assert walked(bytes(100)) == [Extent(Kind.END, BASE, 100)]
     assert walked(b"") == []
 
 

@@ -23,7 +23,7 @@ import pytest
 import kvstore
 import kvstore.aio
 import tiering
-import tiering.pool
+import tiering.executor.pool
 from kvstore import Store, StoreForked, StoreLocked
 from kvstore.files import LocalFiles
 from tests.store.stores import SMALL
@@ -326,7 +326,7 @@ def _archiving(tell: Teller, path: str) -> None:
             worker.run_once()
             assert worker.archives()
             pool = worker._executor
-            assert isinstance(pool, tiering.pool.Pool)
+            assert isinstance(pool, tiering.executor.pool.Pool)
             pool.run(lambda: None, os.getpid)
             process = pool._process
             assert process is not None

@@ -12,8 +12,8 @@ import pytest
 import kvstore
 from kvstore import Message, Retention, Store, StoreConfig
 from kvstore.index.keys import TOPICS
-from kvstore.meta import keyhistory
-from kvstore.meta.keyhistory import KEPT, changed, exact_from, level_at, within
+from kvstore.meta import key_history
+from kvstore.meta.key_history import KEPT, changed, exact_from, level_at, within
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT
 from tests.support.files import WatchedFiles, every, none
@@ -151,7 +151,7 @@ def test_a_change_above_a_log_that_a_power_cut_took_holds_from_its_end_on(
 
 
 def test_a_full_history_says_more_than_was_taken_and_never_less() -> None:
-    history: keyhistory.History = ((0, "off"),)
+    history: key_history.History = ((0, "off"),)
     said = []
     for n in range(1, 200):
         setting = SETTINGS[n % 3]
@@ -160,14 +160,14 @@ def test_a_full_history_says_more_than_was_taken_and_never_less() -> None:
     assert len(history) == KEPT
     assert all(a < b for (a, _), (b, _) in pairwise(history))
     for position, setting in said:
-        level = keyhistory.LEVELS[setting]  # type: ignore[index]  # one of three
+        level = key_history.LEVELS[setting]  # type: ignore[index]  # one of three
         assert level_at(history, position + 5) >= level
         if position >= exact_from(history):
             assert level_at(history, position + 5) == level
 
 
 def test_a_history_within_a_shorter_log_keeps_the_last_setting() -> None:
-    history: keyhistory.History = ((0, "all"), (50, "off"), (70, "unique"))
+    history: key_history.History = ((0, "all"), (50, "off"), (70, "unique"))
     assert within(history, 60) == ((0, "all"), (50, "off"), (60, "unique"))
     assert within(history, 40) == ((0, "all"), (40, "unique"))
     assert within(history, 100) == history

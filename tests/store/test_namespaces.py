@@ -28,7 +28,7 @@ from kvstore import (
     TopicNotFound,
     sql,
 )
-from kvstore.calls.every import Calls
+from kvstore.api.calls import Calls
 from kvstore.meta.namespaces import namespace_of, unwrap, wrap
 from tests.store.conftest import Opens
 

@@ -15,13 +15,13 @@ import kvstore
 import tiering
 from kvstore import ArchiveAccess, CallerError, ConfigError, StoreConfig, StoreError
 from kvstore.cli import kvmq as command
-from kvstore.cli.paths import LocalFile, LocalPath
-from kvstore.paths import local_path
+from kvstore.cli.terminal.paths import LocalFile, LocalPath
+from kvstore.files import local_path
 from tests.fixtures import unpack_fixture
 from tests.support.naming import named
-from tiering.place import open_place
+from tiering.places.place import open_place
 from tiering.spark.options import read_options
-from tiering.spark.sink.options import sink_options
+from tiering.spark.sink.sink_options import sink_options
 
 SMALL = StoreConfig(segment_size=64 << 10)
 NO_PATHS: list[Any] = ["", "a\0b", None, 5, b"data", ["data"]]

@@ -7,7 +7,7 @@ from itertools import count, product
 import pytest
 
 from kvstore import CallerError, Message, Store, StoreConfig
-from kvstore.record.hashes import key_hash
+from kvstore.record.hashing.hashes import key_hash
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, START_MS
 from tests.support.clock import VirtualClock

@@ -24,12 +24,12 @@ context.set_forkserver_preload(
     [
         "pytest",
         "kvstore",
-        "kvstore.rebuild",
+        "kvstore.opening.rebuild",
         "tests.support.files",
         "tests.support.stores",
-        "tiering.merge",
-        "tiering.pool",
-        "tiering.segment",
+        "tiering.merge.merge",
+        "tiering.executor.pool",
+        "tiering.executor.segment",
     ]
 )
 _PATIENCE: Final = 60.0

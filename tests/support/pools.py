@@ -1,8 +1,8 @@
 """Processes that make archives, begun from a fork server: a new interpreter takes a second each.
 
-What such a process does is the product's own, `tiering.pool.serve`, in a process of its own that is
-new each time; only how it is begun is another. Workers in processes that tests start begin theirs
-as the product does, and so does whoever calls `started_anew`.
+What such a process does is the product's own, `tiering.executor.pool.serve`, in a process of its
+own that is new each time; only how it is begun is another. Workers in processes that tests start
+begin theirs as the product does, and so does whoever calls `started_anew`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, Final, cast
 
 from tests.support.children import context
 from tests.support.disk import half_full
-from tiering.pool import Pool, serve
+from tiering.executor.pool import Pool, serve
 
 _start_anew: Final = Pool._start
 

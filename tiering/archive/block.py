@@ -23,12 +23,12 @@ from kvstore.record.decode import decode
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
-from tiering.archive.columns import Columns, Owners, Stretches
-from tiering.archive.integers import Column
-from tiering.archive.joint import decode_jointly
-from tiering.archive.jointproperties import decode_properties_jointly
+from tiering.archive.columns.header_fields import Columns, Owners, Stretches
+from tiering.archive.columns.integers import Column
+from tiering.archive.columns.joint import decode_jointly
+from tiering.archive.columns.joint_properties import decode_properties_jointly
+from tiering.archive.columns.properties import PropertyColumns, decode_property_columns, fields_of
 from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
-from tiering.archive.properties import PropertyColumns, decode_property_columns, fields_of
 
 _ROW_BYTES: Final = 250
 """About what a row takes in memory beside its body and properties."""

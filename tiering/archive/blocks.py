@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from kvstore.errors import CallerError
 from tiering.archive.coder import Coder
-from tiering.archive.crypto import KeyProvider
+from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.packed import I64
+from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
-from tiering.archive.integers import bounds_of
-from tiering.archive.keyed import Levels, digests_in_columns, digests_of, is_taken_back
 from tiering.archive.layout import NO_QUEUE
+from tiering.archive.lookup.keyed import Levels, digests_in_columns, digests_of, is_taken_back
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.packed import I64
-from tiering.archive.records import Fields, RecordBatch
+from tiering.keys.crypto import KeyProvider
 
 BATCH_BYTES: Final = 8 << 20
 """Raw bytes that are encoded together, about."""
@@ -39,7 +39,7 @@ _ROW_COLUMNS: Final = 2 + len(BlockRows._fields)
 _GROUP_COLUMNS: Final = 7
 
 
-class Columns(NamedTuple):
+class TailColumns(NamedTuple):
     """What the tail of an archive is made of, as far as blocks say it: `rows` are the columns of
     the directory with one row a block (topic number, queue, then those of `BlockRows`), `groups`
     those with one row a group (its blocks, sizes of its parts, what these decode to). Then each
@@ -54,7 +54,7 @@ class Columns(NamedTuple):
 
 
 class GrowingColumns:
-    """`Columns` to which more comes at the end."""
+    """`TailColumns` to which more comes at the end."""
 
     def __init__(self) -> None:
         self._rows = [array("q") for _ in range(_ROW_COLUMNS)]
@@ -68,7 +68,7 @@ class GrowingColumns:
         """How many there are."""
         return len(self._positions)
 
-    def add(self, more: Columns) -> None:
+    def add(self, more: TailColumns) -> None:
         """Take the columns of what comes next. Raises CallerError if an archive can't hold it."""
         base = len(self._positions)
         if base + len(more.positions) > MESSAGES_MAX:
@@ -82,9 +82,9 @@ class GrowingColumns:
         self._digests.frombytes(more.digests.tobytes())
         self._keyed.frombytes((more.keyed.astype(np.int64) + base).astype(np.uint32).tobytes())
 
-    def all(self) -> Columns:
+    def all(self) -> TailColumns:
         """All of them; nothing can be added while they are held."""
-        return Columns(
+        return TailColumns(
             tuple(np.frombuffer(column, np.int64) for column in self._rows),
             tuple(np.frombuffer(column, np.int64) for column in self._groups),
             np.frombuffer(self._positions, np.int64),
@@ -239,12 +239,12 @@ class BlockWriter:
         spans: Sequence[BlockSpan],
         groups: Sequence[EncodedGroup],
         rows: BlockRows,
-    ) -> Columns:
+    ) -> TailColumns:
         of_groups = np.array(
             [(group.blocks, *group.part_sizes, *group.decoded_sizes) for group in groups], np.int64
         ).reshape(-1, _GROUP_COLUMNS)
         digests, keyed = self._keys(fields, spans)
-        return Columns(
+        return TailColumns(
             (
                 np.array([span.topic_number for span in spans], np.int64),
                 np.array([span.queue for span in spans], np.int64),

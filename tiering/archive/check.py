@@ -22,8 +22,7 @@ from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamag
 from kvstore.record.check import check_record
 from kvstore.record.facts import facts
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
-from tiering.archive.directory import Rows
-from tiering.archive.keyed import Levels, digests_of
+from tiering.archive.columns.packed import I64
 from tiering.archive.layout import (
     CRC,
     FORMAT_VERSION,
@@ -33,11 +32,12 @@ from tiering.archive.layout import (
     HEADER_SIZE,
     NO_QUEUE,
 )
-from tiering.archive.packed import I64
+from tiering.archive.lookup.directory import DirectoryRows
+from tiering.archive.lookup.keyed import Levels, digests_of
 
 if TYPE_CHECKING:
+    from tiering.archive.archive_reader import Archive
     from tiering.archive.block import Block, BlockGroup
-    from tiering.archive.reader import Archive
 
 _SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
@@ -79,7 +79,7 @@ class _Check:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._rows: Rows = archive.rows()
+        self._rows: DirectoryRows = archive.rows()
         self._starts = np.cumsum(self._rows.messages) - self._rows.messages
         self._total = archive.directory.messages
         self._positions = np.full(self._total, -1, np.int64)

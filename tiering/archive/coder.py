@@ -19,8 +19,7 @@ import lz4.block
 import zstandard
 
 from kvstore.errors import ArchiveDamaged, ConfigError
-from tiering.archive.crypto import decrypt, encrypt
-from tiering.archive.digits import apart, together
+from tiering.archive.columns.hex_ids import apart, together
 from tiering.archive.layout import (
     CRC,
     DECODED_MAX,
@@ -34,6 +33,7 @@ from tiering.archive.layout import (
     RAW,
     ZSTD,
 )
+from tiering.keys.crypto import decrypt, encrypt
 
 CodecName = Literal["zstd", "lz4"]
 LEVEL_DEFAULTS: Final[dict[CodecName, int]] = {"zstd": 3, "lz4": 0}

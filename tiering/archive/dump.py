@@ -17,9 +17,9 @@ import numpy as np
 from kvstore.errors import ArchiveDamaged, RecordDamaged
 from kvstore.record.decode import decode
 from kvstore.record.values import StoredMessage
+from tiering.archive.archive_reader import Archive
 from tiering.archive.check import Problem
 from tiering.archive.layout import HEADER_MAGIC, NO_QUEUE, TRAILER_MAGIC
-from tiering.archive.reader import Archive
 
 
 def looks_like_archive(head: bytes, end: bytes) -> bool:

@@ -18,11 +18,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tiering.archive.coder import Coder
-from tiering.archive.columns import encode_fixed, encode_whole
-from tiering.archive.integers import Column, by_bytes
+from tiering.archive.columns.header_fields import encode_fixed, encode_whole
+from tiering.archive.columns.integers import Column, by_bytes
+from tiering.archive.columns.properties import encode_properties
+from tiering.archive.columns.records import Fields
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE, PartKind, Sizes
-from tiering.archive.properties import encode_properties
-from tiering.archive.records import Fields
 
 
 class BlockSpan(NamedTuple):

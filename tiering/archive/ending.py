@@ -18,12 +18,10 @@ import msgspec
 import numpy as np
 
 from kvstore.errors import CallerError
-from kvstore.record import keyfilter
-from tiering.archive import keyindex, positions
-from tiering.archive.blocks import Columns
+from kvstore.record.hashing import key_filter
+from tiering.archive.blocks import TailColumns
 from tiering.archive.coder import CodecName, Coder
-from tiering.archive.crypto import KeyProvider
-from tiering.archive.directory import encode_directory
+from tiering.archive.columns.packed import I64
 from tiering.archive.layout import (
     BLOCK_BYTES_DEFAULT,
     CRC,
@@ -37,6 +35,8 @@ from tiering.archive.layout import (
     TRAILER_MAGIC,
     Section,
 )
+from tiering.archive.lookup import key_index, positions
+from tiering.archive.lookup.directory import encode_directory
 from tiering.archive.manifest import (
     STORE_ID_NONE,
     ArchivedTopic,
@@ -44,7 +44,7 @@ from tiering.archive.manifest import (
     encode_manifest,
     figured,
 )
-from tiering.archive.packed import I64
+from tiering.keys.crypto import KeyProvider
 
 BITS_A_KEY: Final = 10
 BITS_A_MESSAGE: Final = 12
@@ -100,7 +100,7 @@ class ArchiveFile:
         origin: ArchiveOrigin,
         coder: Coder,
         topics: Sequence[ArchivedTopic],
-        columns: Columns,
+        columns: TailColumns,
     ) -> Manifest:
         """Write everything behind the blocks, of which these are the topics, by their numbers, and
         the columns. Raises CallerError if two records have one position.
@@ -118,7 +118,7 @@ class _Ending:
         origin: ArchiveOrigin,
         coder: Coder,
         topics: Sequence[ArchivedTopic],
-        columns: Columns,
+        columns: TailColumns,
     ) -> None:
         self._file = file
         self._settings = settings
@@ -140,11 +140,11 @@ class _Ending:
                 raise CallerError("two records have the same position")
             if len(self._digests):
                 pairs = self._pairs(order)
-                section = self._chunks(Section.KEY_INDEX, keyindex.encode_chunks(pairs))
-                fences.append((Section.KEY_FENCES, keyindex.encode_fences(len(pairs), *section)))
+                section = self._chunks(Section.KEY_INDEX, key_index.encode_chunks(pairs))
+                fences.append((Section.KEY_FENCES, key_index.encode_fences(len(pairs), *section)))
                 distinct = (pairs >> 32).astype(np.uint32)
                 distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
-                filtered = keyfilter.build(distinct, filter_bits(len(distinct), messages))
+                filtered = key_filter.build(distinct, filter_bits(len(distinct), messages))
                 del pairs, distinct
             starts = np.cumsum(self._rows[4]) - self._rows[4]
             chunks = positions.encode_chunks(rising, order, starts)
@@ -169,7 +169,7 @@ class _Ending:
         """Key digests, each with the rank of its message in the order of positions."""
         ranks = np.empty(len(order), np.uint32)
         ranks[order] = np.arange(len(order), dtype=np.uint32)
-        return keyindex.sort_pairs(self._digests, ranks[self._keyed])
+        return key_index.sort_pairs(self._digests, ranks[self._keyed])
 
     def _chunks(self, kind: Section, chunks: Iterable[tuple[int, bytes]]) -> tuple[I64, I64]:
         """Write the chunks of a section; returns the first value and the size of each."""

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tiering.archive.directory import GroupPlace, Members, Rows
-from tiering.archive.integers import bounds_of
+from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.packed import I64
 from tiering.archive.layout import HEADER_SIZE
-from tiering.archive.packed import I64
+from tiering.archive.lookup.directory import DirectoryRows, GroupPlace, Members
 
 
 class Groups:
     """See the module; `rows` is all that the directory says."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: DirectoryRows) -> None:
         self.rows = rows
         fixed, properties, bodies = rows.part_sizes
         self._ats = (bounds_of(fixed + properties + bodies) + HEADER_SIZE).tolist()

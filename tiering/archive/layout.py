@@ -49,7 +49,7 @@ RAW: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
 DIGITS_APART: Final = 0x40
-"""Added to the codec of a part whose digits are apart (tiering.archive.digits)."""
+"""Added to the codec of a part whose digits are apart (tiering.archive.columns.hex_ids)."""
 DIGITS_HEAD: Final = struct.Struct(">III")
 """What such a part begins with: size of the text, of the digits, of the digits as coded."""
 ENCRYPTED: Final = 0x80

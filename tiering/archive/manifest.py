@@ -18,9 +18,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvstore.errors import FormatError
-from tiering.archive.directory import Rows
+from tiering.archive.columns.packed import I64
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, FORMAT_VERSION
-from tiering.archive.packed import I64
+from tiering.archive.lookup.directory import DirectoryRows
 
 STORE_ID_NONE = "0" * 32
 
@@ -126,7 +126,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise FormatError(f"a manifest can't be read: {error}") from None
 
 
-def with_figures(manifest: Manifest, rows: Rows) -> Manifest:
+def with_figures(manifest: Manifest, rows: DirectoryRows) -> Manifest:
     """A manifest with the figures of its topics, from the directory; FormatError if these are not
     its topics.
     """

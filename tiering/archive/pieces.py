@@ -22,16 +22,16 @@ import numpy as np
 from xxhash import xxh3_128
 
 from kvstore.errors import ArchiveDamaged, CallerError
+from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, GroupBlocks
-from tiering.archive.blocks import BlockWriter, Columns, GrowingColumns, TopicToWrite
+from tiering.archive.blocks import BlockWriter, GrowingColumns, TailColumns, TopicToWrite
 from tiering.archive.coder import Coder, rebound
-from tiering.archive.columns import Stretches
+from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.packed import I64
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.ending import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
 from tiering.archive.layout import HEADER_SIZE, PartKind, Sizes
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.packed import I64
-from tiering.archive.reader import Archive
-from tiering.archive.records import RecordBatch
 
 _FIRST_OFFSET: Final = 2
 _LAST_OFFSET: Final = 3
@@ -39,13 +39,13 @@ _MESSAGES: Final = 4
 _DECODED: Final = 4
 
 
-class Piece(NamedTuple):
+class EncodedPiece(NamedTuple):
     """Some blocks as they are written, and their columns, in which topics have the numbers that
     whoever asked for the piece gave them, and keys the numbers of messages from 0.
     """
 
     data: bytes
-    columns: Columns
+    columns: TailColumns
 
     @property
     def messages(self) -> int:
@@ -78,10 +78,10 @@ class PieceWriter:
         if records:
             self._blocks.add(number, queue, RecordBatch.of_records(records))
 
-    def finish(self) -> Piece:
+    def finish(self) -> EncodedPiece:
         """The piece. Raises ArchiveDamaged if it does not give back what was put in."""
         self._blocks.flush()
-        piece = Piece(b"".join(self._chunks), self._blocks.columns.all())
+        piece = EncodedPiece(b"".join(self._chunks), self._blocks.columns.all())
         self._chunks.clear()
         found = xxh3_128()
         for group in self._groups(piece):
@@ -94,7 +94,7 @@ class PieceWriter:
             )
         return piece
 
-    def _groups(self, piece: Piece) -> Iterator[BlockGroup]:
+    def _groups(self, piece: EncodedPiece) -> Iterator[BlockGroup]:
         """The groups of a piece, as a reader will have them."""
         numbers, queues, first, last, messages = piece.columns.rows[: _MESSAGES + 1]
         at = begin = 0
@@ -136,11 +136,11 @@ class PiecesWriter:
         self._last: tuple[int, int, int] = (-1, -1, -1)
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> TailColumns:
         """Those of all pieces."""
         return self._columns.all()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: EncodedPiece) -> None:
         """Take the next piece. Raises CallerError if it is not behind the one before."""
         if not piece.messages:
             return
@@ -166,7 +166,7 @@ class PiecesWriter:
         topics = [one.topic for one in self._topics]
         return self._file.end(self._settings, self._origin, self._coder, topics, self.columns)
 
-    def _bound(self, piece: Piece) -> bytes:
+    def _bound(self, piece: EncodedPiece) -> bytes:
         """A piece's bytes, in which what is encrypted is bound to the numbers of this archive."""
         numbers = piece.columns.rows[0]
         moved = {
@@ -196,7 +196,7 @@ class PiecesWriter:
         return b"".join(out)
 
 
-def check_tail(archive: Archive, columns: Columns) -> None:
+def check_tail(archive: Archive, columns: TailColumns) -> None:
     """See that an archive's tail says of its blocks what they were written with. Raises
     ArchiveDamaged.
     """
@@ -224,7 +224,7 @@ def _edge(rows: Sequence[I64], at: int, offset: int) -> tuple[int, int, int]:
     return int(rows[0][at]), int(rows[1][at]), int(rows[offset][at])
 
 
-def _shapes(columns: Columns) -> Iterator[tuple[int, Sizes, Sizes]]:
+def _shapes(columns: TailColumns) -> Iterator[tuple[int, Sizes, Sizes]]:
     """Of each group: its blocks, sizes of its parts, and what these decode to."""
     for blocks, a, b, c, d, e, f in zip(*(g.tolist() for g in columns.groups), strict=True):
         yield blocks, (a, b, c), (d, e, f)

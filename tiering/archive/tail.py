@@ -60,7 +60,7 @@ class FileSource:
         return self._files.read(self._path, offset, size)
 
 
-class Place(NamedTuple):
+class SectionPlace(NamedTuple):
     """Where a section is."""
 
     at: int
@@ -127,7 +127,7 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
     return footer, size
 
 
-def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, Place]:
+def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, SectionPlace]:
     """Where the sections are, by the last bytes of what `read_tail` gave. Raises FormatError,
     ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
@@ -147,7 +147,7 @@ def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, P
     return places
 
 
-def _sections(footer: bytes, footer_at: int) -> dict[Section, Place]:
+def _sections(footer: bytes, footer_at: int) -> dict[Section, SectionPlace]:
     """The sections that the footer's table names, which fill the file up to the footer."""
     if not footer or len(footer) % FOOTER_ROW.size:
         raise FormatError("the footer is no table")
@@ -156,4 +156,4 @@ def _sections(footer: bytes, footer_at: int) -> dict[Section, Place]:
     if rows[0][1] < HEADER_SIZE or [row[1] for row in rows[1:]] + [footer_at] != ends:
         raise FormatError("sections do not lie one behind the other")
     known = frozenset(Section)
-    return {Section(kind): Place(*where) for kind, *where in rows if kind in known}
+    return {Section(kind): SectionPlace(*where) for kind, *where in rows if kind in known}

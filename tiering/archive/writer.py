@@ -13,9 +13,9 @@ from __future__ import annotations
 from kvstore.errors import CallerError
 from tiering.archive.blocks import BlockWriter, TopicToWrite
 from tiering.archive.coder import Coder
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.ending import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.records import RecordBatch
 
 __all__ = ["ArchiveOrigin", "ArchiveSettings", "ArchiveWriter", "Sink"]
 

@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class LocalPlace:
-    """See `tiering.place.Place`. `retry_for` is in seconds: how long a share may be away."""
+    """See `tiering.places.place.Place`. `retry_for` is in seconds: how long a share may be away."""
 
     def __init__(self, root: Path, *, files: Files, clock: Clock, retry_for: float = 10.0) -> None:
         self._root = root

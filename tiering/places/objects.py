@@ -43,7 +43,7 @@ class ObjectInfo(NamedTuple):
     modified: int
 
 
-class Readable(Protocol):
+class ReadablePlace(Protocol):
     """As much of a place as a reader of one object needs."""
 
     @property
@@ -59,7 +59,7 @@ class Readable(Protocol):
 class ObjectSource:
     """One object, to be read in ranges; the size is in bytes, the name leads to it."""
 
-    def __init__(self, place: Readable, key: str, size: int) -> None:
+    def __init__(self, place: ReadablePlace, key: str, size: int) -> None:
         self._place = place
         self._key = key
         self.size = size
@@ -170,7 +170,7 @@ class Chunks:
             raise
 
 
-def check_same(place: Readable, found: ObjectInfo, content: Content) -> ObjectInfo:
+def check_same(place: ReadablePlace, found: ObjectInfo, content: Content) -> ObjectInfo:
     """The object that is there, if it has just these bytes; else `ObjectExists`."""
     offset = 0
     same = found.size == content.size

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from kvstore.record.hosts import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
-from tiering.archive.integers import Column, bounds_of
-from tiering.archive.seldom import Constants, host_of
-from tiering.archive.texts import Constant, Joined
+from tiering.archive.columns.constant_headers import Constants, host_of
+from tiering.archive.columns.integers import Column, bounds_of
+from tiering.archive.columns.text_columns import Constant, Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of
 
 _TAGS: Final = TAGS.encode()
@@ -54,7 +54,7 @@ class Seldom(NamedTuple):
     store: Hosts
 
 
-class Rows(Protocol):
+class MessageColumns(Protocol):
     """Messages in columns: what there is to make a batch of; `topic_of` says which of the `topics`
     a message has.
     """
@@ -95,7 +95,7 @@ class Rows(Protocol):
         ...
 
 
-def batch_of(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
+def batch_of(rows: MessageColumns, names: Sequence[str]) -> pa.RecordBatch:
     """The columns of those names, in that order."""
     if not names:
         # A count alone: Spark takes rows without columns.
@@ -108,7 +108,7 @@ def batch_of(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
 class _Asked:
     """Rows, with what several columns are made of."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: MessageColumns) -> None:
         self.rows = rows
 
     @cached_property
@@ -173,7 +173,7 @@ def _message_id(asked: _Asked) -> pa.Array:
     return pc.coalesce(found, pa.array(_position_ids(asked.rows), pa.string()))
 
 
-def _position_ids(rows: Rows) -> list[str]:
+def _position_ids(rows: MessageColumns) -> list[str]:
     """The ids of messages that have none of their own: store host and position in hex."""
     found = rows.seldom()
     if isinstance(found, Constants):
@@ -303,7 +303,7 @@ def _or_nulls(values: Sequence[object] | None, kind: pa.DataType, count: int) ->
     return pa.nulls(count, kind) if values is None else pa.array(values, kind)
 
 
-def _time(of: Callable[[Rows], Column]) -> Callable[[_Asked], pa.Array]:
+def _time(of: Callable[[MessageColumns], Column]) -> Callable[[_Asked], pa.Array]:
     def make(asked: _Asked) -> pa.Array:
         return pa.array(of(asked.rows) * _US).view(SCHEMA.field("stored_at").type)
 

@@ -15,18 +15,17 @@ from typing import Final
 
 import msgspec
 
-from kvstore.archived import View, view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreNotFound
 from kvstore.files import LocalFiles
-from tiering.archive.lazily import open_lazily
-from tiering.archive.reader import Archive, Source
-from tiering.bucket import objects_of
-from tiering.catalog import ArchiveRow, Tier, decode_rows
-from tiering.commitlog import JobsOf
+from kvstore.index.archived import View, view_store
+from tiering.archive.archive_reader import Archive, Source, open_lazily
+from tiering.catalog.bucket import objects_of
+from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
-from tiering.keys import provider_of
-from tiering.place import Place, open_place
+from tiering.keys.sources import provider_of
+from tiering.places.commits.commit_log import JobsOf
+from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
 
@@ -38,7 +37,7 @@ DAMAGE: Final = (
 """What costs an archive, if `damaged` is "skip"."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class ListedArchive(msgspec.Struct, frozen=True):
     """An archive: the place as it is opened, its name there, its size in bytes, its tier."""
 
     place: str
@@ -52,7 +51,7 @@ class Held(msgspec.Struct, frozen=True):
         return f"{self.place.rstrip('/')}/{self.key}"
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class LogPart(msgspec.Struct, frozen=True):
     """A part of the hot log: a segment's file, the position that it begins at, the part's first
     position and end, and how far the file has records. What begins in the part belongs to it.
     `known` is where a record begins, at the part's first position or before it.
@@ -72,8 +71,8 @@ class Listing(msgspec.Struct, frozen=True):
     archives; a place alone has none.
     """
 
-    archives: list[Held]
-    log: list[Stretch] = []
+    archives: list[ListedArchive]
+    log: list[LogPart] = []
     topics: dict[str, tuple[int, int]] | None = None
     rows: list[ArchiveRow] = []
 
@@ -84,7 +83,7 @@ class Opener:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._places: dict[str, Place] = {}
-        self._last: tuple[Held, Archive] | None = None
+        self._last: tuple[ListedArchive, Archive] | None = None
         self.files = LocalFiles()
         self._keys = provider_of(options.key_file, self.files)
         self.read = 0
@@ -98,7 +97,7 @@ class Opener:
             found = self._places[where] = open_place(where, options=given)
         return found
 
-    def archive(self, held: Held) -> Archive:
+    def archive(self, held: ListedArchive) -> Archive:
         """An archive; the last one stays open. Raises ArchiveDamaged, FormatTooNew, PlaceError."""
         last = self._last
         if last is not None and last[0] == held:
@@ -107,7 +106,7 @@ class Opener:
         self._last = held, archive
         return archive
 
-    def opened(self, held: Held) -> Archive:
+    def opened(self, held: ListedArchive) -> Archive:
         """An archive, opened anew, which several threads may do at once."""
         source = self.place(held.place).source(held.key, held.size)
         return open_lazily(_Counting(source, self), keys=self._keys)
@@ -156,29 +155,31 @@ def place_of(options: ReadOptions) -> Place:
     return open_place(options.path, options=options.place if is_remote(options.path) else None)
 
 
-def archives_of(options: ReadOptions, jobs: JobsOf | None = None) -> tuple[str, list[Held]]:
+def archives_of(
+    options: ReadOptions, jobs: JobsOf | None = None
+) -> tuple[str, list[ListedArchive]]:
     """The id of the store that a place has archives of, and these. `jobs` spares reading again what
     it has read of the place.
     """
     store_id, objects = objects_of(place_of(options), options.store_id, jobs)
     tier: Tier = "cold" if is_remote(options.path) else "warm"
-    return store_id, [Held(options.path, one.key, one.size, tier) for one in objects]
+    return store_id, [ListedArchive(options.path, one.key, one.size, tier) for one in objects]
 
 
-def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, Held]]:
+def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, ListedArchive]]:
     """The archives that count in a store, and where they are."""
     found = []
     for row in decode_rows(view.catalog.rows):
         if row.state == "live":
             where = row.place if "://" in row.place else str((folder / row.place).absolute())
-            found.append((row, Held(where, row.key, row.size, row.tier)))
+            found.append((row, ListedArchive(where, row.key, row.size, row.tier)))
     return found
 
 
-def stretches(view: View) -> list[Stretch]:
+def stretches(view: View) -> list[LogPart]:
     """The log of a store."""
     return [
-        Stretch(
+        LogPart(
             str(part.path.absolute()), part.first_position, part.first_position,
             part.end_position, part.end_position, part.first_position,
         )

@@ -16,19 +16,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.archived import view_store
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing
-from tiering.archive.directory import Rows
+from kvstore.index.archived import view_store
 from tiering.archive.layout import NO_QUEUE
-from tiering.spark.listing import Held, Opener, Stretch, live_rows
+from tiering.archive.lookup.directory import DirectoryRows
+from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows
 from tiering.spark.options import ReadOptions
-from tiering.spark.splits import Piece, Ranges, Split, runs_of
+from tiering.spark.splits import BlockRange, Ranges, Split, runs_of
 
 I64 = NDArray[np.int64]
 
 
-def moved(options: ReadOptions, opener: Opener, stretch: Stretch, split: Split) -> Iterator[Piece]:
+def moved(
+    options: ReadOptions, opener: Opener, stretch: LogPart, split: Split
+) -> Iterator[BlockRange]:
     """What archives have of a stretch of the log. Raises ArchiveMissing if none is of it: it went
     by retention.
     """
@@ -50,8 +52,8 @@ def moved(options: ReadOptions, opener: Opener, stretch: Stretch, split: Split) 
 
 
 def _piece(
-    opener: Opener, held: Held, stretch: Stretch, split: Split, ids: dict[str, int]
-) -> Iterator[Piece]:
+    opener: Opener, held: ListedArchive, stretch: LogPart, split: Split, ids: dict[str, int]
+) -> Iterator[BlockRange]:
     archive = opener.archive(held)
     rows = archive.rows()
     names = [topic.name for topic in archive.manifest.topics]
@@ -70,7 +72,7 @@ def _piece(
     if len(blocks):
         parts = blocks[(rows.first_offset < low)[blocks] | (rows.last_offset >= end)[blocks]]
         cuts = {block: (int(low[block]), int(end[block])) for block in parts.tolist()}
-        yield Piece(held, list(runs_of(blocks)), cuts, (stretch.begin, stretch.end))
+        yield BlockRange(held, list(runs_of(blocks)), cuts, (stretch.begin, stretch.end))
 
 
 class _Asked(NamedTuple):
@@ -80,7 +82,7 @@ class _Asked(NamedTuple):
     end: I64
 
 
-def _offsets(ranges: Ranges | None, names: list[str], rows: Rows) -> _Asked:
+def _offsets(ranges: Ranges | None, names: list[str], rows: DirectoryRows) -> _Asked:
     count = len(rows.queues)
     if ranges is None:
         return _Asked(np.zeros(count, np.int64), np.full(count, 1 << 62))

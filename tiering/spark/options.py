@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvstore.errors import ConfigError, shown
-from kvstore.paths import local_path
+from kvstore.files import local_path
 
 PLACE: Final = "place."
 """What the settings of a place (docs/places.md) begin with."""

@@ -20,12 +20,12 @@ from kvstore.record.decode import decode
 from kvstore.record.layout import CRC_MASK, NOT_ORDINARY
 from kvstore.record.names import COMPRESSED
 from tiering.archive.block import BlockGroup
-from tiering.archive.integers import Column, bounds_of
-from tiering.archive.properties import PropertyColumns, fields_of
-from tiering.archive.records import Fields, RecordBatch
-from tiering.archive.seldom import Constants, host_of
-from tiering.archive.texts import Joined, beside, joined_beside, joined_of
-from tiering.spark.arrow import Hosts, Rows, Seldom
+from tiering.archive.columns.constant_headers import Constants, host_of
+from tiering.archive.columns.integers import Column, bounds_of
+from tiering.archive.columns.properties import PropertyColumns, fields_of
+from tiering.archive.columns.records import Fields, RecordBatch
+from tiering.archive.columns.text_columns import Joined, beside, joined_beside, joined_of
+from tiering.spark.arrow import Hosts, MessageColumns, Seldom
 
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
@@ -38,7 +38,7 @@ class Taken(NamedTuple):
 
     group: BlockGroup
     properties: PropertyColumns | None
-    odd: Rows | None = None
+    odd: MessageColumns | None = None
 
     @property
     def alike(self) -> object:
@@ -58,7 +58,7 @@ def taken(group: BlockGroup, *, properties: bool) -> Taken:
     return Taken(group, group.property_columns() if properties else None)
 
 
-def of_groups(groups: Sequence[Taken]) -> Rows:
+def of_groups(groups: Sequence[Taken]) -> MessageColumns:
     """All messages of groups that are alike. Raises ArchiveDamaged."""
     odd = groups[0].odd
     if odd is None:
@@ -67,7 +67,7 @@ def of_groups(groups: Sequence[Taken]) -> Rows:
     return odd
 
 
-def of_records(batch: RecordBatch, base: int) -> Iterator[Rows]:
+def of_records(batch: RecordBatch, base: int) -> Iterator[MessageColumns]:
     """Records of the log, of the segment that begins at `base`. Raises RecordDamaged."""
     fields = Fields(batch)
     ordinary = fields.regular & (fields.version == 1) & ~fields.wrong_crcs()

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import StoreError
 from tiering.errors import SparkUnsuitable
-from tiering.spark.failures import spoken
+from tiering.spark.job_errors import spoken
 from tiering.spark.needs import check_packages, java_home
-from tiering.storeside import Progress
+from tiering.worker.store_side import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

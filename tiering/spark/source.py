@@ -26,7 +26,7 @@ from tiering.spark.listing import Opener, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.schema import SCHEMA, arrow_schema, as_asked, spark_schema
 from tiering.spark.splits import Split, splits_of
-from tiering.spark.wanted import Wanted
+from tiering.spark.wanted import QueryFilter
 from tiering.spark.workers import settle
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ class KvmqDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """What makes archives of a frame. Raises ConfigError, StoresAmbiguous, PlaceError."""
-        from tiering.spark.sink.writer import KvmqWriter  # noqa: PLC0415
+        from tiering.spark.sink.sink_writer import KvmqWriter  # noqa: PLC0415
 
         return KvmqWriter(schema, self._given, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
         """The same of a stream. Raises ConfigError, StoresAmbiguous, PlaceError."""
-        from tiering.spark.sink.writer import KvmqStreamWriter  # noqa: PLC0415
+        from tiering.spark.sink.sink_writer import KvmqStreamWriter  # noqa: PLC0415
 
         return KvmqStreamWriter(schema, self._given, overwrite=overwrite)
 
@@ -86,7 +86,7 @@ class KvmqReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._wanted = Wanted.of(options)
+        self._wanted = QueryFilter.of(options)
         # Per instance, and of a kind of its own: see _Filters.
         self.pushFilters = _Filters(self)  # type: ignore[method-assign]
 
@@ -106,7 +106,7 @@ class KvmqReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A part's messages, as record batches."""
-        from tiering.spark.reading import PartReader  # noqa: PLC0415
+        from tiering.spark.part_reader import PartReader  # noqa: PLC0415
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         settle()

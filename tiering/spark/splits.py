@@ -23,17 +23,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
-from kvstore.record.hashes import key_hash_range
-from tiering.ahead import ahead, go_on
+from kvstore.record.hashing.hashes import key_hash_range
+from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.reader import Archive
-from tiering.bucket import ArchiveObject, newest
+from tiering.catalog.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
+from tiering.executor.ahead import ahead, go_on
+from tiering.executor.portions import portion
 from tiering.places.settings import is_remote
-from tiering.portions import portion
-from tiering.spark.listing import AT_ONCE, DAMAGE, Held, Listing, Opener, Stretch
+from tiering.spark.listing import AT_ONCE, DAMAGE, ListedArchive, Listing, LogPart, Opener
 from tiering.spark.options import ReadOptions
-from tiering.spark.wanted import Wanted
+from tiering.spark.wanted import QueryFilter
 
 Bools = NDArray[np.bool_]
 I64 = NDArray[np.int64]
@@ -44,12 +44,12 @@ _POSITION_ID: Final = 32
 """Hex digits of an id made of an IPv4 host and a position."""
 
 
-class Piece(NamedTuple):
+class BlockRange(NamedTuple):
     """Blocks of an archive, from each first to before each stop. Of those in `cuts` only the
     offsets from one to before the other are wanted; of all only positions `between` two.
     """
 
-    held: Held
+    held: ListedArchive
     blocks: list[tuple[int, int]]
     cuts: dict[int, tuple[int, int]]
     between: tuple[int, int] | None = None
@@ -81,8 +81,8 @@ class Split(InputPartition):
     def __init__(self) -> None:
         super().__init__(None)
         self.ranges: Ranges | None = None
-        self.pieces: list[Piece] = []
-        self.log: list[Stretch] = []
+        self.pieces: list[BlockRange] = []
+        self.log: list[LogPart] = []
         self.topics: dict[str, int] = {}
         self.bytes = 0
 
@@ -94,12 +94,12 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Looked(NamedTuple, Generic[T]):
+class PlannedArchive(NamedTuple, Generic[T]):
     """An archive that was looked at, and what was taken of it. The manifest is without topics,
     which may be thousands in each of thousands of archives.
     """
 
-    held: Held
+    held: ListedArchive
     manifest: Manifest
     taken: T
 
@@ -118,7 +118,7 @@ class _Chosen(NamedTuple):
 
 
 def splits_of(
-    found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
+    found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
 ) -> tuple[list[Split], list[Skipped]]:
     """The parts. Raises what damages an archive, unless the options say to skip such."""
     live = {
@@ -141,7 +141,7 @@ def splits_of(
     return packing.splits, skipped
 
 
-def _narrowed(found: Listing, wanted: Wanted) -> Listing:
+def _narrowed(found: Listing, wanted: QueryFilter) -> Listing:
     """Without the archives that can't have what is wanted, as the catalog says."""
     if found.topics is None or len(found.rows) != len(found.archives):
         return found
@@ -151,8 +151,8 @@ def _narrowed(found: Listing, wanted: Wanted) -> Listing:
 
 
 def _of_place(
-    found: Listing, wanted: Wanted, options: ReadOptions, opener: Opener
-) -> tuple[list[Looked[_Chosen]], list[Skipped]]:
+    found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
+) -> tuple[list[PlannedArchive[_Chosen]], list[Skipped]]:
     """The same of archives alone, which say only together which id of a topic counts."""
     pairs: set[tuple[str, int]] = set()
 
@@ -173,7 +173,7 @@ def _of_place(
     return looked, skipped + more
 
 
-def _choice(archive: Archive, wanted: Wanted, ids: Mapping[str, int]) -> _Chosen:
+def _choice(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> _Chosen:
     may, sizes = chosen(archive, wanted, ids)
     blocks = np.flatnonzero(may)
     # No block has 4 GiB of records.
@@ -182,17 +182,17 @@ def _choice(archive: Archive, wanted: Wanted, ids: Mapping[str, int]) -> _Chosen
 
 def looked_at(
     found: Listing, options: ReadOptions, opener: Opener, take: Callable[[Archive], T]
-) -> tuple[list[Looked[T]], list[Skipped]]:
+) -> tuple[list[PlannedArchive[T]], list[Skipped]]:
     """The archives of a listing that hold, with what is taken of each, and those that can't be
     read. Some are open at once, and none stays so. Raises as `splits_of` does.
     """
 
-    def look(held: Held, _: Callable[[], None]) -> Looked[T]:
+    def look(held: ListedArchive, _: Callable[[], None]) -> PlannedArchive[T]:
         archive = opener.opened(held)
         # The figures need the directory, which is decoded once more by who takes blocks.
-        return Looked(held, replace(archive.manifest, topics=()), take(archive))
+        return PlannedArchive(held, replace(archive.manifest, topics=()), take(archive))
 
-    looked: list[Looked[T]] = []
+    looked: list[PlannedArchive[T]] = []
     skipped: list[Skipped] = []
     # A few that are at hand are looked at before as many threads have begun.
     is_quick = len(found.archives) <= AT_ONCE and not any(
@@ -213,7 +213,7 @@ def looked_at(
     return looked, skipped
 
 
-def chosen(archive: Archive, wanted: Wanted, ids: Mapping[str, int]) -> tuple[Bools, I64]:
+def chosen(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> tuple[Bools, I64]:
     """Which blocks may have what is wanted, and the bytes of records of every block."""
     rows = archive.rows()
     topics = archive.manifest.topics
@@ -265,7 +265,7 @@ class Packing:
 
     def add(
         self,
-        held: Held,
+        held: ListedArchive,
         blocks: I64,
         sizes: I64 | NDArray[np.uint32],
         cuts: Mapping[int, tuple[int, int]] = _NO_CUTS,
@@ -280,7 +280,7 @@ class Packing:
                 room = self._most - split.bytes
                 taken = max(int(np.searchsorted(ends, room, side="right")), 1)
                 if not split.pieces or split.pieces[-1].held != held:
-                    split.pieces.append(Piece(held, [], {}))
+                    split.pieces.append(BlockRange(held, [], {}))
                 split.pieces[-1].blocks.append((at, at + taken))
                 if cuts:
                     mine = {b: cuts[b] for b in range(at, at + taken) if b in cuts}
@@ -290,7 +290,7 @@ class Packing:
                 done += taken
 
     def add_log(
-        self, stretch: Stretch, topics: dict[str, int], ranges: Ranges | None = None
+        self, stretch: LogPart, topics: dict[str, int], ranges: Ranges | None = None
     ) -> None:
         """A stretch of the log, and whose messages of it count."""
         at = stretch.begin

@@ -29,9 +29,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from tiering.archive.directory import Rows
 from tiering.archive.layout import NO_QUEUE
-from tiering.catalog import ArchiveRow, read_topics
+from tiering.archive.lookup.directory import DirectoryRows
+from tiering.catalog.catalog import ArchiveRow, read_topics
 from tiering.spark.options import ReadOptions
 
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
@@ -40,44 +40,44 @@ Texts = frozenset[str] | None
 """None: any."""
 
 
-class Range(msgspec.Struct, frozen=True):
+class NumberRange(msgspec.Struct, frozen=True):
     """Numbers from `low` to `high`, both included."""
 
     low: int = _MIN
     high: int = _MAX
 
-    def meet(self, low: int, high: int) -> Range:
+    def meet(self, low: int, high: int) -> NumberRange:
         """What is in both."""
-        return Range(max(self.low, low), min(self.high, high))
+        return NumberRange(max(self.low, low), min(self.high, high))
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class QueryFilter(msgspec.Struct, frozen=True):
     """See the module. Times are ms since the epoch. `keys` come from the options alone."""
 
     topics: Texts = None
     tags: Texts = None
     ids: Texts = None
     keys: Texts = None
-    queue: Range = Range()
-    offset: Range = Range()
-    stored_at: Range = Range()
-    position: Range = Range()
+    queue: NumberRange = NumberRange()
+    offset: NumberRange = NumberRange()
+    stored_at: NumberRange = NumberRange()
+    position: NumberRange = NumberRange()
 
     @classmethod
-    def of(cls, options: ReadOptions) -> Wanted:
+    def of(cls, options: ReadOptions) -> QueryFilter:
         """What the options ask for."""
         topics, keys = options.topics, options.keys
         named = None if topics is None else frozenset(topics)
         return cls(topics=named, keys=None if keys is None else frozenset(keys))
 
-    def narrowed(self, filters: Iterable[Filter]) -> Wanted:
+    def narrowed(self, filters: Iterable[Filter]) -> QueryFilter:
         """The same, and all of the filters."""
         found = self
         for one in filters:
             found = found._and(one)
         return found
 
-    def _and(self, one: Filter) -> Wanted:
+    def _and(self, one: Filter) -> QueryFilter:
         if isinstance(one, (EqualTo, EqualNullSafe)):
             return self._is_in(one.attribute, (one.value,))
         if isinstance(one, In):
@@ -88,7 +88,7 @@ class Wanted(msgspec.Struct, frozen=True):
             return self._between(one.attribute, None, one.value)
         return self
 
-    def _is_in(self, attribute: tuple[str, ...], values: Iterable[object]) -> Wanted:
+    def _is_in(self, attribute: tuple[str, ...], values: Iterable[object]) -> QueryFilter:
         name, given = ".".join(attribute), list(values)
         if name in _TEXTS and all(isinstance(value, str) for value in given):
             field, texts = _TEXTS[name], frozenset(map(str, given))
@@ -96,17 +96,17 @@ class Wanted(msgspec.Struct, frozen=True):
             return self._with(field, texts if before is None else before & texts)
         numbers = [number for value in given if (number := _number(name, value)) is not None]
         if name in _RANGES and numbers and len(numbers) == len(given):
-            of: Range = getattr(self, name)
+            of: NumberRange = getattr(self, name)
             return self._with(name, of.meet(min(numbers), max(numbers) + _fraction(name)))
         return self
 
-    def _between(self, attribute: tuple[str, ...], low: object, high: object) -> Wanted:
+    def _between(self, attribute: tuple[str, ...], low: object, high: object) -> QueryFilter:
         name = ".".join(attribute)
         if name not in _RANGES:
             return self
         # Wider by the border itself: a time has parts of a millisecond, and Spark asks again.
         first, last = _number(name, low), _number(name, high)
-        of: Range = getattr(self, name)
+        of: NumberRange = getattr(self, name)
         return self._with(
             name,
             of.meet(
@@ -115,10 +115,10 @@ class Wanted(msgspec.Struct, frozen=True):
             ),
         )
 
-    def _with(self, field: str, value: object) -> Wanted:
+    def _with(self, field: str, value: object) -> QueryFilter:
         return msgspec.structs.replace(self, **{field: value})
 
-    def blocks(self, rows: Rows, topics: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def blocks(self, rows: DirectoryRows, topics: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which blocks of a directory may have what is wanted; `topics` are those that are."""
         # What is in no queue no reader of queues sees.
         found: NDArray[np.bool_] = topics[rows.topics] & (rows.queues != NO_QUEUE)

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from kvstore.cli.erase import (
+from kvstore.cli.message.erase import (
     before_options,
     erase_options,
     erase_with,
     key_options,
     name_argument,
 )
-from kvstore.cli.opening import folder_argument
-from kvstore.cli.output import Output
 from kvstore.cli.spark.options import Engine, engine_options
+from kvstore.cli.terminal.opening import folder_argument
+from kvstore.cli.terminal.output import Output
 
 
 @click.group()

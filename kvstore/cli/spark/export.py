@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from kvstore.cli.access import Access, Setting, access_options
-from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.paths import LocalPath
 from kvstore.cli.spark.options import Engine, engine_options, options_of
+from kvstore.cli.terminal.access import Access, Setting, access_options
+from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.cli.terminal.paths import LocalPath
 
 if TYPE_CHECKING:
     from tiering.spark.export import ExportReport

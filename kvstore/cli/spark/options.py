@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvstore.cli.access import Access, Setting
-from kvstore.cli.output import Report
+from kvstore.cli.terminal.access import Access, Setting
+from kvstore.cli.terminal.output import Report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tiering.pool import Executor
+    from tiering.executor.pool import Executor
 
 
 class Engine(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Final
 
 import click
 
-from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.paths import LocalPath
+from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.cli.terminal.paths import LocalPath
 
 PACKAGES: Final = ("kvstore", "tiering", "pyspark_kvmq")
 _ROOT: Final = Path(__file__).resolve().parents[3]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.paths import LocalPath
 from kvstore.cli.spark.options import Engine, engine_options
 from kvstore.cli.spark.views import Asked, view_options
+from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.cli.terminal.paths import LocalPath
 
 if TYPE_CHECKING:
     from tiering.spark.report.figures import Figures

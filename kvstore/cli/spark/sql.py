@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvstore.cli.output import Output, output_option
 from kvstore.cli.spark.options import Engine, engine_options
 from kvstore.cli.spark.views import Asked, view_options
+from kvstore.cli.terminal.output import Output, output_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from kvstore.cli.output import Output
 from kvstore.cli.spark.options import Engine, engine_options
+from kvstore.cli.terminal.output import Output
 from kvstore.cli.tier.run import run_options, run_with
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvstore.cli.access import Access, access_options
 from kvstore.cli.spark.options import options_of
+from kvstore.cli.terminal.access import Access, access_options
 from kvstore.cli.tier.options import policy_option_at_need, read_policy
 from kvstore.cli.tier.prices import StoragePrices, storage_prices
 
 if TYPE_CHECKING:
-    from tiering.prices import Prices
+    from tiering.policy.prices import Prices
 
 
 class Moment(click.ParamType[int]):
@@ -68,7 +68,7 @@ def view_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, access: Access, storage: StoragePrices, policy_file: Path | None,
         skip_damaged: bool, now_ms: int | None, **options: Any,
     ) -> Any:  # fmt: skip
-        from tiering.prices import Prices
+        from tiering.policy.prices import Prices
 
         prices = read_policy(policy_file).prices if policy_file is not None else Prices()
         asked = Asked(access, storage.of(prices), now_ms, skip_damaged)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from kvstore.cli.access import Access, access_options
-from kvstore.cli.opening import config_option, folder_argument, open_store
-from kvstore.cli.output import Output, output_option
-from kvstore.cli.report import show_report
+from kvstore.cli.terminal.access import Access, access_options
+from kvstore.cli.terminal.opening import config_option, folder_argument, open_store
+from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.report import show_report
 
 
 @click.command()

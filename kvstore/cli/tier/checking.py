@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvstore.cli.access import Access, access_options
-from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
-from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.terminal.access import Access, access_options
+from kvstore.cli.terminal.opening import config_option, folder_argument, open_store, time_text
+from kvstore.cli.terminal.output import Output, output_option, size_text
 from kvstore.cli.tier.working import Who, embedded, with_options, worker_call
 
 if TYPE_CHECKING:
-    from tiering.audit import AuditReport
+    from tiering.worker.audit import AuditReport
 
 
 verify_options = with_options(
@@ -51,9 +51,9 @@ def verify_with(
     places: tuple[str, ...], access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
     """Have archives checked, by whoever works."""
-    from tiering.audit import Asked, audit
-    from tiering.keys import provider_of
-    from tiering.planning import places_of
+    from tiering.keys.sources import provider_of
+    from tiering.operations.planning import places_of
+    from tiering.worker.audit import Asked, audit
 
     is_read = not remove_orphans
     opened = open_store(

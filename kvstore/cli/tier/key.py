@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from kvstore.cli.output import Output, output_option
-from kvstore.cli.paths import LocalPath
+from kvstore.cli.terminal.output import Output, output_option
+from kvstore.cli.terminal.paths import LocalPath
 
 
 @click.group()
@@ -26,7 +26,7 @@ def make(out: Output, file: Path, topic: str) -> None:
     sees to what was archived before. Who loses the file loses what is encrypted; keep copies of it
     somewhere else than the archives. The key itself is not shown.
     """
-    from tiering.archive.keyfile import KeyFile
+    from tiering.keys.key_file import KeyFile
 
     keys = KeyFile(file)
     is_new = topic not in keys.topics()
@@ -44,7 +44,7 @@ def make(out: Output, file: Path, topic: str) -> None:
 @output_option
 def list_(out: Output, file: Path) -> None:
     """List the topics that have a key in FILE."""
-    from tiering.archive.keyfile import KeyFile
+    from tiering.keys.key_file import KeyFile
 
     topics = KeyFile(file).topics()
     if out.json:

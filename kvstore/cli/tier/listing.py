@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvstore.cli.opening import (
+from kvstore.cli.terminal.opening import (
     config_option,
     folder_argument,
     open_store,
@@ -14,7 +14,7 @@ from kvstore.cli.opening import (
     require_store,
     time_text,
 )
-from kvstore.cli.output import Output, output_option, size_text
+from kvstore.cli.terminal.output import Output, output_option, size_text
 
 
 @click.command(name="list")
@@ -26,8 +26,8 @@ def list_(out: Output, folder: Path, config_file: Path | None) -> None:
 
     With --json archives alone; `kvmq stats --json` has what is left alone, by tier.
     """
-    from tiering.catalog import decode_rows
-    from tiering.waiting import FILE, WORK, read_waits
+    from tiering.catalog.catalog import decode_rows
+    from tiering.places.waiting import FILE, WORK, read_waits
 
     with open_store(out, folder, config_file, read_only=True) as store:
         rows = decode_rows(store.catalog().rows)
@@ -69,8 +69,8 @@ def _until(delete_at: int | None) -> str:
 @output_option
 def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> None:
     """Show what tiering did to the store in DIR, oldest first."""
-    from tiering.history import History
-    from tiering.waiting import WORK
+    from tiering.places.waiting import WORK
+    from tiering.worker.history import History
 
     require_store(folder)
     config = read_config(config_file)

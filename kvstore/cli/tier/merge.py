@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from kvstore.cli.access import Access, access_options
-from kvstore.cli.opening import config_option, folder_argument
-from kvstore.cli.output import Output, output_option
+from kvstore.cli.terminal.access import Access, access_options
+from kvstore.cli.terminal.opening import config_option, folder_argument
+from kvstore.cli.terminal.output import Output, output_option
 from kvstore.cli.tier.options import policy_option
 from kvstore.cli.tier.working import Who, embedded, ended, with_options, worker_call, working
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tiering.runs import RunReport
-    from tiering.worker import Worker
+    from tiering.operations.worker import Worker
+    from tiering.worker.runs import RunReport
 
 TARGET_BYTES: Final = 512 << 20
 merge_options = with_options(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvstore.cli.access import Option
-from kvstore.cli.paths import LocalPath
+from kvstore.cli.terminal.access import Option
+from kvstore.cli.terminal.paths import LocalPath
 
 if TYPE_CHECKING:
-    from tiering.policy import Policy
+    from tiering.policy.policy import Policy
 
 
 def _policy_option(*, required: bool) -> Option:
@@ -28,7 +28,7 @@ policy_option_at_need: Option = _policy_option(required=False)
 
 def read_policy(file: Path) -> Policy:
     """The policy in a TOML file; relative paths in it are relative to the file's folder."""
-    from tiering.policy import Policy
+    from tiering.policy.policy import Policy
 
     # What is not UTF-8 is not TOML either, and that is what the policy says then.
     text = file.read_text(encoding="utf-8", errors="replace")

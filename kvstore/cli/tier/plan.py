@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from kvstore.cli.access import Access, access_options
-from kvstore.cli.opening import config_option, folder_argument, open_store, time_text
-from kvstore.cli.output import Output, output_option, size_text
-from kvstore.cli.paths import LocalPath
+from kvstore.cli.terminal.access import Access, access_options
+from kvstore.cli.terminal.opening import config_option, folder_argument, open_store, time_text
+from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.cli.terminal.paths import LocalPath
 from kvstore.cli.tier.options import policy_option, read_policy
 from kvstore.cli.tier.prices import PRICE, StoragePrices, storage_prices
 
 if TYPE_CHECKING:
-    from tiering.plan import Plan
+    from tiering.policy.plan import Plan
 
 _SHARE = click.FloatRange(0, 1)
 
@@ -59,7 +59,7 @@ def plan(
     Nothing is changed. Costs are those of the coming twelve months if as much comes in as so far,
     for this policy and for others.
     """
-    from tiering.planning import plan_of
+    from tiering.operations.planning import plan_of
 
     policy = read_policy(policy_file)
     prices = storage.of(policy.prices, requests=price_requests, transfer=price_transfer)
@@ -68,7 +68,7 @@ def plan(
     with store_open as store, out.progress() as report:
         made = plan_of(store, policy, ratio=ratio, read_share=read_share, progress=report)
     if plot is not None:
-        from tiering.planplot import plot_plan
+        from tiering.policy.plan_plot import plot_plan
 
         plot_plan(made, plot)
     if out.json:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvstore.cli.access import Access, access_options
-from kvstore.cli.opening import config_option, folder_argument
-from kvstore.cli.output import Output, Report, output_option
+from kvstore.cli.terminal.access import Access, access_options
+from kvstore.cli.terminal.opening import config_option, folder_argument
+from kvstore.cli.terminal.output import Output, Report, output_option
 from kvstore.cli.tier.options import policy_option
 from kvstore.cli.tier.working import Who, embedded, show, with_options, worker_call, working
 
 if TYPE_CHECKING:
-    from tiering.runs import RunReport
-    from tiering.storeside import Progress
-    from tiering.worker import Worker
+    from tiering.operations.worker import Worker
+    from tiering.worker.runs import RunReport
+    from tiering.worker.store_side import Progress
 
 run_options = with_options(
     folder_argument,
@@ -68,7 +68,7 @@ def run_with(
 
 def _once(out: Output, worker: Worker, *, watch: bool) -> RunReport:
     from tiering.errors import TieringStopped
-    from tiering.runs import RunReport
+    from tiering.worker.runs import RunReport
 
     try:
         done = worker.run_and_merge() if watch else worker.run_once()
@@ -87,8 +87,8 @@ def _once(out: Output, worker: Worker, *, watch: bool) -> RunReport:
 
 def whole(report: Report) -> Progress:
     """Progress of the whole alone: an estimate can be made of that, and not of each step."""
-    from tiering.merging import MERGING
-    from tiering.worker import MOVING
+    from tiering.operations.worker import MOVING
+    from tiering.worker.choose import MERGING
 
     def tell(what: str, done: int, total: int) -> None:
         if what in (MOVING, MERGING):

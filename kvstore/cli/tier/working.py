@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
-from kvstore.cli.access import Access
-from kvstore.cli.opening import open_store, written_call
-from kvstore.cli.output import Output, Report, size_text
+from kvstore.cli.terminal.access import Access
+from kvstore.cli.terminal.opening import open_store, written_call
+from kvstore.cli.terminal.output import Output, Report, size_text
 from kvstore.cli.tier.options import read_policy
 from kvstore.clock import Clock
 
 if TYPE_CHECKING:
-    from tiering.policy import Policy
-    from tiering.pool import Executor
-    from tiering.runs import RunReport
-    from tiering.storeside import Progress
-    from tiering.worker import Worker
+    from tiering.executor.pool import Executor
+    from tiering.operations.worker import Worker
+    from tiering.policy.policy import Policy
+    from tiering.worker.runs import RunReport
+    from tiering.worker.store_side import Progress
 
 Who: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
 """Who does a worker's work, for the time of a block; None: a process of the worker's own."""
@@ -70,7 +70,7 @@ def working(
     """A worker for the store in a folder, for the time of the block. `told` is what of its progress
     is shown; `does` is what a program that has the store open calls for the same (`worker_call`).
     """
-    from tiering.worker import Worker
+    from tiering.operations.worker import Worker
 
     rules = read_policy(policy) if isinstance(policy, Path) else policy
     with (

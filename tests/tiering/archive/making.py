@@ -14,11 +14,11 @@ from kvstore.record.properties import encode_properties
 from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
 from tests.rocketmq.logs import NOW, record
-from tiering.archive.crypto import KeyProvider
+from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.reader import Archive
-from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.keys.crypto import KeyProvider
 
 SMALL_BLOCKS: Final = ArchiveSettings(block_bytes=2048)
 ORIGIN: Final = ArchiveOrigin(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CallerError
 from kvstore.record.facts import facts, names_of
-from kvstore.record.hashes import key_hash, key_hash_range
+from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import (
     ORIGIN,
@@ -26,9 +26,9 @@ from tests.tiering.archive.making import (
     make,
     plain_queues,
 )
+from tiering.archive.archive_reader import Archive, read_tail
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.reader import Archive, read_tail
-from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged, ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import LocalFiles
 from tests.tiering.archive.samples import decode, encode, record
-from tiering.archive import crypto
 from tiering.archive.coder import Coder
-from tiering.archive.crypto import TopicKey, decrypt, encrypt
-from tiering.archive.keyfile import KeyFile
 from tiering.archive.layout import NONCE_SIZE
 from tiering.errors import EncryptionMissing
+from tiering.keys import crypto
+from tiering.keys.crypto import TopicKey, decrypt, encrypt
+from tiering.keys.key_file import KeyFile
 
 SECRET = bytes(range(32))
 OTHER = bytes(32)

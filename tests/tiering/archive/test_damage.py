@@ -17,9 +17,9 @@ from kvstore.errors import (
     KeyMissing,
     StoreError,
 )
-from kvstore.record.hashes import key_hash_range
+from kvstore.record.hashing.hashes import key_hash_range
 from tests.tiering.archive.making import Made, MemorySource, make, plain_queues
-from tiering.archive.crypto import TopicKey
+from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import (
     FORMAT_VERSION,
     HEADER_SIZE,
@@ -27,8 +27,8 @@ from tiering.archive.layout import (
     TRAILER_COVERED,
     TRAILER_SIZE,
 )
-from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
+from tiering.keys.crypto import TopicKey
 
 SMALL = ArchiveSettings(block_bytes=700)
 
@@ -196,7 +196,7 @@ def test_a_source_that_gives_too_little_is_a_damaged_archive(made: Made) -> None
 
 def test_an_archive_that_was_swapped_for_another_is_found_by_its_tail(made: Made) -> None:
     other = make(plain_queues(topics=1, queues=1, messages=9), SMALL)
-    from tiering.archive.reader import read_tail
+    from tiering.archive.archive_reader import read_tail
 
     tail = read_tail(MemorySource(other.data))
     with pytest.raises(ArchiveDamaged):

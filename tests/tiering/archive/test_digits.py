@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.coder import Coder
-from tiering.archive.digits import apart, together
+from tiering.archive.columns.hex_ids import apart, together
 from tiering.archive.layout import DIGITS_APART
 
 _HEX = st.text("0123456789abcdef", min_size=12, max_size=140).map(str.encode)

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ArchiveDamaged
-from kvstore.record import keyfilter
+from kvstore.record.hashing import key_filter
 from kvstore.record.names import PREPARED
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
 from tests.tiering.archive.test_crypto import SECRET
-from tiering.archive import directory, ending, keyindex, manifest, positions
+from tiering.archive import ending, manifest
+from tiering.archive.archive_reader import Archive
 from tiering.archive.blocks import BlockWriter
-from tiering.archive.crypto import TopicKey
 from tiering.archive.layout import CRC, NO_QUEUE, PART_HEAD
+from tiering.archive.lookup import directory, key_index, positions
 from tiering.archive.manifest import Manifest
-from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
+from tiering.keys.crypto import TopicKey
 
 Patch = pytest.MonkeyPatch
 GROUPED = ArchiveSettings(block_bytes=16 << 10)
@@ -128,9 +129,9 @@ def keyed_as(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     """The key index has other pairs."""
 
     def forge(patch: Patch) -> None:
-        sort = keyindex.sort_pairs
+        sort = key_index.sort_pairs
         patch.setattr(
-            keyindex, "sort_pairs",
+            key_index, "sort_pairs",
             lambda *given: np.sort(change(sort(*given)).view(np.uint64)).view(np.int64),
         )  # fmt: skip
 
@@ -143,8 +144,8 @@ def no_keys(patch: Patch) -> None:
 
 
 def empty_filter(patch: Patch) -> None:
-    build = keyfilter.build
-    patch.setattr(keyfilter, "build", lambda digests, bits: build(digests[:1], bits))
+    build = key_filter.build
+    patch.setattr(key_filter, "build", lambda digests, bits: build(digests[:1], bits))
 
 
 def out_of_order(patch: Patch) -> None:

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from tiering.archive import keyindex, positions
-from tiering.archive.keyed import digests_in_columns, digests_of
-from tiering.archive.keyindex import KeyFences
-from tiering.archive.positions import PositionFences
-from tiering.archive.properties import take_apart_even
+from tiering.archive.columns.properties import take_apart_even
+from tiering.archive.lookup import key_index as keyindex
+from tiering.archive.lookup import positions
+from tiering.archive.lookup.key_index import KeyFences
+from tiering.archive.lookup.keyed import digests_in_columns, digests_of
+from tiering.archive.lookup.positions import PositionFences
 
 DIGEST_MAX = (1 << 32) - 1
 PAIRS = st.lists(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.integers import (
+from tiering.archive.columns.integers import (
     Column,
     bounds_of,
     decode_column,

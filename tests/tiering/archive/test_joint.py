@@ -18,11 +18,11 @@ from kvstore.record.values import StoredMessage
 from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, read, record
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.coder import Coder
-from tiering.archive.columns import Columns, Stretches
-from tiering.archive.joint import decode_jointly
-from tiering.archive.jointproperties import decode_properties_jointly
+from tiering.archive.columns.header_fields import Columns, Stretches
+from tiering.archive.columns.joint import decode_jointly
+from tiering.archive.columns.joint_properties import decode_properties_jointly
+from tiering.archive.columns.properties import decode_properties, fields_of
 from tiering.archive.layout import DECODED_MAX, PartKind
-from tiering.archive.properties import decode_properties, fields_of
 
 BLOCKS: Final = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=6)
 

@@ -16,8 +16,8 @@ from kvstore.errors import KeyDestroyed
 from kvstore.files import LocalFiles
 from tests.support.children import Child
 from tiering import KeyFile
-from tiering.archive.crypto import TopicKey
-from tiering.survey import encrypted_of
+from tiering.keys.crypto import TopicKey
+from tiering.policy.snapshot import encrypted_of
 
 
 class Hooked(LocalFiles):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from tiering.archive.packed import Cursor, Narrow, encode_column, encode_sorted
+from tiering.archive.columns.packed import ByteReader, Narrow, encode_column, encode_sorted
 
 LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
 NUMBERS = st.one_of(
@@ -21,7 +21,7 @@ LISTS = st.lists(NUMBERS, max_size=40)
 
 @given(LISTS)
 def test_a_column_gives_its_values_back(values: list[int]) -> None:
-    cursor = Cursor(encode_column(np.array(values, np.int64)))
+    cursor = ByteReader(encode_column(np.array(values, np.int64)))
     assert cursor.column(len(values)).tolist() == values
     cursor.end()
 
@@ -29,7 +29,7 @@ def test_a_column_gives_its_values_back(values: list[int]) -> None:
 @given(LISTS)
 def test_a_sorted_column_gives_its_values_back(values: list[int]) -> None:
     values.sort()
-    cursor = Cursor(encode_sorted(np.array(values, np.int64)))
+    cursor = ByteReader(encode_sorted(np.array(values, np.int64)))
     assert cursor.sorted(len(values)).tolist() == values
     cursor.end()
 
@@ -47,7 +47,7 @@ def test_a_narrow_column_gives_each_value_and_any_stretch(values: list[int]) -> 
 def test_values_of_every_width_are_kept(width: int) -> None:
     top = (1 << width) - 1
     values = np.array([0, top, top >> 1, top, 0, top], np.uint64).view(np.int64)
-    assert np.array_equal(Cursor(encode_column(values)).column(6), values)
+    assert np.array_equal(ByteReader(encode_column(values)).column(6), values)
 
 
 def test_a_column_of_one_value_takes_no_bytes_a_row() -> None:
@@ -69,7 +69,7 @@ def test_one_large_step_does_not_widen_the_others_of_a_sorted_column() -> None:
 
 @given(st.binary(max_size=60), st.integers(0, 1 << 32), st.booleans())
 def test_any_bytes_are_a_column_or_a_format_error(data: bytes, count: int, is_sorted: bool) -> None:
-    cursor = Cursor(data)
+    cursor = ByteReader(data)
     try:
         values = cursor.sorted(count % 600) if is_sorted else cursor.column(count % 600)
     except FormatError:
@@ -79,13 +79,13 @@ def test_any_bytes_are_a_column_or_a_format_error(data: bytes, count: int, is_so
 
 def test_a_count_that_the_bytes_do_not_pay_for_is_an_error() -> None:
     with pytest.raises(FormatError):
-        Cursor(encode_column(np.arange(10))).column(1 << 40)
+        ByteReader(encode_column(np.arange(10))).column(1 << 40)
     with pytest.raises(FormatError):
-        Cursor(encode_sorted(np.arange(10))).sorted(1 << 40)
+        ByteReader(encode_sorted(np.arange(10))).sorted(1 << 40)
 
 
 def test_what_is_left_over_is_an_error() -> None:
-    cursor = Cursor(b"\0\0\0\x07\0")
+    cursor = ByteReader(b"\0\0\0\x07\0")
     assert cursor.head(Struct(">I")) == (7,)
     with pytest.raises(FormatError, match="1 bytes are left over"):
         cursor.end()

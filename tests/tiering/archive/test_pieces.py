@@ -18,13 +18,13 @@ from tests.tiering.archive.making import (
     make,
     plain_queues,
 )
+from tiering.archive.archive_reader import Archive
 from tiering.archive.coder import Coder
-from tiering.archive.crypto import TopicKey
 from tiering.archive.layout import PartKind
-from tiering.archive.pieces import Piece, PiecesWriter, PieceWriter, check_tail
-from tiering.archive.reader import Archive
+from tiering.archive.pieces import EncodedPiece, PiecesWriter, PieceWriter, check_tail
 from tiering.archive.writer import ArchiveSettings
-from tiering.keys import KeysAtHand
+from tiering.keys.crypto import TopicKey
+from tiering.keys.sources import KeysAtHand
 
 LARGE_BLOCKS = ArchiveSettings()
 KEYS = {f"topic{n}": TopicKey("first", bytes([n + 1]) * 32) for n in range(3)}
@@ -44,7 +44,7 @@ def numbered(queues: list[Queue]) -> dict[str, int]:
 def piece_of(
     queues: list[Queue], settings: ArchiveSettings = SMALL_BLOCKS, *,
     every: list[Queue] | None = None, coder: Coder | None = None,
-) -> Piece:  # fmt: skip
+) -> EncodedPiece:  # fmt: skip
     """A piece of some queues, in which topics have their numbers among those of `every` queue."""
     numbers = numbered(every or queues)
     topics = {numbers[queue.topic.name]: queue.topic for queue in queues}
@@ -55,7 +55,7 @@ def piece_of(
 
 
 def put_together(
-    pieces: list[Piece], queues: list[Queue], settings: ArchiveSettings = SMALL_BLOCKS
+    pieces: list[EncodedPiece], queues: list[Queue], settings: ArchiveSettings = SMALL_BLOCKS
 ) -> bytes:
     sink = BytesIO()
     topics = {queue.topic.name: queue.topic for queue in queues}

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
-from tiering.archive.integers import bounds_of
-from tiering.archive.properties import decode_properties, encode_properties, take_apart_even
+from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.properties import decode_properties, encode_properties, take_apart_even
 
 LIMIT = 1 << 20
 STRETCH = st.lists(PROPERTY_FIELDS, min_size=1, max_size=30)

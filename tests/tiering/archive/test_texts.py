@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiering.archive.texts import (
+from tiering.archive.columns.text_columns import (
     Constant,
     Distinct,
     Ids,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.integers import bounds_of, encode_stretches
-from tiering.archive.times import decode_times, encode_times
+from tiering.archive.columns.integers import bounds_of, encode_stretches
+from tiering.archive.columns.times import decode_times, encode_times
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 BLOCK = st.lists(st.tuples(I64, st.integers(0, (1 << 63) - 1)), min_size=1, max_size=6)

@@ -14,7 +14,7 @@ import kvstore
 import tiering
 from kvstore import Message, PullStatus, Store, StoreConfig, StoredMessage, TopicNotFound
 from kvstore.record.encode import encode_record
-from kvstore.record.property_crc import property_crc_suffix
+from kvstore.record.properties import property_crc_suffix
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue
 from tests.support.files import copy_folder
@@ -22,9 +22,9 @@ from tests.tiering.killer import Killer
 from tests.tiering.places.conftest import SECRET, bucket, open_bucket, s3
 from tests.tiering.spark.sink.jobs import Job, write
 from tiering import AttachConflict, NothingToRestore, Policy, Worker
-from tiering.catalog import decode_rows
-from tiering.commits import Commit
-from tiering.moved import at_position
+from tiering.catalog.catalog import decode_rows
+from tiering.merge.rebase import at_position
+from tiering.places.commits.commits import Commit
 
 __all__ = ["bucket", "s3"]
 """Fixtures of the S3 server, here too."""

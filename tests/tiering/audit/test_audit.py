@@ -16,9 +16,9 @@ import tiering
 from kvstore import Message, Store, StoreConfig
 from kvstore.clock import SystemClock
 from tests.support.clock import VirtualClock
-from tiering.audit import Orphan
-from tiering.catalog import ArchiveRow, decode_rows, encode_row
-from tiering.putting import put_announced
+from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.places.publish import put_announced
+from tiering.worker.audit import Orphan
 
 POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
 
@@ -180,7 +180,7 @@ def test_what_an_attach_is_bringing_is_no_orphan_however_long_it_takes(
         clock.advance(3 * POLICY.grace)
         orphans.extend(worker.verify(remove_orphans=True).orphans)
 
-    monkeypatch.setattr(import_module("tiering.attach"), "put_announced", slowly)
+    monkeypatch.setattr(import_module("tiering.operations.attach"), "put_announced", slowly)
     tiering.attach(store, source / "archive")
     assert [o.removed for o in orphans] == [False]
     assert len(store.pull("visits", 0, 0, limit=99).messages) == 50

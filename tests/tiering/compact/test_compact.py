@@ -16,8 +16,8 @@ from tests.rocketmq.logs import record
 from tests.tiering.archive.making import Queue
 from tests.tiering.merge.merging import deal, made_of, merged, records_in
 from tiering.archive.manifest import ArchivedTopic
-from tiering.compact import Compaction, QueueCompaction
-from tiering.merge import Dropped
+from tiering.merge.compact import Compaction, QueueCompaction
+from tiering.merge.merge import Dropped
 
 GRACE = 1_000_000
 """Store times before it are past the grace time."""
@@ -131,7 +131,7 @@ def test_letting_go_of_what_is_superseded_on_the_way_changes_nothing(
 ) -> None:
     entries = [Entry("abc"[n % 3], n % 5 == 0, GRACE - n % 2) for n in range(40)]
     at_once = compacted(entries)
-    monkeypatch.setattr("tiering.compact.FOLD_ROWS", 3)
+    monkeypatch.setattr("tiering.merge.compact.FOLD_ROWS", 3)
     assert compacted(entries) == at_once
 
 

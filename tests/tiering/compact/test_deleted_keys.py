@@ -16,8 +16,8 @@ from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.merge import merge_with
-from tiering.pool import Executor
+from tiering.executor.pool import Executor
+from tiering.merge.merge import merge_with
 
 DAY = 86_400.0
 POLICY = Policy(hot_for=DAY, warm="archive", clock_doubt=0.0, tombstones_for=DAY, watermarks=None)
@@ -126,7 +126,7 @@ def test_a_tombstone_stays_if_an_older_value_is_attached_while_it_is_compacted(
 
     with Worker(store, POLICY, executor=Here()) as worker:
         erased_beside_a_tombstone(store, clock, worker, tmp_path / "backup")
-        monkeypatch.setattr("tiering.replacing.merge_with", attached_meanwhile)
+        monkeypatch.setattr("tiering.worker.replace.merge_with", attached_meanwhile)
         (why,) = worker.compact().failed.values()
         assert "messages from offset 0 on were attached" in str(why)
         assert current(store) == {"x": b"stays", "y": b"newer"}

@@ -16,8 +16,8 @@ from kvstore.record.properties import encode_properties
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import Queue, drawn_queues
 from tests.tiering.merge.merging import made_of, merged, records_in
-from tiering.match import Match
-from tiering.search import count
+from tiering.executor.match import Match
+from tiering.operations.search import count
 
 
 def raw(topic: str = "t", at: int = 1000, position: int = 0, **properties: str) -> bytes:

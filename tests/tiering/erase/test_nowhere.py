@@ -17,9 +17,9 @@ from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.match import Match
-from tiering.merge import merge_remotely
-from tiering.regroup import regroup_locally
+from tiering.executor.match import Match
+from tiering.executor.regroup import regroup_locally
+from tiering.merge.merge import merge_remotely
 
 NOW = Policy(hot_for=0, warm="archive", grace=1e6, clock_doubt=0.0)
 KEY = "customer-4711-of-nobody"

@@ -12,7 +12,7 @@ from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
 from tiering import KeyFile, Policy, Worker
-from tiering.place import open_place
+from tiering.places.place import open_place
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)

@@ -11,10 +11,10 @@ import msgspec
 
 from kvstore.files import LocalFiles
 from tests.tiering.archive.making import ORIGIN, SMALL_BLOCKS, Made, MemorySource, Queue, make
+from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.reader import Archive
 from tiering.archive.writer import ArchiveSettings
-from tiering.merge import Input, Merged, MergeJob, merge
+from tiering.merge.merge import Input, Merged, MergeJob, merge
 
 STORE: Final = ORIGIN.store_id
 Records = dict[tuple[str, int], dict[int, bytes]]

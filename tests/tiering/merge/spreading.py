@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tiering.pool import Pool
+from tiering.executor.pool import Pool
 
 T = TypeVar("T")
 J = TypeVar("J")
 
 
 class Shuffled:
-    """See `tiering.pool.Executor`; `draw` says who does which job, and when. `done` are the names
-    of what was done.
+    """See `tiering.executor.pool.Executor`; `draw` says who does which job, and when. `done` are
+    the names of what was done.
     """
 
     width = 2

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import CallerError
-from tiering.catalog import ArchiveRow
-from tiering.classes import read_class
-from tiering.merge import INPUTS_MAX, choose
+from tiering.catalog.catalog import ArchiveRow
+from tiering.merge.merge import INPUTS_MAX, choose
+from tiering.policy.retention_classes import read_class
 
 DAY = 86_400_000
 CLASS = "warm8d-cold100d"

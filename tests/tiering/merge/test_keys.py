@@ -10,9 +10,9 @@ import pytest
 from kvstore.errors import KeyDestroyed, KeyMissing
 from tests.tiering.archive.making import SMALL_BLOCKS, plain_queues
 from tests.tiering.merge.merging import deal, made_of, merged, records_in, records_of
-from tiering.archive.crypto import TopicKey
-from tiering.keys import KeysAtHand, keys_at_hand
-from tiering.merge import Dropped
+from tiering.keys.crypto import TopicKey
+from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.merge.merge import Dropped
 
 FIRST = TopicKey("first", b"1" * 32)
 SECOND = TopicKey("second", b"2" * 32)

@@ -22,8 +22,8 @@ from tests.tiering.merge.merging import (
     records_of,
     topics_of,
 )
-from tiering.archive.reader import Archive
-from tiering.merge import Dropped
+from tiering.archive.archive_reader import Archive
+from tiering.merge.merge import Dropped
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
@@ -134,8 +134,8 @@ def test_another_stores_archive_is_refused() -> None:
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiering.stretchwork.WINDOW_BYTES", 1)
-    monkeypatch.setattr("tiering.stretchwork._WINDOW_MIN", 1)
+    monkeypatch.setattr("tiering.merge.partition_task.WINDOW_BYTES", 1)
+    monkeypatch.setattr("tiering.merge.partition_task._WINDOW_MIN", 1)
     queues = plain_queues(messages=30)
     archives = made_of(deal(queues, lambda _, offset: offset % 2))
     assert records_in(merged(archives).open()) == records_of(queues)

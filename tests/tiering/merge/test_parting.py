@@ -15,8 +15,8 @@ from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.catalog import TOPICS_MAX, decode_rows
-from tiering.together import Together, held_together, together
+from tiering.catalog.catalog import TOPICS_MAX, decode_rows
+from tiering.operations.together import Together, held_together, together
 
 DAY = 86_400.0
 POLICY = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=60.0, clock_doubt=0.0)

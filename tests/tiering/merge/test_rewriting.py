@@ -15,7 +15,7 @@ from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
 from tiering import ArchiveInfo, KeyFile, Policy, Worker
-from tiering.archive.reader import Archive
+from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource
 
 DAY = 86_400.0

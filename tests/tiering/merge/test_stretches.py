@@ -28,17 +28,17 @@ from tests.tiering.merge.merging import (
     topics_of,
 )
 from tests.tiering.merge.spreading import Shuffled
-from tiering.archive.crypto import TopicKey
+from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.reader import Archive
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import ArchiveSettings
-from tiering.compact import Compaction
-from tiering.keys import KeysAtHand
-from tiering.match import Match
-from tiering.merge import Dropped, Input, Merged, MergeJob, merge, merge_with
-from tiering.stretches import plan_merge, stretch_jobs
+from tiering.executor.match import Match
+from tiering.keys.crypto import TopicKey
+from tiering.keys.sources import KeysAtHand
+from tiering.merge.compact import Compaction
+from tiering.merge.merge import Dropped, Input, Merged, MergeJob, merge, merge_with
+from tiering.merge.partition import plan_merge, stretch_jobs
 
 KEYS = {f"topic{n}": TopicKey("first", bytes([n + 1]) * 32) for n in range(4)}
 STRETCH = 4096

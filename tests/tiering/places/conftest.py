@@ -17,7 +17,7 @@ from kvstore.clock import Clock
 from kvstore.files import Files
 from tests.support.clock import VirtualClock
 from tests.tiering.places.faulty import FaultyServer
-from tiering.place import Place, open_place
+from tiering.places.place import Place, open_place
 
 SECRET: Final = "not-to-be-seen-anywhere"
 _numbers = itertools.count()

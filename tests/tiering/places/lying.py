@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvstore.files import LocalFiles
-from tiering.place import Given, ObjectInfo, Pace, Place
 from tiering.places.objects import Content
+from tiering.places.place import Given, ObjectInfo, Pace, Place
 
 Lie = Literal["other", "less", "nothing"]
 

@@ -21,7 +21,7 @@ from tiering.errors import (
     PlaceUnavailable,
     PlaceUnsuitable,
 )
-from tiering.place import Place, open_place
+from tiering.places.place import Place, open_place
 
 KEY: Final = "class/0-1.kvarc"
 LARGE: Final = bytes(range(256)) * (80 << 10)

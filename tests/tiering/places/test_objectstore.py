@@ -24,7 +24,7 @@ from tiering.errors import (
     PlaceUnavailable,
     PlaceUnsuitable,
 )
-from tiering.place import Place, open_place
+from tiering.places.place import Place, open_place
 
 KEY: Final = "0-1.kvarc"
 SMALL: Final = b"an archive " * 10

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiering.places.conftest import SECRET
 from tiering.errors import ExtraMissing, PlaceError, PlaceIllegal
-from tiering.place import open_place
+from tiering.places.place import open_place
 
 KEYS: Final = {"access_key_id": "tester", "secret_access_key": SECRET}
 

@@ -23,7 +23,7 @@ from tiering.errors import (
     PlaceError,
     TieringStopped,
 )
-from tiering.place import Given, Place
+from tiering.places.place import Given, Place
 
 KEY: Final = "00000000000000000000-00000000001073741824.kvarc"
 SMALL: Final = b"an archive " * 10

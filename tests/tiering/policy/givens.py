@@ -8,9 +8,9 @@ from typing import Final
 from hypothesis import strategies as st
 
 from kvstore.config import Retention
-from tiering.classes import TopicTraits
-from tiering.due import Segment, Share, segment_of
-from tiering.policy import Policy
+from tiering.policy.policy import Policy
+from tiering.policy.retention_classes import TopicTraits
+from tiering.policy.schedule import Segment, Share, segment_of
 
 START_MS: Final = 1_700_000_000_000
 HOUR: Final = 3600.0

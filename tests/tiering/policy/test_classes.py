@@ -17,7 +17,10 @@ from tests.tiering.policy.givens import (
     retentions,
     topics,
 )
-from tiering.classes import (
+from tiering.errors import PolicyIllegal
+from tiering.policy.durations import parsed, text_of
+from tiering.policy.policy import Policy
+from tiering.policy.retention_classes import (
     Life,
     RetentionClass,
     TopicTraits,
@@ -25,9 +28,6 @@ from tiering.classes import (
     life_of,
     read_class,
 )
-from tiering.durations import parsed, text_of
-from tiering.errors import PolicyIllegal
-from tiering.policy import Policy
 
 BOTH = Policy(hot_for=DAY, warm_for=7 * DAY, cold_for=20 * DAY, warm="w", cold="c")
 

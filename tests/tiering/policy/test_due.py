@@ -16,10 +16,10 @@ from tests.tiering.policy.givens import (
     segments,
     topics,
 )
-from tiering.classes import TopicTraits, life_of, read_class
-from tiering.due import Agenda, Archived, Segment, SegmentDue, Share, due, segment_of
-from tiering.policy import Policy
-from tiering.trusted import JITTER_MS, Trusted, observe
+from tiering.policy.policy import Policy
+from tiering.policy.retention_classes import TopicTraits, life_of, read_class
+from tiering.policy.schedule import Agenda, Archived, Segment, SegmentDue, Share, due, segment_of
+from tiering.policy.trusted import JITTER_MS, Trusted, observe
 
 POLICY = Policy(hot_for=DAY, warm_for=7 * DAY, cold_for=20 * DAY, warm="w", cold="c")
 SLOW = TopicTraits(name="slow", retention=Retention(hot_for=3 * DAY))

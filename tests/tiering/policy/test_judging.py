@@ -12,7 +12,7 @@ from kvstore import Retention
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.policy.givens import DAY, DAY_MS, START_MS
 from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.catalog import (
+from tiering.catalog.catalog import (
     TOPICS_MAX,
     ArchiveRow,
     decode_row,
@@ -20,12 +20,12 @@ from tiering.catalog import (
     pack_topics,
     read_topics,
 )
-from tiering.classes import TopicTraits, class_of_archive
-from tiering.contents import row_of
-from tiering.due import fate
+from tiering.catalog.contents import row_of
 from tiering.errors import PlaceUnavailable
-from tiering.judging import Judge, Today
-from tiering.policy import Policy
+from tiering.policy.effective_class import Judge, Today
+from tiering.policy.policy import Policy
+from tiering.policy.retention_classes import TopicTraits, class_of_archive
+from tiering.policy.schedule import fate
 
 POLICY = Policy(hot_for=DAY, warm_for=7 * DAY, cold_for=20 * DAY, warm="w", cold="c")
 MADE_AS = "warm8d-cold28d"

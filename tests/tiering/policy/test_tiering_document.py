@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from tests.tiering.policy.givens import DAY_MS
-from tiering.classes import TopicTraits, life_of, read_class
-from tiering.plan import RATIOS
-from tiering.policy import Policy
-from tiering.prices import Prices
+from tiering.policy.plan import RATIOS
+from tiering.policy.policy import Policy
+from tiering.policy.prices import Prices
+from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 
 TEXT: Final = (Path(__file__).parents[3] / "docs" / "tiering.md").read_text(encoding="utf-8")
 

@@ -14,8 +14,8 @@ from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
+from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import CHUNKED
-from tiering.archive.reader import Archive
 from tiering.archive.tail import PLAIN, FileSource, find_sections, read_tail
 
 CLOCK = VirtualClock()

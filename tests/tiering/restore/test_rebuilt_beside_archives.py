@@ -9,7 +9,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store
 from kvstore.errors import RecordDamaged
-from kvstore.rebuild import _drop_derived
+from kvstore.opening.rebuild import _drop_derived
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
 from tiering import Policy, Worker

@@ -9,7 +9,7 @@ import pytest
 
 from tiering.errors import ExtraMissing, SparkUnsuitable
 from tiering.spark import needs
-from tiering.spark.failures import spoken_of
+from tiering.spark.job_errors import spoken_of
 
 
 def java(home: Path, said: str, *, by_release: bool = True) -> Path:

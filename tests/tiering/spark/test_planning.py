@@ -15,13 +15,13 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual
 import kvstore
 import tiering
 from tests.tiering.spark.sink.jobs import Job
-from tiering.archive import reader
+from tiering.archive import archive_reader
+from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import OPENING_READ
-from tiering.archive.reader import Archive
 from tiering.spark.listing import AT_ONCE, Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.splits import Split, splits_of
-from tiering.spark.wanted import Wanted
+from tiering.spark.wanted import QueryFilter
 
 ARCHIVES = 60
 EACH = 66
@@ -79,20 +79,20 @@ class Census:
 @pytest.fixture
 def census(monkeypatch: pytest.MonkeyPatch) -> Census:
     found = Census()
-    init = reader.Archive.__init__
+    init = archive_reader.Archive.__init__
 
     def noted(self: Archive, *args: Any) -> None:
         init(self, *args)
         found.note(self)
 
-    monkeypatch.setattr(reader.Archive, "__init__", noted)
+    monkeypatch.setattr(archive_reader.Archive, "__init__", noted)
     return found
 
 
 def planned(path: Path, *filters: Filter, **options: str) -> tuple[list[Split], Opener]:
     given = read_options({"path": str(path), **options})
     opener = Opener(given)
-    wanted = Wanted.of(given).narrowed(filters)
+    wanted = QueryFilter.of(given).narrowed(filters)
     return splits_of(listing(given), wanted, given, opener)[0], opener
 
 

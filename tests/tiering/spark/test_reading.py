@@ -21,10 +21,10 @@ from tiering import NothingToRestore, Worker
 from tiering.errors import ObjectTooShort
 from tiering.spark.listing import Opener, _Counting, listing
 from tiering.spark.options import read_options
-from tiering.spark.reading import PartReader
+from tiering.spark.part_reader import PartReader
 from tiering.spark.schema import SCHEMA
 from tiering.spark.splits import splits_of
-from tiering.spark.wanted import Wanted
+from tiering.spark.wanted import QueryFilter
 
 Row = dict[str, Any]
 
@@ -34,7 +34,7 @@ def read(
 ) -> tuple[list[Row], int, int]:
     """The rows, how many parts there were, and how many bytes tasks read."""
     given = read_options({"path": str(path), **options})
-    wanted = Wanted.of(given).narrowed(filters)
+    wanted = QueryFilter.of(given).narrowed(filters)
     splits, _ = splits_of(listing(given), wanted, given, Opener(given))
     opener = Opener(given)
     reader = PartReader(given, wanted, names or SCHEMA.names, opener)
@@ -238,13 +238,15 @@ def test_batches_that_are_small_are_joined_and_others_are_left_as_they_are(
 ) -> None:
     """And so none has more rows than are enough, but for one group or piece of the log."""
     given = read_options({"path": str(folder)})
-    splits, _ = splits_of(listing(given), Wanted.of(given), given, Opener(given))
-    monkeypatch.setattr("tiering.spark.reading._BATCH_ROWS", 1)
-    alone = [len(b) for s in splits for b in PartReader(given, Wanted(), SCHEMA.names).batches(s)]
+    splits, _ = splits_of(listing(given), QueryFilter.of(given), given, Opener(given))
+    monkeypatch.setattr("tiering.spark.part_reader._BATCH_ROWS", 1)
+    alone = [
+        len(b) for s in splits for b in PartReader(given, QueryFilter(), SCHEMA.names).batches(s)
+    ]
     for enough in range(max(alone), 4 * max(alone), 5):
-        monkeypatch.setattr("tiering.spark.reading._BATCH_ROWS", enough)
+        monkeypatch.setattr("tiering.spark.part_reader._BATCH_ROWS", enough)
         for split in splits:
-            batches = PartReader(given, Wanted(), SCHEMA.names).batches(split)
+            batches = PartReader(given, QueryFilter(), SCHEMA.names).batches(split)
             sizes = [len(batch) for batch in batches]
             assert all(a >= enough or b >= enough or a + b >= enough for a, b in pairwise(sizes))
             assert max(sizes) < enough + max(alone)
@@ -266,7 +268,7 @@ def test_parts_of_a_segment_that_moved_give_the_messages_of_a_key_also_where_the
         store.seal()
         options = {"keys": "k", "topics": "seldom", "split_bytes": "65536"}
         given = read_options({"path": str(tmp_path), **options})
-        wanted = Wanted.of(given)
+        wanted = QueryFilter.of(given)
         splits, _ = splits_of(listing(given), wanted, given, Opener(given))
         assert sum(bool(split.log) for split in splits) > 2
         clock.advance(2 * DAY)

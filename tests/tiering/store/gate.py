@@ -7,7 +7,7 @@ from typing import Any
 
 from kvstore import Store
 from tests.tiering.store.moving import tiers
-from tiering.place import Place
+from tiering.places.place import Place
 
 
 class Gate:

@@ -10,17 +10,17 @@ from typing import Any, Final
 
 import kvstore
 from kvstore import ArchiveAccess, Store, StoreConfig, StoredMessage, StoreError
-from kvstore.handover import Arriving, Queue
+from kvstore.engine.segment_handover import Arriving, Queue
 from kvstore.meta.topic import TopicInfo
 from tests.support.clock import VirtualClock
+from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.reader import Archive
-from tiering.archive.records import RecordBatch
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
-from tiering.catalog import ArchiveRow, encode_row
-from tiering.contents import row_of
-from tiering.place import open_place
-from tiering.tiers import Tiers
+from tiering.catalog.catalog import ArchiveRow, encode_row
+from tiering.catalog.contents import row_of
+from tiering.catalog.tiers import Tiers
+from tiering.places.place import open_place
 
 BLOCKS: Final = ArchiveSettings(block_bytes=4096)
 PLACE: Final = "archive"

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import pytest
 
 import kvstore
-import tiering.fitting
-import tiering.tiers
+import tiering.catalog.tiers
+import tiering.operations.attach_conflicts
 from kvstore import ArchiveAccess, Message, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.making import make, plain_queues
 from tests.tiering.store.moving import config, hand_over, sealed, tiers
+from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup
-from tiering.archive.reader import Archive
-from tiering.tiers import Tiers
+from tiering.catalog.tiers import Tiers
 
 QUEUES, SEGMENTS = 40, 4
 BOUND = 3
@@ -84,7 +84,7 @@ KEPT = [
 def test_what_is_known_of_readers_and_queues_is_bounded(
     store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiering.tiers, kept.bound, 2 * BOUND)
+    monkeypatch.setattr(tiering.catalog.tiers, kept.bound, 2 * BOUND)
     assert kept.asked >= 20 * BOUND
     most = 0
     real = Tiers._messages
@@ -117,7 +117,7 @@ def groups_read(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BlockGroup]:
 def test_groups_that_are_kept_are_bounded_in_number_and_in_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch, name: str, bound: int, kept: int
 ) -> None:
-    monkeypatch.setattr(tiering.tiers, name, bound)
+    monkeypatch.setattr(tiering.catalog.tiers, name, bound)
     there = tiers(store)
     groups = 0
     for archive in map(there.archive, there.numbers()):
@@ -136,8 +136,8 @@ def test_groups_that_are_kept_are_bounded_in_number_and_in_bytes(
 
 
 def test_an_attach_keeps_the_times_of_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering.fitting, "_KEPT", BOUND)
-    times = tiering.fitting._Times()
+    monkeypatch.setattr(tiering.operations.attach_conflicts, "_KEPT", BOUND)
+    times = tiering.operations.attach_conflicts._Times()
     expected = []
     for round_ in range(2):
         for n in range(10 * BOUND):

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import StoreClosed
 from kvstore.clock import SystemClock
-from tiering.cache import BlockCache
+from tiering.catalog.cache import BlockCache
 
 
 class Sized:

@@ -13,7 +13,7 @@ from kvstore.errors import FormatError
 from kvstore.index.keys import archive_key
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import answers, config, filled, hand_over, tiers
-from tiering.catalog import ArchiveRow, decode_row, decode_rows, encode_row
+from tiering.catalog.catalog import ArchiveRow, decode_row, decode_rows, encode_row
 
 ROW = ArchiveRow(
     number=7,

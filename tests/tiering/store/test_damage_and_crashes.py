@@ -20,7 +20,7 @@ from kvstore import (
     StoreError,
 )
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable
-from kvstore.rebuild import rebuild
+from kvstore.opening.rebuild import rebuild
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.tiering.store.moving import (

@@ -12,7 +12,7 @@ import kvstore
 import tiering
 from kvstore import Message, MessageNotFound, Store, StoreConfig, StoredMessage
 from kvstore.errors import OffsetNotFound
-from kvstore.rebuild import rebuild
+from kvstore.opening.rebuild import rebuild
 from kvstore.record.encode import blank
 from tests.fixtures import unpack_fixture
 from tests.rocketmq.logs import NOW, make_store, record

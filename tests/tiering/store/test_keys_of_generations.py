@@ -11,9 +11,9 @@ import pytest
 
 import kvstore
 from kvstore import MessageNotFound, Retention, Store, StoredMessage
-from kvstore.index.keyparts import GENERATION
 from kvstore.index.keys import MESSAGE_KEYS
-from kvstore.record.hashes import key_hash, key_hash_range
+from kvstore.index.message_keys.key_parts import GENERATION
+from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import SEGMENT, config, drop, filled, hand_over, merge, put_segments
 from tests.tiering.worker.pools import Here

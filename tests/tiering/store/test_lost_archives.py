@@ -14,7 +14,7 @@ from kvstore.errors import ArchiveDamaged
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import config, filled, hand_over, path_of, tiers
 from tests.tiering.store.test_damage_and_crashes import flip, readable
-from tiering.catalog import ArchiveRow
+from tiering.catalog.catalog import ArchiveRow
 
 Lost = tuple[Store, ArchiveRow, dict[Any, StoredMessage], dict[Any, StoredMessage]]
 

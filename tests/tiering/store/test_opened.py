@@ -16,8 +16,8 @@ from kvstore import ArchiveAccess, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.making import make, plain_queues
 from tests.tiering.store.moving import answers, config, filled, hand_over, tiers
-from tiering.archive.reader import Archive
-from tiering.opened import OpenArchives
+from tiering.archive.archive_reader import Archive
+from tiering.catalog.archive_pool import OpenArchives
 
 ARCHIVES = 10
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import Store, StoredMessage
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.hashes import key_hash
+from kvstore.record.hashing.hashes import key_hash
 from tests.support.clock import VirtualClock
 from tests.tiering.store.gate import gated
 from tests.tiering.store.moving import filled, hand_over, make, merge, tiers

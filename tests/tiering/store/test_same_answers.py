@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvstore
-import tiering.tiers
+import tiering.catalog.tiers
 from kvstore import ArchiveAccess, Message, OffsetNotFound, PullStatus, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import (
@@ -39,7 +39,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "smallest":
         monkeypatch.setattr(Limits, "access", SMALLEST)
         for name in KEPT:
-            monkeypatch.setattr(tiering.tiers, name, 1)
+            monkeypatch.setattr(tiering.catalog.tiers, name, 1)
 
 
 def test_all_sealed_segments_in_one_archive_each(tmp_path: Path) -> None:

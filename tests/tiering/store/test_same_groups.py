@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvstore
-import kvstore.archived
+import kvstore.index.archived
 from kvstore import Message, Store, StoredMessage, TopicConfig, sql
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import answers, config, hand_over, merge, sealed, tiers
@@ -107,11 +107,11 @@ def _is_copy(asked: Any, answer: Any) -> bool:
     return topic.startswith("%DLQ%")
 
 
-@pytest.mark.parametrize("fetched", [kvstore.archived._FETCHED_MAX, 1])
+@pytest.mark.parametrize("fetched", [kvstore.index.archived._FETCHED_MAX, 1])
 def test_groups_of_all_kinds_live_as_if_nothing_had_moved_however_little_a_call_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: int
 ) -> None:
-    monkeypatch.setattr(kvstore.archived, "_FETCHED_MAX", fetched)
+    monkeypatch.setattr(kvstore.index.archived, "_FETCHED_MAX", fetched)
     clock = VirtualClock()
     begun = clock.now_ms()
     with filled(tmp_path / "a", clock):

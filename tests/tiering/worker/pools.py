@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from tiering.pool import Pool
+from tiering.executor.pool import Pool
 
 T = TypeVar("T")
 J = TypeVar("J")

@@ -22,11 +22,11 @@ from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError
-from tiering.intents import Intent, Intents
-from tiering.match import Match
-from tiering.place import Place, open_place
-from tiering.putting import CopyJob, copy_remotely, put_announced
-from tiering.regroup import regroup_locally
+from tiering.executor.match import Match
+from tiering.executor.regroup import regroup_locally
+from tiering.places.intents import Intent, Intents
+from tiering.places.place import Place, open_place
+from tiering.places.publish import CopyJob, copy_remotely, put_announced
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", cold="cold", clock_doubt=0.0)
@@ -128,7 +128,7 @@ def test_a_copy_by_a_task_is_read_back_too(
     def opened(name: str, **_: object) -> Any:
         return LyingPlace(honest, lie) if name == "the other" else open_place(name)
 
-    monkeypatch.setattr("tiering.putting.open_place", opened)
+    monkeypatch.setattr("tiering.places.publish.open_place", opened)
     with pytest.raises((ArchiveDamaged, ObjectNotFound, PlaceError)):
         copy_remotely(job)
     assert [info.key for info in honest.list()] == ["a/source.kvarc"]

@@ -13,9 +13,9 @@ from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.catalog import ArchiveRow, decode_rows
-from tiering.intents import Intent, Intents
-from tiering.objectnames import SUFFIX
+from tiering.catalog.catalog import ArchiveRow, decode_rows
+from tiering.places.intents import Intent, Intents
+from tiering.places.object_names import SUFFIX
 
 DAY = 86_400.0
 

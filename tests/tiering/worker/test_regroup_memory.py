@@ -10,10 +10,10 @@ from kvstore import Message, StoreConfig
 from kvstore.files import LocalFiles
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
-from tiering.regroup import SegmentJob, TopicPlan, regroup
+from tiering.executor.regroup import SegmentJob, TopicPlan, regroup
 
 MEMORY_PER_MESSAGE = 100
-"""Bytes, as `tiering.regroup` says."""
+"""Bytes, as `tiering.executor.regroup` says."""
 
 
 def peak_of(folder: Path, segment_size: int) -> tuple[int, int]:

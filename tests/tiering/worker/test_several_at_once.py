@@ -21,11 +21,11 @@ from tests.support.files import WatchedFiles
 from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
 from tests.tiering.worker.pools import Pools
 from tiering import ObjectExists, Policy, TieringStopped, Worker
-from tiering.ahead import ahead
-from tiering.catalog import decode_rows
-from tiering.intents import Intent
-from tiering.place import open_place
-from tiering.putting import CopyJob, copy_remotely
+from tiering.catalog.catalog import decode_rows
+from tiering.executor.ahead import ahead
+from tiering.places.intents import Intent
+from tiering.places.place import open_place
+from tiering.places.publish import CopyJob, copy_remotely
 
 DAY = 86_400.0
 BOTH = Policy(

@@ -18,15 +18,15 @@ from tests.tiering.places.lying import Lie, LyingFiles
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import Policy, TieringBusy, TieringStopped, Worker
-from tiering.arrivals import attaching
-from tiering.catalog import decode_rows
-from tiering.intents import Intent, Intents
-from tiering.merge import merge_remotely
-from tiering.place import Place, open_place
-from tiering.putting import at_hand
-from tiering.regroup import regroup_locally
-from tiering.stretches import plan_merge
-from tiering.waiting import FILE, WORK, Waits, read_waits
+from tiering.catalog.catalog import decode_rows
+from tiering.executor.regroup import regroup_locally
+from tiering.merge.merge import merge_remotely
+from tiering.merge.partition import plan_merge
+from tiering.places.intents import Intent, Intents
+from tiering.places.place import Place, open_place
+from tiering.places.publish import at_hand
+from tiering.places.waiting import FILE, WORK, Waits, read_waits
+from tiering.worker.arrivals import attaching
 
 DAY = 86_400.0
 WARM = Policy(
@@ -368,7 +368,7 @@ def test_a_merge_whose_counts_do_not_agree_changes_nothing(
         found = plan(*args)
         return msgspec.structs.replace(found, messages=found.messages + 1)
 
-    monkeypatch.setattr("tiering.merge.plan_merge", planned)
+    monkeypatch.setattr("tiering.merge.merge.plan_merge", planned)
     (why,) = worker.merge().failed.values()
     assert "nothing was changed" in why
     assert worker.archives() == before

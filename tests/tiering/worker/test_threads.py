@@ -13,15 +13,15 @@ import pytest
 
 import kvstore
 from kvstore import Store
-from kvstore.background import ThreadStats
 from kvstore.clock import SystemClock
+from kvstore.process.background import ThreadStats
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.throwing import Thrower, some
 from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
 from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.pool import Executor, Pool
+from tiering.executor.pool import Executor, Pool
 
 DAY: Final = 86_400.0
 WARM: Final = Policy(
@@ -92,7 +92,7 @@ def _work(
     ("name", "executor", "within"),
     [
         ("kvmq-tiering", Here, ""),
-        ("kvmq-tiering", Pool, "tiering/pool.py"),
+        ("kvmq-tiering", Pool, "tiering/executor/pool.py"),
         ("kvmq-ahead", HereAtOnce, ""),
     ],
     ids=["the worker", "the worker and its process", "what is made ahead"],

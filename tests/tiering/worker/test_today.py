@@ -9,8 +9,8 @@ from kvstore import Retention, Store, TopicConfig
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import QUEUES, fill, held
 from tiering import Policy, Worker
-from tiering.catalog import decode_rows, encode_row
-from tiering.looking import Looker, Sight
+from tiering.catalog.catalog import decode_rows, encode_row
+from tiering.worker.looking import Looker, StoreSnapshot
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
@@ -114,7 +114,7 @@ def test_what_a_look_sees_is_what_one_without_a_memory_sees(
     with Worker(store, WARM) as worker:
         looker = worker._looker
 
-        def check() -> Sight:
+        def check() -> StoreSnapshot:
             store.checkpoint()
             fresh = Looker(store, WARM, None, worker._replacer.manifest_of, lambda: None)
             seen, anew = looker.look(clock.now_ms()), fresh.look(clock.now_ms())

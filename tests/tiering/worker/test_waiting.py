@@ -14,9 +14,9 @@ from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
 from tests.tiering.worker.pools import Here
 from tiering import PlaceUnavailable, Policy, Worker
-from tiering.intents import Intent, Intents
-from tiering.regroup import regroup_locally
-from tiering.waiting import FILE, WORK, read_waits
+from tiering.executor.regroup import regroup_locally
+from tiering.places.intents import Intent, Intents
+from tiering.places.waiting import FILE, WORK, read_waits
 
 DAY = 86_400.0
 

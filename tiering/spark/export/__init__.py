@@ -12,7 +12,7 @@
 """
 
 from tiering.spark.export.compaction import Compacted
-from tiering.spark.export.manifest import Counted
+from tiering.spark.export.export_manifest import Counted
 from tiering.spark.export.running import Exporter, ExportReport, export
 
 __all__ = ["Compacted", "Counted", "ExportReport", "Exporter", "export"]

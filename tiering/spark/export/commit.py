@@ -20,10 +20,10 @@ import msgspec
 
 from kvstore.errors import StoreError
 from tiering.errors import ExportBroken, ExportBusy
-from tiering.spark.export import layout
+from tiering.spark.export import export_layout
+from tiering.spark.export.export_layout import staged
+from tiering.spark.export.export_manifest import Append, ExportManifest, decoded
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import staged
-from tiering.spark.export.manifest import Append, Manifest, decoded
 
 KEPT: Final = 20
 """How many manifests of each kind are kept when they are done. The newest is needed."""
@@ -37,7 +37,7 @@ class _Run(msgspec.Struct, frozen=True):
     run: str
 
 
-class Tables(Protocol):
+class TableKeeper(Protocol):
     """What keeps tables."""
 
     def append(self, name: str, append: Append) -> None:
@@ -48,49 +48,51 @@ class Tables(Protocol):
 class Commits:
     """The commits of one export's folder. `begin` comes first."""
 
-    def __init__(self, folders: Folders, tables: Tables | None = None) -> None:
+    def __init__(self, folders: Folders, tables: TableKeeper | None = None) -> None:
         self._folders = folders
         self._tables = tables
         self._run = uuid.uuid4().hex
 
     def begin(self) -> None:
         """Take over from whoever was here before: finish what is committed, drop what is not."""
-        self._folders.write(layout.RUN, msgspec.json.encode(_Run(self._run)))
-        for file in self._folders.names(layout.PENDING):
-            self._finish(self._read(f"{layout.PENDING}/{file}"))
-        for name in self._folders.names(layout.STAGING):
+        self._folders.write(export_layout.RUN, msgspec.json.encode(_Run(self._run)))
+        for file in self._folders.names(export_layout.PENDING):
+            self._finish(self._read(f"{export_layout.PENDING}/{file}"))
+        for name in self._folders.names(export_layout.STAGING):
             # From here on whoever staged it can't commit it any more; or just has.
-            for part in self._folders.names(f"{layout.STAGING}/{name}"):
+            for part in self._folders.names(f"{export_layout.STAGING}/{name}"):
                 if part.startswith(_MANIFEST):
                     self._folders.delete(staged(name, part))
-            if not self._folders.exists(f"{layout.PENDING}/{name}{layout.MANIFEST}"):
-                self._folders.delete(f"{layout.STAGING}/{name}")
+            if not self._folders.exists(f"{export_layout.PENDING}/{name}{export_layout.MANIFEST}"):
+                self._folders.delete(f"{export_layout.STAGING}/{name}")
 
     def last(self, kind: str) -> int:
         """The newest number that is committed of `layout.BATCH` or `COMPACTION`; -1 for none."""
-        found = self._folders.names(layout.PENDING) + self._folders.names(layout.DONE)
-        return max((layout.number_of(one) for one in found if one.startswith(kind)), default=-1)
+        found = self._folders.names(export_layout.PENDING) + self._folders.names(export_layout.DONE)
+        return max(
+            (export_layout.number_of(one) for one in found if one.startswith(kind)), default=-1
+        )
 
-    def committed(self, name: str) -> Manifest | None:
+    def committed(self, name: str) -> ExportManifest | None:
         """What was committed under a name; None if nothing was, or it is not kept any more."""
-        for folder in (layout.PENDING, layout.DONE):
-            file = f"{folder}/{name}{layout.MANIFEST}"
+        for folder in (export_layout.PENDING, export_layout.DONE):
+            file = f"{folder}/{name}{export_layout.MANIFEST}"
             if self._folders.exists(file):
                 return self._read(file)
         return None
 
-    def once(self, name: str, stage: Callable[[], Manifest]) -> Manifest | None:
+    def once(self, name: str, stage: Callable[[], ExportManifest]) -> ExportManifest | None:
         """Commit what `stage` makes below the name's staging folder, and says in the manifest. None
         if it was committed before; then `stage` is not called. Raises ExportBusy if another export
         to the same place has begun since; ExportBroken.
         """
         kind = name.rpartition("-")[0] + "-"
-        pending = f"{layout.PENDING}/{name}{layout.MANIFEST}"
-        if layout.number_of(name) <= self.last(kind):
+        pending = f"{export_layout.PENDING}/{name}{export_layout.MANIFEST}"
+        if export_layout.number_of(name) <= self.last(kind):
             if self._folders.exists(pending):
                 self._finish(self._read(pending))
             return None
-        self._folders.delete(f"{layout.STAGING}/{name}")
+        self._folders.delete(f"{export_layout.STAGING}/{name}")
         manifest = staged(name, f"{_MANIFEST}-{self._run}")
         try:
             made = stage()
@@ -107,17 +109,17 @@ class Commits:
         return made
 
     def _mine(self) -> None:
-        found = self._folders.read(layout.RUN)
+        found = self._folders.read(export_layout.RUN)
         if found is None or msgspec.json.decode(found, type=_Run).run != self._run:
             raise ExportBusy(
                 f"another export to {self._folders.root} has begun; let one at a time run there. "
                 "Nothing of this batch was exported by this one"
             )
 
-    def _read(self, name: str) -> Manifest:
+    def _read(self, name: str) -> ExportManifest:
         return decoded(self._folders.read(name) or b"", self._folders.at(name))
 
-    def _finish(self, made: Manifest) -> None:
+    def _finish(self, made: ExportManifest) -> None:
         """Do what a manifest says, and file it."""
         folders = self._folders
         for move in made.moves:
@@ -137,13 +139,13 @@ class Commits:
             self._tables.append(made.name, append)
         for old in made.removes:
             folders.delete(old)
-        manifest = f"{made.name}{layout.MANIFEST}"
-        if folders.exists(f"{layout.DONE}/{manifest}"):
+        manifest = f"{made.name}{export_layout.MANIFEST}"
+        if folders.exists(f"{export_layout.DONE}/{manifest}"):
             # By another run, or by a rename that copies before it removes.
-            folders.delete(f"{layout.PENDING}/{manifest}")
+            folders.delete(f"{export_layout.PENDING}/{manifest}")
         else:
-            self._renamed(f"{layout.PENDING}/{manifest}", f"{layout.DONE}/{manifest}")
-        folders.delete(f"{layout.STAGING}/{made.name}")
+            self._renamed(f"{export_layout.PENDING}/{manifest}", f"{export_layout.DONE}/{manifest}")
+        folders.delete(f"{export_layout.STAGING}/{made.name}")
 
     def _renamed(self, name: str, to: str) -> None:
         """Rename a file of what is committed, unless a run that begins just now has done it."""
@@ -154,6 +156,6 @@ class Commits:
                 raise
 
     def _trim(self, kind: str) -> None:
-        filed = [one for one in self._folders.names(layout.DONE) if one.startswith(kind)]
+        filed = [one for one in self._folders.names(export_layout.DONE) if one.startswith(kind)]
         for one in filed[:-KEPT]:
-            self._folders.delete(f"{layout.DONE}/{one}")
+            self._folders.delete(f"{export_layout.DONE}/{one}")

@@ -21,8 +21,7 @@ from pyspark.sql import SparkSession
 
 from tiering.errors import ExportBroken
 from tiering.spark.export.commit import Commits
-from tiering.spark.export.hadoop import Folders, Found
-from tiering.spark.export.layout import (
+from tiering.spark.export.export_layout import (
     COMPACTION,
     OUT,
     PARQUET,
@@ -30,7 +29,8 @@ from tiering.spark.export.layout import (
     compaction_name,
     staged,
 )
-from tiering.spark.export.manifest import Manifest, Move
+from tiering.spark.export.export_manifest import ExportManifest, Move
+from tiering.spark.export.hadoop import Folders, ListedFile
 from tiering.spark.export.parquet import TOPIC, settings
 
 TARGET_BYTES: Final = 128 << 20
@@ -73,9 +73,9 @@ def compact(
     return done
 
 
-def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[Found]]:
+def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[ListedFile]]:
     """Files that are to become one, from one folder each."""
-    small: dict[str, list[Found]] = {}
+    small: dict[str, list[ListedFile]] = {}
     tops = folders.names("") + [f"{REJECTED}/{one}" for one in folders.names(REJECTED)]
     # Nothing else that may lie there is touched.
     for top in (one for one in tops if one.rpartition("/")[2].startswith(f"{TOPIC}=")):
@@ -85,7 +85,7 @@ def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[Fo
     for files in small.values():
         if len(files) < least:
             continue
-        group: list[Found] = []
+        group: list[ListedFile] = []
         size = 0
         for file in files:
             if group and size + file.size > target_bytes:
@@ -99,8 +99,8 @@ def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[Fo
 
 
 def _rewritten(
-    spark: SparkSession, folders: Folders, name: str, groups: list[list[Found]]
-) -> Manifest:
+    spark: SparkSession, folders: Folders, name: str, groups: list[list[ListedFile]]
+) -> ExportManifest:
     """Write each group's file, and say what replaces what."""
 
     def rewrite(number: int) -> list[Move]:
@@ -129,4 +129,4 @@ def _rewritten(
     with settings(spark), ThreadPoolExecutor(spark.sparkContext.defaultParallelism) as pool:
         moved = [move for moves in pool.map(rewrite, range(len(groups))) for move in moves]
     removes = tuple(file.name for group in groups for file in group)
-    return Manifest(name=name, moves=tuple(moved), removes=removes)
+    return ExportManifest(name=name, moves=tuple(moved), removes=removes)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tiering.errors import ExportBroken, SparkFailed, SparkUnsuitable
-from tiering.spark.failures import spoken
+from tiering.spark.job_errors import spoken
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ TEMPORARY: Final = "._writing_"
 """What the name of a file begins with that is being written; no reader looks at such."""
 
 
-class Found(NamedTuple):
+class ListedFile(NamedTuple):
     """A file; its size in bytes."""
 
     name: str
@@ -106,11 +106,11 @@ class Folders:
             found = [str(one.getPath().getName()) for one in self._system.listStatus(path)]
         return sorted(one for one in found if not one.startswith("."))
 
-    def files(self, folder: str, ending: str) -> list[Found]:
+    def files(self, folder: str, ending: str) -> list[ListedFile]:
         """The files below a folder whose names end so, in order."""
         return sorted(self._files(folder, ending))
 
-    def _files(self, folder: str, ending: str) -> Iterator[Found]:
+    def _files(self, folder: str, ending: str) -> Iterator[ListedFile]:
         with spoken():
             path = self._path(folder)
             if not self._system.exists(path):
@@ -122,7 +122,7 @@ class Folders:
                 whole = str(one.getPath().toString())
                 # What a task left that was given up is below a folder of Spark's own.
                 if whole.endswith(ending) and "/_temporary/" not in whole:
-                    yield Found(whole[above:], int(one.getLen()))
+                    yield ListedFile(whole[above:], int(one.getLen()))
 
     def read(self, name: str) -> bytes | None:
         """A file's contents; None if there is no such file."""

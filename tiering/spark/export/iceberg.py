@@ -22,10 +22,10 @@ from pyspark.sql.types import StructField, StructType
 
 from kvstore.errors import ConfigError, StoreError
 from tiering.errors import ExtraMissing, TableFailed
+from tiering.spark.export.export_layout import NOTES, OUT, number_of
+from tiering.spark.export.export_manifest import Append, Move
 from tiering.spark.export.fitting import VALUE
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import NOTES, OUT, number_of
-from tiering.spark.export.manifest import Append, Move
 from tiering.spark.export.parquet import in_place, topic_of
 from tiering.spark.export.schemas import Schemas
 from tiering.spark.schema import SCHEMA, spark_schema

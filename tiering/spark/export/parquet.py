@@ -21,10 +21,10 @@ from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
 from tiering.errors import ExportBroken
+from tiering.spark.export.export_layout import ASIDE, OUT, PARQUET, REJECTED, staged
+from tiering.spark.export.export_manifest import Counted, Move
 from tiering.spark.export.fitting import fitted
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import ASIDE, OUT, PARQUET, REJECTED, staged
-from tiering.spark.export.manifest import Counted, Move
 from tiering.spark.export.schemas import SAMPLED, Schemas
 
 TOPIC: Final = "topic"

@@ -22,15 +22,15 @@ import msgspec
 
 from kvstore.errors import ConfigError, StoreError, shown
 from tiering.errors import ExportBroken
-from tiering.spark.export import layout
+from tiering.spark.export import export_layout
 from tiering.spark.export.commit import Commits
 from tiering.spark.export.compaction import LEAST, TARGET_BYTES, Compacted, compact
+from tiering.spark.export.export_manifest import Counted, ExportManifest
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.manifest import Counted, Manifest
 from tiering.spark.export.parquet import Stager, counted, in_place
 from tiering.spark.export.schemas import Given, Schemas
-from tiering.spark.failures import spoken
-from tiering.storeside import Progress
+from tiering.spark.job_errors import spoken
+from tiering.worker.store_side import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,7 +136,7 @@ class Exporter:
             raise
 
     def _export(self, rows: DataFrame, batch: int) -> None:
-        name = layout.batch_name(batch)
+        name = export_layout.batch_name(batch)
         of = self._of(batch)
         made = self._commits.once(name, lambda: self._staged(rows, name, of))
         if made is None:
@@ -150,12 +150,12 @@ class Exporter:
 
     def _of(self, batch: int) -> str | None:
         """Which messages a batch has, as the checkpoint says it; None without one."""
-        return _sum_of(self.folders.read(f"{layout.CHECKPOINT}/offsets/{batch}"))
+        return _sum_of(self.folders.read(f"{export_layout.CHECKPOINT}/offsets/{batch}"))
 
     def _check_again(self, batch: int, of: str | None) -> None:
         """Raises ExportBroken if a batch that comes again is another: from an older checkpoint."""
-        newest = self._commits.last(layout.BATCH)
-        kept = self._commits.committed(layout.batch_name(batch))
+        newest = self._commits.last(export_layout.BATCH)
+        kept = self._commits.committed(export_layout.batch_name(batch))
         if of is None or (batch == newest and kept is not None and kept.of in (None, of)):
             return
         raise ExportBroken(
@@ -176,9 +176,9 @@ class Exporter:
 
     def check_checkpoint(self) -> None:
         """Raises ExportBroken if batches were exported, and the stream would begin anew."""
-        if self._commits.last(layout.BATCH) < 0:
+        if self._commits.last(export_layout.BATCH) < 0:
             return
-        if self.folders.read(f"{layout.CHECKPOINT}/metadata") is None:
+        if self.folders.read(f"{export_layout.CHECKPOINT}/metadata") is None:
             raise ExportBroken(
                 f"{self.folders.root} has exported batches, and no checkpoint that says how far "
                 "they go: put _kvmq/checkpoint back, or export to a new folder"
@@ -186,15 +186,15 @@ class Exporter:
 
     def _settle(self, format: Format, table: str | None) -> str:
         """Say what the target is, or be told: the export's id. Raises ConfigError, ExportBroken."""
-        kept = self.folders.read(layout.SETTINGS)
+        kept = self.folders.read(export_layout.SETTINGS)
         if kept is None:
             made = _Settings(uuid.uuid4().hex, format, table)
-            self.folders.write(layout.SETTINGS, msgspec.json.encode(made))
+            self.folders.write(export_layout.SETTINGS, msgspec.json.encode(made))
             return made.id
         try:
             found = msgspec.json.decode(kept, type=_Settings)
         except msgspec.DecodeError as e:
-            where = self.folders.at(layout.SETTINGS)
+            where = self.folders.at(export_layout.SETTINGS)
             raise ExportBroken(f"{where} can't be read ({e}); put it back") from e
         if (found.format, found.table) != (format, table):
             raise ConfigError(
@@ -203,12 +203,12 @@ class Exporter:
             )
         return found.id
 
-    def _staged(self, rows: DataFrame, name: str, of: str | None) -> Manifest:
+    def _staged(self, rows: DataFrame, name: str, of: str | None) -> ExportManifest:
         place = in_place if self.tables is None else self.tables.place(name)
         moves = self._stager.stage(rows, name, place)
         appends = () if self.tables is None else self.tables.appends(moves)
         topics = counted(moves)
-        return Manifest(name=name, moves=tuple(moves), appends=appends, topics=topics, of=of)
+        return ExportManifest(name=name, moves=tuple(moves), appends=appends, topics=topics, of=of)
 
 
 def _sum_of(said: bytes | None) -> str | None:
@@ -290,7 +290,7 @@ def _run(stream: DataFrame, exporter: Exporter) -> None:
     query = (
         stream.writeStream.foreachBatch(exporter.export_batch)
         .trigger(availableNow=True)
-        .option("checkpointLocation", exporter.folders.at(layout.CHECKPOINT))
+        .option("checkpointLocation", exporter.folders.at(export_layout.CHECKPOINT))
         .start()
     )
     try:

@@ -34,8 +34,8 @@ from pyspark.sql.types import (
 
 from kvstore.errors import ConfigError, shown
 from tiering.errors import ExportBroken, SchemaContradicts, SchemaIllegal
+from tiering.spark.export.export_layout import SCHEMAS, schema_name
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import SCHEMAS, schema_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tiering.carried import pack_error, unpack_error
 from tiering.errors import SparkFailed
-from tiering.regroup import SegmentJob
+from tiering.executor.carried import pack_error, unpack_error
+from tiering.executor.regroup import SegmentJob
 from tiering.spark.workers import settle
 
 

@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tiering.errors import SparkFailed, SparkUnsuitable
-from tiering.pool import WorkerDied
-from tiering.spark.failures import spoken_of
+from tiering.executor.pool import WorkerDied
+from tiering.spark.job_errors import spoken_of
 from tiering.spark.jobs.attempts import answer_of, answers, packed
 from tiering.spark.session import JOBS, session
 
@@ -52,8 +52,9 @@ _DIED: Final = re.compile(
 
 
 class SparkExecutor:
-    """An `Executor` (see `tiering.pool`) of a Spark session; `close` cancels what is under way.
-    Several threads may use it. Folders that jobs name must be seen by the driver and by all tasks.
+    """An `Executor` (see `tiering.executor.pool`) of a Spark session; `close` cancels what is under
+    way. Several threads may use it. Folders that jobs name must be seen by the driver and by all
+    tasks.
 
     >>> with session() as spark:
     ...     Worker(store, policy, executor=SparkExecutor(spark)).run_once()  # doctest: +SKIP

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import KeyDestroyed, KeyMissing
-from tiering.archive.directory import Rows
+from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.packed import I64
+from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.groups import Groups
-from tiering.archive.packed import I64
-from tiering.archive.reader import Archive
-from tiering.archive.records import Fields, RecordBatch
+from tiering.archive.lookup.directory import DirectoryRows
 
 DAY_MS: Final = 86_400_000
 F64 = NDArray[np.float64]
@@ -86,7 +86,7 @@ def count_archive(tally: Tally, archive: Archive, tier: str, blocks: I64) -> Non
         tally.add(tier, names, topics, days, counts, raw, share * stored[block])
 
 
-def stored_bytes(archive: Archive, rows: Rows) -> F64:
+def stored_bytes(archive: Archive, rows: DirectoryRows) -> F64:
     """What each block takes of an archive: of its group by its bytes of records, and of what is no
     block (indexes, directory) by its messages.
     """
@@ -100,7 +100,7 @@ def stored_bytes(archive: Archive, rows: Rows) -> F64:
     return of_groups + rest * rows.messages / int(rows.messages.sum())
 
 
-def _divided(archive: Archive, rows: Rows, blocks: I64) -> Iterator[tuple[int, I64, I64]]:
+def _divided(archive: Archive, rows: DirectoryRows, blocks: I64) -> Iterator[tuple[int, I64, I64]]:
     """Blocks of several days, each with its days and how many of its messages are of each."""
     for members, place in Groups(rows).having(blocks):
         try:
@@ -117,7 +117,7 @@ def _divided(archive: Archive, rows: Rows, blocks: I64) -> Iterator[tuple[int, I
             yield block, days, counts
 
 
-def _evenly(rows: Rows, block: int) -> tuple[I64, I64]:
+def _evenly(rows: DirectoryRows, block: int) -> tuple[I64, I64]:
     """A block's messages as if they had come evenly between its first and its last."""
     least, greatest = int(rows.least_stored_at[block]), int(rows.greatest_stored_at[block])
     days = np.arange(least // DAY_MS, greatest // DAY_MS + 1)

@@ -20,18 +20,18 @@ import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kvstore.archived import viewer
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing, ConfigError
-from tiering.archive.reader import Archive
-from tiering.catalog import ArchiveRow, decode_rows, read_topics
+from kvstore.index.archived import viewer
+from tiering.archive.archive_reader import Archive
+from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.spark.listing import DAMAGE, Listing, Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
-from tiering.spark.reading import PartReader
+from tiering.spark.part_reader import PartReader
 from tiering.spark.report.counting import Tally, count_archive, count_log
-from tiering.spark.splits import Looked, Split, looked_at, splits_of
-from tiering.spark.wanted import Wanted
+from tiering.spark.splits import PlannedArchive, Split, looked_at, splits_of
+from tiering.spark.wanted import QueryFilter
 
 NAME: Final = "kvmq_report"
 TABLE: Final = "table"
@@ -83,7 +83,7 @@ class VolumeReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._wanted = Wanted.of(options)
+        self._wanted = QueryFilter.of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
@@ -189,7 +189,7 @@ def _topics(archive: Archive) -> tuple[int, bool]:
     return len(topics), any(topic.key_id is not None for topic in topics)
 
 
-def _of_archive(found: Looked[tuple[int, bool]]) -> Row:
+def _of_archive(found: PlannedArchive[tuple[int, bool]]) -> Row:
     held, made = found.held, found.manifest
     topics, is_encrypted = found.taken
     return (

@@ -1,8 +1,8 @@
 """Archives: a task's sorted records -> archives, put into a place and read back.
 
-The idea: as a worker does with a segment (`tiering.regroup`): records go through the one writer,
-and what was written is held against what was to be. An archive has so many bytes of records, and is
-put before the next is begun. Topics that are encrypted have archives of their own.
+The idea: as a worker does with a segment (`tiering.executor.regroup`): records go through the one
+writer, and what was written is held against what was to be. An archive has so many bytes of
+records, and is put before the next is begun. Topics that are encrypted have archives of their own.
 
 Invariants: an archive's name is new, whoever else makes some; nothing counts by being put; a file
 here goes when its archive is in the place.
@@ -20,19 +20,19 @@ import numpy as np
 
 from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
-from tiering.archive.crypto import KeyProvider
-from tiering.archive.integers import Column, by_bytes
+from tiering.archive.columns.integers import Column, by_bytes
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
-from tiering.classes import read_class
-from tiering.commits import CommittedArchive, HeldRange
-from tiering.copying import read_whole
-from tiering.objectnames import job_object_key
-from tiering.place import Place
-from tiering.proof import prove
-from tiering.regroup import Summed
+from tiering.executor.proof import prove
+from tiering.executor.regroup import Summed
+from tiering.keys.crypto import KeyProvider
+from tiering.places.commits.commits import CommittedArchive, HeldRange
+from tiering.places.object_names import job_object_key
+from tiering.places.place import Place
+from tiering.places.verify_copy import read_whole
+from tiering.policy.retention_classes import read_class
 from tiering.spark.sink.collecting import Collected
-from tiering.spark.sink.options import SinkOptions
+from tiering.spark.sink.sink_options import SinkOptions
 
 _STRETCH: Final = 8 << 20
 """Bytes of records that the writer is given at once."""

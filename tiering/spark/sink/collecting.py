@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.files import Files, MappedFile
-from tiering.archive.integers import Column
-from tiering.archive.records import RecordBatch
+from tiering.archive.columns.integers import Column
+from tiering.archive.columns.records import RecordBatch
 from tiering.errors import RowIllegal
-from tiering.spark.sink.records import Maker, Placed
+from tiering.spark.sink.row_records import Maker, PlacedRecords
 
 _FILE: Final = "records"
 _NOTHING: Final = np.empty(0, np.int64)
@@ -83,7 +83,7 @@ class Collector:
                     self._note(placed)
                     yield bytes(placed.records.buffer)
 
-    def _note(self, placed: Placed) -> None:
+    def _note(self, placed: PlacedRecords) -> None:
         columns = (
             placed.records.sizes, placed.topic_of, placed.queue, placed.offset, placed.position,
         )  # fmt: skip

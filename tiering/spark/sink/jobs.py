@@ -22,20 +22,19 @@ from typing import Final
 import msgspec
 
 from kvstore.errors import ConfigError
-from tiering.ahead import ahead, go_on
-from tiering.archive.lazily import open_lazily
+from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import Manifest
-from tiering.archive.reader import Archive
-from tiering.bucket import ArchiveObject, check_one, own_archives, stores_in
-from tiering.commitlog import AT_ONCE, CommitLog
-from tiering.commits import Commit, CommittedArchive
-from tiering.deadjobs import clear_overwritten, remove_unnamed
+from tiering.catalog.bucket import ArchiveObject, check_one, own_archives, stores_in
+from tiering.catalog.overlaps import OffsetRange, first_twice, ranges_of
 from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
-from tiering.objectnames import job_folder, job_name
-from tiering.overlaps import Range, first_twice, ranges_of
-from tiering.place import Place
-from tiering.spark.sink.options import SinkOptions
-from tiering.topicids import TopicIds, read_ids, take_ids
+from tiering.executor.ahead import ahead, go_on
+from tiering.places.commits.commit_log import AT_ONCE, CommitLog
+from tiering.places.commits.commits import Commit, CommittedArchive
+from tiering.places.commits.dead_jobs import clear_overwritten, remove_unnamed
+from tiering.places.commits.topic_ids import TopicIds, read_ids, take_ids
+from tiering.places.object_names import job_folder, job_name
+from tiering.places.place import Place
+from tiering.spark.sink.sink_options import SinkOptions
 
 _SEGMENT: Final = 1 << 30
 _log = logging.getLogger("kvmq")
@@ -100,16 +99,16 @@ def _log_of(place: Place, store_id: str | None) -> CommitLog | None:
 
 def _of_own(
     place: Place, objects: Sequence[ArchiveObject]
-) -> tuple[list[Range], int, dict[str, int]]:
+) -> tuple[list[OffsetRange], int, dict[str, int]]:
     """What archives of a worker hold: offsets, the position behind them, ids of topics."""
     if not objects:
         return [], 0, {}
 
-    def look(one: ArchiveObject, _: Callable[[], None]) -> tuple[list[Range], Manifest]:
+    def look(one: ArchiveObject, _: Callable[[], None]) -> tuple[list[OffsetRange], Manifest]:
         archive = open_lazily(place.source(one.key, one.size))
         return ranges_of(archive, one.key), archive.manifest
 
-    ranges: list[Range] = []
+    ranges: list[OffsetRange] = []
     position = 0
     ids: dict[str, int] = {}
     with closing(ahead(AT_ONCE, go_on, objects, look)) as each:
@@ -123,9 +122,11 @@ def _of_own(
     return ranges, position, ids
 
 
-def _ranges(archives: Iterable[CommittedArchive]) -> list[Range]:
+def _ranges(archives: Iterable[CommittedArchive]) -> list[OffsetRange]:
     return [
-        Range(q.topic, q.queue, q.first, q.last, one.key) for one in archives for q in one.queues
+        OffsetRange(q.topic, q.queue, q.first, q.last, one.key)
+        for one in archives
+        for q in one.queues
     ]
 
 

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from kvstore.errors import ArchiveMissing, SegmentDamaged
 from kvstore.files import Files
 from tiering.archive.layout import NO_QUEUE
-from tiering.segment import SegmentRecords, boundary, read_segment
-from tiering.spark.listing import DAMAGE, Held, Stretch
-from tiering.spark.stream.sight import Kept, Sight
-from tiering.spark.stream.tables import Table, Tables
+from tiering.executor.segment import SegmentRecords, boundary, read_segment
+from tiering.spark.listing import DAMAGE, ListedArchive, LogPart
+from tiering.spark.stream.directory_tables import DirectoryTables, Table
+from tiering.spark.stream.stream_view import Kept, StreamView
 
 I64 = NDArray[np.int64]
 _CHUNK: Final = 4 << 20
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     bytes: float = inf
 
 
-class Start(NamedTuple):
+class BatchStart(NamedTuple):
     """Where a batch begins: next offsets by the queue's code, and a position and a number of
     archives below which there is nothing more.
     """
@@ -79,8 +79,8 @@ class Cutter:
 
     def __init__(
         self,
-        sight: Sight,
-        start: Start,
+        sight: StreamView,
+        start: BatchStart,
         limits: Limits,
         is_wanted: Callable[[str], bool],
         *,
@@ -99,7 +99,7 @@ class Cutter:
         self._has_any = False
         self._gaps: dict[int, int] = {}
 
-    def cut(self, tables: Tables, files: Files, done: set[Held]) -> Cut:
+    def cut(self, tables: DirectoryTables, files: Files, done: set[ListedArchive]) -> Cut:
         """The batch. `done` are archives that have nothing more; more of them are added."""
         every = [
             one
@@ -138,7 +138,7 @@ class Cutter:
 
     # --- archives ---
 
-    def _archive(self, held: Held, table: Table, done: set[Held]) -> bool:
+    def _archive(self, held: ListedArchive, table: Table, done: set[ListedArchive]) -> bool:
         """Take from an archive; whether there is room for more."""
         table = table.where(np.isin(table.codes >> 32, self._ids))
         if not (table.last >= _looked_up(self._start.ends, table.codes)).any():
@@ -184,7 +184,7 @@ class Cutter:
 
     # --- the log ---
 
-    def _stretch(self, stretch: Stretch, files: Files) -> bool:
+    def _stretch(self, stretch: LogPart, files: Files) -> bool:
         """Take from a stretch of the log; whether there is room for more."""
         last = min(stretch.end, self._last)
         if self._position >= last:
@@ -254,17 +254,17 @@ class Cutter:
 
 
 def _regions(
-    archives: Sequence[Kept], log: Sequence[Stretch]
-) -> Iterator[tuple[list[Kept], list[Stretch]]]:
+    archives: Sequence[Kept], log: Sequence[LogPart]
+) -> Iterator[tuple[list[Kept], list[LogPart]]]:
     """Archives and stretches in the order of positions, as many of a kind as follow each other."""
-    places: list[Kept | Stretch] = [*archives, *log]
+    places: list[Kept | LogPart] = [*archives, *log]
     places.sort(key=lambda one: one.first_position if isinstance(one, Kept) else one.begin)
     for is_archive, some in groupby(places, key=lambda one: isinstance(one, Kept)):
         every = list(some)
         if is_archive:
             yield [one for one in every if isinstance(one, Kept)], []
         else:
-            yield [], [one for one in every if isinstance(one, Stretch)]
+            yield [], [one for one in every if isinstance(one, LogPart)]
 
 
 def _looked_up(ends: Mapping[int, int], codes: I64) -> I64:

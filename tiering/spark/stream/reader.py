@@ -26,11 +26,13 @@ from pyspark.sql.streaming.datasource import (
 
 from kvstore.errors import ArchiveMissing, ConfigError
 from tiering.errors import MessagesLost
-from tiering.spark.listing import Held, Opener
+from tiering.spark.listing import ListedArchive, Opener
 from tiering.spark.options import EARLIEST, LATEST, ReadOptions
 from tiering.spark.schema import as_asked
 from tiering.spark.splits import Split
-from tiering.spark.stream.cutting import Cap, Cut, Cutter, Limits, Start
+from tiering.spark.stream.batch_planning import candidates, lost, plan, span_of
+from tiering.spark.stream.cutting import BatchStart, Cap, Cut, Cutter, Limits
+from tiering.spark.stream.directory_tables import DirectoryTables
 from tiering.spark.stream.offsets import (
     StreamOffset,
     code_of,
@@ -40,10 +42,8 @@ from tiering.spark.stream.offsets import (
     topics_of,
     wants_latest,
 )
-from tiering.spark.stream.planning import candidates, lost, plan, span_of
-from tiering.spark.stream.sight import PlaceLooker, Sight, StoreLooker, looker
-from tiering.spark.stream.tables import Tables
-from tiering.spark.wanted import Wanted
+from tiering.spark.stream.stream_view import PlaceLooker, StoreLooker, StreamView, looker
+from tiering.spark.wanted import QueryFilter
 from tiering.spark.workers import settle
 
 if TYPE_CHECKING:
@@ -104,13 +104,13 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A part's messages, as record batches."""
-        from tiering.spark.reading import PartReader  # noqa: PLC0415
+        from tiering.spark.part_reader import PartReader  # noqa: PLC0415
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         settle()
         # Topics are those of the offsets, whatever the options say by now.
         options = self._options
-        wanted = Wanted(keys=None if options.keys is None else frozenset(options.keys))
+        wanted = QueryFilter(keys=None if options.keys is None else frozenset(options.keys))
         reader = PartReader(options, wanted, self._schema.names, is_stream=True)
         return as_asked(reader.batches(partition), self._schema)
 
@@ -138,15 +138,15 @@ class _Driver:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._opener = Opener(options)
-        self._tables = Tables(self._opener)
+        self._tables = DirectoryTables(self._opener)
         self._looker: StoreLooker | PlaceLooker = looker(options, self._tables)
         self._of = None if options.topics is None else sorted(set(options.topics))
         self._topics = frozenset(self._of or ())
-        self._done: set[Held] = set()
+        self._done: set[ListedArchive] = set()
         self._cap: Cap | None = None
         self._is_checked = False
         """Whether the offset that a stream went on from was held against the store."""
-        self._idle: tuple[Json, Sight, int] | None = None
+        self._idle: tuple[Json, StreamView, int] | None = None
         """Where there was nothing to do: the offset, what was in sight, how far the log was looked
         at for it."""
 
@@ -166,7 +166,7 @@ class _Driver:
         return self._offset(sight, dict(starting(text, ids, latest)), 0, 0)
 
     def _offset(
-        self, sight: Sight, ends: Mapping[int, int], position: int, archives: int
+        self, sight: StreamView, ends: Mapping[int, int], position: int, archives: int
     ) -> StreamOffset:
         return StreamOffset(
             store=sight.store,
@@ -176,7 +176,7 @@ class _Driver:
             topics=topics_of(ends, sight.names()),
         )
 
-    def _reached(self, before: Sight) -> tuple[Sight, Mapping[int, int], int, int]:
+    def _reached(self, before: StreamView) -> tuple[StreamView, Mapping[int, int], int, int]:
         """What there is, the ends of all queues that are wanted, the position up to which these
         are, and from which number on archives may have more. `before` is what was seen before.
         """
@@ -225,7 +225,7 @@ class _Driver:
         ends = {code: end for code, end in cut.ends.items() if queue_of(code)[0] in live}
         return self._offset(sight, ends, cut.position, cut.archives).as_json()
 
-    def _read(self, given: Json, sight: Sight) -> StreamOffset:
+    def _read(self, given: Json, sight: StreamView) -> StreamOffset:
         offset = read_offset(given)
         if offset.store is not None and sight.store is not None and offset.store != sight.store:
             raise ConfigError(
@@ -234,7 +234,7 @@ class _Driver:
             )
         return offset
 
-    def _check_reach(self, offset: StreamOffset, sight: Sight) -> None:
+    def _check_reach(self, offset: StreamOffset, sight: StreamView) -> None:
         """Raise ConfigError for an offset that the store never came to."""
         names = sight.names()
         ends = {code: end for code, end in offset.ends().items() if names.get(queue_of(code)[0])}
@@ -257,18 +257,20 @@ class _Driver:
                 "power cut. Open it, or begin anew with another checkpoint, or starting_offsets"
             )
 
-    def _start(self, offset: StreamOffset, given: Json) -> Start:
+    def _start(self, offset: StreamOffset, given: Json) -> BatchStart:
         """Where to begin, as far as that is known."""
         if offset.of != self._of:
             # What was looked at was other topics.
-            start = Start(offset.ends())
+            start = BatchStart(offset.ends())
         else:
-            start = Start(offset.ends(), offset.position, offset.archives)
+            start = BatchStart(offset.ends(), offset.position, offset.archives)
         if self._idle is not None and self._idle[0] == given:
             start = start._replace(position=max(start.position, self._idle[2]))
         return start
 
-    def _cut_again(self, sight: Sight, start: Start, limits: Limits | None) -> tuple[Sight, Cut]:
+    def _cut_again(
+        self, sight: StreamView, start: BatchStart, limits: Limits | None
+    ) -> tuple[StreamView, Cut]:
         for _ in range(_LOOKS):
             try:
                 return self._cut(sight, start, limits)
@@ -277,7 +279,9 @@ class _Driver:
                 sight = self._looker.look(anew=True)
         return self._cut(sight, start, limits)
 
-    def _cut(self, sight: Sight, start: Start, limits: Limits | None) -> tuple[Sight, Cut]:
+    def _cut(
+        self, sight: StreamView, start: BatchStart, limits: Limits | None
+    ) -> tuple[StreamView, Cut]:
         if limits is None and self._is_far(sight, start):
             later, (ends, position, archives) = sight, self._cap or Cap({}, 0, 0)
             if self._cap is None:
@@ -295,7 +299,7 @@ class _Driver:
         )
         return sight, cutter.cut(self._tables, self._opener.files, self._done)
 
-    def _is_far(self, sight: Sight, start: Start) -> bool:
+    def _is_far(self, sight: StreamView, start: BatchStart) -> bool:
         """Whether it is cheaper to ask for the ends of all queues than to look at what is new."""
         if not sight.position:
             return False
@@ -314,7 +318,7 @@ class _Driver:
             return {}
         return {code_of(*q): first for q, (first, _) in self._looker.reach(queues).queues.items()}
 
-    def _check(self, gone: Mapping[int, tuple[int, int]], sight: Sight) -> None:
+    def _check(self, gone: Mapping[int, tuple[int, int]], sight: StreamView) -> None:
         names = sight.names()
         for code, (first, end) in gone.items():
             topic, queue = queue_of(code)
@@ -363,7 +367,7 @@ class _Driver:
             self._check(lost(due, self._held(due), sight), sight)
         return planned.splits
 
-    def _is_doubtful(self, sight: Sight, begin: int) -> bool:
+    def _is_doubtful(self, sight: StreamView, begin: int) -> bool:
         """Whether something of a batch may have gone: not if the log has all from its beginning."""
         return not sight.log or sight.log[0].begin > begin or bool(
             [one for one in sight.archives if one.held not in self._done]

@@ -14,9 +14,9 @@ from kvstore.errors import StoreError
 from tests.tiering.spark.export.batches import contents
 from tiering.errors import ExportBroken, ExportBusy, SparkFailed, SparkUnsuitable
 from tiering.spark.export.commit import KEPT, Commits
+from tiering.spark.export.export_layout import BATCH, DONE, OUT, batch_name, compaction_name, staged
+from tiering.spark.export.export_manifest import Append, ExportManifest, Move
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import BATCH, DONE, OUT, batch_name, compaction_name, staged
-from tiering.spark.export.manifest import Append, Manifest, Move
 
 OLD = {"topic=a/day=1/old-1": b"1", "topic=a/day=1/old-2": b"2"}
 NEW = {"topic=a/day=1/new": b"12", "topic=b/day=1/new": b"3"}
@@ -62,15 +62,15 @@ class Told:
             self.names.append(name)
 
 
-def stage_to(folders: Folders, name: str) -> Callable[[], Manifest]:
+def stage_to(folders: Folders, name: str) -> Callable[[], ExportManifest]:
     """What replaces the old files by the new ones."""
 
-    def stage() -> Manifest:
+    def stage() -> ExportManifest:
         moves = []
         for file, data in NEW.items():
             folders.write(f"{staged(name, OUT)}/{file}", data)
             moves.append(Move(f"{staged(name, OUT)}/{file}", file, len(data), len(data)))
-        return Manifest(name=name, moves=tuple(moves), removes=tuple(OLD),
+        return ExportManifest(name=name, moves=tuple(moves), removes=tuple(OLD),
                         appends=(Append("t", "", ("topic=a/day=1/new",)),))  # fmt: skip
 
     return stage
@@ -133,7 +133,7 @@ def test_a_number_that_was_committed_is_not_again(spark: SparkSession, tmp_path:
     commits = Commits(folders, Told())
     commits.begin()
 
-    def never() -> Manifest:
+    def never() -> ExportManifest:
         raise AssertionError("it is committed")
 
     assert commits.once(batch_name(3), stage_to(folders, batch_name(3))) is not None
@@ -141,7 +141,10 @@ def test_a_number_that_was_committed_is_not_again(spark: SparkSession, tmp_path:
     assert commits.once(batch_name(3), never) is None
     assert commits.once(batch_name(2), never) is None
     assert contents(tmp_path) == before
-    assert commits.once(compaction_name(0), lambda: Manifest(name=compaction_name(0))) is not None
+    assert (
+        commits.once(compaction_name(0), lambda: ExportManifest(name=compaction_name(0)))
+        is not None
+    )
 
 
 def test_an_export_that_began_later_goes_on_and_the_earlier_one_ends(
@@ -151,13 +154,13 @@ def test_an_export_that_began_later_goes_on_and_the_earlier_one_ends(
     first, second = Commits(folders, Told()), Commits(folders, Told())
     first.begin()
 
-    def stage() -> Manifest:
+    def stage() -> ExportManifest:
         second.begin()
-        return Manifest(name=batch_name(0))
+        return ExportManifest(name=batch_name(0))
 
     with pytest.raises(ExportBusy, match="another export"):
         first.once(batch_name(0), stage)
-    assert second.once(batch_name(0), lambda: Manifest(name=batch_name(0))) is not None
+    assert second.once(batch_name(0), lambda: ExportManifest(name=batch_name(0))) is not None
 
 
 class Overtaken(Folders):
@@ -215,7 +218,7 @@ def test_of_what_is_done_the_newest_notes_are_kept(spark: SparkSession, tmp_path
     commits.begin()
     put(tmp_path, {f"{DONE}/{batch_name(n)}.json": b"" for n in range(KEPT + 5)})
     put(tmp_path, {f"{DONE}/{batch_name(3)}.json.bak": b"a copy that somebody made"})
-    commits.once(batch_name(KEPT + 5), lambda: Manifest(name=batch_name(KEPT + 5)))
+    commits.once(batch_name(KEPT + 5), lambda: ExportManifest(name=batch_name(KEPT + 5)))
     assert len(list((tmp_path / DONE).glob("*.json"))) == KEPT
     assert commits.last(BATCH) == KEPT + 5
 

@@ -14,8 +14,8 @@ from tests.tiering.spark.export.batches import HEADERS, Row, contents, frame, id
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import ExportBroken, SparkUnsuitable
 from tiering.spark.export import Compacted, Exporter
+from tiering.spark.export.export_layout import CHECKPOINT
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import CHECKPOINT
 
 
 def test_batches_are_added_and_one_that_comes_again_changes_nothing(

@@ -13,8 +13,8 @@ from tests.tiering.spark.export.batches import frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError, Crashing
 from tiering.errors import TableFailed
 from tiering.spark.export import Exporter
+from tiering.spark.export.export_layout import PENDING
 from tiering.spark.export.hadoop import Folders
-from tiering.spark.export.layout import PENDING
 
 LONG = "a-topic-with-a-long-name"
 

@@ -13,16 +13,16 @@ from pyspark.sql import SparkSession
 
 import kvstore
 from kvstore import Message, StoreConfig, StoredMessage
-from kvstore.cli.output import Output
 from kvstore.cli.spark.export import export as verb
 from kvstore.cli.spark.export import watched
+from kvstore.cli.terminal.output import Output
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import SEGMENT
 from tests.tiering.spark.export.batches import contents, frame, read, row
 from tests.tiering.spark.export.test_commit import CrashError
 from tiering.errors import ExportBroken, SchemaIllegal
 from tiering.spark.export import Counted, Exporter, ExportReport, export
-from tiering.spark.export.layout import CHECKPOINT
+from tiering.spark.export.export_layout import CHECKPOINT
 
 
 def positions(folder: Path) -> list[int]:

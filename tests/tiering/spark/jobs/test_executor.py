@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.spark.jobs import works
 from tiering.errors import SparkFailed, TieringStopped
-from tiering.pool import WorkerDied
+from tiering.executor.pool import WorkerDied
 from tiering.spark.jobs.executor import SparkExecutor
 from tiering.spark.jobs.executor import executor as an_executor
 

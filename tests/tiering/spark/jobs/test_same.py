@@ -14,10 +14,11 @@ from tests.support.clock import VirtualClock
 from tests.tiering.spark.jobs import works
 from tests.tiering.spark.jobs.conftest import Noting
 from tests.tiering.spark.jobs.twins import DAY, POLICY, SEGMENT, Side, both, config, worked
-from tiering import TieringStopped, TopicKey, Worker, moving
-from tiering.catalog import decode_rows
-from tiering.regroup import SegmentJob
+from tiering import TieringStopped, TopicKey, Worker
+from tiering.catalog.catalog import decode_rows
+from tiering.executor.regroup import SegmentJob
 from tiering.spark.jobs.executor import SparkExecutor
+from tiering.worker import archive_segment
 
 
 def test_moving_segments_and_archives_through_all_tiers_gives_the_same(
@@ -51,7 +52,7 @@ def test_tasks_that_die_in_the_middle_cost_nothing_and_leave_nothing(
     folder, now = made
     one = worked(folder, tmp_path / "embedded", now, work, None)
     killing = works.regrouped_at_the_second_try
-    monkeypatch.setattr(moving, "regroup_locally", killing)
+    monkeypatch.setattr(archive_segment, "regroup_locally", killing)
     other = worked(folder, tmp_path / "spark", now, work, executor)
     assert one.told == other.told
     assert other.told.failed == {}

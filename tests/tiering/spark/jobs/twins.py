@@ -12,8 +12,8 @@ from kvstore import Message, Retention, Store, StoreConfig, StoredMessage, Topic
 from kvstore.errors import ArchiveDamaged, RecordDamaged
 from tests.support.clock import VirtualClock
 from tiering import KeyProvider, Policy, Worker
-from tiering.catalog import ArchiveRow, decode_rows
-from tiering.pool import Executor
+from tiering.catalog.catalog import ArchiveRow, decode_rows
+from tiering.executor.pool import Executor
 
 SEGMENT = 64 << 10
 DAY = 86_400.0

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from kvstore.errors import ArchiveDamaged
-from tiering.regroup import Regrouped, SegmentJob, regroup_locally
+from tiering.executor.regroup import Regrouped, SegmentJob, regroup_locally
 
 
 def doubled(number: int) -> int:

@@ -21,11 +21,11 @@ from tiering import KeyFile, Policy, Worker
 from tiering.archive.layout import PART_HEAD
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
-from tiering.spark.reading import PartReader
+from tiering.spark.part_reader import PartReader
 from tiering.spark.report.counting import DAY_MS, Tally, count_archive
 from tiering.spark.report.tables import ArchivesReader, VolumeReader
 from tiering.spark.splits import splits_of
-from tiering.spark.wanted import Wanted
+from tiering.spark.wanted import QueryFilter
 
 DAY = 86_400.0
 NOON = 1_788_220_800_000
@@ -149,7 +149,7 @@ def test_without_its_key_a_topic_ends_a_query_or_is_left_out(
 
     def topics(*, is_stream: bool = False, **given: str) -> set[str]:
         options = read_options({"path": str(slow.folder), "split_bytes": "500", **given})
-        wanted = Wanted.of(options)
+        wanted = QueryFilter.of(options)
         splits, _ = splits_of(listing(options), wanted, options, Opener(options))
         reader = PartReader(options, wanted, ["topic", "keys"], is_stream=is_stream)
         return {

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from tests.tiering.spark.test_reading import read
-from tiering.commitlog import CommitLog
-from tiering.commits import CommittedArchive
-from tiering.deadjobs import abort
-from tiering.place import Place, open_place
+from tiering.places.commits.commit_log import CommitLog
+from tiering.places.commits.commits import CommittedArchive
+from tiering.places.commits.dead_jobs import abort
+from tiering.places.place import Place, open_place
 from tiering.spark.schema import SCHEMA
 from tiering.spark.sink.jobs import State, commit, look
-from tiering.spark.sink.options import SinkOptions, sink_options
-from tiering.spark.sink.writer import write_task
+from tiering.spark.sink.sink_options import SinkOptions, sink_options
+from tiering.spark.sink.sink_writer import write_task
 
 JOB = "ab" * 16
 Row = dict[str, Any]

@@ -10,22 +10,22 @@ import pytest
 import kvstore
 import tiering
 from kvstore import StoredMessage
-from kvstore.access import ArchiveAccess
+from kvstore.config import ArchiveAccess
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
 from tests.tiering.places.conftest import SECRET, bucket, faulty, fetch, open_bucket, s3
 from tests.tiering.places.faulty import Fault, FaultyServer
 from tests.tiering.spark.sink.jobs import JOB, frame, made_up
 from tests.tiering.spark.test_reading import read
-from tiering.commits import CommittedArchive
-from tiering.deadjobs import sweep
 from tiering.errors import CommitUncertain, OffsetsTaken
-from tiering.objectnames import OF_JOB, commit_key, job_object_key
-from tiering.place import Place
+from tiering.places.commits.commits import CommittedArchive
+from tiering.places.commits.dead_jobs import sweep
+from tiering.places.object_names import OF_JOB, commit_key, job_object_key
+from tiering.places.place import Place
 from tiering.spark.schema import spark_schema
 from tiering.spark.sink.jobs import State, commit, look
-from tiering.spark.sink.options import sink_options
-from tiering.spark.sink.writer import KvmqWriter, write_task
+from tiering.spark.sink.sink_options import sink_options
+from tiering.spark.sink.sink_writer import KvmqWriter, write_task
 
 __all__ = ["bucket", "faulty", "s3"]
 """Fixtures of the S3 server, here too."""

@@ -10,20 +10,26 @@ from typing import Any
 
 import pytest
 
-import tiering.deadjobs
-import tiering.objectnames
+import tiering.places.commits.dead_jobs
+import tiering.places.object_names
 from kvstore.errors import FormatError
 from tests.tiering.spark.sink.watched import Watched, nothing
-from tiering.bucket import found_in
-from tiering.commitlog import CommitLog, JobsOf
-from tiering.commits import PAGE, CommittedArchive, HeldRange, decode_page, encode_page
-from tiering.deadjobs import DAY, HOUR, abort, sweep_jobs
+from tiering.catalog.bucket import found_in
 from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
-from tiering.objectnames import checkpoint_key, commit_key, job_object_key, page_key
-from tiering.place import ObjectInfo, Place, open_place
+from tiering.places.commits.commit_log import CommitLog, JobsOf
+from tiering.places.commits.commits import (
+    PAGE,
+    CommittedArchive,
+    HeldRange,
+    decode_page,
+    encode_page,
+)
+from tiering.places.commits.dead_jobs import DAY, HOUR, abort, sweep_jobs
+from tiering.places.commits.topic_ids import TopicIds, take_ids
+from tiering.places.object_names import checkpoint_key, commit_key, job_object_key, page_key
+from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.spark.sink.jobs import State, commit, look
-from tiering.spark.sink.options import sink_options
-from tiering.topicids import TopicIds, take_ids
+from tiering.spark.sink.sink_options import sink_options
 
 STORE = "5a" * 16
 
@@ -79,7 +85,7 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_batches_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
     """Each begins with the look for dead jobs that comes once an hour: it lists a group or two."""
-    for module in (tiering.objectnames, tiering.deadjobs):
+    for module in (tiering.places.object_names, tiering.places.commits.dead_jobs):
         monkeypatch.setattr(module, "GROUP", group)
     place = Watched(tmp_path / "out")
     costs: list[Counter[str]] = []

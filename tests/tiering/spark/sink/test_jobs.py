@@ -20,17 +20,17 @@ from tests.tiering.spark.sink.jobs import JOB, Job, Row, bodies, made_up, object
 from tests.tiering.spark.sink.watched import Watched
 from tests.tiering.spark.test_reading import read
 from tiering import NothingToRestore
-from tiering.archive.keyfile import KeyFile
-from tiering.archive.reader import Archive
-from tiering.deadjobs import sweep
+from tiering.archive.archive_reader import Archive
 from tiering.errors import ObjectNotFound, OffsetsTaken, PlaceError, RowIllegal, StoresAmbiguous
-from tiering.objectnames import checkpoint_key, commit_key, job_folder
-from tiering.place import open_place
+from tiering.keys.key_file import KeyFile
+from tiering.places.commits.dead_jobs import sweep
+from tiering.places.commits.topic_ids import read_ids, take_ids
+from tiering.places.object_names import checkpoint_key, commit_key, job_folder
+from tiering.places.place import open_place
 from tiering.spark.sink import jobs
 from tiering.spark.sink.collecting import Collector
-from tiering.spark.sink.options import sink_options
-from tiering.spark.sink.writer import job_of
-from tiering.topicids import read_ids, take_ids
+from tiering.spark.sink.sink_options import sink_options
+from tiering.spark.sink.sink_writer import job_of
 
 DAY = 86_400_000
 

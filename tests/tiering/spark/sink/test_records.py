@@ -25,13 +25,13 @@ from kvstore.record.values import StoredMessage
 from tests.record.strategies import hosts, stored_messages
 from tests.support.clock import VirtualClock
 from tests.tiering.archive.samples import PROPERTY_FIELDS, record
-from tiering.archive.records import RecordBatch
+from tiering.archive.columns.records import RecordBatch
 from tiering.errors import JobTooLarge, RowIllegal
 from tiering.spark.arrow import batch_of
 from tiering.spark.rows import MessageRows, of_records
 from tiering.spark.schema import SCHEMA, spark_schema
-from tiering.spark.sink.columns import check_schema
-from tiering.spark.sink.records import LANE, LANES, Maker, Placed, Start
+from tiering.spark.sink.frame_columns import check_schema
+from tiering.spark.sink.row_records import LANE, LANES, Maker, PlacedRecords, TaskStart
 
 NAMES = st.sampled_from(["orders", "%RETRY%g", "a" * 127, "%DLQ%" + "b" * 200])
 HALF = pa.struct([pa.field("flags", pa.int64())])
@@ -108,7 +108,7 @@ def test_rows_that_say_little_become_what_a_store_would_have_of_them() -> None:
         topic=["b", "a", "b"], body=[b"1", b"", b"3"], tag=["t", None, "x||y"],
         keys=[["k", "l"], [], None], properties=[{"p": "q"}, {}, None],
     )  # fmt: skip
-    maker = Maker(clock, Start(3, 5000, {"b": {3: 7, 2: 100}}))
+    maker = Maker(clock, TaskStart(3, 5000, {"b": {3: 7, 2: 100}}))
     found = [
         decode(one, 0, len(one), int(position))
         for placed in maker.placed(batch)
@@ -153,7 +153,7 @@ def test_tasks_never_give_the_same_place_in_a_queue_or_in_the_log() -> None:
     seen: set[tuple[int, int]] = set()
     positions: set[int] = set()
     for task in range(3):
-        maker = Maker(VirtualClock(), Start(task))
+        maker = Maker(VirtualClock(), TaskStart(task))
         found = [one for _ in range(2) for one in maker.placed(batch)]
         for one in found:
             seen |= set(zip(one.queue.tolist(), one.offset.tolist(), strict=True))
@@ -162,8 +162,8 @@ def test_tasks_never_give_the_same_place_in_a_queue_or_in_the_log() -> None:
 
 
 def test_a_task_with_more_than_its_lane_goes_on_in_another(monkeypatch: Any) -> None:
-    monkeypatch.setattr("tiering.spark.sink.records.LANE", 1000)
-    maker = Maker(VirtualClock(), Start(1))
+    monkeypatch.setattr("tiering.spark.sink.row_records.LANE", 1000)
+    maker = Maker(VirtualClock(), TaskStart(1))
     (found,) = maker.placed(frame(topic=["a"] * 9, body=[b"x" * 200] * 9))
     lanes = found.position // 1000
     assert lanes.tolist() == sorted(lanes.tolist())
@@ -287,16 +287,16 @@ def test_the_readers_own_schema_and_text_bodies_are_taken() -> None:
 
 def test_more_tasks_than_a_topic_has_queues_are_refused() -> None:
     with pytest.raises(JobTooLarge, match="coalesce"):
-        made(frame(topic=["a"], body=[b""]), Maker(VirtualClock(), Start(1 << 16)))
+        made(frame(topic=["a"], body=[b""]), Maker(VirtualClock(), TaskStart(1 << 16)))
     with pytest.raises(JobTooLarge, match="coalesce"):
         made(
             frame(topic=["a"], body=[b""], queue=[0], offset=[0]),
-            Maker(VirtualClock(), Start(LANES)),
+            Maker(VirtualClock(), TaskStart(LANES)),
         )
 
 
 def test_an_empty_batch_has_no_records() -> None:
     batch = frame(topic=[], body=[])
-    found: list[Placed] = list(Maker(VirtualClock()).placed(batch))
+    found: list[PlacedRecords] = list(Maker(VirtualClock()).placed(batch))
     assert sum(len(one.records.starts) for one in found) == 0
     assert np.concatenate([np.empty(0, np.int64), *(one.offset for one in found)]).size == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tiering.place import ObjectInfo, Place, open_place
+from tiering.places.place import ObjectInfo, Place, open_place
 
 
 class Watched:

@@ -37,9 +37,9 @@ from tiering.spark.listing import Opener
 from tiering.spark.options import read_options
 from tiering.spark.schema import columns_of
 from tiering.spark.source import KvmqReader
+from tiering.spark.stream.directory_tables import DirectoryTables
 from tiering.spark.stream.reader import KvmqStreamReader
-from tiering.spark.stream.sight import PlaceLooker, StoreLooker
-from tiering.spark.stream.tables import Tables
+from tiering.spark.stream.stream_view import PlaceLooker, StoreLooker
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_a_store_is_not_looked_at_all_the_time_because_consumers_note_their_offs
 def test_a_bucket_is_not_listed_more_often_than_it_is_worth(store: Store, tier: Tiering) -> None:
     options = read_options({"path": str(store.path / "archive")})
     clock = VirtualClock()
-    looker = PlaceLooker(options, Tables(Opener(options)), clock, rest=5.0)
+    looker = PlaceLooker(options, DirectoryTables(Opener(options)), clock, rest=5.0)
     put(store, "orders", 10)
     tier()
     assert len(looker.look().archives) == 1

@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, StoreConfig
-from kvstore.archived import viewer
+from kvstore.index.archived import viewer
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT, TOPICS, message
 from tiering import Worker

@@ -1,0 +1,1 @@
+"""Verbs about topics, groups, namespaces and whole stores."""

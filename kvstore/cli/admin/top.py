@@ -1,0 +1,287 @@
+"""The verb `top`: a live screen of what is put, popped and acked, and of what is left to do.
+
+The idea: the store is opened read-only for each look, so the process that writes is not disturbed
+and need not help; rates are the differences of two looks. On a terminal the screen is drawn anew
+each time; into a pipe one table follows the other, or one JSON line.
+
+Invariant: the terminal is left as it was found, however it ends.
+"""
+
+from __future__ import annotations
+
+import select
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+import kvstore
+from kvstore import GroupStats, Store
+from kvstore.cli.terminal.opening import Seconds, folder_argument, require_store, time_text
+from kvstore.cli.terminal.output import Output, output_option, size_text
+from kvstore.clock import SystemClock
+from kvstore.errors import Damaged
+
+_TOPICS_MAX: Final = 1000
+"""Topics that are looked at: all of very many would take longer than an interval."""
+_TRIES: Final = 10
+_INTERVAL_MAX: Final = 24 * 3600.0
+_PAUSE: Final = 0.02
+"""Seconds before another try, where files went while they were being opened."""
+_HEADER_LINES: Final = 8
+_SCREEN: Final = "\x1b[?1049h\x1b[?25l"
+_SCREEN_END: Final = "\x1b[?25h\x1b[?1049l"
+_CLEAR: Final = "\x1b[2J\x1b[H"
+_QUIT: Final = frozenset({"q", "Q", "\x03", "\x04"})
+
+
+class TopicLook(msgspec.Struct, frozen=True):
+    """A topic at one moment: messages it holds, and messages put so far."""
+
+    topic: str
+    messages: int
+    end: int
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A store at one moment; `at` is ms since the epoch, `seconds` the clock of the rates."""
+
+    at: int
+    seconds: float
+    log_bytes: int
+    disk_used: float
+    topics_left_out: int
+    topics: list[TopicLook]
+    groups: list[GroupStats]
+
+
+@click.command()
+@folder_argument
+@click.option("--interval", type=Seconds(0.05, _INTERVAL_MAX), default=2.0, show_default=True,
+              metavar="SECONDS", help="Between two looks.")  # fmt: skip
+@click.option("--once", is_flag=True, help="Show one interval, and end.")
+@output_option
+def top(out: Output, folder: Path, interval: float, once: bool) -> None:
+    """Show rates, lag, messages in flight, attempts and dead letters, live; q or ctrl-C ends it.
+
+    put/s, pop/s (handed out for the first time, or passed over by a filter) and ack/s (done, be it
+    acked or a dead letter) are of the last interval; retried are those in flight that were handed
+    out before, passed those that the group's filters refused since its offset was last set, dead
+    the group's dead letters that nobody took. Other processes may write meanwhile.
+    With --json one line for each interval.
+    """
+    require_store(folder)
+    live = not once and not out.json and sys.stdout.isatty()
+    with _terminal(live) as pause:
+        before = look(folder)
+        if live:
+            _draw(out, folder, before, None, interval)
+        while pause(interval):
+            now = look(folder)
+            if live:
+                _draw(out, folder, now, before, interval)
+            elif out.json:
+                out.line(_value(now, before))
+                sys.stdout.flush()
+            else:
+                _tables(out, now, before, None)
+            if once:
+                return
+            before = now
+
+
+def look(folder: Path) -> Look:
+    """Open the store read-only and look once."""
+    clock = SystemClock()
+    for attempt in range(_TRIES):
+        try:
+            with kvstore.open(folder, read_only=True) as store:
+                return _look(store, clock)
+        except (Damaged, FileNotFoundError):
+            # The writer may have replaced files between listing and opening them.
+            if attempt == _TRIES - 1:
+                raise
+            clock.sleep(_PAUSE)
+    raise AssertionError("the last try raises")
+
+
+def _look(store: Store, clock: SystemClock) -> Look:
+    stats, infos = store.stats(), store.topics()
+    topics = []
+    for info in infos[:_TOPICS_MAX]:
+        bounds = [store.bounds(info.name, queue) for queue in range(info.read_queues)]
+        end = sum(b.next_offset for b in bounds)
+        topics.append(TopicLook(info.name, end - sum(b.min_offset for b in bounds), end))
+    return Look(
+        at=clock.now_ms(),
+        seconds=clock.monotonic(),
+        log_bytes=stats.log_bytes,
+        disk_used=stats.disk_used,
+        topics_left_out=len(infos) - len(topics),
+        topics=topics,
+        groups=[found for group in store.groups() for found in store.group_stats(group.name)],
+    )
+
+
+# --- rates ---
+
+
+def _rate(now: int, before: int | None, seconds: float) -> float | None:
+    """How much more a second; what went back (by a reset) is no rate."""
+    if before is None or seconds <= 0:
+        return None
+    return max(0, now - before) / seconds
+
+
+def _done(stats: GroupStats) -> int:
+    return stats.taken - stats.in_flight
+
+
+def _topic_rows(now: Look, before: Look | None) -> list[tuple[TopicLook, float | None]]:
+    seconds = now.seconds - before.seconds if before else 0.0
+    known = {t.topic: t.end for t in before.topics} if before else {}
+    return [(t, _rate(t.end, known.get(t.topic), seconds)) for t in now.topics]
+
+
+def _group_rows(
+    now: Look, before: Look | None
+) -> list[tuple[GroupStats, float | None, float | None]]:
+    seconds = now.seconds - before.seconds if before else 0.0
+    known = {(g.group, g.topic): g for g in before.groups} if before else {}
+    rows = []
+    for g in now.groups:
+        old = known.get((g.group, g.topic))
+        taken, done = (None, None) if old is None else (old.taken, _done(old))
+        rows.append((g, _rate(g.taken, taken, seconds), _rate(_done(g), done, seconds)))
+    return rows
+
+
+# --- showing ---
+
+
+def _value(now: Look, before: Look | None) -> dict[str, Any]:
+    topics = [
+        {"topic": t.topic, "messages": t.messages, "end": t.end, "put_per_second": put}
+        for t, put in _topic_rows(now, before)
+    ]
+    groups = [
+        {**msgspec.to_builtins(g), "pop_per_second": pop, "ack_per_second": ack}
+        for g, pop, ack in _group_rows(now, before)
+    ]
+    return {"at": now.at, "log_bytes": now.log_bytes, "topics": topics, "groups": groups}
+
+
+def _tables(out: Output, now: Look, before: Look | None, lines: int | None) -> None:
+    """Both tables; with `lines`, cut to so many rows: what is most behind, or busiest, stays."""
+    groups = sorted(_group_rows(now, before), key=lambda row: -row[0].lag)
+    topics = sorted(_topic_rows(now, before), key=lambda row: -(row[1] or 0))
+    left = now.topics_left_out
+    if lines is not None:
+        room = max(1, lines - _HEADER_LINES)
+        shown = groups[: max(1, room - min(len(topics), room // 2))]
+        cut = topics[: max(1, room - len(shown))]
+        left += len(groups) - len(shown) + len(topics) - len(cut)
+        groups, topics = shown, cut
+    out.table(
+        (
+            "group",
+            "topic",
+            "pop/s",
+            "ack/s",
+            "lag",
+            "in flight",
+            "due",
+            "retried",
+            "passed",
+            "dead",
+        ),
+        [
+            (
+                g.group,
+                g.topic,
+                pop,
+                ack,
+                g.lag,
+                g.in_flight,
+                g.due,
+                g.redelivered,
+                g.passed_over,
+                g.dead_letters,
+            )
+            for g, pop, ack in groups
+        ],
+        right=("pop/s", "ack/s"),
+    )
+    out.text("")
+    rows = [(t.topic, put, t.messages) for t, put in topics]
+    out.table(("topic", "put/s", "messages"), rows, right=("put/s",))
+    if left:
+        out.text(f"and {left:,} more")
+
+
+def _draw(out: Output, folder: Path, now: Look, before: Look | None, interval: float) -> None:
+    lines = shutil.get_terminal_size().lines
+    click.echo(_CLEAR, nl=False)
+    out.text(
+        f"{folder}   {time_text(now.at)[:19]}   log {size_text(now.log_bytes)}   disk "
+        f"{now.disk_used:.0%}   every {interval:g} s, q ends",
+        bold=True,
+    )
+    _tables(out, now, before, lines)
+    sys.stdout.flush()
+
+
+# --- the terminal ---
+
+
+@contextmanager
+def _terminal(live: bool) -> Iterator[Callable[[float], bool]]:
+    """Something that lets seconds pass and says whether to go on. Ctrl-C ends it quietly."""
+    restore = _take_keys() if live and sys.stdin.isatty() else None
+    if live:
+        click.echo(_SCREEN, nl=False)
+    try:
+        yield _SystemPause(keys=restore is not None)
+    except KeyboardInterrupt:
+        pass  # how one ends it
+    finally:
+        if restore is not None:
+            restore()
+        if live:
+            click.echo(_SCREEN_END, nl=False)
+
+
+def _take_keys() -> Callable[[], None]:
+    """Have keys come as they are pressed; returns what undoes it."""
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    found = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    return lambda: termios.tcsetattr(fd, termios.TCSADRAIN, found)
+
+
+class _SystemPause:
+    """Lets seconds pass; False if a key said that it is over."""
+
+    def __init__(self, *, keys: bool) -> None:
+        self._keys = keys
+        self._clock = SystemClock()
+
+    def __call__(self, seconds: float) -> bool:
+        if not self._keys:
+            self._clock.sleep(seconds)
+            return True
+        until = self._clock.monotonic() + seconds
+        while (left := until - self._clock.monotonic()) > 0:
+            if select.select([sys.stdin], [], [], left)[0]:
+                key = sys.stdin.read(1)
+                if not key or key in _QUIT:
+                    return False
+        return True

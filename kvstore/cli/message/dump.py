@@ -1,0 +1,496 @@
+"""The verb `dump`: what is in files, straight from them, without opening a store.
+
+The idea: a store that doesn't open, or a file that came from elsewhere, must still be readable. So
+nothing here needs an index, a lock or whole files: commit logs are walked past their damage, queue
+files read unit by unit, and everything is printed as it comes, in memory that does not grow with
+the file. Reading is `kvstore.rocketmq`'s; here it is chosen and shown.
+
+Invariants: whatever the bytes, damage is shown and passed over, and nothing is written. Exit codes:
+0 all good, 1 damage was shown or what was asked for is not there, 2 wrong usage, to which belongs a
+file that is none of those that can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from kvstore.cli.terminal.access import keys_option
+from kvstore.cli.terminal.output import Output, output_option, printable
+from kvstore.cli.terminal.paths import LocalPath
+from kvstore.errors import FormatError, MessageNotFound
+
+if TYPE_CHECKING:
+    from kvstore.files import Files
+    from kvstore.record.values import StoredMessage
+    from kvstore.rocketmq.consume_queue import BatchEntry, QueueEntry
+    from kvstore.rocketmq.kinds import FileKind
+    from kvstore.rocketmq.log_files import FileExtent
+
+_KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint", "archive")
+_BODY_SHOWN: Final = 1024
+"""Bytes of a body shown to people, unless --body says otherwise."""
+_TRANSACTION_MASK: Final = 0xC
+_COMMIT: Final = 0x8
+
+
+class Choice(NamedTuple):
+    """Which of what is in the files is to be shown."""
+
+    topic: str | None
+    queue: int | None
+    offset: int | None
+    start: int
+    limit: int | None
+
+    @property
+    def is_one_message(self) -> bool:
+        """Whether at most one record can be meant."""
+        return None not in (self.topic, self.queue, self.offset)
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether only some records of a log are meant."""
+        return self.topic is not None or self.queue is not None
+
+    def takes(self, message: StoredMessage) -> bool:
+        """Whether this record is meant."""
+        if self.topic is not None and message.topic != self.topic:
+            return False
+        if self.queue is not None and message.queue != self.queue:
+            return False
+        if self.offset is None:
+            return True
+        # Prepared and rolled-back messages carry offset 0, but are in no queue.
+        state = message.system_flags & _TRANSACTION_MASK
+        return message.offset == self.offset and state in (0, _COMMIT)
+
+
+class _Group(NamedTuple):
+    """Files that belong together, and what they are."""
+
+    kind: FileKind
+    paths: list[Path]
+
+
+@click.command()
+@click.argument(
+    "paths", metavar="FILE...", nargs=-1, required=True,
+    type=LocalPath(exists=True),
+)  # fmt: skip
+@click.option(
+    "--kind", type=click.Choice(_KINDS), help="What the files are, if they don't show it."
+)
+@click.option("--position", type=click.IntRange(min=0), help="Only the record at that position.")
+@click.option(
+    "--offset", type=click.IntRange(min=0),
+    help="Only that offset of a consume queue, followed into the log; or of --topic and --queue.",
+)  # fmt: skip
+@click.option("--topic", help="Only records of that topic; looks through the whole log.")
+@click.option("--queue", type=click.IntRange(min=0), help="Only records of that queue.")
+@click.option(
+    "--commitlog", metavar="DIR", type=LocalPath(exists=True, file_okay=False),
+    help="Where the log of a consume-queue file is. [default: ../../../commitlog]",
+)  # fmt: skip
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), default=0,
+    help="Begin at that position of a log, or offset of a consume queue.",
+)  # fmt: skip
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Show at most that many records or entries."
+)
+@click.option(
+    "--body", "body_max", metavar="BYTES", type=click.IntRange(min=0),
+    help=f"Show that much of a body. [default: {_BODY_SHOWN}; all with --json]",
+)  # fmt: skip
+@keys_option
+@output_option
+def dump(
+    out: Output, paths: tuple[Path, ...], kind: str | None, position: int | None,
+    offset: int | None, topic: str | None, queue: int | None, commitlog: Path | None,
+    start: int, limit: int | None, body_max: int | None, keys_file: Path | None,
+) -> None:  # fmt: skip
+    """Print what is in FILEs, without opening a store: log files, consume queues, index files and
+    checkpoints, of kvmq or RocketMQ; or folders of them, or a whole store; or archives.
+
+    Damaged parts are marked and passed over.
+    """
+    from kvstore.cli.message.dump_archive import dump_archives, is_archive
+    from kvstore.files import LocalFiles
+
+    files = LocalFiles()
+    show = Show(out, body_max)
+    choice = Choice(topic, queue, offset, start, limit)
+    archives = [path for path in paths if is_archive(path, kind, files)]
+    groups = [_group(path, kind, files) for path in paths if path not in archives]
+    if archives:
+        dump_archives(show, archives, choice, position, files, keys_file, is_all=not groups)
+    if not groups:
+        show.summary()
+    elif position is not None:
+        _dump_position(show, groups, position, files)
+    elif offset is not None and not choice.is_filter:
+        _dump_offset(show, groups, offset, commitlog, files)
+    elif choice.is_filter:
+        _dump_chosen(show, groups, choice, files)
+    else:
+        for group in groups:
+            _dump_group(show, group, choice, files)
+        show.summary()
+    if show.damaged:
+        raise click.exceptions.Exit(1)
+
+
+# --- what the files are --------------------------------------------------------------------------
+
+
+def _group(path: Path, kind: str | None, files: Files) -> _Group:
+    """What was named: a file, or the files of a folder. Raises `click.UsageError`."""
+    from kvstore.rocketmq.file_layouts import file_start
+    from kvstore.rocketmq.kinds import FileKind, kind_of
+    from kvstore.rocketmq.log_files import log_files
+
+    forced = FileKind(kind) if kind else None
+    if not path.is_dir():
+        found = forced or kind_of(path, files)
+        if found is None:
+            what = "is empty" if not files.size(path) else "is nothing that can be read here"
+            raise click.UsageError(
+                f"{path} {what}: neither log, consume queue, index file, checkpoint nor archive "
+                f"(--kind overrules)"
+            )
+        return _Group(found, [path])
+    logs = log_files(path, files)
+    if not logs:
+        raise click.UsageError(
+            f"{path} holds no log and no consume queue: no files named by 20 digits are in it, or "
+            f"in {path / 'commitlog'}"
+        )
+    if logs[0].parent != path:
+        return _Group(FileKind.LOG, logs)
+    named = [path / name for name in files.list_dir(path) if file_start(name) is not None]
+    return _Group(forced or kind_of(named[0], files) or FileKind.LOG, named)
+
+
+def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
+    """The log files among what was named. Raises `click.UsageError` if there are none."""
+    from kvstore.rocketmq.kinds import FileKind
+
+    logs = [path for group in groups if group.kind is FileKind.LOG for path in group.paths]
+    if not logs:
+        raise click.UsageError(f"{option} needs a log: a log file, a commitlog folder or a store")
+    return logs
+
+
+# --- what to show of them ------------------------------------------------------------------------
+
+
+def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: Files) -> None:
+    from kvstore.record.walk import Kind
+    from kvstore.rocketmq.log_files import read_record
+
+    stretch = read_record(_logs_of(groups, "--position"), files, position)
+    if stretch is None:
+        raise MessageNotFound(f"no file of those given has position {position}")
+    show.stretch(stretch)
+    if stretch.found.position != position and stretch.found.kind is not Kind.DAMAGE:
+        show.damage(stretch.path, position, 0, f"nothing begins at {position}, it is in the above")
+
+
+def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
+    """Look through the log for the records that are meant."""
+    from kvstore.record.walk import Kind
+    from kvstore.rocketmq.log_files import read_log
+
+    logs = _logs_of(groups, "--topic or --queue")
+    total = sum(files.size(path) or 0 for path in logs)
+    done = found = 0
+    with show.out.progress() as report:
+        for stretch in read_log(logs, files, choice.start):
+            done += stretch.found.size
+            report("looking through the log", done, total)
+            if stretch.found.kind is Kind.DAMAGE:
+                show.stretch(stretch)
+            elif stretch.message is not None and choice.takes(stretch.message):
+                if found == choice.limit:
+                    return
+                found += 1
+                show.stretch(stretch)
+                if choice.is_one_message:
+                    return
+    if not found and choice.limit != 0:
+        raise MessageNotFound(
+            f"the log holds no record of topic {choice.topic or '(any)'}, queue "
+            f"{'(any)' if choice.queue is None else choice.queue}"
+            + (f", offset {choice.offset}" if choice.offset is not None else "")
+        )
+
+
+def _dump_offset(
+    show: Show, groups: Sequence[_Group], offset: int, commitlog: Path | None, files: Files
+) -> None:
+    """One entry of a consume queue, and the record it points to."""
+    from kvstore.rocketmq.kinds import FileKind
+
+    for group in groups:
+        if group.kind not in (FileKind.QUEUE, FileKind.BATCH_QUEUE):
+            raise click.UsageError(
+                "--offset needs a consume-queue file, or --topic and --queue to look for in a log"
+            )
+        for path in group.paths:
+            entry = _find_entry(path, group.kind, offset, files)
+            if entry is not None:
+                show.entry(path, entry)
+                _follow(show, path, entry, commitlog, files)
+                return
+    raise MessageNotFound(f"no file of those given has an entry for offset {offset}")
+
+
+def _find_entry(
+    path: Path, kind: FileKind, offset: int, files: Files
+) -> QueueEntry | BatchEntry | None:
+    from kvstore.rocketmq.consume_queue import entry_at, read_batch_queue
+    from kvstore.rocketmq.kinds import FileKind
+
+    if kind is FileKind.QUEUE:
+        return entry_at(path, files, offset)
+    entries = read_batch_queue(path, files)
+    return next((e for e in entries if e.offset <= offset < e.offset + e.count), None)
+
+
+def _follow(
+    show: Show,
+    path: Path,
+    entry: QueueEntry | BatchEntry,
+    commitlog: Path | None,
+    files: Files,
+) -> None:
+    """Show the record that an entry points to, and where the two disagree."""
+    from kvstore.rocketmq.log_files import log_files, read_record
+
+    folder = commitlog or (path.parent / "../../../commitlog").resolve()
+    logs = log_files(folder, files)
+    if not logs:
+        if commitlog is not None:
+            raise click.UsageError(f"{commitlog} holds no log files, which are named by 20 digits")
+        click.echo(f"{folder} holds no log; --commitlog says where it is", err=True)
+        return
+    stretch = read_record(logs, files, entry.position)
+    if stretch is None:
+        show.damage(path, entry.position, 0, f"no file of {folder} has position {entry.position}")
+        return
+    show.stretch(stretch)
+    found = stretch.found
+    if (found.position, found.size) != (entry.position, entry.size):
+        show.damage(
+            path, entry.position, 0,
+            f"the entry means {entry.size} bytes at {entry.position}, but in the log there are "
+            f"{found.size} at {found.position}",
+        )  # fmt: skip
+    elif stretch.message is not None and stretch.message.offset != entry.offset:
+        reason = f"the entry of offset {entry.offset} means a record of {stretch.message.offset}"
+        show.damage(path, entry.position, 0, reason)
+
+
+def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None:
+    from kvstore.record.walk import Kind
+    from kvstore.rocketmq.kinds import FileKind
+    from kvstore.rocketmq.log_files import read_log
+
+    if group.kind is FileKind.LOG:
+        for stretch in read_log(group.paths, files, choice.start):
+            if stretch.found.kind is Kind.RECORD and show.records == choice.limit:
+                return
+            show.stretch(stretch)
+        return
+    readers: dict[FileKind, Callable[[Show, Path, Choice, Files], None]] = {
+        FileKind.QUEUE: _dump_queue,
+        FileKind.BATCH_QUEUE: _dump_batch_queue,
+        FileKind.INDEX: _dump_index,
+        FileKind.CHECKPOINT: _dump_checkpoint,
+    }
+    for path in group.paths:
+        readers[group.kind](show, path, choice, files)
+
+
+def _dump_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
+    from kvstore.rocketmq.consume_queue import first_offset, read_units
+    from kvstore.rocketmq.file_layouts import QUEUE_UNIT_SIZE
+
+    first = None
+    try:
+        first_offset(path)
+    except FormatError as e:
+        show.damage(path, -1, 0, f"{e}; offsets are counted from 0 here")
+        first = 0
+    _show_units(show, path, read_units(path, files, first), choice, QUEUE_UNIT_SIZE)
+
+
+def _dump_batch_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
+    from kvstore.rocketmq.consume_queue import read_batch_units
+    from kvstore.rocketmq.file_layouts import BATCH_UNIT_SIZE
+
+    _show_units(show, path, read_batch_units(path, files), choice, BATCH_UNIT_SIZE)
+
+
+def _show_units(
+    show: Show, path: Path, units: Iterable[Any], choice: Choice, unit_size: int
+) -> None:
+    from kvstore.rocketmq.consume_queue import Unused
+
+    for unit in units:
+        if isinstance(unit, Unused):
+            if unit.reason == "invalid":
+                reason = f"{unit.units} units at byte {unit.at} are no entries"
+                show.damage(path, -1, unit.units * unit_size, reason)
+            elif unit.reason == "partial":
+                reason = (
+                    f"the file ends within a unit: its last {unit.units} bytes are a part of one"
+                )
+                show.damage(path, -1, unit.units, reason)
+            else:
+                show.unused(path, unit.at, unit.units, unit.reason)
+        elif unit.offset >= choice.start:
+            if show.entries == choice.limit:
+                return
+            show.entry(path, unit)
+
+
+def _dump_index(show: Show, path: Path, choice: Choice, files: Files) -> None:
+    from kvstore.rocketmq.index_file import read_header, read_items
+
+    header = read_header(path, files)
+    show.fields(path, "index", _builtins(header))
+    wanted = (item for item in read_items(path, files) if item.number >= choice.start)
+    for item in islice(wanted, choice.limit):
+        show.fields(path, "item", _builtins(item))
+
+
+def _dump_checkpoint(show: Show, path: Path, _choice: Choice, files: Files) -> None:
+    from kvstore.rocketmq.checkpoint_page import read_checkpoint
+
+    show.fields(path, "checkpoint", _builtins(read_checkpoint(path, files)))
+
+
+def _builtins(value: object) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    return fields
+
+
+# --- how it looks --------------------------------------------------------------------------------
+
+
+class Show:
+    """Prints what was found, for people or as JSON lines, and counts it."""
+
+    def __init__(self, out: Output, body_max: int | None) -> None:
+        self.out = out
+        self.records = 0
+        self.entries = 0
+        self.damaged = 0
+        self._blanks = 0
+        self._path: Path | None = None
+        self._body_max = _BODY_SHOWN if body_max is None and not out.json else body_max
+
+    def stretch(self, stretch: FileExtent) -> None:
+        """One stretch of a log."""
+        from kvstore.record.walk import Kind
+
+        path, found, message = stretch
+        if message is not None:
+            self.message(path, message)
+            if found.reason:
+                self.damage(path, found.position, 0, found.reason)
+        elif found.kind is Kind.DAMAGE:
+            self.damage(path, found.position, found.size, found.reason)
+        else:
+            self._blanks += found.kind is Kind.BLANK
+            what = "blank record, the rest of the file" if found.kind is Kind.BLANK else "unwritten"
+            self._line(
+                path, found.kind, {"position": found.position, "size": found.size},
+                f"{what}: {found.size:,} bytes at {found.position}", dim=True,
+            )  # fmt: skip
+
+    def message(self, path: Path, message: StoredMessage) -> None:
+        """One message, decoded with its body as stored."""
+        from kvstore.rocketmq.describe import describe
+
+        self.records += 1
+        described = describe(message, self._body_max)
+        self._record(path, described)
+        if problem := described.get("body_problem"):
+            self.damage(path, message.position, 0, f"record at {message.position}: {problem}")
+
+    def damage(self, path: Path, position: int, size: int, reason: str) -> None:
+        """Something that is not as it was written; `position` -1 if it has none in the log."""
+        self.damaged += 1
+        where = f" at {position}" if position >= 0 else ""
+        skipped = f", {size:,} bytes skipped" if size else ""
+        self._line(
+            path, "damage",
+            {"position": position if position >= 0 else None, "size": size, "reason": reason},
+            f"DAMAGE{where}{skipped}: {printable(reason)}", fg="red", bold=True,
+        )  # fmt: skip
+
+    def entry(self, path: Path, entry: QueueEntry | BatchEntry) -> None:
+        """One entry of a consume queue."""
+        self.entries += 1
+        self.fields(path, "entry", _builtins(entry))
+
+    def unused(self, path: Path, at: int, units: int, reason: str) -> None:
+        """Units of a consume queue that hold no entry."""
+        fields = {"at": at, "units": units, "reason": reason}
+        self._line(path, "unused", fields, f"{units:,} {reason} units at byte {at}", dim=True)
+
+    def fields(self, path: Path, kind: str, fields: dict[str, Any]) -> None:
+        """Something small, on one line."""
+        text = "  ".join(f"{_label(name)} {value}" for name, value in fields.items())
+        self._line(path, kind, fields, f"{kind}: {text}")
+
+    def summary(self) -> None:
+        """Say, to people, how much that was."""
+        if not self.out.json and (self.records or self._blanks or self.entries or self.damaged):
+            click.echo(
+                f"{self.records:,} records, {self._blanks:,} blank records, "
+                f"{self.entries:,} entries, {self.damaged:,} damaged places",
+                err=True,
+            )
+
+    def _line(self, path: Path, kind: str, fields: dict[str, Any], text: str, **style: Any) -> None:
+        if self.out.json:
+            self.out.line({"kind": kind, "file": str(path), **fields})
+        else:
+            self._heading(path)
+            self.out.text(text, **style)
+
+    def _record(self, path: Path, described: dict[str, Any]) -> None:
+        from kvstore.rocketmq.page import body_lines, record_rows
+
+        if self.out.json:
+            self.out.line({"kind": "record", "file": str(path), **described})
+            return
+        self._heading(path)
+        title = f"record at {described['position']}: {described['size']:,} bytes"
+        lines = [click.style(title, fg="cyan", bold=True)]
+        for label, value in record_rows(described):
+            name = click.style(f"{printable(label):<20}", fg="bright_black")
+            lines.append(f"  {name}{printable(value)}")
+        lines += (f"    {printable(line)}" for line in body_lines(described))
+        if described["body_truncated"]:
+            lines.append(click.style("    ... (more with --body)", fg="bright_black"))
+        click.echo("\n".join(lines))  # at once: each echo is a write
+
+    def _heading(self, path: Path) -> None:
+        if path != self._path:
+            self._path = path
+            self.out.text(printable(str(path)), bold=True, underline=True)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")

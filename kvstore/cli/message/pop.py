@@ -1,0 +1,107 @@
+"""The verb `pop`, and the filter options it shares with `work`.
+
+The idea: a pop prints what it was given, receipts included, so that `kvmq ack` or another program
+can go on; with `--ack` printing is all there is to do, and what was printed is done.
+
+Invariant: nothing is acked before it was printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvstore
+from kvstore import Popped, SqlFilter
+from kvstore.cli.admin.namespace import namespace_option, within
+from kvstore.cli.terminal.access import Access, access_options
+from kvstore.cli.terminal.messages import message_value, show_messages
+from kvstore.cli.terminal.opening import (
+    Seconds,
+    call_text,
+    folder_argument,
+    open_store,
+    time_text,
+    topic_argument,
+)
+from kvstore.cli.terminal.output import Output, output_option
+from kvstore.pop.popped import INVISIBLE_MAX, WAIT_MAX
+
+
+def filter_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """`--filter` and `--sql`, as `tags` and `sql`."""
+    tags = click.option("--filter", "tags", metavar="TAGS", help="Tags: 'a || b'.")
+    sql = click.option(
+        "--sql", metavar="EXPRESSION", help="A filter over properties: \"amount > 5 AND r = 'eu'\"."
+    )
+    return tags(sql(verb))
+
+
+def wanted_filter(tags: str | None, sql: str | None) -> str | SqlFilter | None:
+    """The filter that was asked for; `FilterIllegal`."""
+    if tags is not None and sql is not None:
+        raise click.UsageError("give --filter or --sql, not both")
+    return tags if sql is None else kvstore.sql(sql)
+
+
+@click.command()
+@folder_argument
+@click.argument("group", metavar="GROUP")
+@topic_argument
+@click.option("--limit", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--invisible", type=Seconds(0.001, INVISIBLE_MAX), default=30.0, show_default=True,
+              metavar="SECONDS", help="How long nobody else gets what is popped.")  # fmt: skip
+@click.option("--wait", type=Seconds(0, WAIT_MAX), default=0.0, show_default=True,
+              metavar="SECONDS", help="How long to wait if there is nothing.")  # fmt: skip
+@filter_options
+@click.option("--queue", type=click.IntRange(min=0), help="Only messages of this queue.")
+@click.option("--ack", is_flag=True, help="Ack what was printed.")
+@namespace_option
+@access_options
+@output_option
+def pop(
+    out: Output, folder: Path, group: str, topic: str, limit: int, invisible: float, wait: float,
+    tags: str | None, sql: str | None, queue: int | None, ack: bool, namespace: str | None,
+    access: Access,
+) -> None:  # fmt: skip
+    """Take messages of TOPIC for GROUP, each under a lock, and print them with their receipts.
+
+    With --json an array; each message as `pull` prints it, with receipt, attempt and due_at.
+    """
+    wanted = wanted_filter(tags, sql)
+    does = call_text("pop", group, topic, limit, namespace=namespace)
+    with open_store(out, folder, access=access, does=does) as store:
+        calls = within(store, namespace)
+        found = calls.pop(
+            group, topic, limit, invisible_for=invisible, wait=wait, filter=wanted, queue=queue
+        )
+        _show(out, found, acked=ack)
+        if ack:
+            sys.stdout.flush()
+            for result in calls.ack_batch([popped.receipt for popped in found]):
+                if result is not True:
+                    raise result
+
+
+def _show(out: Output, found: list[Popped], *, acked: bool) -> None:
+    if out.json:
+        out.document(
+            [
+                message_value(p.message)
+                | {"receipt": p.receipt, "attempt": p.attempt, "due_at": p.due_at}
+                for p in found
+            ]
+        )
+        return
+    for popped in found:
+        show_messages(out, [popped.message])
+        if not acked:
+            click.echo(
+                f"{'':14}  receipt {popped.receipt}  attempt {popped.attempt}  "
+                f"until {time_text(popped.due_at)}"
+            )
+    click.echo(f"{len(found):,} messages", err=True)

@@ -1,0 +1,1 @@
+"""Terminal: how verbs open stores and show results; each verb uses it."""

@@ -1,0 +1,148 @@
+"""How a message looks on the command line: as JSON, as a line, as a page.
+
+The idea: one shape for every verb that shows messages. A body that is UTF-8 text is `body`, any
+other is `body_base64`; JSON lines that `put --jsonl` reads use the same names, so what one store
+prints another can take.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any, BinaryIO, Final
+
+import click
+import msgspec
+
+from kvstore import Message, StoredMessage
+from kvstore.cli.terminal.opening import time_text
+from kvstore.cli.terminal.output import Output, printable
+from kvstore.errors import MessageIllegal
+
+_BODY_SHOWN: Final = 100
+"""Characters of a body in a one-line view."""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """What a JSON line may say about a message to put; None says nothing, except as a body."""
+
+    topic: str | None = None
+    body: Any = msgspec.UNSET
+    body_base64: str | None = None
+    queue: int | None = None
+    tag: str | None = None
+    keys: list[str] | str | None = None
+    properties: dict[str, str] | None = None
+    message_group: str | None = None
+
+
+def body_value(body: bytes) -> dict[str, str]:
+    """A body for JSON: text under `body`, or base64 under `body_base64`."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def message_value(m: StoredMessage) -> dict[str, Any]:
+    """Everything about a message, for JSON. Times are milliseconds since the epoch."""
+    return {
+        "topic": m.topic,
+        "queue": m.queue,
+        "offset": m.offset,
+        "position": m.position,
+        "size": m.size,
+        "message_id": m.message_id,
+        "position_id": m.position_id,
+        "tag": m.tag,
+        "keys": m.keys,
+        "message_group": m.message_group,
+        "properties": m.user_properties,
+        "born_at": m.born_at,
+        "stored_at": m.stored_at,
+        "born_host": list(m.born_host),
+        "store_host": list(m.store_host),
+        "flags": m.flags,
+        "system_flags": m.system_flags,
+        "reconsume_times": m.reconsume_times,
+        **body_value(m.body),
+    }
+
+
+def show_message(out: Output, m: StoredMessage) -> None:
+    """Print one message: all its fields, then the body."""
+    if out.json:
+        out.document(message_value(m))
+        return
+    value = message_value(m)
+    value.pop("body", value.pop("body_base64", None))
+    value |= {"born_at": time_text(m.born_at), "stored_at": time_text(m.stored_at)}
+    for name in ("born_host", "store_host"):
+        value[name] = "{}:{}".format(*value[name])
+    value["keys"] = " ".join(m.keys)
+    properties = value.pop("properties")
+    rows = [(name, str(content)) for name, content in value.items() if content not in (None, "")]
+    rows += [(f"property {name}", content) for name, content in properties.items()]
+    rows.append(("body", f"{len(m.body):,} bytes"))
+    out.table(("field", "value"), rows)
+    for line in m.body.decode("utf-8", "backslashreplace").split("\n"):
+        click.echo(printable(line))
+
+
+def show_messages(out: Output, messages: Iterable[StoredMessage], *, raw: bool = False) -> int:
+    """Print messages one a line as they come, and return how many: bodies only if `raw`."""
+    count = 0
+    for m in messages:
+        count += 1
+        if raw:
+            click.echo(m.body)
+        elif out.json:
+            out.line(message_value(m))
+        else:
+            click.echo(_line(m))
+    return count
+
+
+def _line(m: StoredMessage) -> str:
+    body = m.body[: 4 * _BODY_SHOWN].decode("utf-8", "backslashreplace")
+    if len(body) > _BODY_SHOWN or len(m.body) > 4 * _BODY_SHOWN:
+        body = body[: _BODY_SHOWN - 1] + "…"
+    about = printable(f"{m.tag or '-':<10} {','.join(m.keys) or '-'}")
+    return f"{m.queue:>4} {m.offset:>9}  {time_text(m.stored_at)}  {about}  {printable(body)}"
+
+
+def write_raw(stream: BinaryIO, m: StoredMessage) -> None:
+    """Write a body, byte for byte."""
+    stream.write(m.body)
+    stream.flush()
+
+
+def message_from_json(line: bytes, topic: str, defaults: dict[str, Any]) -> Message:
+    """The message that one JSON line describes; `topic` and `defaults` fill in what it leaves out.
+
+    A body that is not text (a number, an object) is put as JSON. Raises `MessageIllegal`.
+    """
+    try:
+        said = msgspec.json.decode(line, type=_Line)
+    except msgspec.ValidationError as e:
+        raise MessageIllegal(f"not a message: {e}") from e
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise MessageIllegal(f"not JSON: {e}") from e
+    fields = {name: getattr(said, name) for name in said.__struct_fields__}
+    body, encoded = fields.pop("body"), fields.pop("body_base64")
+    if (body is msgspec.UNSET) == (encoded is None):
+        raise MessageIllegal("a JSON line must have either body or body_base64")
+    fields = {name: value for name, value in fields.items() if value is not None}
+    fields["body"] = _body_bytes(body, encoded)
+    if isinstance(fields.get("keys"), str):
+        fields["keys"] = [fields["keys"]]
+    return Message(**{"topic": topic, **defaults, **fields})
+
+
+def _body_bytes(body: Any, encoded: str | None) -> bytes:
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except ValueError as e:
+            raise MessageIllegal(f"body_base64 is not base64: {e}") from e
+    return body.encode() if isinstance(body, str) else msgspec.json.encode(body)

@@ -1,0 +1,158 @@
+"""How verbs name and open a store: the arguments they share, and what they mean.
+
+The idea: `DIR` and `--config` are declared once. A verb that only reads opens read-only, and can do
+so while another process writes. Nothing but `topic create`, `put --create` and `import` makes a
+folder: a mistyped one is an error, not a new empty store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+import kvstore
+from kvstore import StoreConfig
+from kvstore.cli.terminal.access import Access, Option
+from kvstore.cli.terminal.output import Output
+from kvstore.cli.terminal.paths import LocalPath
+from kvstore.errors import StoreLocked, StoreNotFound
+
+folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
+topic_argument: Option = click.argument("topic")
+exist_ok_option: Option = click.option(
+    "--exist-ok", is_flag=True, help="Leave what is there as it is; no error."
+)
+config_option: Option = click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=LocalPath(exists=True, dir_okay=False),
+    help="A TOML file with settings of kvstore.StoreConfig.",
+)
+
+
+class Instant(click.ParamType[int]):
+    """A point in time: milliseconds since the epoch, or ISO 8601 (local if it has no zone)."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See `click.ParamType`."""
+        text = str(value)
+        if text.lstrip("-").isdigit():
+            return int(text)
+        try:
+            return round(datetime.fromisoformat(text).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{text!r} is neither milliseconds since the epoch nor like 2026-11-21T08:30:00",
+                param,
+                ctx,
+            )
+
+
+class Seconds(click.FloatRange):
+    """A duration: a number of seconds that is one, `least` to `most`."""
+
+    name = "seconds"
+
+    def __init__(self, least: float, most: float) -> None:
+        super().__init__(min=least, max=most)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """See `click.ParamType`."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            # It is neither below nor above.
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return found
+
+
+def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:
+    """The settings in a TOML file, the defaults if there is none; `access` goes before them."""
+    text = "" if file is None else file.read_text(encoding="utf-8")
+    config = StoreConfig.from_toml(text)
+    return config if access is None else access.of(config)
+
+
+def require_store(folder: Path) -> None:
+    """Raise `StoreNotFound` unless a store is there."""
+    if not any((folder / part).is_dir() for part in ("commitlog", "index")):
+        raise StoreNotFound(
+            f"there is no store in {folder}: it has neither commitlog nor index in it; "
+            "`kvmq topic create` and `kvmq put --create` make one"
+        )
+
+
+@contextmanager
+def open_store(
+    out: Output,
+    folder: Path,
+    config_file: Path | None = None,
+    *,
+    access: Access | None = None,
+    read_only: bool = False,
+    create: bool = False,
+    does: str = "",
+) -> Iterator[kvstore.Store]:
+    """An open store for the time of the block; a long recovery shows its progress. A verb that
+    writes says in `does` what a program calls for the same (`call_text`).
+    """
+    assert read_only or does, "whoever is refused because the store is open is told what to call"
+    if not create:
+        require_store(folder)
+    config = read_config(config_file, access)
+    with out.progress() as report, telling(does):
+        store = kvstore.open(folder, config=config, read_only=read_only, progress=report)
+    with store:
+        yield store
+
+
+def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:
+    """A call of the store as a program writes it; what is None is left out.
+
+    >>> call_text("redrive", "billing", limit=None)
+    "store.redrive('billing')"
+    """
+    view = "store" if namespace is None else f"store.namespace({namespace!r})"
+    return written_call(view, call, given, named)
+
+
+def written_call(
+    handle: str, call: str, given: Sequence[object], named: Mapping[str, object]
+) -> str:
+    """A call of whatever a program calls `handle`."""
+    words = [_written(value) for value in given if value is not None]
+    words += [f"{name}={_written(value)}" for name, value in named.items() if value is not None]
+    return f"{handle}.{call}({', '.join(words)})"
+
+
+def _written(value: object) -> str:
+    is_ours = type(value).__name__ in kvstore.__all__
+    return f"kvstore.{value!r}" if is_ours else repr(value)
+
+
+@contextmanager
+def telling(does: str) -> Iterator[None]:
+    """Add to the error of a store that another process has open what can be called there."""
+    try:
+        yield
+    except StoreLocked as e:
+        e.add_note(f"the program that has it open does the same by {does}")
+        raise
+
+
+def time_text(milliseconds: int) -> str:
+    """An instant for people, in local time."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(milliseconds)  # beyond what a calendar holds: a damaged or foreign record

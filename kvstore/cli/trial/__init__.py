@@ -1,0 +1,1 @@
+"""Verbs that try kvmq out: the demo and a small benchmark."""

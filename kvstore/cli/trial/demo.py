@@ -1,0 +1,430 @@
+"""The verb `demo`: the store's main jobs on real input, with every answer checked.
+
+The input is read twice. The first reading is put. The second is compared with the store's answers,
+so that the store is held against the files themselves. Begin at `_run`: it is the list of steps.
+
+Invariants: a check that finds a fault notes it and goes on. No child process outlives the demo.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+import kvstore
+from kvstore import Message, PutResult, Store, StoreConfig, StoredMessage, StoreError, TopicConfig
+from kvstore.cli.terminal.output import Output, Report, output_option, size_text
+from kvstore.cli.terminal.paths import LocalPath
+from kvstore.cli.terminal.sizes import index_sizes, rocketmq_queue_files
+from kvstore.cli.trial.draws import Sample
+from kvstore.clock import SystemClock
+
+_CONFIG: Final = StoreConfig(segment_size=64 << 20)
+"""Small segments, so that the demo seals some; a segment of 1 GiB would take all of its input."""
+_BATCH: Final = 64
+_PULL: Final = 32
+_QUEUES: Final = 8
+_SAMPLE: Final = 1_000
+_ARCHIVED_SAMPLE: Final = 200
+_POPPED_MAX: Final = 20_000
+_GROUP: Final = "demo-workers"
+_KILLED: Final = "kvmq_demo_killed"
+_LIFE_S: Final = 1.0
+"""The child writes for so long before it is killed."""
+_PROBLEMS_KEPT: Final = 5
+"""Of one step, and so many characters of each."""
+_PROBLEM_LENGTH: Final = 300
+
+Queue = tuple[str, int]
+Sampled = list[tuple[Message, PutResult]]
+
+
+class Step(msgspec.Struct):
+    """One row of the demo's table. `seconds` is time in the store's calls."""
+
+    name: str
+    shown: str = ""
+    count: int = 0
+    seconds: float = 0.0
+    faults: int = 0
+    problems: list[str] = []
+
+    def fault(self, problem: str) -> None:
+        """Counts a fault, and notes the first ones."""
+        self.faults += 1
+        if len(self.problems) < _PROBLEMS_KEPT:
+            self.problems.append(problem[:_PROBLEM_LENGTH])
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds the block's time."""
+        begin = SystemClock().monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += SystemClock().monotonic() - begin
+
+
+class Source:
+    """Lines of files as messages: the same messages at each reading, each with its queue."""
+
+    def __init__(self, files: Sequence[Path], limit: int | None) -> None:
+        self.root = Path(sysconfig.get_path("stdlib"))
+        self.files = list(files) or _library(self.root)
+        self.title = ", ".join(map(str, files)) or f"the standard library in {self.root}"
+        self._limit = limit
+
+    def messages(self) -> Iterator[Message]:
+        """One message a line: topic = module, key = file, tag = first word."""
+        return islice(self._all(), self._limit)
+
+    def _all(self) -> Iterator[Message]:
+        seen: Counter[str] = Counter()
+        for path in self.files:
+            name = (
+                path.relative_to(self.root) if path.is_relative_to(self.root) else Path(path.name)
+            )
+            topic = _only(name.parts[0].removesuffix(".py"), "_-")[:127] or "lines"
+            key = "_".join(name.as_posix().split())
+            queue = seen[topic] % _QUEUES
+            seen[topic] += 1
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    word = (
+                        _only(line.split(maxsplit=1)[0].decode(errors="replace"), "_")
+                        if line.strip()
+                        else ""
+                    )
+                    yield Message(
+                        topic, line.rstrip(b"\r\n"), queue=queue, tag=word[:32] or "other",
+                        keys=(key,), properties={"line": str(number)},
+                    )  # fmt: skip
+
+
+def _library(root: Path) -> list[Path]:
+    other = {"site-packages", "dist-packages"}
+    found = (path for path in root.rglob("*.py") if not other & set(path.relative_to(root).parts))
+    return sorted(path for path in found if path.is_file())
+
+
+def _only(text: str, besides: str) -> str:
+    return "".join(c for c in text if c.isascii() and (c.isalnum() or c in besides))
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=LocalPath(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--dir", "folder", type=LocalPath(file_okay=False),
+              help="Where to make the store; default kvmq-demo/<time>.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Only so many messages.")
+@click.option(
+    "--keep/--no-keep", default=True, show_default=True, help="Leave the store to look at."
+)
+@output_option
+def demo(
+    out: Output, files: tuple[Path, ...], folder: Path | None, limit: int | None, keep: bool
+) -> None:
+    """Put real input, read and pop it, archive half of it, kill a writer, and check every answer.
+
+    Without FILES the input is this Python's own standard library, else the lines of FILES (- is
+    standard input). Exit code 1 if any check fails.
+    """
+    folder = _new_folder(folder)
+    source = Source([_at_hand(path, folder) for path in files], limit)
+    if next(source.messages(), None) is None:
+        raise click.UsageError(f"{source.title} has no line; give a file that has some")
+    begin = SystemClock().monotonic()
+    with out.progress() as progress:
+        steps, sizes = _run(folder, source, progress)
+    seconds = SystemClock().monotonic() - begin
+    problems = [f"{step.name}: {problem}" for step in steps for problem in step.problems]
+    if out.json:
+        found = {"ok": not problems, "problems": problems, "steps": steps, "sizes": sizes}
+        out.document(found | {"source": source.title, "folder": str(folder), "seconds": seconds})
+    else:
+        _show(out, source, folder, steps, sizes)
+        for problem in problems:
+            out.text(problem, fg="red")
+        verdict = "Some checks failed." if problems else f"Every check passed, in {seconds:.0f} s."
+        out.text(verdict, fg="red" if problems else "green", bold=True)
+    if problems:
+        click.get_current_context().exit(1)
+    if not keep:
+        shutil.rmtree(folder)
+
+
+def _new_folder(folder: Path | None) -> Path:
+    if folder is None:
+        now = datetime.fromtimestamp(SystemClock().now_ms() / 1000)
+        folder = Path("kvmq-demo") / now.strftime("%Y%m%d-%H%M%S")
+    if folder.exists() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} is not empty; the demo makes a new store")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _at_hand(given: Path, folder: Path) -> Path:
+    """A file that can be read twice: standard input is copied into the folder."""
+    if str(given) != "-":
+        return given
+    path = folder / "stdin.txt"
+    with path.open("wb") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+    return path
+
+
+def _run(folder: Path, source: Source, progress: Report) -> tuple[list[Step], dict[str, int]]:
+    """Each step in its order. An error of the store is a fault of its step, not the end."""
+    steps: list[Step] = []
+
+    @contextmanager
+    def step(name: str, shown: str) -> Iterator[Step]:
+        steps.append(Step(name, shown, problems=[]))
+        progress(name, 0, 0)
+        try:
+            yield steps[-1]
+        except StoreError as e:
+            steps[-1].fault(f"{type(e).__name__}: {e}")
+
+    queues: Counter[Queue] = Counter()
+    with kvstore.open(folder, _CONFIG) as store, step("put", "one message a line, indexed") as now:
+        sample = _put(store, source, queues, now)
+    sizes = _sizes(folder, queues)
+    with kvstore.open(folder, _CONFIG) as store:
+        with step("pull", "every queue: the lines of its files, in order, once") as now:
+            _pull(store, source, now)
+        with step("get, find, query", "a sample by offset, position, id, key and time") as now:
+            answers = [_ask(store, *item, now) for item in sample]
+        with step("pop", "each message once, under a lock of its own; acked") as now:
+            _pop(store, queues, now)
+        with step("archive", "the older half of the segments, read back and compared") as now:
+            sizes |= _archive(store, now)
+        with step("read archives", "the sample again: each answer is the same") as now:
+            for item, before in list(zip(sample, answers, strict=True))[:_ARCHIVED_SAMPLE]:
+                after = _ask(store, *item, now)
+                if after != before:
+                    now.fault(f"{item[1]}: {before} became {after}")
+        store.create_topic(_KILLED, queues=1)
+    with step("kill -9", "a child that writes with flush=sync; acknowledged messages") as now:
+        acknowledged = _write_and_kill(folder, now)
+    with step("recover", "acknowledged messages are there, in order, once") as now:
+        with now.timed():
+            store = kvstore.open(folder, _CONFIG)
+        with store:
+            _check_survivors(store, acknowledged, now)
+            with step("verify", "every checksum; log, index and archives agree") as checked:
+                _verify(store, checked, progress)
+    return steps, sizes
+
+
+def _put(store: Store, source: Source, queues: Counter[Queue], step: Step) -> Sampled:
+    sample: Sample[tuple[Message, PutResult]] = Sample(_SAMPLE)
+    topics: set[str] = set()
+    messages = source.messages()
+    while batch := list(islice(messages, _BATCH)):
+        new = {message.topic for message in batch} - topics
+        with step.timed():
+            store.create_topics([TopicConfig(name=name, queues=_QUEUES) for name in sorted(new)])
+            results = store.put_batch(batch)
+        topics |= new
+        step.count += len(batch)
+        for message, result in zip(batch, results, strict=True):
+            queues[result.topic, result.queue] += 1
+            slot = sample.slot()
+            if slot is not None:
+                sample.put(slot, (message, result))
+    with step.timed():
+        store.checkpoint()
+    return sample.items
+
+
+def _pull(store: Store, source: Source, step: Step) -> None:
+    def stored(topic: str, queue: int) -> Iterator[StoredMessage]:
+        offset = 0
+        while True:
+            with step.timed():
+                found = store.pull(topic, queue, offset, limit=_PULL)
+            if not found.messages:
+                return
+            yield from found.messages
+            offset = found.next_offset
+
+    queues: dict[Queue, Iterator[StoredMessage]] = {}
+    for put in source.messages():
+        assert put.queue is not None
+        queue = (put.topic, put.queue)
+        if queue not in queues:
+            queues[queue] = stored(*queue)
+        found = next(queues[queue], None)
+        same = found is not None and _content(found) == _content(put)
+        if not same:
+            step.fault(f"{put} was expected, and {found} is there")
+        step.count += 1
+    for queue, rest in queues.items():
+        more = next(rest, None)
+        if more is not None:
+            step.fault(f"{queue} has more than was put: {more}")
+
+
+def _content(message: Message | StoredMessage) -> tuple[object, ...]:
+    if isinstance(message, StoredMessage):
+        properties = message.user_properties
+    else:
+        properties = dict(message.properties)
+    return bytes(message.body), message.tag, list(message.keys), properties
+
+
+def _ask(store: Store, put: Message, at: PutResult, step: Step) -> list[object]:
+    """Every way of reading one message; each must find it."""
+    with step.timed():
+        found = store.get(at.topic, at.queue, at.offset)
+        same = [store.read_at(at.position), store.find(at.message_id)]
+        keyed = store.query(at.topic, put.keys[0], limit=_PULL)
+        first = store.offset_at(at.topic, at.queue, time=found.stored_at)
+    step.count += 1
+    if _content(found) != _content(put):
+        step.fault(f"get found {found} and not {put}")
+    if same != [found] * 2:
+        step.fault(f"{found} was found as {same}")
+    is_there = len(keyed) == _PULL or found in keyed
+    if not is_there:
+        step.fault(f"{found} is not among the messages with key {put.keys[0]}")
+    if first > at.offset:
+        step.fault(f"{found} is before {first}, the first of its time")
+    return [found, keyed, first]
+
+
+def _pop(store: Store, queues: Counter[Queue], step: Step) -> None:
+    """Pops one topic. Every 50th message is given back once, so it comes a second time."""
+    topic = max(queues, key=lambda queue: min(queues[queue], _POPPED_MAX))[0]
+    wanted = sum(count for queue, count in queues.items() if queue[0] == topic)
+    store.create_group(_GROUP, backoff=[0.0])
+    done: Counter[tuple[int, int]] = Counter()
+    returned = 0
+    while step.count < min(wanted, _POPPED_MAX):
+        with step.timed():
+            popped = store.pop(_GROUP, topic, limit=_PULL, invisible_for=60)
+            kept = []
+            for one in popped:
+                if one.attempt == 1 and one.message.offset % 50 == 7:
+                    store.change_invisible(one.receipt, 0)
+                    returned += 1
+                else:
+                    kept.append(one)
+            store.ack_batch([one.receipt for one in kept])
+        done.update((one.message.queue, one.message.offset) for one in kept)
+        step.count += len(kept)
+        if not popped:
+            break
+    if step.count < min(wanted, _POPPED_MAX):
+        step.fault(f"{step.count} of {wanted} came")
+    twice = [place for place, count in done.items() if count > 1]
+    if twice:
+        step.fault(f"{topic}: handed out after their ack: {twice}")
+    step.shown += f"; {returned:,} were given back first, and came again"
+
+
+def _archive(store: Store, step: Step) -> dict[str, int]:
+    from tiering import Policy, Worker
+
+    if not store.segments():
+        store.seal()
+    half = max((len(store.segments()) + 1) // 2, 1)
+    # By size: these messages are too young for any age.
+    policy = Policy(warm="archive", max_bytes=half * store.stats().segment_size, watermarks=None)
+    with Worker(store, policy) as worker, step.timed():
+        done = worker.run_once()
+    step.count = done.messages
+    if done.failed or not done.segments:
+        step.fault(f"failed: {done.failed}")
+    return {"log of these": done.raw_bytes, "archives": done.bytes}
+
+
+_WRITER: Final = """
+import sys, kvstore
+with kvstore.open(sys.argv[1], kvstore.StoreConfig(flush="sync")) as store:
+    done = 0
+    while True:
+        messages = [kvstore.Message(sys.argv[2], b"%012d" % (done + i), queue=0) for i in range(32)]
+        done = store.put_batch(messages)[-1].offset + 1
+        print(done, flush=True)
+"""
+
+
+def _write_and_kill(folder: Path, step: Step) -> int:
+    """How many messages the child acknowledged before it was killed."""
+    command = [sys.executable, "-c", _WRITER, str(folder), _KILLED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, step.timed():
+        assert child.stdout is not None
+        try:
+            child.stdout.readline()
+            SystemClock().sleep(_LIFE_S)
+        finally:
+            child.kill()
+        # The kill may cut the last line.
+        whole = [int(line) for line in child.stdout if line.endswith("\n")]
+    step.count = max(whole, default=0)
+    if not step.count:
+        step.fault("the child wrote nothing")
+    return step.count
+
+
+def _check_survivors(store: Store, acknowledged: int, step: Step) -> None:
+    offset = 0
+    while (found := store.pull(_KILLED, 0, offset, limit=_PULL)).messages:
+        for message in found.messages:
+            same = bytes(message.body) == b"%012d" % step.count
+            if not same:
+                step.fault(f"{message} is not number {step.count}")
+            step.count += 1
+        offset = found.next_offset
+    if step.count < acknowledged:
+        step.fault(f"{step.count:,}, not {acknowledged:,}")
+
+
+def _verify(store: Store, step: Step, progress: Report) -> None:
+    with step.timed():
+        found = store.verify(progress=progress)
+    step.count = found.records
+    for problem in found.problems:
+        step.fault(f"{problem.kind} at {problem.position}: {problem.message}")
+
+
+def _sizes(folder: Path, queues: Counter[Queue]) -> dict[str, int]:
+    """Bytes of a closed store, beside RocketMQ's queue files for the same queues."""
+    index = index_sizes(folder)
+    return {
+        "queue index": index.of("runs", "places"),
+        "key index": index.of("message_keys"),
+        "RocketMQ's queue files": rocketmq_queue_files(queues.values())[0],
+    }
+
+
+def _show(
+    out: Output, source: Source, folder: Path, steps: list[Step], sizes: dict[str, int]
+) -> None:
+    out.text(f"source  {source.title}\nstore   {folder}\n")
+    out.table(
+        ("step", "what was shown", "count", "seconds", "a second", ""),
+        [
+            (step.name, step.shown, step.count, f"{step.seconds:.2f}",
+             f"{step.count / step.seconds:,.0f}" if step.seconds else "",
+             "wrong" if step.faults else "ok")
+            for step in steps
+        ],
+        right=("count", "seconds", "a second"),
+    )  # fmt: skip
+    out.text("")
+    out.table(("on disk", "bytes"), [(name, size_text(size)) for name, size in sizes.items()])
+    out.text("")

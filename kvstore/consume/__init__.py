@@ -1,1 +1,0 @@
-"""Consuming: pulls by offset, and which messages a filter lets through."""

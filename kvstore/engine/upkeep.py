@@ -1,0 +1,242 @@
+"""Upkeep: checkpoints, sealing and retention of an open store, asked for or by itself.
+
+The idea: what the housekeeper does and what a call can have done at once are the same methods; each
+has a `..._due` that is asked often and costs next to nothing.
+
+Invariants: a checkpoint covers flushed records only; one that failed is done again before the next;
+a segment leaves the index before its file goes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from kvstore.config import Retention, StoreConfig
+from kvstore.engine.housekeeper import Again
+from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go
+from kvstore.engine.unread import unread_in
+from kvstore.index.attach import announce
+from kvstore.index.families import Batch
+from kvstore.index.handover import put_gone
+from kvstore.index.index import Index
+from kvstore.index.keys import Checkpoint
+from kvstore.log.commitlog import CommitLog
+from kvstore.read.reader import Reader
+
+_NAMED: Final = 10
+"""Topics that a warning names."""
+_log = logging.getLogger("kvmq")
+
+
+class Upkeep:
+    """See the module. `last_stored` says the newest store time given, under the log's lock."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        reader: Reader,
+        config: StoreConfig,
+        *,
+        last_stored: Callable[[], int],
+        is_closed: Callable[[], bool],
+        name_of: Callable[[int], str | None],
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._reader = reader
+        self._config = config
+        self._last_stored_now = last_stored
+        self._is_closed = is_closed
+        self._name_of = name_of
+        self.deleted_unread = 0
+        """Messages that went with their segments and that no group had taken, since the opening."""
+        self._is_crowded = False
+        """Whether it was told that the disk fills, and nothing may be deleted."""
+        self._last_stored = 0
+        self._checkpoint_lock = threading.Lock()
+        self.leaving = threading.Lock()
+        """Held while segments leave the log."""
+        self.is_tiered = _is_tiered(config.retention)
+        """Whether segments that expire go to archives: then age and size are no reasons here."""
+        now = config.clock.monotonic()
+        self._checkpoint_at = now + config.checkpoint_interval
+        self._retention_at = now + config.retention_interval
+
+    # --- checkpoints ---
+
+    def checkpoint(self, *, clean: bool = False) -> None:
+        """Put the index tail into RocksDB; `clean` says that nothing comes behind it."""
+        with self._checkpoint_lock:
+            if self._index.tails.frozen is not None:
+                # One that failed is done again first; what came behind it is a tail of its own.
+                self._write_frozen(clean=False)
+            with self._log.lock:
+                self._index.freeze(self._log.end)
+                self._last_stored = self._last_stored_now()
+            self._write_frozen(clean=clean)
+            self._checkpoint_at = self._config.clock.monotonic() + self._config.checkpoint_interval
+
+    def _write_frozen(self, *, clean: bool) -> None:
+        log, index = self._log, self._index
+        position, before = index.tails.active.start, index.checkpoint
+        log.sync_to_end()
+        if position != before.position or clean != before.clean:
+            index.write_checkpoint(
+                Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
+                sync=clean,
+            )
+
+    def checkpoint_due(self) -> bool:
+        """Whether enough of the log, or something for long enough, is not checkpointed."""
+        behind = self._log.end - self._index.tails.active.start
+        if behind >= self._config.checkpoint_bytes:
+            return True
+        is_behind = behind > 0 or self._index.tails.frozen is not None  # the last one failed
+        return is_behind and self._config.clock.monotonic() >= self._checkpoint_at
+
+    def seal(self) -> None:
+        """See `Store.seal`."""
+        with self._log.lock:
+            if self._log.end % self._log.segment_size:
+                self._log.roll()
+        self.checkpoint()
+        while self._index.seal_due():
+            self._index.seal_next()
+
+    def give_up(self, count: int) -> int:
+        """Leave so many segments out of the log, which goes on behind them: their positions are for
+        messages that come from elsewhere. Returns the first of the positions.
+        """
+        log, index, size = self._log, self._index, self._log.segment_size
+        self.seal()  # so that little is left to be done while puts wait
+        with self.leaving, log.standing():
+            log.check_writable()
+            log.seal()
+            first = log.end // size
+            leaving = range(first, first + count)
+            # What the log goes on in is there before the index says so: else a recovery would find
+            # nothing behind the gap, and go on within it.
+            log.segments.create(leaving.stop)
+            there = log.segments.numbers
+
+            def put(batch: Batch) -> None:
+                put_gone(batch, index.gone(), leaving, there, size)
+                announce(index.families, batch)
+
+            index.change(put)
+            log.skip(count)
+            for number in leaving:
+                if log.segments.has(number):
+                    log.segments.remove(number)
+        self.checkpoint()
+        return first * size
+
+    # --- retention ---
+
+    def apply_retention(self) -> int:
+        """See `Store.apply_retention`."""
+        self._log.check_writable()
+        self._begin_retention()
+        interval = self._config.delete_interval
+        return let_go(self._next_to_go, self._let_go, self._pause, interval)
+
+    def retain(self) -> Again | None:
+        """The same, one segment at a time: the housekeeper does other jobs in the pauses."""
+        self._begin_retention()
+        why = self._next_to_go()
+        if why is None:
+            return None
+        self._let_go(why)
+        pause = min(self._config.delete_interval, self._config.retention_interval)
+        self._retention_at = self._config.clock.monotonic() + pause
+        return Again(pause)
+
+    def _begin_retention(self) -> None:
+        config, size = self._config, self._log.segment_size
+        self._retention_at = config.clock.monotonic() + config.retention_interval
+        if self._index.checkpoint.position // size < self._log.end // size:
+            # What is not wholly checkpointed can't go: a sealed segment must not wait for that.
+            self.checkpoint()
+
+    def retention_due(self) -> bool:
+        """Whether it is time for another look."""
+        return self._config.clock.monotonic() >= self._retention_at
+
+    def _pause(self, seconds: float) -> bool:
+        self._config.clock.sleep(seconds)
+        return self._is_closed()
+
+    def _next_to_go(self) -> Why | None:
+        log, config = self._log, self._config
+        numbers = log.segments.numbers
+        last = min(log.end, self._index.checkpoint.position) // log.segment_size
+        sealed = [n for n in numbers if n < last]
+        aged = [Aged(n, self._reader.segment_newest(n)) for n in sealed[:1]]
+        used = log.disk_used()
+        self._tell_if_crowded(used)
+        return next_to_go(
+            aged,
+            config,
+            now_ms=config.clock.now_ms(),
+            hour=config.clock.local_hour(),
+            disk_used=used,
+            total_bytes=len(numbers) * log.segment_size,
+            is_tiered=self.is_tiered,
+        )
+
+    def _tell_if_crowded(self, used: float) -> None:
+        """Say once that the disk fills and nothing may be deleted for it: puts will stop."""
+        _, force_at, stop_at = self._config.watermarks
+        before, self._is_crowded = self._is_crowded, used >= force_at
+        retention = self._config.retention
+        if self._is_crowded and not before and not may_delete(retention, is_tiered=self.is_tiered):
+            _log.warning(
+                "the disk of %s is %.0f%% full; no retention of the store allows to delete "
+                "anything, so puts stop at %.0f%%: free space, or set StoreConfig.retention",
+                self._log.folder, used * 100, stop_at * 100,
+            )  # fmt: skip
+
+    def _let_go(self, why: Why) -> None:
+        size = self._log.segment_size
+        with self.leaving:
+            if why.number in self._log.segments.numbers:
+                unread = unread_in(self._index.families, why.number)
+                there = self._log.segments.numbers
+                self._index.retire(why.number, (why.number + 1) * size, there)
+                if self._config.secure_erase:
+                    self._index.key_upkeep.mark_all_left()
+                self._log.segments.remove(why.number, erase=self._config.secure_erase)
+                self.tell_unread(f"segment {why.number}, {why.reason}", unread)
+
+    def tell_unread(self, deleted: str, unread: dict[int, int]) -> None:
+        """Say what was deleted that no group has taken. (Deleted topics have no messages.)"""
+        named = {name: n for topic, n in unread.items() if (name := self._name_of(topic))}
+        if not named:
+            return
+        count = sum(named.values())
+        self.deleted_unread += count
+        most = sorted(named.items(), key=lambda item: (-item[1], item[0]))
+        topics = ", ".join(f"{name} ({n})" for name, n in most[:_NAMED])
+        more = f" and {len(most) - _NAMED} topics more" if len(most) > _NAMED else ""
+        _log.warning(
+            "%s: retention deleted %s; %d of its messages no group had read: %s%s",
+            self._log.folder.parent, deleted, count, topics, more,
+        )  # fmt: skip
+
+
+def _is_tiered(retention: Retention) -> bool:
+    return retention.warm_for is not None or retention.cold_for is not None
+
+
+def drop_orphans(log: CommitLog, index: Index, config: StoreConfig) -> None:
+    """Remove segments that left the index, with retention or to archives, before a crash kept their
+    files from going.
+    """
+    if log.writable:
+        gone = index.gone()
+        for number in list(log.segments.numbers):
+            if (number + 1) * log.segment_size <= gone.below or number in gone.segments:
+                log.segments.remove(number, erase=config.secure_erase)

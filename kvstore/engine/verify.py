@@ -1,0 +1,403 @@
+"""Verify: every record against its CRCs, and the index against the log.
+
+The idea: a segment at a time. Its records are walked, past damage, and those that carry a CRC over
+the whole record are held against that as well; what the index should say of
+them is noted in columns and held against the columns of what it says: every entry with its queue,
+offset, size, tag and time, every key's hash, a place for every queue. At last every place is held
+against the run, or the archive, that has to stand behind it, and every archive against the catalog.
+
+Invariant: changes nothing; what is wrong is listed with where it is, the rest is still looked at.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveUnavailable,
+    FormatError,
+    FormatTooNew,
+    FormatTooOld,
+    SegmentDamaged,
+)
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVE_FIRST,
+    NO_ARCHIVE,
+    NOWHERE,
+    PLACES,
+    QUEUE_MASK,
+    RUNS,
+    Place,
+    RunKey,
+    place_key,
+    read_place,
+    read_run_key,
+    run_key,
+    segment_range,
+)
+from kvstore.index.runs import unpack
+from kvstore.log.commitlog import CommitLog
+from kvstore.meta.key_history import LEVELS
+from kvstore.meta.topics import Topics
+from kvstore.opening.recovery import Progress
+from kvstore.read.cold import Cold
+from kvstore.read.reader import Reader
+from kvstore.record.check import property_crc_problem
+from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
+from kvstore.record.hashing.hashes import key_hash, tags_code
+from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
+from kvstore.record.walk import Kind, walk
+
+I64 = NDArray[np.int64]
+_PROBLEMS_MAX = 1000
+_FIELDS = 6
+"""What is compared of an entry: position, queue, offset, size, tag hash, store time."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is not as it should be; -1 and "" where a field says nothing."""
+
+    kind: str
+    message: str
+    position: int = -1
+    topic: str = ""
+    queue: int = -1
+    offset: int = -1
+
+
+class VerifyReport(msgspec.Struct):
+    """What was looked at, and what was wrong with it (the first 1,000 problems; `problems_found`
+    counts all).
+    """
+
+    records: int = 0
+    bytes: int = 0
+    entries: int = 0
+    keys: int = 0
+    segments: int = 0
+    seconds: float = 0.0
+    problems_found: int = 0
+    problems: list[Problem] = []
+
+    def add(self, problem: Problem) -> None:
+        """Note a problem."""
+        self.problems_found += 1
+        if len(self.problems) < _PROBLEMS_MAX:
+            self.problems.append(problem)
+
+    def forget(self, count: int) -> None:
+        """Take back all problems but the first `count`."""
+        self.problems_found = count
+        del self.problems[count:]
+
+
+def verify(
+    log: CommitLog,
+    index: Index,
+    topics: Topics,
+    reader: Reader,
+    progress: Progress | None,
+    *,
+    property_crc: bool = False,
+    archives: bool = False,
+) -> VerifyReport:
+    """See `Store.verify`; with `property_crc` a record without that CRC is damaged, with `archives`
+    every byte of every archive is read.
+    """
+    began = log.clock.monotonic()
+    report = VerifyReport()
+    end = reader.visible_end()
+    names = {t.id: t.name for t in topics.all()}
+    newest = 0
+    for number in _there(log, index, report, end):
+        known = report.problems_found
+        segment = _Segment(log, index, topics, names, report, number, end, newest, property_crc)
+        segment.verify()
+        newest = segment.newest
+        if report.problems_found > known:
+            reader.look_again()
+            if reader.first_segment() > number:
+                report.forget(known)  # retention took the segment meanwhile
+                continue
+        report.segments += 1
+        if progress is not None:
+            done = min((number + 1) * log.segment_size, end) - log.first
+            progress("verifying", done, end - log.first)
+    _check_places(index, names, reader.cold, report)
+    _check_archives(reader.cold, archives, report)
+    if archives and reader.cold is not None:
+        _check_held(index, names, reader.cold, report)
+    report.seconds = log.clock.monotonic() - began
+    return report
+
+
+def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list[int]:
+    """The segments there are; what is missing between them, or before the first, is a problem."""
+    size = log.segment_size
+    stop = -(-end // size)
+    log.segments.look_again()
+    found = [n for n in log.segments.numbers if n < stop]
+    # Behind the look at what is there: what goes meanwhile is no problem.
+    gone = index.gone()
+    due = max(gone.below // size, log.segments.retired_below)
+    left = gone.segments | log.segments.left
+    for number in sorted({*found, stop, *left}):
+        if number > due:
+            which = str(log.segments.path(due))
+            if number - due > 1:
+                which += f" and {number - due - 1} behind it"
+            report.add(Problem("segment", f"{which} can't be read: not there", due * size))
+        due = max(due, number + 1)
+    return [n for n in found if n not in left]
+
+
+def _check_places(
+    index: Index, names: dict[int, str], cold: Cold | None, report: VerifyReport
+) -> None:
+    """Every place has a run of its queue that begins with its offset, in the segment it names, or
+    names an archive of the catalog and has a place behind it.
+    """
+    get = index.families.get
+    before: tuple[int, int, Place] | None = None
+    for key, value in index.families.rows(PLACES, b""):
+        found = read_place(key, value)
+        if before is not None and before[2].is_archived and before[:2] != found[:2]:
+            _tell_place(names, before, "the queue's last place is an archive's", report)
+        before = found
+        if found[2].is_archived and found[2].archive != NO_ARCHIVE:
+            numbers = cold.archived.numbers() if cold is not None else ()
+            if found[2].archive not in numbers and get(PLACES, key) == value:
+                what = f"place says archive {found[2].archive}, which the catalog does not have"
+                _tell_place(names, found, what, report)
+    if before is not None and before[2].is_archived:
+        _tell_place(names, before, "the queue's last place is an archive's", report)
+    for key, value in index.families.rows(PLACES, b""):
+        topic, queue, place = read_place(key, value)
+        if place.segment >= ARCHIVE_FIRST or topic not in names:
+            continue
+        behind = run_key(place.segment, topic, queue, place.first)
+        # Looked at again: retention may have taken both since the walk began.
+        if get(RUNS, behind) is None and get(PLACES, key) == value:
+            what = f"place says segment {place.segment}, where no run begins with its offset"
+            report.add(Problem("index", what, -1, names[topic], queue, place.first))
+
+
+def _tell_place(
+    names: dict[int, str], found: tuple[int, int, Place], what: str, report: VerifyReport
+) -> None:
+    topic, queue, place = found
+    report.add(Problem("index", what, -1, names.get(topic, ""), queue, place.first))
+
+
+def _check_archives(cold: Cold | None, thorough: bool, report: VerifyReport) -> None:
+    if cold is not None:
+        for problem in cold.archived.verify(thorough=thorough):
+            report.add(Problem("archive", f"{problem.archive}: {problem.message}"))
+
+
+def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyReport) -> None:
+    """Every block of an archive is found by a place of its queue that names the archive."""
+    places: dict[tuple[int, int], list[Place]] = {}
+    for key, value in index.families.rows(PLACES, b""):
+        topic, queue, place = read_place(key, value)
+        there = places.setdefault((topic, queue), [])
+        if there and there[-1].segment == NOWHERE:
+            there.pop()  # says nothing where something came behind it
+        there.append(place)
+    for number in cold.archived.numbers():
+        try:
+            held = cold.archived.contents(number).held
+        except (ArchiveDamaged, ArchiveUnavailable, FormatTooNew, FormatTooOld):
+            continue  # told of already
+        for one in held:
+            there = places.get((one.topic, one.queue), [])
+            at = bisect_right(there, one.first, key=lambda place: place.first) - 1
+            is_named = at >= 0 and there[at].is_archived and there[at].archive == number
+            if one.topic in names and not is_named:
+                what = f"archive {number} has messages from here on, where no place names it"
+                report.add(Problem("index", what, -1, names[one.topic], one.queue, one.first))
+
+
+class _Segment:
+    """One segment's records, and what the index should say of them."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        topics: Topics,
+        names: dict[int, str],
+        report: VerifyReport,
+        number: int,
+        end: int,
+        newest: int,
+        property_crc: bool,
+    ) -> None:
+        self._property_crc = property_crc
+        self.newest = newest
+        """The newest store time so far: what the index has where a clock was stepped back."""
+        self._log = log
+        self._index = index
+        self._topics = topics
+        self._names = names
+        self._report = report
+        self._number = number
+        self._base = number * log.segment_size
+        self._end = end
+        self._covered = index.checkpoint.position
+        self._entries = array("q")
+        self._key_hashes = array("q")
+        self._key_positions = array("q")
+
+    def verify(self) -> None:
+        """Look at the records, then at the index."""
+        try:
+            self._walk()
+        except SegmentDamaged as e:
+            self._report.add(Problem("segment", str(e), self._base))
+            return
+        self._compare_entries()
+        self._compare_keys()
+
+    def _walk(self) -> None:
+        report, base = self._report, self._base
+        self._log.drain_for_reading()
+        buffer = self._log.segments.buffer(self._number)
+        size = self._log.segment_size
+        if len(buffer) < size:
+            path = self._log.segments.path(self._number)
+            report.add(Problem("segment", f"{path} has {len(buffer)} bytes, not {size}", base))
+        end = min(size, self._end - base)
+        for found in walk(buffer, base, 0, end):
+            if found.kind is Kind.RECORD:
+                report.records += 1
+                report.bytes += found.size
+                wrong = property_crc_problem(
+                    buffer,
+                    found.position - base,
+                    found.size,
+                    found.position,
+                    required=self._property_crc,
+                )
+                if wrong:
+                    report.add(Problem("record", wrong, found.position))
+                f = facts(buffer, found.position - base, found.size)
+                if found.position < self._covered:
+                    self._expect(f, found.position, found.size)
+            elif found.kind is Kind.DAMAGE:
+                what = f"{found.size} bytes are damaged: {found.reason}"
+                report.add(Problem("record", what, found.position))
+            elif found.kind is Kind.END:
+                what = f"{found.size} bytes are zero where records should be"
+                report.add(Problem("record", what, found.position))
+
+    def _expect(self, f: Facts, position: int, size: int) -> None:
+        name = f.topic.decode("utf-8", "replace")
+        self.newest = max(self.newest, f.stored_at)
+        if not self._topics.is_live(name, position):
+            return
+        topic = self._topics.get(name)
+        kind = f.system_flags & TRANSACTION_MASK
+        if kind not in (PREPARED, ROLLBACK):
+            level = delay_level_of(f.properties) if name == SCHEDULE_TOPIC else None
+            code = tags_code(name, tag_of(f.properties), level, f.stored_at)
+            row = (position, topic.base + f.queue, f.offset, size, code, self.newest)
+            self._entries.extend(row)
+        if kind != ROLLBACK:
+            keyed = topic.keyed_for_sure(position)
+            found = []
+            if keyed:
+                unique = unique_id_of(f.properties)
+                found = [unique] if unique else []
+            if keyed == LEVELS["all"]:
+                found += keys_of(f.properties)
+            self._key_hashes.extend([key_hash(f.topic, k) for k in found])
+            self._key_positions.extend([position] * len(found))
+
+    def _compare_entries(self) -> None:
+        should = np.frombuffer(self._entries, np.int64).reshape(-1, _FIELDS)
+        says = self._index_entries()
+        self._report.entries += len(says)
+        says = says[np.argsort(says[:, 0], kind="stable")]
+        if len(says) == len(should) and (says == should).all():
+            return
+        rows = {row[0]: tuple(row) for row in should.tolist()}
+        for row in says.tolist():
+            wanted = rows.pop(row[0], None)
+            if wanted != tuple(row):
+                has = "no such record" if wanted is None else str(wanted[1:])
+                self._tell(f"entry says {tuple(row[1:])}, the log has {has}", row)
+        for wanted in rows.values():
+            self._tell("record has no entry in the index", wanted)
+
+    def _tell(self, what: str, row: tuple[int, ...] | list[int]) -> None:
+        position, queue, offset = row[:3]
+        name = self._names.get(queue >> 32, "")
+        self._report.add(Problem("index", what, position, name, queue & QUEUE_MASK, offset))
+
+    def _index_entries(self) -> I64:
+        """What the runs say, as rows of `_FIELDS`."""
+        low, high = segment_range(self._number, self._number + 1)
+        found = [np.zeros((0, _FIELDS), dtype=np.int64)]
+        before: RunKey | None = None
+        for key, value in self._index.families.rows(RUNS, low, high):
+            run = read_run_key(key)
+            if run.topic not in self._names:
+                continue
+            is_first = before is None or (before.topic, before.queue) != (run.topic, run.queue)
+            before = run
+            try:
+                columns = unpack(value)
+                tags = self._index.tags.hashes(columns.tag_hashes)
+            except FormatError as e:
+                row = (-1, run.topic << 32 | run.queue, run.first)
+                self._tell(f"run can't be read: {e}", row)
+                continue
+            if is_first:
+                self._check_place(run, int(columns.stored_at[0]))
+            rows = np.empty((len(columns.positions), _FIELDS), dtype=np.int64)
+            rows[:, 0] = columns.positions + self._base
+            rows[:, 1] = run.topic << 32 | run.queue
+            rows[:, 2] = np.arange(run.first, run.first + len(rows))
+            rows[:, 3] = columns.sizes
+            rows[:, 4] = tags
+            rows[:, 5] = columns.stored_at
+            found.append(rows)
+        return np.concatenate(found)
+
+    def _check_place(self, run: RunKey, stored_at: int) -> None:
+        key = place_key(run.topic, run.queue, run.first)
+        value = self._index.families.get(PLACES, key)
+        row = (-1, run.topic << 32 | run.queue, run.first)
+        if value is None:
+            self._tell("the queue's first run in a segment has no place", row)
+            return
+        place = read_place(key, value)[2]
+        if (place.segment, place.stored_at) != (run.segment, stored_at):
+            what = f"place says segment {place.segment}, first store time {place.stored_at}; "
+            what += f"the run is in segment {run.segment} and begins with {stored_at}"
+            self._tell(what, row)
+
+    def _compare_keys(self) -> None:
+        wanted = np.frombuffer(self._key_hashes, np.int64)
+        positions = np.frombuffer(self._key_positions, np.int64)
+        self._report.keys += len(wanted)
+        try:
+            hashes, there = self._index.keys.pairs(self._number)
+        except FormatError as e:
+            what = f"keys of segment {self._number} can't be read: {e}"
+            self._report.add(Problem("index", what, self._base))
+            return
+        # A pair as one number: 40 bits of hash do not fit beside 32 of position, 31 and 32 do.
+        mixed = (hashes & 0x7FFFFFFF) << 32 | there
+        missing = ~np.isin((wanted & 0x7FFFFFFF) << 32 | positions - self._base, mixed)
+        for position in positions[missing].tolist():
+            what = "a key of the record is not in the index"
+            self._report.add(Problem("index", what, position))

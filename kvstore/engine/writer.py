@@ -1,0 +1,283 @@
+"""Putting messages: from the caller's values to the log and the index tail, under one lock, in one
+pass.
+
+The idea: everything that doesn't depend on place is prepared before the lock
+(`record.prepare`); under it the batch gets offsets and positions, is noted in the tail and copied
+into the log; durability is waited for behind it. The log's `end` moves last, behind all segments of
+a batch: nobody sees a row or a byte before that, and until then all of it can be taken back.
+
+Invariants: a put that is refused changed nothing: no byte in the log, no row in the tail, no offset
+given; store times never fall; what is in the tail below the log's end is in the log."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+
+from msgspec.structs import astuple
+
+from kvstore.config import StoreConfig
+from kvstore.index.index import Index
+from kvstore.index.keys import QUEUE_MASK
+from kvstore.index.tail import Tail
+from kvstore.log.commitlog import CommitLog, Piece
+from kvstore.log.flusher import Flusher
+from kvstore.message import Message, PutResult, PutStatus
+from kvstore.meta.topics import Topics
+from kvstore.pop.inflight.waiting import Waiting
+from kvstore.record.hosts import pack_host
+from kvstore.record.layout import BLANK_SIZE
+from kvstore.record.properties import property_crc_suffix
+from kvstore.record.put.batch import Host, One, Prepared, encode, encode_one, part
+from kvstore.record.put.explain import Limits, as_batch
+from kvstore.record.put.prepare import prepare
+from kvstore.record.put.put_routes import Lanes
+from kvstore.record.put.single import prepare_one
+from kvstore.record.put.unique_ids import UniqueIds
+
+
+def store_host(config: StoreConfig) -> Host:
+    """The host that records of this store carry."""
+    return Host(pack_host(config.host, config.port))
+
+
+class Writer:
+    """See the module."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        flusher: Flusher,
+        topics: Topics,
+        config: StoreConfig,
+        *,
+        last_stored: int,
+        checkpoint_now: Callable[[], object],
+        wake: threading.Event,
+        arrivals: Waiting,
+        host: Host,
+    ) -> None:
+        self._log = log
+        self._index = index
+        self._flusher = flusher
+        self._topics = topics
+        self._config = config
+        self._clock = config.clock
+        self._checkpoint_now = checkpoint_now
+        self._wake = wake
+        self._arrivals = arrivals
+        self._tail_due = config.checkpoint_bytes
+        self._host = host
+        self._lanes = Lanes(topics.find, topics.as_put_to, topics.make_for_put, index.note_topic)
+        topics.changed = self._lanes.clear
+        self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
+        self._limits = Limits(
+            max_body=config.max_body,
+            max_record=config.segment_size - BLANK_SIZE,
+            max_properties=config.max_properties,
+            compress_above=config.compress_above,
+            compression=config.compression,
+            property_crc=config.property_crc,
+        )
+        self._suffix = property_crc_suffix if config.property_crc else None
+        self._sync = config.flush == "sync"
+        self._tail_max = 2 * config.checkpoint_bytes
+        self.last_stored = last_stored
+
+    def put(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        queue: int | None,
+        tag: str | None,
+        keys: Sequence[str],
+        properties: Mapping[str, str],
+        message_group: str | None,
+        flags: int,
+        message_id: str | None,
+        born_at: int | None,
+    ) -> PutResult:
+        """See `Store.put`; takes a `Message`'s fields."""
+        now = self._begin()
+        if (
+            message_group is None
+            and message_id is None
+            and born_at is None
+            and not flags
+            and type(flags) is int
+        ):
+            one = prepare_one(
+                topic, body, queue, tag, keys, properties,
+                self._lanes, self._ids, now, self._limits,
+            )  # fmt: skip
+            if one is not None:
+                return self._put_one(topic, one, now)
+        message = Message(
+            topic, body, queue, tag, keys, properties, message_group, flags, message_id, born_at
+        )
+        return self._put_all((message,), now)[0]
+
+    def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
+        """See `Store.put_batch`."""
+        now = self._begin()
+        if type(messages) is not list and type(messages) is not tuple:
+            messages = as_batch(messages)
+        if not messages:
+            return []
+        if len(messages) == 1 and type(messages[0]) is Message:
+            return [self.put(*astuple(messages[0]))]
+        return self._put_all(messages, now)
+
+    def _begin(self) -> int:
+        """See that there may be a put; returns its time."""
+        log = self._log
+        log.check_writable()
+        log.check_disk()
+        if log.end - self._index.checkpoint.position >= self._tail_max:
+            # The housekeeper can't keep up: whoever puts does its work, before anything is written.
+            self._checkpoint_now()
+        return self._clock.now_ms()
+
+    def _put_all(self, messages: Sequence[Message], now: int) -> list[PutResult]:
+        """Put messages, one or more, as columns."""
+        log = self._log
+        batch = prepare(messages, self._lanes, self._ids, now, self._limits)
+        total = sum(batch.sizes)
+        index = self._index
+        log.acquire()
+        try:
+            if log.staging is not None:
+                log.staging.check_room(total)
+            self.last_stored = now = max(now, self.last_stored)
+            tail, before = index.tails.active, log.end
+            mark = tail.mark()
+            try:
+                offsets = index.take_offsets(batch.queue_keys)
+                pieces, positions = self._encode(batch, total, offsets, now)
+                tail.add(batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now)
+                tail.add_keys(batch.key_text, batch.key_counts)
+                self._append(pieces, len(positions))
+            except BaseException:
+                self._take_back(tail, mark, before)
+                raise
+            end = log.end
+        finally:
+            log.lock.release()
+        status = self._settle(end, end - tail.start)
+        if self._arrivals.topics:
+            self._arrivals.arrived(batch.queue_keys)
+        return list(
+            map(
+                PutResult,
+                batch.message_ids,
+                batch.names,
+                batch.queues,
+                offsets,
+                positions,
+                batch.sizes,
+                repeat(status),
+            )
+        )
+
+    def _put_one(self, topic: str, one: One, now: int) -> PutResult:
+        """Put a single, ordinary message: the same steps, a quarter of the time."""
+        log, index, size, key = self._log, self._index, one.size, one.lane.key
+        log.acquire()
+        try:
+            if log.staging is not None:
+                log.staging.check_room(size)
+            self.last_stored = now = max(now, self.last_stored)
+            tail, before = index.tails.active, log.end
+            position = before if size <= log.room() else log.segment_behind(before)
+            mark = tail.mark()
+            try:
+                offset = index.take_offset(key)
+                data = encode_one(one, offset, position, now, self._host)
+                tail.add_one(
+                    key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
+                )
+                if position == before:
+                    log.append(data, 1)
+                else:
+                    self._append([(before, log.closing(before)), (position, data)], 1)
+            except BaseException:
+                self._take_back(tail, mark, before)
+                raise
+            end = log.end
+        finally:
+            log.lock.release()
+        status = self._settle(end, end - tail.start)
+        if self._arrivals.topics:
+            self._arrivals.arrived((key,))
+        queue = key & QUEUE_MASK
+        return PutResult(one.message_id, topic, queue, offset, position, size, status)
+
+    def _settle(self, end: int, unindexed: int) -> PutStatus:
+        """What follows a put, outside the lock: see to the checkpoint, wait for the disk."""
+        if unindexed >= self._tail_due:
+            self._wake.set()
+        if self._sync:
+            self._flusher.wait(end)
+            return PutStatus.FLUSHED
+        staging = self._log.staging
+        if staging is None:
+            return PutStatus.WRITTEN
+        if staging.full():
+            self._flusher.nudge()
+        return PutStatus.STAGED
+
+    def _encode(
+        self, batch: Prepared, total: int, offsets: list[int], now: int
+    ) -> tuple[list[Piece], list[int]]:
+        """Make a batch's records; returns them as pieces of the log, and their positions."""
+        log, host, suffix = self._log, self._host, self._suffix
+        at = log.end
+        if total <= log.room():
+            data, positions = encode(batch, at, now, host, offsets, suffix)
+            return [(at, data)], positions
+        pieces: list[Piece] = []
+        positions = []
+        for first, stop in self._stretches(batch.sizes):
+            if pieces:
+                behind = log.segment_behind(at)
+                pieces[-1] = (pieces[-1][0], pieces[-1][1] + log.closing(at))
+                at = behind
+            data = b""
+            if first < stop:
+                some = part(batch, first, stop)
+                data, found = encode(some, at, now, host, offsets[first:stop], suffix)
+                positions += found
+            pieces.append((at, data))
+            at += len(data)
+        return pieces, positions
+
+    def _append(self, pieces: list[Piece], count: int) -> None:
+        """Put the pieces of `count` messages into the log."""
+        position, data = pieces[-1]
+        if len(pieces) == 1:
+            self._log.append(data, count)
+        else:
+            self._log.append_pieces(pieces, position + len(data), count)
+
+    def _take_back(self, tail: Tail, mark: tuple[int, int, int], before: int) -> None:
+        """Undo what a put that failed did beside the log, which has undone its own part."""
+        if self._log.end == before:
+            tail.cut(mark)
+            self._index.give_back()
+
+    def _stretches(self, sizes: list[int]) -> list[tuple[int, int]]:
+        """Which messages go into the active segment (maybe none), which into each one behind."""
+        room = self._log.room()
+        stretches = []
+        a = 0
+        for i, size in enumerate(sizes):
+            if size > room:
+                stretches.append((a, i))
+                a, room = i, self._limits.max_record
+            room -= size
+        stretches.append((a, len(sizes)))
+        return stretches

@@ -1,0 +1,460 @@
+"""Finding messages by key: the parts of `message_keys`, newest first.
+
+The idea: a checkpoint adds a part to its segment; sealing makes one part of a segment's, and eight
+neighbours of a level become one of the next, so a lookup asks as many parts as the logarithm of the
+log's length. The filter of each is asked first, and pieces of filters are kept in bounded memory:
+a key that is nowhere costs no block. Merging is done a step at a time, by whoever has time for it.
+
+Invariants: what this finds are candidates by hash, and positions that left the log may be among
+them: the caller compares the key in the record. A generation goes with the last of its segments
+that is in the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from rocksdict import RdictIter
+
+from kvstore.errors import FormatError
+from kvstore.index.families import Batch, Families
+from kvstore.index.handover import read_gone
+from kvstore.index.keys import (
+    BLOCK_SEQUENCES,
+    HASH_END,
+    MESSAGE_KEYS,
+    PART_RANK_SHIFT,
+    PART_SEALED,
+    before_block,
+    behind,
+    block_key,
+    filter_key,
+    read_block_key,
+)
+from kvstore.index.message_keys.key_blocks import find_in_block, sort_pairs, unpack_blocks
+from kvstore.index.message_keys.key_merge import Merge
+from kvstore.index.message_keys.key_parts import (
+    FILTER_HASHES,
+    PIECE_BLOCKS,
+    Part,
+    blocks_between,
+    digests_of,
+    filter_piece,
+    new_part,
+    pairs_between,
+    part_rows,
+    piece_of,
+    piece_start,
+    read_parts,
+    span,
+)
+from kvstore.record.hashing.key_filter import BLOCK_BYTES, grants, mask_of
+
+I64 = NDArray[np.int64]
+Parts = tuple[Part, ...]
+FAN_OUT: Final = 4
+"""Small parts of a segment of one rank that become one of the next rank."""
+_AT_ONCE_MAX: Final = 1 << 16
+"""Pairs that a checkpoint merges by itself: small parts."""
+LARGE_FAN_OUT: Final = 8
+"""The same of larger ones, in the background, beside puts: a key of a segment of 1 GiB is merged
+there 1.5 times until it is sealed and merged; with 4 it would be 2.75 times.
+"""
+_PAIRS_MAX: Final = 1 << 31
+"""Pairs of a generation, beyond which it is not merged: a hash has no more blocks."""
+_RANK_MAX: Final = 14
+_DIGEST_SHIFT: Final = 8
+FILTERS_KEPT_BYTES: Final = 32 << 20
+"""Pieces of filters in memory."""
+_FILTER_OVERHEAD: Final = 200
+"""Bytes that a piece takes in memory beside its own."""
+
+
+class MessageKeys:
+    """See the module. Whatever changes parts is done by one thread at a time."""
+
+    def __init__(self, families: Families, segment_size: int) -> None:
+        self._families = families
+        self._segment_size = segment_size
+        self._written: Parts | None = None
+        """The parts there are, by segment; None until somebody asks."""
+        self._sought: Parts = ()
+        """Those that are looked into: while a batch is written, what it removes and what it adds.
+        """
+        self._merge: Merge | None = None
+        self._planned: tuple[Parts | None, int] = (None, 0)
+        """What there was when nothing was to be merged."""
+        self._numbers: dict[tuple[int, int], int] = {}
+        """The last number given, by segment and rank."""
+        self._filters: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._filter_bytes = 0
+        self._lock = threading.Lock()
+
+    # --- which there are ---
+
+    def parts(self) -> Parts:
+        """The parts there are, by segment."""
+        found = self._written
+        if found is None:
+            with self._lock:
+                if self._written is None:
+                    self._load()
+                found = self._written
+            assert found is not None, "it was just read"
+        return found
+
+    def _load(self) -> None:
+        found, unfinished = read_parts(self._families, self._families.iter(MESSAGE_KEYS))
+        self._sought = self._written = _in_order(found)
+        for one in unfinished:
+            sources = [part for part in self._written if part.prefix in one.sources]
+            self._merge = Merge(
+                self._families,
+                self._segment_size,
+                one.part,
+                _by_position(sources),
+                one.done,
+                one.part.pairs,
+            )
+
+    def coming(self, parts: Parts) -> None:
+        """Say that a batch is about to be written after which there are these parts: till then both
+        those that it removes and those that it adds are looked for.
+        """
+        with self._lock:
+            self._sought = _in_order({*self._sought, *parts})
+
+    def written(self, parts: Parts) -> None:
+        """Say that it was written."""
+        with self._lock:
+            self._sought = self._written = _in_order(parts)
+
+    def forget_filters(self) -> None:
+        """Say that filters are others now."""
+        with self._lock:
+            self._filters.clear()
+            self._filter_bytes = 0
+
+    def forget(self) -> None:
+        """Say that all rows were removed, or are others now."""
+        with self._lock:
+            self._written, self._sought, self._merge = None, (), None
+
+    # --- looking ---
+
+    def find(self, low: int, high: int, first: int, last: int) -> Iterator[int]:
+        """Log positions of records with a key hash of `low` to `high`, newest first, each once;
+        those that stand in segments `first` to `last` are among them.
+        """
+        self.parts()
+        before = self._sought
+        it = self._families.iter(MESSAGE_KEYS)
+        # The iterator sees one moment; the parts of that moment are among those noted before it
+        # and behind it, whatever is merged meanwhile.
+        now = self._sought
+        every = before if now is before else {*before, *now}
+        parts = [p for p in every if p.segment <= last and p.end > first]
+        digest = low >> _DIGEST_SHIFT
+        # No filter can say anything of hashes of several digests.
+        mask = mask_of(digest, FILTER_HASHES) if digest == high >> _DIGEST_SHIFT else 0
+        newest = -1
+        for together in _newest_first(parts):
+            found = [
+                self._positions(it, part, hash_)
+                for part in together
+                if not mask or self._may_hold(it, part, digest, mask)
+                for hash_ in self._hashes(it, part, low, high)
+            ]
+            for position in found[0] if len(found) == 1 else merge(*found, reverse=True):
+                if position != newest:
+                    yield position
+                newest = position
+
+    def _may_hold(self, it: RdictIter, part: Part, digest: int, mask: int) -> bool:
+        piece = piece_of(part, digest)
+        data = self._filters.get((part.serial, piece))
+        if data is None:
+            data = self._read_filter(it, part, piece)
+        at = ((digest * part.filter_blocks >> 32) - piece * PIECE_BLOCKS) * BLOCK_BYTES
+        if at + BLOCK_BYTES > len(data):
+            return True  # it is damaged, or the part is not there any more
+        return grants(data, at, mask)
+
+    def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
+        data = self._filter_row(it, part, piece)
+        if data is None:
+            return b""
+        with self._lock:
+            if (part.serial, piece) not in self._filters:
+                self._filters[part.serial, piece] = data
+                self._filter_bytes += len(data) + _FILTER_OVERHEAD
+            while self._filter_bytes > FILTERS_KEPT_BYTES:
+                _, oldest = self._filters.popitem(last=False)
+                self._filter_bytes -= len(oldest) + _FILTER_OVERHEAD
+        return data
+
+    def _filter_row(self, it: RdictIter, part: Part, piece: int) -> bytes | None:
+        key = filter_key(part.prefix, piece)
+        it.seek(key)
+        if not self._families.valid(it) or it.key() != key:
+            return None
+        data: bytes = it.value()
+        return data
+
+    def _hashes(self, it: RdictIter, part: Part, low: int, high: int) -> Iterable[int]:
+        """The hashes from `low` to `high` that a part has."""
+        if low == high:
+            return (low,)
+        found: set[int] = set()
+        at = low
+        while at <= high:
+            following, before = high + 1, -1
+            for _, first, value in blocks_between(self._families, it, part, at, high + 1):
+                if first == before and first >= at:
+                    # It has blocks of its own: on with what is behind them.
+                    following = first + 1
+                    break
+                before = first
+                found.update(hash_ for hash_, _ in find_in_block(first, value, at, high))
+            at = following
+        return found
+
+    def _positions(self, it: RdictIter, part: Part, wanted: int) -> Iterator[int]:
+        """The log positions of a hash in a part, newest first."""
+        base = part.segment * self._segment_size
+        key = block_key(part.prefix, wanted, BLOCK_SEQUENCES - 1)
+        while True:
+            # Others move the iterator between two blocks.
+            it.seek_for_prev(key)
+            if not self._families.valid(it) or not it.key().startswith(part.prefix):
+                return
+            key = it.key()
+            first = read_block_key(key)[0]
+            for _, position in reversed(find_in_block(first, it.value(), wanted, wanted)):
+                yield base + position
+            if first < wanted:
+                return
+            key = before_block(key)
+
+    # --- writing ---
+
+    def add(self, batch: Batch, parts: Parts, segment: int, hashes: I64, positions: I64) -> Parts:
+        """Put a new part of sorted pairs into a batch; returns the parts there are with it.
+
+        Where it makes `FAN_OUT` small ones of a rank they are merged in the same batch.
+        """
+        base, rank = segment * self._segment_size, 0
+        while rank < _RANK_MAX:
+            same = [p for p in parts if _rank(p, segment) == rank]
+            together = sum(p.pairs for p in same) + len(hashes)
+            if len(same) < FAN_OUT - 1 or together > _AT_ONCE_MAX:
+                break
+            it = self._families.iter(MESSAGE_KEYS)
+            found = pairs_between(
+                self._families, it, _by_position(same), self._segment_size, 0, HASH_END,
+                _AT_ONCE_MAX,
+            )  # fmt: skip
+            if found is None:
+                break
+            hashes, positions = sort_pairs(
+                np.concatenate([found[0], hashes]), np.concatenate([found[1] - base, positions])
+            )
+            self.drop(batch, same)
+            parts = tuple(p for p in parts if p not in same)
+            rank += 1
+        number = self._number(parts, segment, rank)
+        first = base + int(positions.min(initial=self._segment_size))
+        part = new_part(0, segment, number, len(hashes), first)
+        for keys, values in part_rows(part, hashes, positions):
+            batch.put_many(MESSAGE_KEYS, keys, values)
+        return (*parts, part)
+
+    def _number(self, parts: Parts, segment: int, rank: int) -> int:
+        """A number for a part that no other had lately."""
+        taken = {p.number for p in parts if p.level == 0 and p.segment == segment}
+        last = self._numbers.get((segment, rank), -1)
+        while True:
+            last = (last + 1) % (1 << PART_RANK_SHIFT)
+            number = rank << PART_RANK_SHIFT | last
+            if number not in taken:
+                kept = {k: n for k, n in self._numbers.items() if k[0] >= segment - 1}
+                self._numbers = kept | {(segment, rank): last}
+                return number
+
+    def leave(self, batch: Batch, leaving: Iterable[int], there: Sequence[int]) -> Parts:
+        """Put into a batch that segments leave the log, which has `there` (rising) with them;
+        returns the parts there are then. What others of a generation need stays.
+        """
+        going = set(leaving)
+        staying = [number for number in there if number not in going]
+
+        def is_over(part: Part) -> bool:
+            at = bisect_left(staying, part.segment)
+            return any(part.covers(n) for n in going) and (
+                at == len(staying) or not part.covers(staying[at])
+            )
+
+        over = [part for part in self.parts() if is_over(part)]
+        self.drop(batch, over)
+        if self._merge is not None and is_over(self._merge.target):
+            self._merge.give_up(batch)
+            self._merge = None
+        return tuple(part for part in self.parts() if part not in over)
+
+    def is_alone(self, segment: int) -> bool:
+        """Whether no generation of several has keys of a segment, and no merge takes any."""
+        return not self.still_has((p for p in self.parts() if p.level), segment)
+
+    def drop(self, batch: Batch, parts: Iterable[Part]) -> None:
+        """Put into a batch that parts go."""
+        for part in parts:
+            batch.delete_range(MESSAGE_KEYS, part.prefix, behind(part.prefix))
+
+    def still_has(self, parts: Iterable[Part], segment: int) -> bool:
+        """Whether some parts, or what is being merged, have keys of a segment."""
+        return any(part.covers(segment) for part in (*parts, *self.in_making()))
+
+    def in_making(self) -> Parts:
+        """The part that is being merged, if one is."""
+        return () if self._merge is None else (self._merge.target,)
+
+    # --- merging ---
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether a merge was begun."""
+        self.parts()
+        return self._merge is not None
+
+    def merge_due(self, sealed: int) -> bool:
+        """Whether there is something to merge; segments below `sealed` get no more keys."""
+        return self.is_merging or self._plan(sealed) is not None
+
+    def merge_next(self, sealed: int) -> None:
+        """Do a step of the merge that was begun, or of the next one."""
+        parts = self.parts()
+        doing = self._merge or self._plan(sealed)
+        if doing is None:
+            return
+        self._merge = doing
+        if not doing.step(read_gone(self._families)):
+            return
+        batch = self._families.batch()
+        made = doing.finish(batch)
+        following = tuple(p for p in parts if p not in doing.sources)
+        if made is not None:
+            following = (*following, made)
+        self.coming(following)
+        self._families.write(batch)
+        self.written(following)
+        self._merge = None
+
+    def _plan(self, sealed: int) -> Merge | None:
+        parts = self.parts()
+        if self._planned == (parts, sealed):
+            return None
+        chosen = self._choose(parts, sealed)
+        if chosen is None:
+            self._planned = (parts, sealed)
+            return None
+        level, segment, number, sources = chosen
+        ordered = _by_position(sources)
+        pairs = sum(part.pairs for part in sources)
+        target = new_part(level, segment, number, pairs, ordered[0].first)
+        return Merge(self._families, self._segment_size, target, ordered)
+
+    def _choose(self, parts: Parts, sealed: int) -> tuple[int, int, int, list[Part]] | None:
+        """Level, segment and number of the part to be made, and those to make it of."""
+        segments = [part for part in parts if not part.level]
+        for segment, group in groupby(segments, attrgetter("segment")):
+            mine = list(group)
+            if segment < sealed:
+                if len(mine) > 1:
+                    return 0, segment, PART_SEALED, mine
+                continue
+            for rank in range(_RANK_MAX):
+                same = [part for part in mine if _rank(part, segment) == rank]
+                if len(same) >= LARGE_FAN_OUT:
+                    return 0, segment, self._number(parts, segment, rank + 1), same
+        level = 1
+        while span(level) <= sealed:
+            wide = span(level)
+            of_sealed = [p for p in parts if p.level < level and p.segment < sealed]
+            ranges: dict[int, list[Part]] = {}
+            for part in of_sealed:
+                ranges.setdefault(part.segment // wide * wide, []).append(part)
+            for first, mine in ranges.items():
+                is_whole = first + wide <= sealed
+                if is_whole and len(mine) > 1 and sum(p.pairs for p in mine) < _PAIRS_MAX:
+                    return level, first, PART_SEALED, mine
+            level += 1
+        return None
+
+    # --- all of a segment ---
+
+    def pairs(self, segment: int) -> tuple[I64, I64]:
+        """All pairs of a segment at one moment, sorted, positions in the segment. `FormatError` if
+        a part that has some, or its filter, is not what was written.
+        """
+        base = segment * self._segment_size
+        all_hashes, all_positions = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        it = self._families.iter(MESSAGE_KEYS)
+        # Not the parts that are noted here: those may be merged before the iterator is made, or
+        # behind it, and the same holds for every row.
+        for part in read_parts(self._families, it)[0]:
+            if not part.covers(segment):
+                continue
+            for piece in range(part.pieces):
+                hashes, positions = self._checked(it, part, piece)
+                positions += part.segment * self._segment_size - base
+                mine = (positions >= 0) & (positions < self._segment_size)
+                all_hashes.append(hashes[mine])
+                all_positions.append(positions[mine])
+        return sort_pairs(np.concatenate(all_hashes), np.concatenate(all_positions))
+
+    def _checked(self, it: RdictIter, part: Part, piece: int) -> tuple[I64, I64]:
+        low, high = piece_start(part, piece), piece_start(part, piece + 1)
+        rows = [row[1:] for row in blocks_between(self._families, it, part, low, high)]
+        rows = [row for row in rows if row[0] >= low]
+        hashes, positions = unpack_blocks([first for first, _ in rows], [v for _, v in rows])
+        if self._filter_row(it, part, piece) != filter_piece(part, piece, digests_of(hashes)):
+            raise FormatError("a filter is not that of its keys")
+        return hashes, positions
+
+
+def _rank(part: Part, segment: int) -> int:
+    """The rank of a part of a segment that is not sealed; -1 of any other."""
+    if part.level or part.segment != segment or part.number == PART_SEALED:
+        return -1
+    return part.number >> PART_RANK_SHIFT
+
+
+def _in_order(parts: Iterable[Part]) -> Parts:
+    return tuple(sorted(parts, key=lambda part: (part.segment, part.level, part.number)))
+
+
+def _by_position(parts: Iterable[Part]) -> list[Part]:
+    return sorted(parts, key=attrgetter("first"))
+
+
+def _newest_first(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Parts, newest first; those that reach into each other's segments together."""
+    together: list[Part] = []
+    oldest = 0
+    for part in sorted(parts, key=lambda part: (part.end, part.segment), reverse=True):
+        if together and part.end <= oldest:
+            yield together
+            together = []
+        oldest = min(oldest, part.segment) if together else part.segment
+        together.append(part)
+    if together:
+        yield together

@@ -1,0 +1,100 @@
+"""Upkeep of the key index: merging parts, and taking dead keys out, a step at a time.
+
+The idea: both rewrite what may be large, so each step takes the index's write lock for itself, and
+a checkpoint waits for no more than one of them. Who has time calls `merge_next` and
+`drop_dead_keys` for as long as something is due.
+
+Invariant: both may stop at any step, also with the process, and go on where that is worth it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+from kvstore.index.families import Batch, Families
+from kvstore.index.handover import read_gone
+from kvstore.index.keys import MESSAGE_KEYS
+from kvstore.index.message_keys.dead_keys import drop_dead, mark, marked
+from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
+
+
+class KeyUpkeep:
+    """See the module."""
+
+    def __init__(
+        self, families: Families, keys: MessageKeys, segment_size: int, lock: threading.Lock
+    ) -> None:
+        self._families = families
+        self._keys = keys
+        self._segment_size = segment_size
+        self._lock = lock
+        self._marked: list[int] | None = None
+        self._dropping: Iterator[None] | None = None
+
+    def merge_due(self, sealed: int) -> bool:
+        """Whether there are parts to merge; segments below `sealed` get no more keys."""
+        return self._keys.merge_due(sealed)
+
+    def merge_next(self, sealed: int) -> None:
+        """Do a step of a merge."""
+        with self._lock:
+            self._keys.merge_next(sealed)
+
+    def dead_keys_due(self) -> bool:
+        """Whether there are segments with dead keys, and nothing else rewrites them now."""
+        if self._marked is None:
+            self._marked = marked(self._families)
+        return bool(self._marked) and not self._keys.is_merging
+
+    def drop_dead_keys(self) -> None:
+        """Do a step of taking the dead keys out of the oldest such segment."""
+        with self._lock:
+            if not self.dead_keys_due():
+                return
+            if self._dropping is None:
+                segment = marked(self._families)[0]
+                self._dropping = drop_dead(self._families, self._keys, segment, self._segment_size)
+            if next(self._dropping, self) is self:
+                self._dropping = self._marked = None
+
+    # --- under the lock ---
+
+    def has_marked(self) -> None:
+        """Say that segments were marked: what is under way knows nothing of that."""
+        self._dropping = self._marked = None
+
+    def mark_left(self, batch: Batch, parts: Parts, segments: Iterable[int]) -> None:
+        """Mark those of some segments that left the log of which there are keys in `parts`, or in
+        what is being merged.
+        """
+        for segment in segments:
+            if self._keys.still_has(parts, segment):
+                mark(batch, segment)
+
+    def mark_all_left(self) -> None:
+        """Mark every segment that left the log and has keys among those of others."""
+        with self._lock:
+            gone, size = read_gone(self._families), self._segment_size
+            parts = self._keys.parts()
+            below = gone.below // size
+            left = set(gone.segments)
+            for part in (*parts, *self._keys.in_making()):
+                left.update(range(part.segment, min(part.end, below)))
+            batch = self._families.batch()
+            self.mark_left(batch, parts, sorted(left))
+            self._families.write(batch, sync=True)
+            self.has_marked()
+
+    def forget_left(self, sealed: int) -> None:
+        """Take those keys out now, and out of RocksDB's files."""
+        self.mark_all_left()
+        while True:
+            # Others may begin a merge at any time, and nothing is dropped beside one.
+            if self._keys.is_merging:
+                self.merge_next(sealed)
+            elif self.dead_keys_due():
+                self.drop_dead_keys()
+            else:
+                break
+        self._families.compact(MESSAGE_KEYS)

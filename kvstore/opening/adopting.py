@@ -1,0 +1,173 @@
+"""Adopting a RocketMQ store: its log as it is, its configuration as rows, in one step.
+
+The idea: what is read from the source (topics, groups, consumer and delay offsets, where its log
+ends) goes into the index in the same batch that founds the store, with a checkpoint at the log's
+beginning; opening then indexes the log, as after any crash.
+
+Invariant: a store is founded with everything the source said, or not at all; ids given here are
+never given again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvstore.config import KeyIndex, Retention, StoreConfig
+from kvstore.files import Files
+from kvstore.index.families import Batch
+from kvstore.index.keys import (
+    ADOPTED,
+    CHECKPOINT,
+    GROUPS,
+    LOG_START,
+    META,
+    NEXT_GROUP_ID,
+    NEXT_TOPIC_ID,
+    OFFSETS,
+    TOPICS,
+    U32,
+    U64,
+    Checkpoint,
+    checkpoint_value,
+    offset_key,
+)
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topics import TopicInfo
+from kvstore.record.names import SCHEDULE_TOPIC
+from kvstore.record.walk import Extent
+from kvstore.rocketmq.config.configs import (
+    DELAY_GROUP,
+    backoff_of,
+    group_attributes,
+    kind_of,
+    topic_attributes,
+)
+from kvstore.rocketmq.log_end import Progress, find_end
+from kvstore.rocketmq.source import RocketMQSource, SourceTopic, read_source
+
+
+class Adoption(msgspec.Struct, frozen=True):
+    """A source, and where its log ends; damage before the end is passed over."""
+
+    source: RocketMQSource
+    end: int
+    damage: list[Extent]
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """What a store took over, kept in it."""
+
+    source: str
+    config_kind: str
+    topics: int
+    groups: int
+    offsets: int
+    delay_offsets: int
+    log_end: int
+    notes: list[str]
+
+
+def in_place(path: Path, files: Files, progress: Progress | None) -> Adoption:
+    """What there is to adopt in a folder that becomes the store itself."""
+    source = read_source(path, files)
+    end = find_end(source, files, progress)
+    return Adoption(source, end.end, end.damage)
+
+
+def put_rows(batch: Batch, adoption: Adoption, config: StoreConfig) -> None:
+    """Put all that a source's configuration says into a batch, and the checkpoint recovery begins
+    with.
+    """
+    source = adoption.source
+    topics = _topics(source, config.key_index)
+    groups = _groups(source)
+    for topic in topics.values():
+        batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(topic))
+    for group in groups.values():
+        batch.put(GROUPS, group.name.encode(), msgspec.msgpack.encode(group))
+    for name, topic_name, queue, offset in _offsets(source):
+        batch.put(
+            OFFSETS,
+            offset_key(groups[name].id, topics[topic_name].id, queue),
+            U64.pack(max(offset, 0)),
+        )
+    batch.put(META, NEXT_TOPIC_ID, U32.pack(len(topics) + 1))
+    batch.put(META, NEXT_GROUP_ID, U32.pack(len(groups) + 1))
+    first = source.segments[0][0] if source.segments else 0
+    batch.put(META, LOG_START, U64.pack(first))
+    batch.put(
+        META, CHECKPOINT, checkpoint_value(Checkpoint(first, adoption.end, 0, 0, clean=False))
+    )
+    batch.put(META, ADOPTED, msgspec.json.encode(summary(adoption, len(topics), len(groups))))
+
+
+def summary(adoption: Adoption, topics: int, groups: int) -> Adopted:
+    """What was taken over, in numbers."""
+    source = adoption.source
+    return Adopted(
+        source=str(source.path),
+        config_kind=source.config_kind,
+        topics=topics,
+        groups=groups,
+        offsets=len(source.offsets),
+        delay_offsets=len(source.delay_offsets),
+        log_end=adoption.end,
+        notes=source.notes,
+    )
+
+
+def _offsets(source: RocketMQSource) -> list[tuple[str, str, int, int]]:
+    delays = [
+        (DELAY_GROUP, SCHEDULE_TOPIC, level - 1, offset)
+        for level, offset in sorted(source.delay_offsets.items())
+        if level > 0
+    ]
+    return [*source.offsets, *delays]
+
+
+def _topics(source: RocketMQSource, key_index: KeyIndex) -> dict[str, TopicInfo]:
+    """The configured topics, and those that only offsets speak of."""
+    found: dict[str, TopicInfo] = {}
+
+    def add(topic: SourceTopic) -> None:
+        found[topic.name] = TopicInfo(
+            name=topic.name,
+            id=len(found) + 1,
+            read_queues=max(1, topic.read_queues),
+            write_queues=max(1, topic.write_queues),
+            kind=kind_of(topic),
+            key_index=key_index,
+            retention=Retention(),
+            since=0,
+            attributes=topic_attributes(topic),
+        )
+
+    for topic in source.topics:
+        add(topic)
+    for _, name, queue, _ in _offsets(source):
+        if name not in found:
+            add(SourceTopic(name, queue + 1, queue + 1, 6, False, None, {}))
+        elif queue >= found[name].read_queues:
+            found[name] = msgspec.structs.replace(found[name], read_queues=queue + 1)
+    return found
+
+
+def _groups(source: RocketMQSource) -> dict[str, GroupInfo]:
+    """The configured groups, and those that only offsets speak of."""
+    found: dict[str, GroupInfo] = {}
+    for group in source.groups:
+        found[group.name] = GroupInfo(
+            name=group.name,
+            id=len(found) + 1,
+            max_attempts=max(1, group.max_attempts),
+            ordered=group.ordered,
+            backoff=backoff_of(group.retry_policy),
+            attributes=group_attributes(group),
+        )
+    for name, *_ in _offsets(source):
+        if name not in found:
+            found[name] = GroupInfo(
+                name=name, id=len(found) + 1, max_attempts=16, ordered=False, attributes={}
+            )
+    return found

@@ -1,0 +1,116 @@
+"""Placing: what archives hold, put into the index of a store that is made anew.
+
+The idea: an archive says itself what it holds of which queue, so the places of archived messages
+come from there, before the log is replayed: a queue whose messages are all archived goes on behind
+them. Where the catalog itself is lost, what the store's own folder has of archives is found again,
+and with it the topics that only they know.
+
+Invariants: what an archive that can't be read now held keeps its places as they are; one batch, and
+until it is written the next opening does it all again; a segment that is in the log is not taken
+from an archive as well."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
+from kvstore.index.archived import Archived, Contents
+from kvstore.index.attach import forget
+from kvstore.index.families import Batch
+from kvstore.index.handover import place_again, put_gone, read_gone
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVES,
+    COMING,
+    META,
+    NEXT_ARCHIVE,
+    NEXT_TOPIC_ID,
+    STORE_ID,
+    TOPICS,
+    U32,
+    UNPLACED,
+    read_archive_key,
+)
+from kvstore.log.commitlog import CommitLog
+from kvstore.meta.topic import TopicInfo
+
+_log = logging.getLogger("kvmq")
+
+
+def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived]) -> None:
+    """Make the places of archived messages anew, if that is to be done."""
+    families = index.families
+    if families.get(META, COMING) is not None:
+        # An attach did not come to its end, and never will.
+        batch = families.batch()
+        forget(batch)
+        families.write(batch)
+    if families.get(META, UNPLACED) is None:
+        return
+    batch = families.batch()
+    archived = archives()
+    if not archived.numbers():
+        _find_again(index, batch, archived, log)
+    held: dict[int, Contents] = {}
+    for number in archived.numbers():
+        try:
+            held[number] = archived.contents(number)
+        except (ArchiveDamaged, ArchiveUnavailable) as e:
+            _log.error("%s: places of its messages stay as they are: %s", log.folder.parent, str(e))
+    known = _place_topics(index, batch, held.values())
+    mine = [h for c in held.values() for h in c.held if h.topic in known]
+    place_again(families, batch, held, archived.untangled(mine))
+    size, there = log.segment_size, log.segments.numbers
+    stretches = {
+        n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))
+    }
+    leaving = stretches - set(there)
+    if leaving:
+        put_gone(batch, read_gone(families), leaving, there, size)
+    batch.delete(META, UNPLACED)
+    families.write(batch, sync=True)
+
+
+def _find_again(index: Index, batch: Batch, archived: Archived, log: CommitLog) -> None:
+    following = index.families.get(META, NEXT_ARCHIVE)
+    number = U32.unpack(following)[0] if following else 0
+    store_id = index.families.get(META, STORE_ID) or b""
+    rows = archived.find_again(store_id, number)
+    archived.note(rows)
+    size, there = log.segment_size, set(log.segments.numbers)
+    for key, value in rows:
+        number = read_archive_key(key)[1]
+        try:
+            segments = archived.contents(number).segments
+        except (ArchiveDamaged, ArchiveUnavailable):
+            segments = ()
+        if not segments or any(a // size in there for a, _ in segments):
+            # Made, and never committed: the log has it all.
+            archived.note([(key, None)])
+            continue
+        batch.put(ARCHIVES, key, value)
+        batch.put(META, NEXT_ARCHIVE, U32.pack(number + 1))
+
+
+def _place_topics(index: Index, batch: Batch, held: Iterable[Contents]) -> set[int]:
+    """The ids of the topics there are, with those that only archives know: these get rows."""
+    rows = {
+        key.decode("utf-8", "replace"): msgspec.msgpack.decode(row, type=TopicInfo)
+        for key, row in index.families.rows(TOPICS, b"")
+    }
+    known = {info.id for info in rows.values()}
+    found = index.families.get(META, NEXT_TOPIC_ID)
+    following = U32.unpack(found)[0] if found else 1
+    for topic in sorted((t for c in held for t in c.topics), key=lambda t: t.id, reverse=True):
+        if topic.name in rows or topic.id < following:
+            continue
+        info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
+        rows[topic.name] = info
+        known.add(info.id)
+        batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
+    if known:
+        batch.put(META, NEXT_TOPIC_ID, U32.pack(max(following, *(i + 1 for i in known))))
+    return known

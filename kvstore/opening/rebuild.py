@@ -1,0 +1,356 @@
+"""Rebuild: drop what the index derives from the log and make it anew.
+
+The idea: with the derived families empty and the checkpoint at the log's beginning, opening is
+rebuilding: recovery replays the whole log, in checkpoints. An index that can't be opened or read is
+set aside and another one founded, with that same checkpoint: with all rows the log can't tell, if
+those can be read. If not, nobody knows the durable end any more either, so the log is read for it
+first. The new one is founded beside the old one and takes its place when it is whole.
+
+A rebuild that was cut short: from the checkpoint at the log's beginning on, the next opening goes
+on from the last checkpoint that was written. Between the old index's going and the new one's
+coming there is none, every opening says so, and another rebuild goes on with the new one.
+
+Invariants: topics, groups and offsets stay, unless they themselves can't be read; an index that is
+not used any more is set aside, never deleted; one that is not damaged (the disk is full, a file may
+not be read) is not touched. No good record of a log that is ours is cut off for damage before it. A
+folder that was never ours is adopted as by any opening, and nothing in it is set aside."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.api.store import Store
+from kvstore.config import StoreConfig
+from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
+from kvstore.files import Files, FolderLock, local_path
+from kvstore.index.derived import drop_derived, note_unplaced
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVES,
+    CHECKPOINT,
+    DERIVED,
+    FAMILIES,
+    FORMAT,
+    FORMAT_VERSION,
+    META,
+    SEALED,
+    U32,
+    checkpoint_value,
+)
+from kvstore.log.segments import Segments, named_position
+from kvstore.opening import store_folder
+from kvstore.opening.adopting import Adoption
+from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.record.walk import Extent, Kind, walk
+from kvstore.rocketmq.config.config_values import RocketMQSource
+from kvstore.rocketmq.config.configuration import read_configuration
+from kvstore.rocketmq.file_layouts import CONFIG
+
+_KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
+"""What the log can't tell."""
+_ROWS_AT_ONCE: Final = 10_000
+"""Rows of an index that are in memory at a time while it is copied."""
+_TOLD_EVERY: Final = 4096
+
+
+class RebuildReport(msgspec.Struct):
+    """What was done: `set_aside` is where an index that could not be used is now; the rest as in
+    `RecoveryReport`. Where its `damage` says that segments are missing at the log's end, the
+    offsets of their messages are given again: if the segments are anywhere, put them back and
+    rebuild once more before anything is put.
+    """
+
+    recovery: RecoveryReport
+    set_aside: str | None
+
+
+def rebuild(
+    path: str | Path, config: StoreConfig | None = None, *, progress: Progress | None = None
+) -> RebuildReport:
+    """Make a store's index anew from its log. The store must not be open.
+
+    Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`, and what opening raises.
+    """
+    folder = local_path(path)
+    given = config if config is not None else StoreConfig()
+    if store_folder.look(folder, given) is store_folder.FolderKind.NOTHING:
+        raise StoreNotFound(f"there is no store at {folder} to rebuild")
+    lock = store_folder.take(folder, given)
+    try:
+        # Looked at again: before the lock was ours, another process may have changed what is there.
+        set_aside = _prepare(folder, given, lock, progress)
+    finally:
+        lock.release()
+    with Store(folder, given, progress=progress) as store:
+        return RebuildReport(store.recovery, set_aside)
+
+
+def _prepare(
+    folder: Path, config: StoreConfig, lock: FolderLock, progress: Progress | None
+) -> str | None:
+    """Have the folder such that opening it rebuilds; returns where the old index is now, if it
+    could not be used.
+    """
+    # Looked at under the lock: before it was ours, another process may have changed what is there.
+    found = store_folder.look(folder, config)
+    is_kept = False
+    _check_segments(folder, config.files)
+    if found is store_folder.FolderKind.OURS:
+        if _is_unfounded(folder, config):
+            return None  # and so opening founds it
+        is_kept = _can_be_kept(folder, config)
+        if is_kept and _drop_derived(folder, config):
+            return None
+    elif found is not store_folder.FolderKind.OURS_WITHOUT_INDEX:
+        return None
+    # A folder that came as a copy may not say it; from here on only this tells whose it is.
+    lock.mark()
+    if found is store_folder.FolderKind.OURS_WITHOUT_INDEX and _is_founded(folder, config):
+        config.files.rename(folder / store_folder.NEW_INDEX, folder / store_folder.INDEX)
+        return None
+    shutil.rmtree(folder / store_folder.NEW_INDEX, ignore_errors=True)
+    try:
+        if is_kept:
+            _found_with_old(folder, config)
+        else:
+            adoption = _own_log(folder, config, progress)
+            _found_anew(folder, config, adoption)
+    except BaseException:
+        # Nothing was set aside yet; what there is of a new one takes room of a disk that may be
+        # full.
+        shutil.rmtree(folder / store_folder.NEW_INDEX, ignore_errors=True)
+        raise
+    return _swap(folder, config)
+
+
+def _check_segments(folder: Path, files: Files) -> None:
+    """Raise `SegmentDamaged` for a segment that is there and can't be opened: an index made now
+    would be without its messages, and their offsets would be given again.
+
+    One that is missing, or can't be a segment, is another matter: that will not get better.
+    """
+    commitlog = folder / store_folder.COMMITLOG
+    for name in files.list_dir(commitlog):
+        path = commitlog / name
+        if named_position(name) is None or not path.is_file() or not files.size(path):
+            continue
+        try:
+            files.map(path, writable=False).close()
+        except (SegmentDamaged, OSError) as e:
+            raise SegmentDamaged(
+                f"{e}; nothing was changed: make the file readable and rebuild again, or move it "
+                "out of the folder to rebuild without its messages",
+                str(path),
+            ) from e
+
+
+# --- the old index ---
+
+
+def _is_unfounded(folder: Path, config: StoreConfig) -> bool:
+    try:
+        return store_folder.is_unfounded(folder, config)
+    except IndexDamaged:
+        return False
+
+
+def _can_be_kept(folder: Path, config: StoreConfig) -> bool:
+    """Whether all that the log can't tell can be read."""
+    try:
+        index, _ = _open_index(folder, config)
+        try:
+            index.load()
+            for name in _KEPT:
+                deque(index.families.rows(name, b""), maxlen=0)
+        finally:
+            index.close()
+    except Damaged:
+        return False
+    return True
+
+
+def _drop_derived(folder: Path, config: StoreConfig) -> bool:
+    """Empty the derived families of an index; False if they are damaged.
+
+    They are read whole before: what is dropped stays in its files for a while, and a block that
+    can't be read would be in the way of everything that is put beside it.
+    """
+    try:
+        index, _ = _open_index(folder, config)
+        try:
+            index.load()
+            for name in DERIVED:
+                deque(index.families.rows(name, b""), maxlen=0)
+            drop_derived(index)
+        finally:
+            index.close()
+    except Damaged:
+        return False
+    return True
+
+
+def _open_index(folder: Path, config: StoreConfig) -> tuple[Index, StoreConfig]:
+    return store_folder.open_index(
+        folder, config, store_folder.FolderKind.OURS, read_only=False, to_rebuild=True
+    )
+
+
+def _found_with_old(folder: Path, config: StoreConfig) -> None:
+    """Found an index with the rows of the old one that the log can't tell, and the checkpoint at
+    the log's beginning. They are copied some at a time, since a store may have millions of them;
+    the format comes last, so until all is there this is no index.
+    """
+    old, _ = _open_index(folder, config)
+    try:
+        new = Index(
+            folder / store_folder.NEW_INDEX, config.segment_size, read_only=False, create=True
+        )
+        try:
+            # The newest store time goes too: a replay that is gone on with would take it for that
+            # of the records before, and give it to all that follow.
+            back = old.load()._replace(position=0, stored_at=0, clean=False)
+            batch = new.families.batch()
+            for name in _KEPT:
+                for key, value in old.families.rows(name, b""):
+                    if name == META and key in (SEALED, CHECKPOINT, FORMAT):
+                        continue
+                    batch.put(name, key, value)
+                    if len(batch) >= _ROWS_AT_ONCE:
+                        new.families.write(batch)
+                        batch = new.families.batch()
+            batch.put(META, CHECKPOINT, checkpoint_value(back))
+            if next(old.families.rows(ARCHIVES, b""), None) is not None:
+                note_unplaced(batch)
+            batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
+            new.families.write(batch, sync=True)
+        finally:
+            new.close()
+    finally:
+        old.close()
+
+
+def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:
+    """Found an index on the log, and on what archives the folder has."""
+    index, _ = store_folder.found_index(folder, config, adoption, store_folder.NEW_INDEX)
+    try:
+        batch = index.families.batch()
+        note_unplaced(batch)
+        index.families.write(batch, sync=True)
+    finally:
+        index.close()
+
+
+def _is_founded(folder: Path, config: StoreConfig) -> bool:
+    """Whether there is a new index, and all of it."""
+    new = folder / store_folder.NEW_INDEX
+    if not new.exists():
+        return False
+    try:
+        index = Index(new, config.segment_size, read_only=True, create=False)
+        try:
+            return index.families.get(META, FORMAT) is not None
+        finally:
+            index.close()
+    except StoreError:
+        return False
+
+
+def _swap(folder: Path, config: StoreConfig) -> str | None:
+    """Move what there is of an old index away and the new one into its place; returns where the old
+    one is now, None if there was nothing.
+    """
+    new, there = folder / store_folder.NEW_INDEX, folder / store_folder.INDEX
+    if not there.exists() and not there.is_symlink():
+        config.files.rename(new, there)
+        return None
+    number = 1
+    while (aside := folder / f"index.damaged-{number}").exists():
+        number += 1
+    config.files.rename(there, aside)
+    try:
+        config.files.rename(new, there)
+    except BaseException:
+        config.files.rename(aside, there)
+        raise
+    return str(aside)
+
+
+# --- a log of ours, without anything that is known of it ---
+
+
+def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Adoption:
+    """The log as what a store is founded on. It ends behind its last good record, whatever is
+    damaged before that: what kvmq put behind a record was put there after it.
+    """
+    files = config.files
+    size = _segment_size(folder, config)
+    segments = Segments(folder / store_folder.COMMITLOG, files, size, writable=False)
+    first = segments.numbers[0] * size if segments.numbers else 0
+    end = first
+    for found in _walk(segments, progress):
+        if found.kind is Kind.RECORD:
+            end = found.stop
+    # What RocketMQ left beside a log that was adopted in place is better than nothing.
+    left = read_configuration(folder / CONFIG, files)
+    source = RocketMQSource(
+        path=folder,
+        segment_size=size,
+        segments=[(n * size, segments.path(n)) for n in segments.numbers],
+        topics=left.topics,
+        groups=left.groups,
+        offsets=left.offsets,
+        delay_offsets=left.delay_offsets,
+        config_kind=left.kind,
+        closed_cleanly=False,
+        notes=left.notes,
+    )
+    return Adoption(source, end, [])
+
+
+def _walk(segments: Segments, progress: Progress | None) -> Iterator[Extent]:
+    """Everything in the segments that can be read, in order; also in those of a wrong size."""
+    total = len(segments.numbers) * segments.size
+    for done, number in enumerate(segments.numbers):
+        base = number * segments.size
+        try:
+            mapped = segments.files.map(segments.path(number), writable=False)
+        except SegmentDamaged:
+            continue  # recovery reports it
+        try:
+            end = min(mapped.size, segments.size)
+            for count, found in enumerate(walk(mapped.buffer, base, 0, end)):
+                yield found
+                if progress is not None and count % _TOLD_EVERY == 0:
+                    at = done * segments.size + found.stop - base
+                    progress("looking for the log's end", at, total)
+        finally:
+            mapped.close()
+
+
+def _segment_size(folder: Path, config: StoreConfig) -> int:
+    """The size of the segments there are, which nobody else knows any more: the one that most files
+    have, of those that all first positions are a multiple of.
+    """
+    commitlog = folder / store_folder.COMMITLOG
+    starts = {
+        name: start
+        for name in config.files.list_dir(commitlog)
+        if (start := named_position(name)) is not None and (commitlog / name).is_file()
+    }
+    sizes = Counter(_size(commitlog / name, config.files) for name in starts)
+    fitting = [
+        (count, size)
+        for size, count in sizes.items()
+        if size and not any(start % size for start in starts.values())
+    ]
+    return max(fitting)[1] if fitting else config.segment_size
+
+
+def _size(path: Path, files: Files) -> int:
+    return files.size(path) or 0

@@ -1,0 +1,75 @@
+"""Restoring: founding a store on what archives say, with an empty log that goes on behind them.
+
+The idea: `tiering.restore` reads the archives and says, as plain data, which topics there are, what
+of which queue is in which archive, and where the log had come to. Here that becomes an index, made
+beside the place where one belongs, and put there when it is whole.
+
+Invariants: there is a store with everything it was founded on, or none; positions, topic ids and
+archive numbers that the archives know of are never given again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from kvstore.config import StoreConfig
+from kvstore.index.archived import Restored
+from kvstore.index.families import Batch
+from kvstore.index.handover import place_again
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVES,
+    CHECKPOINT,
+    LOG_START,
+    META,
+    NEXT_ARCHIVE,
+    NEXT_TOPIC_ID,
+    STORE_ID,
+    TOPICS,
+    U32,
+    U64,
+    Checkpoint,
+    checkpoint_value,
+)
+from kvstore.meta.topic import TopicInfo
+from kvstore.opening import store_folder
+
+
+def found(path: Path, restored: Restored, config: StoreConfig) -> bytes:
+    """Found a store in a folder that has none; returns its id. Raises `StoreLocked`, `DiskFull`."""
+    lock = store_folder.take(path, config)
+    try:
+        index, config = store_folder.found_index(path, config, None, store_folder.NEW_INDEX)
+        try:
+            batch = index.families.batch()
+            _put_rows(index, batch, restored, config)
+            index.families.write(batch, sync=True)
+            store_id = index.families.get(META, STORE_ID) or b""
+        finally:
+            index.close()
+        config.files.rename(path / store_folder.NEW_INDEX, path / store_folder.INDEX)
+        lock.mark()
+    finally:
+        lock.release()
+    return store_id
+
+
+def _put_rows(index: Index, batch: Batch, restored: Restored, config: StoreConfig) -> None:
+    size = config.segment_size
+    # The log goes on at a segment's beginning: what is before that has been given.
+    position = -(-restored.position // size) * size
+    if restored.store_id is not None:
+        batch.put(META, STORE_ID, restored.store_id)
+    for topic in restored.topics:
+        info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
+        batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
+    for key, value in restored.rows:
+        batch.put(ARCHIVES, key, value)
+    place_again(index.families, batch, {h.archive for h in restored.held}, restored.held)
+    batch.put(META, NEXT_TOPIC_ID, U32.pack(restored.next_topic))
+    batch.put(META, NEXT_ARCHIVE, U32.pack(restored.next_archive))
+    batch.put(META, LOG_START, U64.pack(position))
+    # An epoch above 0: a topic that a record names and no row knows is not to be made up.
+    at = Checkpoint(position, position, 1, restored.stored_at, clean=True)
+    batch.put(META, CHECKPOINT, checkpoint_value(at))

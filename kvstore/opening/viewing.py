@@ -1,0 +1,180 @@
+"""Viewing: what a store has at one moment, for whoever reads its files without it.
+
+The idea: the index is opened for reading only, beside whoever writes to it, and asked for its
+catalog, its topics and how far the log is on the disk; then it is closed. The log itself is not
+read: what a checkpoint covers is all that can be known to be there. What was seen can be sent to
+other machines, and read there.
+
+Invariants: nothing is named that is not on the disk; a segment that left the log between the look
+at the index and the look at the folder is looked for again, so that no message is in neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.config import StoreConfig
+from kvstore.index.archived import ArchivedTopic, Catalog, LogFile, Queue, Reach, View
+from kvstore.index.attach import comes_from
+from kvstore.index.index import Index
+from kvstore.index.keys import (
+    ARCHIVE_FIRST,
+    ARCHIVES,
+    META,
+    PLACES,
+    STORE_ID,
+    behind,
+    place_key,
+    queue_prefix,
+    read_place,
+)
+from kvstore.log.segments import named_position, segment_name
+from kvstore.meta.topics import Topics
+from kvstore.opening import store_folder
+
+_LOOKS: Final = 5
+_log = logging.getLogger("kvmq")
+
+
+class Viewing:
+    """See `kvstore.index.archived.Viewer`."""
+
+    def view(self, path: Path, config: StoreConfig) -> View:
+        """See Viewer."""
+        found, missing = self._view(path, config)
+        for _ in range(_LOOKS):
+            if not missing:
+                break
+            # They may have gone after the look at the index: then it says so by now.
+            before = missing
+            found, missing = self._view(path, config)
+            if missing == before:
+                break
+        lost = [n for n in missing if found.log and n >= found.log[0].first_position]
+        if lost:
+            _log.warning("the log of %s has lost the segments at %s", path, lost)
+        return found
+
+    def _view(self, path: Path, config: StoreConfig) -> tuple[View, list[int]]:
+        """One look, and where segments begin that should be there and are not."""
+        with _opened(path, config) as (index, size):
+            families = index.families
+            topics = [
+                ArchivedTopic(info.id, info.name, msgspec.to_builtins(info))
+                for info in _topics(index, config).all()
+            ]
+            catalog = Catalog(
+                families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b""))
+            )
+            durable = index.checkpoint.durable
+            log, missing = _files(path, config, index, size)
+            return View(catalog, topics, log, durable, comes_from(families)), missing
+
+    def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
+        """See Viewer."""
+        with _opened(path, config) as (index, size):
+            if queues is None:
+                queues = (
+                    (info.id, queue)
+                    for info in _topics(index, config).all()
+                    for queue in range(max(info.read_queues, info.write_queues))
+                )
+            first_segment = index.log_start() // size
+            found = {}
+            for topic, queue in queues:
+                end = index.queues.head(topic << 32 | queue).next_offset
+                if end:
+                    found[topic, queue] = _first(index, topic, queue, first_segment, end), end
+            return Reach(index.checkpoint.position, found)
+
+    def homes(
+        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
+    ) -> set[int]:
+        """See Viewer."""
+        found: set[int] = set()
+        with _opened(path, config) as (index, _):
+            it = index.families.iter(PLACES)
+            for (topic, queue), low, end in spans:
+                prefix = queue_prefix(topic, queue)
+                it.seek_for_prev(place_key(topic, queue, low))
+                if not index.families.valid(it) or not it.key().startswith(prefix):
+                    it.seek(prefix)
+                while index.families.valid(it) and it.key().startswith(prefix):
+                    place = read_place(it.key(), it.value())[2]
+                    if place.first >= end:
+                        break
+                    if place.is_archived:
+                        found.add(place.archive)
+                    it.next()
+        return found
+
+    def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
+        """See Viewer."""
+        folder, files = path / store_folder.INDEX, config.files
+        return tuple(
+            (name, files.size(folder / name))
+            for name in sorted(files.list_dir(folder))
+            if name.endswith(".log") or name.startswith("MANIFEST")
+        )
+
+
+@contextmanager
+def _opened(path: Path, config: StoreConfig) -> Iterator[tuple[Index, int]]:
+    """The index, and the size of segments."""
+    index, config = store_folder.open_index(
+        path, config, store_folder.look(path, config), read_only=True
+    )
+    with closing(index):
+        index.load()
+        yield index, config.segment_size
+
+
+def _first(index: Index, topic: int, queue: int, first_segment: int, end: int) -> int:
+    """The first offset that a queue holds; `end` if it holds none."""
+    prefix = queue_prefix(topic, queue)
+    for key, value in index.families.rows(PLACES, prefix, behind(prefix)):
+        place = read_place(key, value)[2]
+        is_held = place.segment < ARCHIVE_FIRST or place.is_archived
+        is_nobodys = place.is_nobodys
+        if is_held and not is_nobodys and place.segment >= first_segment:
+            return place.first
+    return end
+
+
+def _topics(index: Index, config: StoreConfig) -> Topics:
+    return Topics(
+        index.families,
+        default_key_index=config.key_index,
+        default_queues=config.default_queues,
+        auto_create=False,
+        host_extra=0,
+        log_end=lambda: 0,
+        read_only=True,
+    )
+
+
+def _files(
+    path: Path, config: StoreConfig, index: Index, size: int
+) -> tuple[list[LogFile], list[int]]:
+    """The segments, and the positions of those that should be there and are not; of many that are
+    missing at the beginning only the first and the last.
+    """
+    gone, durable = index.gone(), index.checkpoint.durable
+    folder = path / store_folder.COMMITLOG
+    there = {named_position(name) for name in config.files.list_dir(folder)}
+    first, stop = gone.below // size, -(-durable // size)
+    oldest = min(
+        (at // size for at in there if at is not None and at >= first * size), default=stop
+    )
+    due = [n * size for n in range(min(oldest, stop), stop) if n not in gone.segments]
+    before = {n * size for n in (first, oldest - 1) if first <= n < oldest}
+    held = [
+        LogFile(folder / segment_name(at), at, min(at + size, durable)) for at in due if at in there
+    ]
+    return held, sorted({*before, *(at for at in due if at not in there)})

@@ -1,0 +1,259 @@
+"""Settling: what becomes of a message that was handed out.
+
+The idea: a receipt names a row and a place in it; acking takes the place's bit away, and the row
+with its last bit. A batch is sorted by rows first, so a row is read and written once, and all rows
+of a flight in one WriteBatch. A batch as it was popped is compared as a list.
+
+Invariants: a receipt that is not current changes nothing; acking twice by the same delivery is as
+good as once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Final, Literal
+
+from kvstore.clock import Clock, cut_ms
+from kvstore.errors import ReceiptExpired, ReceiptIllegal
+from kvstore.index.families import Families
+from kvstore.index.keys import LockKey
+from kvstore.meta.groups import GroupInfo
+from kvstore.pop.inflight.lock_rows import Lock, offsets_of
+from kvstore.pop.inflight.queue_order import Order
+from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.tables import InflightTables
+from kvstore.pop.inflight.waiting import Waiting
+from kvstore.pop.popped import lock_ms
+from kvstore.pop.receipts import Delivery, Receipts
+
+Bury = Callable[[InflightTable, GroupInfo, LockKey], None]
+AckResult = Literal[True] | ReceiptIllegal | ReceiptExpired
+
+_DONE: Final = True
+
+
+class _Asked:
+    """What a batch asks of one row: bits, and which receipts ask for them."""
+
+    __slots__ = ("acked", "bits", "delivery", "singly", "wholes")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.bits = 0
+        self.acked = 0
+        """Those that are done by this batch."""
+        self.wholes: list[int] = []
+        """Where in the batch all receipts of the row begin."""
+        self.singly: list[tuple[int, int]] = []
+        """Place in the batch and bit."""
+
+
+class Settle:
+    """See the module."""
+
+    def __init__(
+        self,
+        families: Families,
+        flights: InflightTables,
+        receipts: Receipts,
+        waiting: Waiting,
+        clock: Clock,
+        nonces: Iterator[int],
+        group_of: Callable[[int], GroupInfo | None],
+        counted: Callable[[GroupInfo], AbstractContextManager[object]],
+        bury: Bury,
+    ) -> None:
+        self._families = families
+        self._flights = flights
+        self._receipts = receipts
+        self._waiting = waiting
+        self._clock = clock
+        self._nonces = nonces
+        self._group_of = group_of
+        self._counted = counted
+        self._bury = bury
+
+    def ack(self, receipts: list[str]) -> list[AckResult]:
+        """See `Store.ack_batch`."""
+        results: list[AckResult] = [_DONE] * len(receipts)
+        for (group, topic), rows in self._sort(receipts, results).items():
+            with self._flights.flying(group, topic) as flight:
+                change = Change(self._families.batch())
+                ended = [self._ack_row(flight, change, asked, results) for asked in rows]
+                if change:
+                    self._families.write(change.batch)
+                    flight.settle(change)
+                    if group in self._waiting.short:
+                        self._waiting.made_room(group)
+                    if flight.order is not None:
+                        self._free(flight, flight.order, rows)
+                for nonce, bad in filter(None, ended):
+                    self._flights.end(nonce, bad)
+        return results
+
+    def _free(self, flight: InflightTable, order: Order, rows: list[_Asked]) -> None:
+        """Let the next messages of these messages' groups have their turn."""
+        ripe = 0
+        for asked in rows:
+            key = asked.delivery.key
+            ripe += sum(order.free(key.queue, o) for o in offsets_of(key.first, asked.acked))
+        if ripe:
+            self._waiting.freed(flight, ripe)
+
+    def _sort(
+        self, receipts: Sequence[str], results: list[AckResult]
+    ) -> dict[tuple[int, int], list[_Asked]]:
+        """What is asked of each row, by flight; what is no receipt goes to the results."""
+        rows: dict[int, _Asked] = {}
+        at, count = 0, len(receipts)
+        while at < count:
+            whole = self._receipts.batch_of(receipts[at])
+            if whole is not None and whole.receipts:
+                size = len(whole.receipts)
+                if receipts[at : at + size] == whole.receipts:
+                    asked = rows.get(whole.nonce) or rows.setdefault(whole.nonce, _Asked(whole))
+                    asked.bits |= whole.locked
+                    asked.wholes.append(at)
+                    at += size
+                    continue
+            try:
+                delivery, place = self._receipts.read(receipts[at])
+            except ReceiptIllegal as e:
+                results[at] = e
+            else:
+                nonce = delivery.nonce
+                asked = rows.get(nonce) or rows.setdefault(nonce, _Asked(delivery))
+                asked.bits |= 1 << place
+                asked.singly.append((at, 1 << place))
+            at += 1
+        flights: dict[tuple[int, int], list[_Asked]] = {}
+        for asked in rows.values():
+            key = asked.delivery.key
+            flights.setdefault((key.group, key.topic), []).append(asked)
+        return flights
+
+    def _ack_row(
+        self, flight: InflightTable, change: Change, asked: _Asked, results: list[AckResult]
+    ) -> tuple[int, int] | None:
+        """Ack what is asked of a row; its nonce and dead bits if it ends by that."""
+        delivery = asked.delivery
+        key = delivery.key
+        lock = flight.get(key)
+        if lock is None or lock.nonce != delivery.nonce:
+            expired = asked.bits & self._expired(flight, delivery, asked.bits)
+            if expired:
+                _refuse(asked, expired, results)
+            return None
+        expired = asked.bits & lock.moved
+        if expired:
+            _refuse(asked, expired, results)
+        left = lock.locked & ~asked.bits
+        if left != lock.locked:
+            change.shrink(key, lock, lock._replace(locked=left))
+            asked.acked = lock.locked & ~left
+            if not left:
+                return lock.nonce, lock.moved
+        return None
+
+    def _expired(self, flight: InflightTable, delivery: Delivery, bits: int) -> int:
+        """Which of a row's bits can't be acked any more, when the row is gone."""
+        remembered = self._flights.bad_of(delivery.key, delivery.nonce)
+        if remembered is not None:
+            return remembered
+        if self._clock.now_ms() >= delivery.key.due:
+            return bits
+        # Nobody else can have got it since, unless it was moved, or the offset was set back.
+        queue, first = delivery.key.queue, delivery.key.first
+        read = max(0, self._flights.next_of(flight, queue) - first)
+        return bits & (~((1 << read) - 1) | flight.held(queue, first, bits.bit_length()))
+
+    # --- changing the time ---
+
+    def give_back(self, receipt: str) -> None:
+        """Have a message that nobody has seen handed out again at once, as if it had not been."""
+        self.change(receipt, 0, unseen=1)
+
+    def change(
+        self,
+        receipt: str,
+        invisible_ms: int | None,
+        *,
+        gives_back: bool = False,
+        unseen: int = 0,
+    ) -> str:
+        """See `Store.change_invisible`. `unseen` attempts are taken back."""
+        delivery, place = self._receipts.read(receipt)
+        key, bit = delivery.key, 1 << place
+        group = self._group_of(key.group)
+        if group is None:
+            raise expired()
+        with self._counted(group), self._flights.flying(key.group, key.topic) as flight:
+            lock = flight.get(key)
+            if lock is None or lock.nonce != delivery.nonce or not lock.locked & bit:
+                raise expired()
+            keeps = bool(invisible_ms) and not gives_back
+            attempt_id = lock.attempt_id if keeps else b""
+            has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
+            change = Change(self._families.batch())
+            left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
+            now = self._clock.now_ms()
+            lasts = 0 if has_failed else _lasts(group, lock.attempts, invisible_ms, keeps=keeps)
+            due = now + cut_ms(self._clock) + lasts if lasts else now
+            self._check_room(group, key.due, due, now)
+            new = flight.free_key(change, key.queue, key.first + place, due)
+            attempts, nonce = lock.attempts - unseen, next(self._nonces)
+            # What is given back is not to be had before its time by asking for the attempt again.
+            moved = Lock(attempts, lock.recoveries, nonce, 1, 0, attempt_id)
+            change.shrink(key, lock, left)
+            change.add(new, moved)
+            self._families.write(change.batch)
+            flight.settle(change)
+            if not left.locked:
+                self._flights.end(lock.nonce, left.moved)
+            if has_failed:
+                self._bury(flight, group, new)
+            self._waiting.freed(flight, 1)
+            if key.group in self._waiting.short:
+                self._waiting.made_room(key.group)
+        return self._receipts.make(Delivery(new, moved.nonce), 1)[0]
+
+    def _check_room(self, group: GroupInfo, old_due: int, new_due: int, now: int) -> None:
+        """A lock that ran out counts no more: by now its place may be another message's."""
+        most = group.max_in_flight
+        if most is None or old_due > now or new_due <= now:
+            return
+        if self._flights.live_at(group.id, now) >= most:
+            raise ReceiptExpired(
+                f"the lock ran out, and group {group.name!r} has taken {most} others since, as "
+                "many as max_in_flight says; drop the receipt, the message is handed out again"
+            )
+
+
+def _lasts(group: GroupInfo, attempts: int, invisible_ms: int | None, *, keeps: bool) -> int:
+    """How many ms the lock lasts that takes another's place; `keeps`: its holder goes on."""
+    if invisible_ms is None:
+        return lock_ms(group, attempts, 0)
+    return lock_ms(group, attempts, invisible_ms) if keeps else invisible_ms
+
+
+def _refuse(asked: _Asked, bits: int, results: list[AckResult]) -> None:
+    for at, bit in asked.singly:
+        if bit & bits:
+            results[at] = expired()
+    for start in asked.wholes:
+        locked, at = asked.delivery.locked, start
+        while locked:
+            bit = locked & -locked
+            if bit & bits:
+                results[at] = expired()
+            locked &= ~bit
+            at += 1
+
+
+def expired() -> ReceiptExpired:
+    """The error for a receipt whose delivery is over."""
+    return ReceiptExpired(
+        "the message was handed out again, moved, reset or taken away since this receipt was "
+        "given; drop it, whoever has the message now holds a newer one"
+    )

@@ -1,0 +1,154 @@
+"""Dead letters: what a group gave up on.
+
+The idea: a row that was handed out too often is copied, message by message, to the group's
+dead-letter topic, and removed. The copy's unique id is made from what it is a copy of and the
+delivery that was the last one; whether it is there already is asked before it is put. So a crash
+between the copy and the removal makes no second one.
+
+Invariant: a copy is on the disk before the row it replaces goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from struct import Struct
+from typing import Final
+
+from kvstore.errors import ArchiveMissing, MessageTooLarge, TopicExists, TopicNotFound
+from kvstore.index.keys import LockKey
+from kvstore.message import Message, StoredMessage
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topics import Topic, TopicConfig, Topics
+from kvstore.pop.inflight.lock_rows import Lock, offsets_of
+from kvstore.pop.inflight.table import Change
+from kvstore.read.at_offsets import Away, messages_at
+from kvstore.read.reader import Reader
+from kvstore.record.names import (
+    DLQ_ATTEMPTS,
+    DLQ_LEFT_OUT,
+    DLQ_ORIGIN_GROUP,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_OFFSET,
+    DLQ_ORIGIN_QUEUE,
+    DLQ_ORIGIN_TOPIC,
+)
+
+_NAMING: Final = frozenset(
+    {
+        DLQ_ORIGIN_TOPIC,
+        DLQ_ORIGIN_GROUP,
+        DLQ_ORIGIN_MESSAGE_ID,
+        DLQ_ORIGIN_QUEUE,
+        DLQ_ORIGIN_OFFSET,
+        DLQ_ATTEMPTS,
+    }
+)
+_ID: Final = Struct(">IIIQQ")
+Put = Callable[[Sequence[Message]], object]
+
+
+class DeadLetters:
+    """See the module. `put` returns when messages are on the disk."""
+
+    def __init__(self, reader: Reader, topics: Topics, put: Put) -> None:
+        self._reader = reader
+        self._topics = topics
+        self._put = put
+
+    def bury(
+        self, change: Change, topic: Topic, group: GroupInfo, rows: list[tuple[LockKey, Lock]]
+    ) -> tuple[list[tuple[int, int]], dict[LockKey, ArchiveMissing]]:
+        """Copy what rows have to the dead letters, and add the rows' removal to the change.
+        Returns the nonces that end, with their bits; and the rows that stay, since something of
+        them is in an archive that is missing.
+        """
+        target = self._topic(group)
+        copies = []
+        stuck: dict[LockKey, ArchiveMissing] = {}
+        for key, lock in rows:
+            offsets, away = offsets_of(key.first, lock.locked), Away()
+            found = messages_at(self._reader, topic, key.queue, offsets, group.name, away)
+            messages = list(found)
+            if away.error is not None:
+                stuck[key] = away.error
+                continue
+            for message in messages:
+                name = _ID.pack(group.id, topic.id, key.queue, message.offset, lock.nonce)
+                copy = _copy(message, group.name, target.name, name.hex().upper(), lock.attempts)
+                # A copy is no older than what it is of.
+                begin = message.stored_at
+                if not self._reader.query(target, str(copy.message_id), begin, None, 1):
+                    copies.append(copy)
+        self._put_what_fits(copies)
+        gone = [(key, lock) for key, lock in rows if key not in stuck]
+        for key, lock in gone:
+            change.remove(key, lock)
+        return [(lock.nonce, lock.locked | lock.moved) for _, lock in gone], stuck
+
+    def _put_what_fits(self, copies: list[Message]) -> None:
+        """Put copies; of one that is too large, as large as the original and what is added to it,
+        only what names the original: a message that can't be copied must not hold up a group.
+        """
+        if not copies:
+            return
+        try:
+            self._put(copies)
+        except MessageTooLarge:
+            if len(copies) > 1:
+                for copy in copies:
+                    self._put_what_fits([copy])
+                return
+            self._put([_without_content(copies[0])])
+
+    def _topic(self, group: GroupInfo) -> Topic:
+        name = group.dead_letters
+        # The ids in the index are what tells a copy that was made from one that was not.
+        try:
+            found = self._topics.get(name)
+        except TopicNotFound:
+            with suppress(TopicExists):
+                self._topics.create([TopicConfig(name=name, queues=1, key_index="all")])
+            found = self._topics.get(name)
+        if not found.keys_unique:
+            self._topics.alter(name, {"key_index": "unique"})
+            found = self._topics.get(name)
+        return found
+
+
+def _copy(
+    message: StoredMessage, group: str, topic: str, message_id: str, attempts: int
+) -> Message:
+    origin = {
+        DLQ_ORIGIN_TOPIC: message.topic,
+        DLQ_ORIGIN_GROUP: group,
+        DLQ_ORIGIN_MESSAGE_ID: message.message_id,
+        DLQ_ORIGIN_QUEUE: str(message.queue),
+        DLQ_ORIGIN_OFFSET: str(message.offset),
+        DLQ_ATTEMPTS: str(attempts),
+    }
+    return Message(
+        topic,
+        message.body,
+        0,
+        message.tag,
+        message.keys,
+        message.user_properties | origin,
+        message.message_group,
+        message.flags,
+        message_id,
+        message.born_at,
+    )
+
+
+def _without_content(copy: Message) -> Message:
+    """A copy that has only what names the original, and says so."""
+    origin = {name: value for name, value in copy.properties.items() if name in _NAMING}
+    return Message(
+        copy.topic,
+        b"",
+        copy.queue,
+        properties=origin | {DLQ_LEFT_OUT: str(len(copy.body))},
+        message_id=copy.message_id,
+        born_at=copy.born_at,
+    )

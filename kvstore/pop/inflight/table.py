@@ -1,0 +1,424 @@
+"""A flight: what a group has under way in one topic.
+
+The idea: rows of `locks` are the state; here are only counters over them (rows by eighth of a
+second of their due time, and by queue which offsets they have: `QueueLocks`), the key of the first
+row as long as it is known, and the queues' next offsets. So whether anything is due, and up to
+where all is done, is answered without RocksDB, and a search never begins among the tombstones of
+rows that went before. A change is collected in a `Change`, written as one WriteBatch, and only then
+taken into the counters.
+
+Invariants: no object per message but a bit, and per row only where it was made with an attempt id;
+the counters agree with the rows between changes; a row is found by its key, or by being due, never
+by a search through all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from kvstore.index.keys import LOCKS, PARKED, LockKey, behind, lock_key, lock_prefix, read_lock_key
+from kvstore.pop.inflight.held import QueueLocks, Shelf
+from kvstore.pop.inflight.lock_rows import Lock, pack_lock, unpack_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvstore.index.families import Batch, Families
+    from kvstore.message import StoredMessage
+    from kvstore.meta.groups import GroupInfo
+    from kvstore.pop.inflight.queue_order import Order
+    from kvstore.pop.inflight.tally import Tally
+    from kvstore.pop.inflight.waiting import Waiter
+
+_BUCKET: Final = 7
+"""Due times are counted by 1 << 7 ms."""
+_births: Final = itertools.count()
+_DUE_MAX: Final = PARKED - 1
+
+
+class Change:
+    """What one WriteBatch does to a flight."""
+
+    __slots__ = (
+        "added",
+        "batch",
+        "ended_of",
+        "made_by",
+        "next",
+        "parked",
+        "passed",
+        "removed",
+        "shrunk",
+        "touched",
+    )
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.added: dict[LockKey, int] = {}
+        """Rows and the bitmaps of their messages."""
+        self.removed: list[tuple[LockKey, int]] = []
+        self.shrunk: list[tuple[LockKey, int]] = []
+        """Rows and the bitmaps of the messages that go from them."""
+        self.parked: list[tuple[LockKey, int]] = []
+        """Rows of parked messages and the bitmaps they have from now on."""
+        self.touched = False
+        """Whether rows that were there are shrunk or removed."""
+        self.next: dict[int, int] = {}
+        """Queue -> its new next offset."""
+        self.passed: dict[int, int] = {}
+        """Queue -> how many of its messages a filter has refused."""
+        self.made_by: list[tuple[bytes, LockKey]] = []
+        """Attempt ids and new rows that have one."""
+        self.ended_of: list[tuple[bytes, LockKey]] = []
+        """The same of rows that go."""
+
+    def park(self, key: LockKey, lock: Lock) -> None:
+        """A row of parked messages as it is from now on; it goes if it has none."""
+        self.parked.append((key, lock.locked))
+        if lock.locked:
+            self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
+        else:
+            self.batch.delete(LOCKS, lock_key(*key))
+
+    def add(self, key: LockKey, lock: Lock) -> None:
+        """A new row."""
+        self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
+        self.added[key] = lock.locked
+        if lock.attempt_id:
+            self.made_by.append((lock.attempt_id, key))
+
+    def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
+        """A row that keeps only some of its messages; it goes if it keeps none."""
+        if key.due == PARKED:
+            self.park(key, new)
+            return
+        self.touched = True
+        gone = old.locked & ~new.locked
+        if new.locked:
+            self.batch.put(LOCKS, lock_key(*key), pack_lock(new))
+            self.shrunk.append((key, gone))
+        else:
+            self.batch.delete(LOCKS, lock_key(*key))
+            self.removed.append((key, gone))
+            if old.attempt_id:
+                self.ended_of.append((old.attempt_id, key))
+
+    def remove(self, key: LockKey, old: Lock) -> None:
+        """A row that goes."""
+        self.shrink(key, old, old._replace(locked=0))
+
+    def __bool__(self) -> bool:
+        return len(self.batch) > 0
+
+
+class InflightTable:
+    """See the module. Whoever uses it holds `lock`; one that is `gone` is to be asked for anew."""
+
+    def __init__(self, families: Families, group: int, topic: int, *, dead: bool = False) -> None:
+        """`dead`: its group or topic is deleted, so it has nothing and takes nothing."""
+        self.dead = dead
+        self.group = group
+        self.topic = topic
+        self.lock = threading.RLock()
+        self.gone = False
+        self.rows = 0
+        self.messages = 0
+        """How many are locked."""
+        self.next: dict[int, int] = {}
+        """Queue -> its next offset, for the queues that were used and have one stored."""
+        self.passed: dict[int, int] = {}
+        """Queue -> how many of its messages filters have refused, where its next offset is known
+        and there are any.
+        """
+        self.starts: dict[int, tuple[GroupInfo, int, int]] = {}
+        """Queue without one -> where its group would begin, which group as it was then, and the
+        queue's end: it holds for these."""
+        self.turn = 0
+        self.ahead: dict[int, list[StoredMessage]] = {}
+        """Queue -> messages that were read before anybody wanted them, the next one last."""
+        self.message_bytes = 1 << 30
+        """What a record had last, about; much, before any was read."""
+        self.capped = False
+        """Whether only so many messages of the group may be locked, as of the last claim."""
+        self.waiters: set[Waiter] = set()
+        self.asleep: OrderedDict[Waiter, None] = OrderedDict()
+        """Those of them that were not woken since they looked last."""
+        self.picky = 0
+        """How many of them are."""
+        self.epoch = next(_births) << 32
+        """Counts what happened to rows but adding new ones and removing whole ones. No two flights
+        have the same one, not even one after the other.
+        """
+        self.order: Order | None = None
+        """What an ordered group knows beside the rows; None: not made yet."""
+        self.parked_count = 0
+        """How many messages are parked."""
+        self.users = 0
+        """How many hold the lock by `Flights.flying`: meanwhile it is not let go."""
+        self.tally: Tally | None = None
+        """Of the group, if it has one."""
+        self.soonest = 0
+        """No row is due before, ms since the epoch."""
+        self.attempts: dict[bytes, list[bytes]] = {}
+        """Attempt id -> the keys of its rows, for all rows that have one."""
+        self._families = families
+        self._prefix = lock_prefix(group, topic)
+        self._end = behind(self._prefix)
+        self._first: LockKey | None = None
+        self._buckets = Shelf()
+        """1/8 s -> how many rows are due in it."""
+        self._queues: dict[int, QueueLocks] = {}
+        self._knows_dues = False
+        """Whether rows are counted by the time they are due in each queue, too."""
+
+    # --- counters ---
+
+    def count(self, key: LockKey, locked: int) -> None:
+        """Count a row that was there before; parked ones are not locks."""
+        if key.due == PARKED:
+            self._park(key, locked)
+        else:
+            self.added(key, locked)
+
+    def may_be_due(self, now: int) -> bool:
+        """Whether a row can be due; mostly without a look at RocksDB."""
+        return self.rows > 0 and self.soonest <= now and self._earliest() <= now
+
+    def added(self, key: LockKey, locked: int) -> None:
+        """Take note of a row that was written, with the bitmap of its messages."""
+        _, _, due, queue, first = key
+        bucket, buckets = due >> _BUCKET, self._buckets.values
+        rows = buckets.get(bucket)
+        if rows:
+            buckets[bucket] = rows + 1
+        else:
+            self._buckets.put(bucket, 1)
+        if not self.rows or bucket << _BUCKET < self.soonest:
+            self.soonest = bucket << _BUCKET
+        held = self._queues.get(queue) or self._held(queue)
+        held.rows += 1
+        if held.dues is not None:
+            held.dues.add(bucket, 1)
+        held.locked.add(first, locked)
+        if not self.rows or (self._first is not None and key < self._first):
+            self._first = key
+        self.rows += 1
+        messages = locked.bit_count()
+        self.messages += messages
+        if self.tally is not None:
+            self.tally.add(due, messages)
+
+    def removed(self, key: LockKey, locked: int) -> None:
+        """Take note of a row that was removed, with the bitmap of its messages."""
+        bucket, buckets = key[2] >> _BUCKET, self._buckets.values
+        rows = buckets[bucket] - 1
+        if rows:
+            buckets[bucket] = rows
+        else:
+            self._buckets.put(bucket, 0)
+        held = self._queues[key[3]]
+        held.rows -= 1
+        if held.dues is not None:
+            held.dues.add(bucket, -1)
+        if key == self._first:
+            self._first = None
+        self.rows -= 1
+        self._unlocked(key, locked)
+
+    def _unlocked(self, key: LockKey, locked: int) -> None:
+        """Take note of messages that left a row."""
+        _, _, due, queue, first = key
+        self._queues[queue].locked.remove(first, locked)
+        messages = locked.bit_count()
+        self.messages -= messages
+        if self.tally is not None:
+            self.tally.remove(due, messages)
+
+    def _park(self, key: LockKey, parked: int) -> None:
+        held = self._queues.get(key.queue) or self._held(key.queue)
+        before = held.parked.count
+        held.parked.replace(key.first, parked)
+        self.parked_count += held.parked.count - before
+
+    def _held(self, queue: int) -> QueueLocks:
+        found = self._queues[queue] = QueueLocks()
+        if self._knows_dues:
+            found.dues = Shelf()
+        return found
+
+    def settle(self, change: Change) -> None:
+        """Take note of what was written."""
+        if change.touched:
+            self.epoch += 1
+        for key, locked in change.removed:
+            self.removed(key, locked)
+        for key, locked in change.shrunk:
+            self._unlocked(key, locked)
+        for key, locked in change.added.items():
+            self.added(key, locked)
+        for key, parked in change.parked:
+            self._park(key, parked)
+        for attempt_id, key in change.ended_of:
+            self._forget_attempt(attempt_id, lock_key(*key))
+        for attempt_id, key in change.made_by:
+            self.note_attempt(attempt_id, key)
+        if change.next:
+            self.next.update(change.next)
+        for queue, count in change.passed.items():
+            self.passed[queue] = self.passed.get(queue, 0) + count
+
+    def forget_next(self, queue: int) -> None:
+        """Take note that a queue's next offset was set otherwise."""
+        self.next.pop(queue, None)
+        self.passed.pop(queue, None)
+
+    def note_attempt(self, attempt_id: bytes, key: LockKey) -> None:
+        """Remember that a row was made by an attempt."""
+        self.attempts.setdefault(attempt_id, []).append(lock_key(*key))
+
+    def _forget_attempt(self, attempt_id: bytes, raw_key: bytes) -> None:
+        rows = self.attempts.get(attempt_id, [])
+        if raw_key in rows:
+            rows.remove(raw_key)
+        if not rows:
+            self.attempts.pop(attempt_id, None)
+
+    def rows_of(self, attempt_id: bytes) -> list[LockKey]:
+        """The rows that pops with an attempt id made, and that are there."""
+        return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
+
+    def clear(self) -> None:
+        """Take note that all rows, or the next offsets, changed otherwise; they are read anew."""
+        self.rows = self.messages = 0
+        self.epoch += 1
+        self.next.clear()
+        self.passed.clear()
+        self.starts.clear()
+        self.attempts.clear()
+        self.ahead = {}
+        self.order = None
+        self.parked_count = 0
+        self._first = None
+        self._buckets = Shelf()
+        self._queues.clear()
+        self._knows_dues = False
+        if self.tally is not None:
+            self.tally.is_stale = True
+
+    def _earliest(self) -> int:
+        """The beginning of the first 1/8 s that has rows; there is one."""
+        first = self._buckets.first()
+        assert first is not None
+        self.soonest = first << _BUCKET
+        return self.soonest
+
+    def lowest(self, queue: int) -> int | None:
+        """A queue's lowest offset that is locked or parked, if any is."""
+        held = self._queues.get(queue)
+        return None if held is None else held.lowest()
+
+    def held_from(self, queue: int, offset: int) -> tuple[int, int]:
+        """How many of a queue's messages from an offset on are locked, and how many parked."""
+        held = self._queues.get(queue)
+        if held is None:
+            return 0, 0
+        return held.locked.count_from(offset), held.parked.count_from(offset)
+
+    def held(self, queue: int, first: int, size: int) -> int:
+        """Which of a queue's messages from `first` to before `first` + `size` are locked or parked,
+        as a bitmap.
+        """
+        held = self._queues.get(queue)
+        if held is None:
+            return 0
+        return held.locked.within(first, size) | held.parked.within(first, size)
+
+    # --- rows ---
+
+    def next_due(self) -> int | None:
+        """When the first row is due, ms since the epoch; None if there is none."""
+        if not self.rows:
+            return None
+        if self._first is None:
+            self._first = next((key for key, _ in self._from(self._earliest(), _DUE_MAX)), None)
+        return None if self._first is None else self._first.due
+
+    def due(self, now: int) -> Iterator[tuple[LockKey, Lock]]:
+        """The rows that are due, oldest first, as they were when this began."""
+        if not self.rows or self._earliest() > now:
+            return
+        if self._first is not None:
+            if self._first.due > now:
+                return
+            start = lock_key(*self._first)
+        else:
+            start = lock_key(self.group, self.topic, self._earliest(), 0, 0)
+        end = lock_key(self.group, self.topic, min(now, _DUE_MAX) + 1, 0, 0)
+        for key, value in self._families.rows(LOCKS, start, end):
+            yield read_lock_key(key), unpack_lock(value)
+
+    def due_of(self, queue: int, now: int) -> Iterator[tuple[LockKey, Lock]]:
+        """The same of one queue: without a look at others' rows, but for those that are due in the
+        same 1/8 s.
+        """
+        held = self._queues.get(queue)
+        if held is None or not held.rows or not self.may_be_due(now):
+            return
+        for bucket in self._due_buckets(held, now):
+            end = min((bucket + 1) << _BUCKET, min(now, _DUE_MAX) + 1)
+            for key, lock in self._from(bucket << _BUCKET, end):
+                if key.queue == queue:
+                    yield key, lock
+
+    def _due_buckets(self, held: QueueLocks, now: int) -> Iterator[int]:
+        if not self._knows_dues:
+            self._learn_dues()
+        dues = held.dues
+        assert dues is not None
+        first = dues.first()
+        if first is None or first << _BUCKET > now:
+            return
+        yield first  # mostly nobody asks for more
+        yield from sorted(
+            number
+            for number, rows in dues.values.items()
+            if rows and first < number and number << _BUCKET <= now
+        )
+
+    def _learn_dues(self) -> None:
+        for held in self._queues.values():
+            held.dues = Shelf()
+        for key, _ in self.all():
+            dues = self._queues[key.queue].dues
+            assert dues is not None
+            dues.add(key.due >> _BUCKET, 1)
+        self._knows_dues = True
+
+    def all(self) -> Iterator[tuple[LockKey, Lock]]:
+        """Every row that locks something, in the order of due times."""
+        return self._from(0, _DUE_MAX)
+
+    def parked(self) -> Iterator[tuple[LockKey, Lock]]:
+        """The rows of what an ordered group has passed."""
+        return self._from(PARKED, None)
+
+    def _from(self, first_due: int, end_due: int | None) -> Iterator[tuple[LockKey, Lock]]:
+        start = lock_key(self.group, self.topic, first_due, 0, 0)
+        end = self._end if end_due is None else lock_key(self.group, self.topic, end_due, 0, 0)
+        for key, value in self._families.rows(LOCKS, start, end):
+            yield read_lock_key(key), unpack_lock(value)
+
+    def get(self, key: LockKey) -> Lock | None:
+        """A row's value, or None."""
+        value = self._families.get(LOCKS, lock_key(*key))
+        return None if value is None else unpack_lock(value)
+
+    def free_key(self, change: Change, queue: int, first: int, due: int) -> LockKey:
+        """A key for a new row, `due` then or a little later: never that of another row."""
+        key = LockKey(self.group, self.topic, due, queue, first)
+        while key in change.added or self.get(key) is not None:
+            key = key._replace(due=key.due + 1)
+        return key

@@ -1,0 +1,352 @@
+"""The flights of a store: each is made when its group is first used, from the group's lock rows.
+
+The idea: opening reads nothing; the first use of a group reads its rows once, for the counters.
+Rows of before an unclean opening are cut to what the log still had then. When there are many
+flights, each new one looks at some of the others, in turn, and lets go those in which nothing is
+under way.
+
+Invariants: there is one flight for a group and topic at a time, and none is let go that has a row,
+or that anybody uses; a row that names what the log lost is cut before anybody sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Final
+
+from kvstore.index.families import Families
+from kvstore.index.keys import LOCKS, U32, LockKey, behind, lock_prefix, read_lock_key
+from kvstore.message import Bounds
+from kvstore.meta.offsets import Offsets
+from kvstore.pop.inflight.id_set import Ids
+from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
+from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.tally import Tally
+
+_ALL: Final = (1 << SPAN) - 1
+_KEPT_MAX: Final = 1 << 16
+_LOOKS: Final = 4
+"""Flights that are looked at for each new one, where there are too many: more than one, so that
+there are fewer again after many could not be let go.
+"""
+ENDED_MAX: Final = 1 << 16
+_AHEAD_MAX: Final = 64
+"""Flights that may have read ahead, half a megabyte each."""
+
+
+Look = Callable[[LockKey, Lock], None]
+
+
+def _ignored(key: LockKey, lock: Lock) -> None:
+    """Nothing is done with a row."""
+
+
+class InflightTables:
+    """See the module."""
+
+    def __init__(
+        self, families: Families, offsets: Offsets, bounds: Callable[[int], Bounds]
+    ) -> None:
+        self._families = families
+        self._bounds = bounds
+        self._offsets = offsets
+        self._lock = threading.Lock()
+        self._flights: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
+        """The one first that was made, or looked at, longest ago."""
+        self._ahead: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
+        self._by_group: dict[int, dict[int, InflightTable]] = {}
+        self._by_topic: dict[int, dict[int, InflightTable]] = {}
+        self._dead_groups = Ids()
+        self._dead_topics = Ids()
+        """Ids that were deleted; none is given again."""
+        self._groups = Ids()
+        """The groups whose rows were read."""
+        self._tallies: dict[int, Tally] = {}
+        """Those of the groups that were counted."""
+        self.ended: OrderedDict[int, int] = OrderedDict()
+        """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
+        how many times a group had been set back by then.
+        """
+        self._ages = 0
+        self._set_back: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        """Group, topic and queue -> when it was set back and to which offset, oldest first, less
+        what a later one covers: so offsets rise.
+        """
+        self._settings = 0
+        """How many these are in all."""
+
+    def get(self, group: int, topic: int) -> InflightTable:
+        """A flight; made if there is none."""
+        flight = self._flights.get((group, topic))
+        if flight is None or group not in self._groups:
+            if group in self._dead_groups:
+                return InflightTable(self._families, group, topic, dead=True)
+            self._ensure(group)
+            with self._lock:
+                flight = self._flights.get((group, topic))
+                if group in self._dead_groups or topic in self._dead_topics:
+                    return InflightTable(self._families, group, topic, dead=True)
+                if flight is None:
+                    flight = self._make(group, topic)
+        return flight
+
+    def _ensure(self, group: int) -> None:
+        """Read a group's rows if that was not done."""
+        if group not in self._groups:
+            with self._lock:
+                if group not in self._groups:
+                    self._load(group)
+                    self._groups.update((group,))
+
+    def find(self, group: int, topic: int) -> InflightTable | None:
+        """A flight, if there is one; there is, where messages are locked."""
+        self._ensure(group)
+        return self._flights.get((group, topic))
+
+    @contextmanager
+    def flying(self, group: int, topic: int) -> Iterator[InflightTable]:
+        """A flight, with its lock held."""
+        while True:
+            flight = self.get(group, topic)
+            with flight.lock:
+                if flight.gone:
+                    continue
+                flight.users += 1
+                try:
+                    yield flight
+                finally:
+                    flight.users -= 1
+                return
+
+    def _make(self, group: int, topic: int) -> InflightTable:
+        if len(self._flights) >= _KEPT_MAX:
+            self._let_go()
+        flight = self._flights[group, topic] = InflightTable(self._families, group, topic)
+        flight.tally = self._tallies.get(group)
+        self._by_group.setdefault(group, {})[topic] = flight
+        self._by_topic.setdefault(topic, {})[group] = flight
+        return flight
+
+    def _let_go(self) -> None:
+        for key in list(islice(self._flights, _LOOKS)):
+            flight = self._flights[key]
+            self._flights.move_to_end(key)
+            if not flight.lock.acquire(blocking=False):
+                continue
+            if not (flight.rows or flight.parked_count or flight.waiters or flight.users):
+                self._remove(flight)
+            flight.lock.release()
+
+    def under_way(self, group: int) -> list[InflightTable]:
+        """A group's flights that have locked messages."""
+        self._ensure(group)
+        with self._lock:
+            return [f for f in self._by_group.get(group, {}).values() if f.messages]
+
+    def count(self, group: int) -> None:
+        """Have a group's live locks counted from now on. No flight's lock is held."""
+        found = self._tallies.get(group)
+        if found is not None and not found.is_stale:
+            return
+        self._ensure(group)
+        with self._lock:
+            tally = self._tallies[group] = Tally()
+            flights = list(self._by_group.get(group, {}).values())
+        for flight in flights:
+            with flight.lock:
+                if not flight.gone and flight.tally is not tally:
+                    for key, lock in flight.all():
+                        tally.add(key.due, lock.locked.bit_count())
+                    flight.tally = tally
+
+    def live_at(self, group: int, now: int) -> int:
+        """How many messages a group has under locks that live, in all topics; it is counted."""
+        return self._tallies[group].live_at(now)
+
+    def next_due(self, flight: InflightTable) -> int | None:
+        """When something may change by itself for who waits at a flight, ms since the epoch: a lock
+        of it runs out, or of its group if that makes room. None if there is none.
+        """
+        flights = self.under_way(flight.group) if flight.capped else [flight]
+        found = []
+        for one in flights:
+            with one.lock:
+                found.append(one.next_due())
+        return min((due for due in found if due is not None), default=None)
+
+    @contextmanager
+    def deleting(self, groups: Collection[int], topics: Collection[int]) -> Iterator[None]:
+        """Around deleting groups and topics, by their ids: nothing of theirs is handed out, or
+        written, meanwhile and ever after.
+        """
+        with self._lock:
+            self._dead_groups.update(groups)
+            self._dead_topics.update(topics)
+            found = {
+                (flight.group, flight.topic): flight
+                for kept, ids in ((self._by_group, groups), (self._by_topic, topics))
+                for number in ids
+                for flight in kept.get(number, {}).values()
+            }
+        with ExitStack() as held:
+            # In the order in which everybody takes several.
+            for at in sorted(found):
+                held.enter_context(found[at].lock)
+            try:
+                yield
+            except BaseException:
+                with self._lock:
+                    self._dead_groups.difference_update(groups)
+                    self._dead_topics.difference_update(topics)
+                raise
+
+    def forget_group(self, group: int) -> list[InflightTable]:
+        """Take note that a group was deleted; its flights."""
+        flights = self._forget(self._by_group, group)
+        self._forget_set_back(0, group)
+        with self._lock:
+            self._groups.difference_update((group,))
+            self._tallies.pop(group, None)
+        return flights
+
+    def forget_topic(self, topic: int) -> list[InflightTable]:
+        """Take note that a topic was deleted; its flights."""
+        self._forget_set_back(1, topic)
+        return self._forget(self._by_topic, topic)
+
+    def _forget_set_back(self, part: int, number: int) -> None:
+        with self._lock:
+            for kept in [kept for kept in list(self._set_back) if kept[part] == number]:
+                self._settings -= len(self._set_back.pop(kept, ()))
+
+    def _forget(
+        self, kept: dict[int, dict[int, InflightTable]], number: int
+    ) -> list[InflightTable]:
+        with self._lock:
+            flights = list(kept.get(number, {}).values())
+            for flight in flights:
+                self._remove(flight)
+                if flight.tally is not None:
+                    flight.tally.is_stale = True
+        return flights
+
+    def _remove(self, flight: InflightTable) -> None:
+        flight.gone = True
+        group, topic = flight.group, flight.topic
+        del self._flights[group, topic]
+        self._ahead.pop((group, topic), None)
+        for kept, one, other in ((self._by_group, group, topic), (self._by_topic, topic, group)):
+            del kept[one][other]
+            if not kept[one]:
+                del kept[one]
+
+    def reads_ahead(self, flight: InflightTable) -> None:
+        """Take note that a flight has read ahead; the one that did so longest ago forgets it, if
+        there are many.
+        """
+        ahead = self._ahead
+        ahead[flight.group, flight.topic] = flight
+        ahead.move_to_end((flight.group, flight.topic))
+        if len(ahead) > _AHEAD_MAX:
+            # Whoever is at it right now goes on with what he has.
+            ahead.popitem(last=False)[1].ahead = {}
+
+    # --- what is remembered of rows ---
+
+    def end(self, nonce: int, bad: int) -> None:
+        """Remember that a row ended: acking its `bad` bits is too late, its others was done."""
+        if len(self.ended) >= ENDED_MAX:
+            self.ended.popitem(last=False)
+        self.ended[nonce] = bad | self._ages
+
+    def set_back(self, group: int, topic: int, queue: int, offset: int) -> None:
+        """Take note that a queue's messages from an offset on are unread again for a group: what
+        acked them is over.
+        """
+        if not self.ended:
+            return
+        with self._lock:
+            if self._settings >= ENDED_MAX:
+                # Then it is as after a restart.
+                self.ended.clear()
+                self._set_back.clear()
+                self._settings = 0
+            self._ages += 1 << SPAN
+            settings = self._set_back.setdefault((group, topic, queue), [])
+            while settings and settings[-1][1] >= offset:
+                settings.pop()
+                self._settings -= 1
+            settings.append((self._ages, offset))
+            self._settings += 1
+
+    def bad_of(self, key: LockKey, nonce: int) -> int | None:
+        """The bits of a row that ended which can't be acked any more; None if that is forgotten."""
+        found = self.ended.get(nonce)
+        if found is None:
+            return None
+        bad = found & _ALL
+        for age, offset in self._set_back.get((key.group, key.topic, key.queue), ()):
+            if found - bad < age:
+                return bad | _ALL & ~((1 << min(SPAN, max(0, offset - key.first))) - 1)
+        return bad
+
+    # --- loading ---
+
+    def reload(self, flight: InflightTable) -> None:
+        """Take note that a flight's rows and offsets were changed otherwise. Its lock is held."""
+        flight.clear()
+        self._read(lock_prefix(flight.group, flight.topic))
+
+    def look(self, group: int, topic: int, each: Look = _ignored) -> InflightTable:
+        """A flight for one look, made of the rows there are, each of which `each` is told."""
+        flight = InflightTable(self._families, group, topic)
+        for key, lock in self._rows(lock_prefix(group, topic)):
+            flight.count(key, lock.locked)
+            each(key, lock)
+        return flight
+
+    def next_of(self, flight: InflightTable, queue: int) -> int:
+        """A queue's next offset; 0 where the group has none yet."""
+        found = flight.next.get(queue)
+        if found is None:
+            bounds = self._bounds(flight.topic << 32 | queue)
+            found = self._offsets.get(flight.group, flight.topic, queue, bounds)
+        return found or 0
+
+    def _load(self, group: int) -> None:
+        self._read(U32.pack(group))
+
+    def _read(self, prefix: bytes) -> None:
+        group = U32.unpack_from(prefix)[0]
+        # Cutting may have to be tried again; nothing may be counted twice for that.
+        for key, lock in list(self._rows(prefix)):
+            flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
+            flight.count(key, lock.locked)
+            if lock.attempt_id:
+                flight.note_attempt(lock.attempt_id, key)
+
+    def _rows(self, prefix: bytes) -> Iterator[tuple[LockKey, Lock]]:
+        """The rows whose keys begin so, as they hold for the log there is."""
+        for raw, value in self._families.rows(LOCKS, prefix, behind(prefix)):
+            key, lock = read_lock_key(raw), unpack_lock(value)
+            if lock.recoveries < self._offsets.recoveries:
+                lock = self._cut(key, lock)
+            if lock.locked:
+                yield key, lock
+
+    def _cut(self, key: LockKey, lock: Lock) -> Lock:
+        """A row as it holds for the log there is; it is written so, where that may be."""
+        queue = key.topic << 32 | key.queue
+        last = key.first + lock.locked.bit_length()
+        held = self._offsets.held(queue, last, lock.recoveries, self._bounds(queue))
+        kept = lock.locked & ((1 << max(0, held - key.first)) - 1)
+        cut = lock._replace(locked=kept, recoveries=self._offsets.recoveries)
+        if not self._families.read_only:
+            change = Change(self._families.batch())
+            change.shrink(key, lock, cut)
+            self._families.write(change.batch)
+        return cut

@@ -1,0 +1,175 @@
+"""Waiting: pops that found nothing, until a put or a lock that runs out wakes them.
+
+The idea: a waiter stands with its flight; a put wakes as many waiters of each flight of its topic
+as it brought messages (all of them where one asks for a certain queue or filter). A put asks only
+whether anybody waits at all. How a waiter is woken is its own affair: a thread has an event, a
+coroutine a future.
+
+Locks run out by the wall clock, and waiters sleep by one that is never stepped. So one of those who
+wait, whoever it is, keeps watch: it sleeps `TICK` at a time, and wakes all when the two clocks have
+come apart. However many wait, that is one glance at the clock in each `TICK`.
+
+Invariants: no wake-up is lost: a waiter registers before it looks, and one that leaves wakes the
+next, who looks for what it left; while anybody sleeps, somebody keeps watch, or was woken to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from kvstore.clock import Clock
+from kvstore.errors import StoreClosed
+
+if TYPE_CHECKING:
+    from kvstore.pop.inflight.table import InflightTable
+
+TICK: Final = 0.1
+"""Seconds between two glances at the clock."""
+_APART: Final = 0.05
+"""Seconds by which the clocks have to come apart to be told from their usual drift."""
+
+
+class Waiter:
+    """One pop that waits. `picky`: not any message of the topic will do."""
+
+    __slots__ = ("picky", "wake")
+
+    def __init__(self, wake: Callable[[], None], *, picky: bool) -> None:
+        self.wake = wake
+        self.picky = picky
+
+
+class Waiting:
+    """Who waits for messages of which topic."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._apart = 0.0
+        """By how much the wall clock was ahead of the other when it was looked at last."""
+        self._watch: Waiter | None = None
+        """Who looks at it."""
+        self.topics: dict[int, list[InflightTable]] = {}
+        """Topic id -> the flights that have waiters. Empty if nobody waits."""
+        self.short: set[int] = set()
+        """Groups that may have found no room under their cap since room was made last: who gives
+        any of it back calls `made_room`. A group is here before it counts what is locked.
+        """
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise `StoreClosed` after `close`."""
+        if self._closed:
+            raise StoreClosed("the store was closed while this pop waited; open it again")
+
+    def close(self) -> None:
+        """Wake all, to learn that the store closes."""
+        self._closed = True
+        self.everybody()
+
+    def enter(self, flight: InflightTable, waiter: Waiter) -> None:
+        """Begin to wait."""
+        with self._lock:
+            if not self.topics:
+                self._apart = self._clocks_apart()
+            if not flight.waiters:
+                self.topics.setdefault(flight.topic, []).append(flight)
+            flight.waiters.add(waiter)
+            flight.asleep[waiter] = None
+            flight.picky += waiter.picky
+
+    def rest(self, flight: InflightTable, waiter: Waiter) -> None:
+        """To be woken again; before each look. Who has waited longest is woken first."""
+        with self._lock:
+            # One that was cancelled may have left before this last look: it would be woken in vain.
+            if waiter in flight.waiters:
+                flight.asleep[waiter] = None
+
+    def leave(self, flight: InflightTable, waiter: Waiter) -> None:
+        """End to wait."""
+        with self._lock:
+            flight.waiters.remove(waiter)
+            flight.asleep.pop(waiter, None)
+            flight.picky -= waiter.picky
+            if self._watch is waiter or self._watch is None:
+                self._watch = None
+                self._wake_one()
+            # It may have been woken for more than it took, or know of a lock that runs out.
+            self._wake(flight, 1)
+            if not flight.waiters:
+                flights = self.topics[flight.topic]
+                flights.remove(flight)
+                if not flights:
+                    del self.topics[flight.topic]
+
+    # --- the clock ---
+
+    def keeps_watch(self, waiter: Waiter) -> bool:
+        """Whether this waiter, who is about to sleep, is to call `glance` every `TICK`."""
+        if self._watch is None:
+            with self._lock:
+                if self._watch is None:
+                    self._watch = waiter
+        return self._watch is waiter
+
+    def glance(self) -> None:
+        """Wake all if the wall clock was stepped: other locks have run out than they think."""
+        apart = self._clocks_apart()
+        if abs(apart - self._apart) > _APART:
+            self._apart = apart
+            self.everybody()
+
+    def _clocks_apart(self) -> float:
+        return self._clock.now_ms() / 1000 - self._clock.monotonic()
+
+    def _wake_one(self) -> None:
+        for flights in self.topics.values():
+            for flight in flights:
+                if flight.asleep:
+                    self._wake(flight, 1)
+                    return
+
+    # --- waking ---
+
+    def arrived(self, queue_keys: Iterable[int]) -> None:
+        """Wake who waits for what was put to these queues (topic id << 32 | queue id each)."""
+        counts: dict[int, int] = {}
+        for key in queue_keys:
+            topic = key >> 32
+            if topic in self.topics:
+                counts[topic] = counts.get(topic, 0) + 1
+        with self._lock:
+            for topic, count in counts.items():
+                for flight in self.topics.get(topic, ()):
+                    self._wake(flight, count)
+
+    def freed(self, flight: InflightTable, count: int) -> None:
+        """Wake who waits for messages that were given back, or whose turn has come."""
+        if flight.waiters:
+            with self._lock:
+                self._wake(flight, count)
+
+    def made_room(self, group: int) -> None:
+        """Wake who waits because too many of a group's messages were locked."""
+        self.short.discard(group)
+        if self.topics:
+            with self._lock:
+                for flights in self.topics.values():
+                    for flight in flights:
+                        if flight.group == group:
+                            self._wake(flight, len(flight.waiters))
+
+    def everybody(self) -> None:
+        """Wake all: much became visible at once."""
+        with self._lock:
+            for flights in self.topics.values():
+                for flight in flights:
+                    self._wake(flight, len(flight.waiters))
+
+    def _wake(self, flight: InflightTable, count: int) -> None:
+        asleep = flight.asleep
+        for _ in range(len(asleep) if flight.picky else min(count, len(asleep))):
+            waiter, _ = asleep.popitem(last=False)
+            waiter.wake()

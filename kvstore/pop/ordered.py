@@ -1,0 +1,206 @@
+"""A claim for an ordered group: at most one message of a message group at a time, in order.
+
+The idea: besides what `Claim` does, a message whose message group has an earlier one that is not
+done is parked: passed by the queue's next offset, but in a row that waits until its turn has come.
+So one slow message group holds up nobody else of its queue. (docs/pop.md)
+
+Invariants: a message is handed out only when all earlier ones of its message group are done or
+dead; of messages of one message group that were locked together while the group was not an ordered
+one, the next comes when the one before is done; so many messages of a queue are passed at most that
+`PARKED_MAX` are parked, so what is read and kept is bounded.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from kvstore.errors import ArchiveUnavailable
+from kvstore.index.keys import PARKED, LockKey
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of
+from kvstore.pop.inflight.queue_order import Order, group_hash
+from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.take import Claim
+from kvstore.read.at_offsets import Away, messages_at
+from kvstore.read.pull import SCAN_MAX, take
+from kvstore.read.reader import Reader
+
+PARKED_MAX: Final = 4096
+"""Messages of a queue that one may pass."""
+_READ_AT_ONCE: Final = 64
+_READ_BYTES: Final = 64 << 10
+"""What is read at a time at most, of unread messages of which many may be too large to be taken."""
+
+
+def order_of(flight: InflightTable, reader: Reader, topic: Topic, group: str) -> Order:
+    """A flight's order; made if it is not there."""
+    if flight.order is None:
+        flight.order = Order.of(
+            flight, lambda queue, offsets: messages_at(reader, topic, queue, offsets, group)
+        )
+    return flight.order
+
+
+class OrderedClaim(Claim):
+    """See the module."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._met: set[int] = set()
+        """Message groups of what this claim took or parked, of which `Order` knows nothing yet."""
+        self._places = 0
+        self._due_now: set[tuple[int, int]] | None = None
+
+    def _may_go(self, key: LockKey, offsets: list[int]) -> list[int]:
+        """Those that are the first of their message group, of which none is under a lock that
+        lives.
+        """
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        out = []
+        for offset in offsets:
+            rivals = order.rivals(key.queue, offset)
+            if len(rivals) < 2 or (
+                rivals[0] == (key.queue, offset) and self._all_due().issuperset(rivals)
+            ):
+                out.append(offset)
+        return out
+
+    def _all_due(self) -> set[tuple[int, int]]:
+        """Queue and offset of all that is due, as this claim found it."""
+        if self._due_now is None:
+            self._due_now = {
+                (key.queue, offset)
+                for key, lock in self._flight.due(self.now)
+                for offset in offsets_of(key.first, lock.locked)
+            }
+        return self._due_now
+
+    def take_parked(self, queue: int | None) -> None:
+        """Take parked messages whose turn has come."""
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        most = min(self.left, self.room)
+        if self._wanted.matches is not None:
+            most = min(most, SCAN_MAX - self.looked)
+        heads = order.heads(queue)
+        while most > 0:
+            found: dict[int, list[int]] = {}
+            for number, offset, _ in islice(heads, most):
+                found.setdefault(number, []).append(offset)
+            # In the place of what is in an archive that is missing others have their turn.
+            most = sum(self._take_heads(number, sorted(found[number])) for number in found)
+
+    def _take_heads(self, queue: int, offsets: list[int]) -> int:
+        """Take parked messages of a queue; returns how many are in archives that are missing."""
+        before, room, away = self._left, self._bytes, Away()
+        found = self._messages_at(queue, offsets, away)
+        try:
+            messages, unfit = self._fitting(found)
+        except ArchiveUnavailable as e:
+            self.unavailable, self._left, self._bytes, self._refused = e, before, room, 0
+            return 0
+        self._note_refused(queue)
+        self.unavailable = away.error or self.unavailable
+        there = [offset for offset in offsets if offset not in away]
+        self._has_looked(len(there))
+        # What was refused or is lost is done; what did not fit stays.
+        self.unparked += [(queue, o) for o in there if unfit is None or o < unfit]
+        self.room -= before - self._left
+        self._lock_in_order(queue, messages)
+        return len(offsets) - len(there)
+
+    def take_unread(self, queue: int, first: int) -> None:
+        """Take unread messages of a queue whose turn it is; park the others."""
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        low, high = self._reader.bounds(self.topic.base + queue)
+        at, before = max(first, low), self._left
+        end = max(0, before - self.room)
+        self._places = PARKED_MAX - order.parked_in(queue)
+        messages: list[StoredMessage] = []
+        while at < high and self.left > end and not self.is_tired:
+            count = min(_READ_AT_ONCE, high - at)
+            most = _READ_BYTES if self._is_limited else None
+            read = partial(take, self._reader, self.topic, queue, at, count, most)
+            found, following = self._read_on(at, high, read)
+            if following == at:
+                break
+            if not found:
+                at = following
+            for message in found:
+                if self.left <= end or not self._take_or_park(order, message, messages):
+                    break
+                self._has_looked(1)
+                at = message.offset + 1
+            else:
+                continue
+            break
+        else:
+            self.made_way = self.made_way or (self.is_tired and at < high)
+        self._note_refused(queue)
+        if at != first:
+            self.change.next[queue] = at
+        self.room -= before - self._left
+        self._lock_in_order(queue, messages)
+
+    def _take_or_park(
+        self, order: Order, message: StoredMessage, messages: list[StoredMessage]
+    ) -> bool:
+        """Add a message to those that are taken, or park it, or pass it over as the filter says;
+        False if there is no room for it.
+        """
+        hashed = group_hash(message)
+        if hashed not in self._met and order.is_free(hashed):
+            fits, unfit = self._fitting([message])
+            if fits:
+                messages += fits
+                self._met.add(hashed)
+            return unfit is None
+        if self._wanted.matches is None or self._wanted.matches(message):
+            if self._places <= 0:
+                return False
+            self.parking.append((message.queue, message.offset, hashed))
+            self._met.add(hashed)
+            self._places -= 1
+        else:
+            self._refused += 1
+        return True
+
+    def _lock_in_order(self, queue: int, messages: list[StoredMessage]) -> None:
+        if messages:
+            self._lock(queue, messages, 1, fresh=False)
+            self.locking += [(queue, m.offset, group_hash(m)) for m in messages]
+
+    # --- the change ---
+
+    def finish(self) -> None:
+        """Add the rows of parked messages to the change; nothing is taken after that."""
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        added: dict[tuple[int, int], set[int]] = {}
+        removed: dict[tuple[int, int], set[int]] = {}
+        for queue, offset, _ in self.parking:
+            added.setdefault((queue, offset - offset % SPAN), set()).add(offset)
+        for queue, offset in self.unparked:
+            removed.setdefault((queue, offset - offset % SPAN), set()).add(offset)
+        for queue, first in sorted(added.keys() | removed.keys()):
+            offsets = set(order.block(queue, first, SPAN)) - removed.get((queue, first), set())
+            bits = bits_of(first, offsets | added.get((queue, first), set()))
+            key = LockKey(self._flight.group, self._flight.topic, PARKED, queue, first)
+            self.change.park(key, Lock(0, self._recoveries, 0, bits))
+
+    def settled(self) -> None:
+        """Take note that the change was written."""
+        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        for queue, offset in self.unparked:
+            order.unpark(queue, offset)
+        for queue, offset, hashed in self.parking:
+            order.park(queue, offset, hashed)
+        for queue, offset, hashed in self.locking:
+            order.lock(queue, offset, hashed)
+        # Last: what was parked just now may be next.
+        for queue, offset in self.dropped:
+            order.free(queue, offset)
+        # A turn that came by this is taken by the next claim.
+        came = bool(self.dropped) or (bool(self.unparked) and bool(order.ripe))
+        self.made_way = self.made_way or came

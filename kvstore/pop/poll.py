@@ -1,0 +1,113 @@
+"""A poll: one pop that waits for something to hand out.
+
+The idea: it stands with its flight, looks, and says how long nothing will happen by itself; how
+that time passes is the affair of who polls: a thread waits for an event, a coroutine for a future.
+
+Invariants: it is among the waiters before its first look, and until `end`; what comes between a
+look and the sleep after it wakes the sleeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from kvstore.clock import Clock
+from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.waiting import TICK, Waiter, Waiting
+from kvstore.pop.popped import Popped
+
+_PAUSE: Final = 0.02
+"""Seconds until another look where something stays due that is not for this poll."""
+
+
+class PollResult(NamedTuple):
+    """What a look found; `goes_on` if there is more to look at, that was too much for one call."""
+
+    popped: list[Popped]
+    goes_on: bool = False
+
+
+class Poll:
+    """See the module. `end` is to be called whatever happens; `due_in` says, as of the last look
+    that found nothing, in how many seconds the flight's first lock runs out; 0 is to look again.
+    """
+
+    __slots__ = (
+        "_claim",
+        "_clock",
+        "_due_at",
+        "_next_due",
+        "_until",
+        "_waiter",
+        "_waiting",
+        "due_in",
+        "flight",
+    )
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        flight: InflightTable,
+        clock: Clock,
+        claim: Callable[[], PollResult],
+        next_due: Callable[[InflightTable], int | None],
+        wait: float,
+        wake: Callable[[], None],
+        *,
+        picky: bool,
+    ) -> None:
+        self.flight = flight
+        self.due_in = 0.0
+        self._due_at = 0.0
+        self._waiting = waiting
+        self._clock = clock
+        self._claim = claim
+        self._next_due = next_due
+        self._until = clock.monotonic() + wait
+        self._waiter = Waiter(wake, picky=picky)
+        waiting.enter(flight, self._waiter)
+
+    def look(self) -> list[Popped]:
+        """Hand out what there is now. Whoever sleeps on something that `wake` sets clears that
+        before. `StoreClosed` if the store closes.
+        """
+        self._waiting.check_open()
+        flight = self.flight
+        self._waiting.rest(flight, self._waiter)
+        found = self._claim()
+        if not found.popped:
+            self.due_in = 0.0 if found.goes_on else self._until_due()
+            self._due_at = self._clock.monotonic() + self.due_in
+        return found.popped
+
+    def _until_due(self) -> float:
+        due = self._next_due(self.flight)
+        if due is None:
+            return float("inf")
+        # What is due by now was not for this poll: it is of another queue.
+        left = due - self._clock.now_ms()
+        return left / 1000 if left > 0 else _PAUSE
+
+    def nap(self, *, until_due: bool) -> float:
+        """Seconds to sleep, and then to call `rested`; 0 or less if it is time to look. With
+        `until_due` no longer than to when the first lock runs out.
+        """
+        left = self.left()
+        if until_due:
+            left = min(left, self._due_at - self._clock.monotonic())
+        if left > TICK and self._waiting.keeps_watch(self._waiter):
+            return TICK
+        return left
+
+    def rested(self) -> None:
+        """To be called after each nap that nothing interrupted."""
+        self._waiting.glance()
+
+    def left(self) -> float:
+        """Seconds until its time is over; 0 or less afterwards."""
+        return self._until - self._clock.monotonic()
+
+    def end(self) -> None:
+        """Wait no more."""
+        self._waiting.leave(self.flight, self._waiter)

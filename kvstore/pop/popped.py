@@ -1,0 +1,111 @@
+"""What a pop asks for, and what it gives."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from kvstore.clock import whole_ms
+from kvstore.errors import CallerError, shown
+from kvstore.message import StoredMessage
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.topics import Topic
+from kvstore.read.filters import Filter, compile_filter
+from kvstore.read.pull import LIMIT_MAX
+from kvstore.read.sql import SqlFilter
+
+UNLIMITED: Final = 1 << 62
+"""What `Wanted.max_bytes` is where nobody gave one."""
+INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
+"""Seconds: what no lock should outlast."""
+_INVISIBLE_MIN: Final = 0.001
+WAIT_MAX: Final = 24 * 3600.0
+_ATTEMPT_ID_MAX: Final = 1024
+
+
+class Popped(msgspec.Struct, gc=False, frozen=True):
+    """A message under lock. `receipt` is what acks it or changes its lock; `attempt` says how often
+    the group got it, this time included; `due_at` is when the lock ends, ms since the epoch.
+    """
+
+    message: StoredMessage
+    receipt: str
+    attempt: int
+    due_at: int
+
+
+class Wanted(NamedTuple):
+    """What one pop asks for, checked. `queue` None is all; `attempt_id` is hashed, or empty."""
+
+    limit: int
+    max_bytes: int
+    invisible_ms: int
+    queue: int | None
+    matches: Filter | None
+    attempt_id: bytes
+
+
+def check_wanted(
+    topic: Topic,
+    limit: object,
+    max_bytes: object,
+    invisible_for: object,
+    queue: object,
+    filter: str | SqlFilter | None,
+    attempt_id: object,
+) -> Wanted:
+    """What a pop asks for; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
+    if max_bytes is None:
+        max_bytes = UNLIMITED
+    elif type(max_bytes) is not int or max_bytes < 1:
+        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
+    invisible_ms = check_seconds("invisible_for", invisible_for)
+    assert isinstance(invisible_for, int | float)
+    if invisible_for < _INVISIBLE_MIN:
+        raise CallerError("invisible_for is less than a millisecond; nobody could ack in time")
+    if queue is not None:
+        topic.key(queue)  # type: ignore[arg-type]  # it says what is wrong
+        assert type(queue) is int
+    hashed = b""
+    if attempt_id is not None:
+        if not isinstance(attempt_id, str) or not 0 < len(attempt_id) <= _ATTEMPT_ID_MAX:
+            raise CallerError(
+                f"attempt_id is {shown(attempt_id)}; it must be a text of 1 to {_ATTEMPT_ID_MAX} "
+                "characters, or None"
+            )
+        hashed = xxh3_128_digest(attempt_id.encode("utf-8", "surrogatepass"))
+    matches = compile_filter(filter)
+    return Wanted(limit, max_bytes, invisible_ms, queue, matches, hashed)
+
+
+def lock_ms(group: GroupInfo, attempts: int, invisible_ms: int) -> int:
+    """How long a lock lasts: the invisible time, and behind it the group's backoff, where another
+    attempt is to come.
+    """
+    if attempts >= group.max_attempts:
+        return invisible_ms
+    return invisible_ms + whole_ms(group.backoff_after(attempts))
+
+
+def check_seconds(name: str, seconds: object) -> int:
+    """A duration in ms, rounded up; `CallerError` if it is negative, no number, or too long."""
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 <= seconds <= INVISIBLE_MAX
+    ):
+        raise CallerError(
+            f"{name} is {shown(seconds)}; it must be 0 to {INVISIBLE_MAX:.0f} seconds"
+        )
+    return whole_ms(seconds)
+
+
+def check_wait(wait: object) -> float:
+    """How long a pop waits; `CallerError`."""
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_MAX:
+        raise CallerError(f"wait is {shown(wait)}; it must be 0 to {WAIT_MAX:.0f} seconds")
+    return float(wait)

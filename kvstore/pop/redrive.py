@@ -1,0 +1,380 @@
+"""Redrive: dead letters go back to the group that gave up on them.
+
+The idea: a dead letter says which message it is a copy of. That message is locked for the group
+once more, in a row that is due at once and was never handed out: so only this group gets it, with
+its old offset and id. For an ordered group it is parked instead, so that it comes when it is
+its message group's turn. The group's offset in its dead-letter topic says which letters were taken.
+Where the original is gone (or its place has another message now), the letter itself is put to the
+topic it came from, under the letter's id, which is how a second try finds that it was done.
+
+Invariants: the rows and the group's offset in the dead-letter topic are one WriteBatch; a letter
+that is put back is on the disk before that; a message that is unread or locked already gets no
+second row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+from kvstore.clock import Clock
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    CallerError,
+    OffsetNotFound,
+    RecordDamaged,
+    TopicNotFound,
+    shown,
+)
+from kvstore.index.archived import AtHand, NotAtHand
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import PARKED, LockKey
+from kvstore.message import Message, StoredMessage
+from kvstore.meta.groups import GroupInfo
+from kvstore.meta.offsets import Offsets
+from kvstore.meta.topics import Topic, Topics
+from kvstore.pop.dead_letters import Put
+from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, spans
+from kvstore.pop.inflight.queue_order import group_hash
+from kvstore.pop.inflight.table import Change, InflightTable
+from kvstore.pop.inflight.tables import InflightTables
+from kvstore.pop.inflight.waiting import Waiting
+from kvstore.read.at_offsets import Away, messages_at
+from kvstore.read.find import AWAY
+from kvstore.read.reader import Reader
+from kvstore.record.names import (
+    DLQ_ATTEMPTS,
+    DLQ_ORIGIN_GROUP,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_OFFSET,
+    DLQ_ORIGIN_QUEUE,
+    DLQ_ORIGIN_TOPIC,
+    DLQ_PREFIX,
+)
+
+_AT_ONCE: Final = 512
+"""Dead letters that are looked at, and put back, by one WriteBatch."""
+_OF_THE_LETTER: Final = frozenset(
+    {DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP, DLQ_ORIGIN_QUEUE, DLQ_ORIGIN_OFFSET, DLQ_ATTEMPTS}
+)
+"""What a letter that is put back doesn't take along; it keeps the id of what it is a copy of."""
+
+
+class _Letter(NamedTuple):
+    """A dead letter, and where its original stood; -1 where that isn't said."""
+
+    message: StoredMessage
+    topic: Topic
+    queue: int
+    offset: int
+
+
+class _Plan(NamedTuple):
+    """What is done to one flight; `parked` has queue, offset and message group of each."""
+
+    change: Change
+    parked: list[tuple[int, int, int]]
+
+
+class Redrive:
+    """See the module. `put` returns when messages are on the disk; `goes_on` says where a group
+    goes on in a queue, or would begin.
+    """
+
+    def __init__(
+        self,
+        families: Families,
+        reader: Reader,
+        topics: Topics,
+        offsets: Offsets,
+        flights: InflightTables,
+        waiting: Waiting,
+        clock: Clock,
+        nonces: Iterator[int],
+        put: Put,
+        goes_on: Callable[[InflightTable, GroupInfo, Topic, int], int],
+    ) -> None:
+        self._families = families
+        self._reader = reader
+        self._topics = topics
+        self._offsets = offsets
+        self._flights = flights
+        self._waiting = waiting
+        self._clock = clock
+        self._nonces = nonces
+        self._put = put
+        self._goes_on = goes_on
+
+    def redrive(self, group: GroupInfo, limit: int | None) -> int:
+        """See `Store.redrive`."""
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise CallerError(f"limit is {shown(limit)}; it must be None or at least 1 dead letter")
+        try:
+            letters = self._topics.get(group.dead_letters)
+        except TopicNotFound:
+            return 0  # it is made with the first one
+        done = 0
+        for queue in range(letters.read_queues):
+            # What dies while this runs is for the next time.
+            end = self._reader.bounds(letters.base + queue).next_offset
+            while limit is None or done < limit:
+                most = _AT_ONCE if limit is None else min(_AT_ONCE, limit - done)
+                found = self._step(group, letters, queue, end, most)
+                if found is None:
+                    break
+                done += found
+        return done
+
+    # --- some letters ---
+
+    def _step(
+        self, group: GroupInfo, letters: Topic, queue: int, end: int, most: int
+    ) -> int | None:
+        """Put back some letters, in order; how many, or None if there are no more."""
+        at = self._first(group, letters, queue)
+        if at >= end:
+            return None
+        mine, behind = self._look(group, letters, queue, range(at, min(end, at + _AT_ONCE)), most)
+        kept = AtHand()
+        if self._reader.cold is not None:
+            for n, letter in enumerate(mine):
+                try:
+                    self._original(letter)  # so that it is at hand
+                except AWAY:
+                    if not n:
+                        raise
+                    mine, behind = mine[:n], letter.message.offset
+                    break
+        while True:
+            try:
+                return self._lock_all(group, letters, queue, at, mine, behind, kept)
+            except NotAtHand:
+                kept.fetch()
+
+    def _lock_all(
+        self,
+        group: GroupInfo,
+        letters: Topic,
+        queue: int,
+        at: int,
+        mine: list[_Letter],
+        behind: int,
+        kept: AtHand,
+    ) -> int:
+        """Lock the originals of letters, or put those back that have none any more. `NotAtHand`,
+        with nothing changed, if that takes a read.
+        """
+        topics = {letter.topic.id: letter.topic for letter in mine}
+        with ExitStack() as held:
+            held.enter_context(self._reader.at_hand(kept))
+            flights = {
+                # In the order in which committing takes them.
+                topic: held.enter_context(self._flights.flying(group.id, topic))
+                for topic in sorted({letters.id, *topics})
+            }
+            if self._first(group, letters, queue) != at:
+                return 0  # somebody else took them meanwhile: look again
+            batch = self._families.batch()
+            lost: list[_Letter] = []
+            changes = [
+                (flights[topic], self._lock(group, flights[topic], batch, mine, lost))
+                for topic in topics
+            ]
+            if lost:
+                self._put_back(lost)
+            self._offsets.stage(batch, group.id, letters.id, queue, behind)
+            self._families.write(batch, sync=True)
+            self._offsets.settle()
+            flights[letters.id].forget_next(queue)
+            for flight, plan in changes:
+                flight.settle(plan.change)
+                if plan.parked:
+                    _settle_parked(flight, plan.parked)
+                freed = sum(map(int.bit_count, plan.change.added.values())) + len(plan.parked)
+                self._waiting.freed(flight, freed)
+        return len(mine)
+
+    def _first(self, group: GroupInfo, letters: Topic, queue: int) -> int:
+        """The first letter that was not taken yet; whether the group pops them or has them put
+        back is the same.
+        """
+        bounds = self._reader.bounds(letters.base + queue)
+        flight = self._flights.find(group.id, letters.id)
+        known = None if flight is None else flight.next.get(queue)
+        if known is None:
+            known = self._offsets.get(group.id, letters.id, queue, bounds)
+        return max(known or 0, bounds.min_offset)
+
+    def _look(
+        self, group: GroupInfo, letters: Topic, queue: int, offsets: range, most: int
+    ) -> tuple[list[_Letter], int]:
+        """The group's letters among some, and the offset behind the last one that was looked at."""
+        mine: list[_Letter] = []
+        away = Away()
+        found = messages_at(self._reader, letters, queue, list(offsets), group.name, away)
+        for message in found:
+            if away.error is not None:
+                break
+            if not _is_of(message, group):
+                continue
+            try:
+                mine.append(self._letter(message))
+            except TopicNotFound as e:
+                if mine:
+                    return mine, message.offset
+                raise TopicNotFound(
+                    f"the dead letter at offset {message.offset} of queue {queue} of "
+                    f"{letters.name!r} can't be put back: {e}; or commit offset "
+                    f"{message.offset + 1} there for group {group.name!r}, to leave it where it is"
+                ) from e
+            if len(mine) == most:
+                return mine, message.offset + 1
+        if away.error is None:
+            return mine, offsets.stop
+        if away.first == offsets.start:
+            raise away.error
+        return mine, away.first
+
+    def _letter(self, message: StoredMessage) -> _Letter:
+        """What a letter says about its original, as far as that can be one."""
+        said = message.properties
+        topic = self._topics.get(said[DLQ_ORIGIN_TOPIC])
+        queue, offset = _number(said.get(DLQ_ORIGIN_QUEUE)), _number(said.get(DLQ_ORIGIN_OFFSET))
+        if not 0 <= queue < topic.read_queues or offset < 0:
+            queue = offset = -1
+        return _Letter(message, topic, queue, offset)
+
+    # --- locking originals ---
+
+    def _lock(
+        self,
+        group: GroupInfo,
+        flight: InflightTable,
+        batch: Batch,
+        mine: list[_Letter],
+        lost: list[_Letter],
+    ) -> _Plan:
+        """Add the rows of one topic's originals to a batch; letters whose original is gone are
+        added to `lost`.
+        """
+        change = Change(batch)
+        wanted: dict[int, set[int]] = {}
+        hashes: dict[tuple[int, int], int] = {}
+        for letter in mine:
+            if letter.topic.id != flight.topic:
+                continue
+            original = self._original(letter)
+            if original is None:
+                lost.append(letter)
+            elif letter.offset < self._goes_on(flight, group, letter.topic, letter.queue):
+                wanted.setdefault(letter.queue, set()).add(letter.offset)
+                hashes[letter.queue, letter.offset] = group_hash(original)
+        _drop_locked(flight, wanted)
+        due = self._clock.now_ms()
+        parked: list[tuple[int, int, int]] = []
+        for queue, found in wanted.items():
+            self._hold_next(group, flight, change, queue)
+            offsets = sorted(found)
+            if group.ordered:
+                self._park(flight, change, queue, offsets)
+                parked += [(queue, offset, hashes[queue, offset]) for offset in offsets]
+                continue
+            for begin, stop in spans(offsets):
+                first = offsets[begin]
+                bits = bits_of(first, offsets[begin:stop])
+                lock = Lock(0, self._offsets.recoveries, next(self._nonces), bits)
+                change.add(flight.free_key(change, queue, first, due), lock)
+        return _Plan(change, parked)
+
+    def _park(self, flight: InflightTable, change: Change, queue: int, offsets: list[int]) -> None:
+        """Add messages of a queue to its rows of parked ones."""
+        blocks: dict[int, list[int]] = {}
+        for offset in offsets:
+            blocks.setdefault(offset - offset % SPAN, []).append(offset)
+        for first, found in blocks.items():
+            key = LockKey(flight.group, flight.topic, PARKED, queue, first)
+            kept = flight.get(key)
+            bits = bits_of(first, found) | (0 if kept is None else kept.locked)
+            change.park(key, Lock(0, self._offsets.recoveries, 0, bits))
+
+    def _original(self, letter: _Letter) -> StoredMessage | None:
+        """The message a letter is a copy of, if it is still where it was."""
+        if letter.queue < 0:
+            return None
+        try:
+            found = self._reader.get(letter.topic, letter.queue, letter.offset)
+        except ArchiveMissing:
+            raise
+        except (OffsetNotFound, RecordDamaged, ArchiveDamaged):
+            return None
+        said = letter.message.properties.get(DLQ_ORIGIN_MESSAGE_ID)
+        return found if found.message_id == said else None
+
+    def _hold_next(
+        self, group: GroupInfo, flight: InflightTable, change: Change, queue: int
+    ) -> None:
+        """Where a queue's unread messages begin is stored with the rows of what is before: another
+        start of the group must not make that unread as well.
+        """
+        if queue not in flight.next:
+            change.next[queue] = flight.starts[queue][2]
+            self._offsets.stage(change.batch, group.id, flight.topic, queue, change.next[queue])
+
+    # --- putting letters back ---
+
+    def _put_back(self, lost: list[_Letter]) -> None:
+        copies = []
+        for letter in lost:
+            known = self._reader.query(letter.topic, letter.message.message_id, None, None, 1)
+            if not known:
+                copies.append(_copy(letter))
+        if copies:
+            self._put(copies)
+
+
+def _settle_parked(flight: InflightTable, parked: list[tuple[int, int, int]]) -> None:
+    if flight.order is not None:
+        for queue, offset, hashed in parked:
+            flight.order.park(queue, offset, hashed)
+
+
+def _is_of(message: StoredMessage, group: GroupInfo) -> bool:
+    """Whether a message is a dead letter of a group: several may share a topic."""
+    said = message.properties
+    if DLQ_ORIGIN_TOPIC not in said:
+        return False
+    owner = said.get(DLQ_ORIGIN_GROUP)
+    if owner is None:
+        # As RocketMQ writes them: there the topic says whose they are.
+        return message.topic == DLQ_PREFIX + group.name
+    return owner == group.name
+
+
+def _number(text: str | None) -> int:
+    """A number of a property, -1 if it is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else -1
+
+
+def _drop_locked(flight: InflightTable, wanted: dict[int, set[int]]) -> None:
+    """Take out what a row has already: a reset may have made it unread since, and a pop locked."""
+    for queue, offsets in wanted.items():
+        offsets.difference_update([o for o in offsets if flight.held(queue, o, 1)])
+
+
+def _copy(letter: _Letter) -> Message:
+    message, topic = letter.message, letter.topic
+    kept = {k: v for k, v in message.user_properties.items() if k not in _OF_THE_LETTER}
+    return Message(
+        topic.name,
+        message.body,
+        letter.queue if 0 <= letter.queue < topic.write_queues else None,
+        message.tag,
+        message.keys,
+        kept,
+        message.message_group,
+        message.flags,
+        message.message_id,
+        message.born_at,
+    )

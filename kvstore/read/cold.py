@@ -1,0 +1,162 @@
+"""Cold reads: what places say is in an archive, as the reader wants it.
+
+The idea: the log is looked at first, so a reader of new messages never comes by here. What it does
+not have a place leads to: an archive's number, and the offset at which the next place begins. What
+an archive does not hold between the two was erased or superseded, and is passed over.
+
+Invariants: only messages of the place's own stretch are returned, whatever else the archive holds
+of the queue; what is lost is told with the offset behind it; that a place is stale is never taken
+for damage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.index.archived import Archived
+from kvstore.index.index import Index
+from kvstore.index.keys import NO_ARCHIVE, QUEUE_MASK
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+
+_log = logging.getLogger("kvmq")
+
+
+class Cold:
+    """See the module. `first_segment` says which is the oldest in the log."""
+
+    def __init__(self, index: Index, archived: Archived, first_segment: Callable[[], int]) -> None:
+        self.archived = archived
+        self._index = index
+        self._first_segment = first_segment
+
+    def place(self, key: int, offset: int) -> tuple[int, int] | None:
+        """The archive that an offset belongs to, and where the next place begins (the queue's next
+        offset, if there is none); None if it is not an archive's.
+        """
+        for fresh in (False, True):
+            span = self._index.queues.at(key, offset, self._first_segment(), fresh=fresh)
+            if span is not None and span.place.is_archived:
+                behind = self._index.end(key) if span.behind is None else span.behind
+                return span.place.archive, behind
+        return None
+
+    def stretch(
+        self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
+    ) -> int | None:
+        """Append up to `limit` messages from `offset` on to `out`; returns the offset at which to
+        go on, or None if no archive is to have that offset.
+        """
+        found = self.place(topic.base + queue, offset)
+        if found is None:
+            return None
+        archive, behind = found
+        if archive == NO_ARCHIVE:
+            return behind
+        try:
+            messages = self.archived.messages(archive, topic.id, queue, offset, behind, limit)
+        except ArchiveDamaged as e:
+            following = behind if e.next_offset is None else e.next_offset
+            raise with_next(e, str(e), max(offset + 1, min(following, behind))) from e
+        if not messages:
+            return behind
+        out += messages
+        return messages[-1].offset + 1
+
+    def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:
+        """The first held offset from `low` to before `high`, all of one place, that was stored at
+        or after `time`. Where it would be among what is lost, the error says what comes behind.
+        """
+        found = self.place(topic.base + queue, low)
+        if found is None:
+            return None
+        archive, behind = found
+        if archive == NO_ARCHIVE:
+            return None
+        end = min(high, behind)
+        try:
+            return self.archived.first_from(archive, topic.id, queue, time, low, end)
+        except ArchiveDamaged as e:
+            following = end if e.next_offset is None else min(e.next_offset, end)
+            told = f"queue {queue} of {topic.name!r}, stored at {time} or later: {e}"
+            raise with_next(e, f"{told}; go on at offset {following}", following) from e
+
+    def below(self, key: int, offset: int, end: int) -> bool | None:
+        """Whether the record of the first held message from `offset` on stood below a position of
+        the log; None if no archive has one. Only an archive of both sides is read for it.
+        """
+        found = self.place(key, offset)
+        if found is None:
+            return None
+        archive, behind = found
+        if archive == NO_ARCHIVE:
+            return None
+        first, last = self.archived.span(archive)
+        if last < end or first >= end:
+            return last < end
+        topic, queue = key >> 32, key & QUEUE_MASK
+        messages = self.archived.messages(archive, topic, queue, offset, behind, 1)
+        return messages[0].position < end if messages else None
+
+    def candidates(
+        self,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        in_log: Iterator[int],
+        lost: list[ArchiveDamaged],
+    ) -> Iterator[tuple[int, int]]:
+        """Positions of messages that may have a key, newest first, each once, with the archive that
+        has it (-1: the log). `in_log` are the log's, newest first. Why archives could not be asked
+        goes to `lost`.
+        """
+        archives = sorted(
+            self.archived.covering(begin, end, low, high), key=lambda c: -c.end_position
+        )
+        waiting: list[tuple[int, int]] = []
+        """What was found and has to wait, because something newer may come: -position, archive."""
+        before = -1
+
+        def down_to(top: int) -> Iterator[tuple[int, int]]:
+            nonlocal before
+            while waiting and -waiting[0][0] >= top:
+                below, archive = heappop(waiting)
+                # While messages change places, both may have them.
+                if -below != before:
+                    yield -below, archive
+                before = -below
+                if archive < 0:
+                    wait_for_log()
+
+        def wait_for_log() -> None:
+            position = next(in_log, None)
+            if position is not None:
+                heappush(waiting, (-position, -1))
+
+        wait_for_log()
+        for archive in sorted(archives, key=lambda one: -one.end_position):
+            yield from down_to(archive.end_position)
+            for position in self._candidates_in(archive.archive, low, high, lost):
+                heappush(waiting, (-position, archive.archive))
+        yield from down_to(0)
+
+    def _candidates_in(
+        self, archive: int, low: int, high: int, lost: list[ArchiveDamaged]
+    ) -> list[int]:
+        try:
+            return self.archived.candidates(archive, low, high)
+        except ArchiveDamaged as e:
+            # A key's other messages are still worth having. Of one that was replaced meanwhile,
+            # whoever asks looks again, or has what came in its place before him.
+            if archive in self.archived.numbers():
+                _log.error("kvmq finds nothing by key there: %s", str(e))
+                lost.append(e)
+            return []
+
+
+def with_next(error: ArchiveDamaged, message: str, following: int | None) -> ArchiveDamaged:
+    """The same error with another text and the offset at which to go on."""
+    return error.placed(message, error.archive, error.block, following)

@@ -1,0 +1,114 @@
+"""Filters: which messages of a queue a reader wants.
+
+The idea: a tag expression is tags joined by `||`; `*`, or none at all, lets everything through. The
+tag itself is compared, never its hash alone. A filter over properties is made by `sql`.
+
+A pop counts a message that its filter refuses as done, so a mistaken expression would discard all
+of a topic for its group. RocketMQ allows nearly any character in a tag. A filter is stricter: a
+character that stands in conditions, lists or patterns is refused, and `sql` can still ask for a tag
+that has one.
+
+Invariant: a text that is no tag expression is refused with the place of its fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from kvstore.errors import (
+    CallerError,
+    FilterIllegal,
+    shown,
+)
+from kvstore.read.filter_faults import check_length, fault
+from kvstore.read.sql import SqlFilter, sql
+from kvstore.record.names import TAG_SEPARATOR
+from kvstore.record.values import StoredMessage
+
+Filter = Callable[[StoredMessage], bool]
+
+_NOT_IN_A_TAG: Final = re.compile(
+    r"""[\s\x00-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"""
+    r"""<>=!'"`(),;&|*"""
+    "\u2260\u2264\u2265\uff01\uff1c\uff1d\uff1e"
+    "\u00b4\u00ab\u00bb\u2018-\u201f\u2039\u203a]"
+)
+"""Blanks and what is not seen, then ASCII's; then the other signs that compare, and the quotes into
+which programs that handle text turn ASCII's.
+"""
+_EXAMPLE: Final = "amount > 5 AND region = 'eu'"
+_SHOWN_MAX: Final = 80
+
+
+@lru_cache(maxsize=1024)
+def compile_tags(expression: str) -> Filter | None:
+    """A tag expression as a test; None if it lets everything through. `FilterIllegal` if it has an
+    empty tag, or a character that no tag has in an expression.
+    """
+    check_length(expression)
+    if expression.strip() == "*":
+        return None
+    at = 0
+    tags = set()
+    for part in expression.split(TAG_SEPARATOR):
+        tag = part.strip()
+        if not tag:
+            raise fault(
+                expression, at, "a tag was expected; write tags as 'a || b', or '*' for all"
+            )
+        strange = _NOT_IN_A_TAG.search(tag)
+        if strange is not None:
+            raise _no_tag(expression, tag, expression.index(tag, at) + strange.start())
+        tags.add(tag)
+        at += len(part) + len(TAG_SEPARATOR)
+
+    def wanted(message: StoredMessage) -> bool:
+        return message.tag in tags
+
+    return wanted
+
+
+def _no_tag(expression: str, tag: str, at: int) -> FilterIllegal:
+    """The error for a text that can't be a tag; it shows the ways to say what may be meant."""
+    condition = expression if _is_sql(expression) else _EXAMPLE
+    exactly = "TAGS = '" + tag.replace("'", "''") + "'"
+    ways = [
+        "a text is tags joined by '||', or '*' for all",
+        f"a condition over properties is {_call(condition)}",
+        f"a tag with {expression[at]!r} in it is {_call(exactly)}",
+    ]
+    if len(condition) > _SHOWN_MAX or len(exactly) > _SHOWN_MAX:
+        ways = [ways[0], f"anything else is {_call(_EXAMPLE)}"]
+    return fault(
+        expression,
+        at,
+        f"a tag can't have {expression[at]!r} here; {'; '.join(ways)} (on the command line: --sql)",
+    )
+
+
+def _is_sql(expression: str) -> bool:
+    try:
+        sql(expression)
+    except FilterIllegal:
+        return False
+    return True
+
+
+def _call(expression: str) -> str:
+    return f"kvstore.sql({expression!r})"
+
+
+def compile_filter(expression: str | SqlFilter | None) -> Filter | None:
+    """A filter as given to `pull`; `CallerError` if it is neither a text nor made by `sql`."""
+    if expression is None:
+        return None
+    if isinstance(expression, SqlFilter):
+        return expression.matches
+    if not isinstance(expression, str):
+        raise CallerError(
+            f"filter is {shown(expression)}; it must be a text such as 'a || b', a "
+            "kvstore.sql(...), or None"
+        )
+    return compile_tags(expression)

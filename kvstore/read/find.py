@@ -1,0 +1,266 @@
+"""Finding: from keys and ids to messages.
+
+The idea: the index of each segment, and of each archive, gives candidates by hash, newest first;
+the key itself is compared with the record's own. What is older than asked for is not looked at.
+
+Invariants: a message is returned once, whichever tier had it when; one that can't be read keeps
+none of the others from being found, but a place that doesn't answer is told; an id is said not to
+exist only if every archive that may have it could be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
+    CallerError,
+    KeyMissing,
+    MessageNotFound,
+    RecordDamaged,
+    SegmentDamaged,
+    shown,
+)
+from kvstore.index.index import Index
+from kvstore.log.commitlog import CommitLog
+from kvstore.message import StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.read.cold import with_next
+from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from kvstore.record.ids import parse_position_id
+
+if TYPE_CHECKING:
+    from kvstore.read.reader import Reader
+
+T = TypeVar("T")
+_LOOKS_MAX: Final = 8
+LOST: Final = (RecordDamaged, ArchiveDamaged)
+"""What says that messages can't be read any more, and perhaps where to go on."""
+AWAY: Final = (ArchiveUnavailable, ArchiveMissing)
+"""What says that messages can't be read now, but may be later: a group waits for them. To be caught
+before `LOST`, which has what is missing among it."""
+
+
+class Finder:
+    """See the module."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        log: CommitLog,
+        index: Index,
+        is_live: Callable[[str, int], bool],
+    ) -> None:
+        self._reader = reader
+        self._log = log
+        self._index = index
+        self._is_live = is_live
+
+    def find(
+        self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
+    ) -> StoredMessage:
+        """See `Store.find`; only messages of topics that `is_own` says yes to."""
+        if not isinstance(message_id, str) or not message_id:
+            raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
+        at: list[ArchiveDamaged] = []
+        found, lost = self._by_position_id(message_id, at), at
+        if found is None or not is_own(found.topic):
+            found, lost = self._settled(lambda: self._by_unique_id(message_id, is_own))
+        if found is not None:
+            return found
+        for e in at + lost:
+            told = f"whether a message has the id {shown(message_id)} can't be told: {e}"
+            raise with_next(e, told, e.next_offset) from e
+        raise MessageNotFound(f"no message has the id {shown(message_id)}")
+
+    def _by_unique_id(
+        self, message_id: str, is_own: Callable[[str], bool]
+    ) -> tuple[StoredMessage | None, list[ArchiveDamaged]]:
+        """The message, or why archives could not be asked."""
+        raw = message_id.encode("utf-8", "surrogatepass")
+        lost: list[ArchiveDamaged] = []
+        for position, archive in self._candidates(*key_hash_range(raw), None, None, lost):
+            message = self._candidate(position, archive, lost)
+            if (
+                message is not None
+                and message.message_id == message_id
+                and is_own(message.topic)
+                and self._is_live(message.topic, position)
+            ):
+                return message, []
+        return None, lost
+
+    def _by_position_id(self, message_id: str, lost: list[ArchiveDamaged]) -> StoredMessage | None:
+        try:
+            _, position = parse_position_id(message_id)
+        except CallerError:
+            return None
+        try:
+            message = self._reader.read_at(position)
+        except ArchiveDamaged as e:
+            lost.append(e)
+            return None
+        except (MessageNotFound, SegmentDamaged, RecordDamaged):
+            return None
+        same = message.position_id == message_id.upper()
+        return message if same and self._is_live(message.topic, position) else None
+
+    def query(
+        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+    ) -> list[StoredMessage]:
+        """See `Store.query`."""
+        if not isinstance(key, str) or not key:
+            raise CallerError(f"key is {shown(key)}; it must be a text")
+        if type(limit) is not int or limit < 1:
+            raise CallerError(f"limit is {shown(limit)}; it must be at least 1")
+        _check_times(begin, end)
+        mark = self._reader.mark()
+        found = self._query(topic, key, begin, end, limit)
+        if self._has_moved(mark):
+            return self._settled(lambda: self._query(topic, key, begin, end, limit))
+        return found
+
+    def _has_moved(self, mark: int) -> bool:
+        reader = self._reader
+        return mark != reader.mark() or (reader.cold is not None and reader.moved_on(mark))
+
+    def _settled(self, look: Callable[[], T]) -> T:
+        """What a look finds while nothing moves to another tier: what does might be missed, or come
+        in another order.
+        """
+        for _ in range(_LOOKS_MAX):
+            mark = self._reader.mark()
+            found = look()
+            if not self._has_moved(mark):
+                return found
+        return look()
+
+    def _query(
+        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+    ) -> list[StoredMessage]:
+        low = key_hash(topic.name.encode(), key.encode("utf-8", "surrogatepass"))
+        found: list[StoredMessage] = []
+        lost: list[ArchiveDamaged] = []
+        for position, archive in self._candidates(low, low, begin, end, lost):
+            message = self._candidate(position, archive, lost)
+            if message is None or message.topic != topic.name or position < topic.since:
+                continue
+            if (begin is not None and message.stored_at < begin) or (
+                end is not None and message.stored_at > end
+            ):
+                continue
+            # Another key may have brought it up, which says nothing of those that are not indexed.
+            level = topic.keyed_at(position)
+            if (level > 1 and key in message.keys) or (level and message.message_id == key):
+                found.append(message)
+                if len(found) == limit:
+                    break
+        return found
+
+    def _candidate(
+        self, position: int, archive: int, lost: list[ArchiveDamaged]
+    ) -> StoredMessage | None:
+        reader = self._reader
+        mark = reader.mark()
+        try:
+            if archive >= 0 and reader.cold is not None:
+                return reader.cold.archived.record(archive, position)
+            # A reader's tail may have what was handed over since.
+            if reader.cold is None or self._log.segments.has(position // self._log.segment_size):
+                return reader.record(position)
+        except (SegmentDamaged, *LOST):
+            if not reader.moved_on(mark) and reader.cold is None:
+                return None
+        # Perhaps it was handed over, or merged, since it was found.
+        try:
+            return reader.read_at(position)
+        except KeyMissing:
+            raise  # whoever asks can mend it: by giving the key
+        except ArchiveDamaged as e:
+            # A key's other messages are still worth having; get and verify report this one.
+            lost.append(e)
+            return None
+        except (MessageNotFound, SegmentDamaged, RecordDamaged):
+            return None
+
+    def _candidates(
+        self,
+        low: int,
+        high: int,
+        begin: int | None,
+        end: int | None,
+        lost: list[ArchiveDamaged],
+    ) -> Iterator[tuple[int, int]]:
+        """Positions of records that may have a key, newest first, with the archive that has each
+        (-1: the log). Why archives could not be asked goes to `lost`.
+        """
+        visible = self._reader.visible_end()
+        in_tails = self._index.find_in_tails(low, visible)
+        for position in in_tails:
+            yield position, -1
+        # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
+        seen = frozenset(in_tails)
+        found = self._in_log(low, high, begin, end, visible)
+        cold = self._reader.cold
+        if cold is None:
+            yield from ((position, -1) for position in found if position not in seen)
+            return
+        for position, archive in cold.candidates(low, high, begin, end, found, lost):
+            if position not in seen:
+                yield position, archive
+
+    def _in_log(
+        self, low: int, high: int, begin: int | None, end: int | None, visible: int
+    ) -> Iterator[int]:
+        """Positions of checkpointed records that may have a key, newest first, in segments that may
+        have messages of a time.
+        """
+        segments, size = self._log.segments, self._log.segment_size
+        first, last = 0, visible // size
+        if begin is not None or end is not None:
+            first, last = self._of_time(begin, end)
+        for position in self._index.find_in_log(low, high, first, last):
+            number = position // size
+            # The keys of a segment that left the log may be among those of others.
+            if first <= number <= last and position < visible and segments.has(number):
+                yield position
+
+    def _of_time(self, begin: int | None, end: int | None) -> tuple[int, int]:
+        """The first and the last of the log's segments that may have messages of a time."""
+        numbers = list(self._log.segments.numbers)
+        if not numbers:
+            return 0, -1
+        # A segment may begin with the millisecond that the one before ends with, so that one too.
+        first = 0 if begin is None else max(self._first_from(numbers, begin, is_later=True) - 1, 0)
+        behind = len(numbers) if end is None else self._first_from(numbers, end + 1, is_later=False)
+        return numbers[first], numbers[behind - 1] if behind else -1
+
+    def _first_from(self, numbers: list[int], time: int, *, is_later: bool) -> int:
+        """Which of some segments is the first whose first message was stored at or after a time;
+        `is_later` says it of those whose time can't be told.
+        """
+        low, high = 0, len(numbers)
+        while low < high:
+            middle = at = (low + high) // 2
+            found = self._reader.segment_time(numbers[at])
+            while found is None and at + 1 < high:
+                at += 1  # what can't be read says nothing: the next one behind it does
+                found = self._reader.segment_time(numbers[at])
+            if is_later if found is None else found >= time:
+                high = middle
+            else:
+                low = at + 1
+        return low
+
+
+def _check_times(begin: int | None, end: int | None) -> None:
+    """`CallerError` unless each is a time or None, in order."""
+    for name, time in (("begin", begin), ("end", end)):
+        if time is not None and type(time) is not int:
+            raise CallerError(
+                f"{name} is {shown(time)}; it must be milliseconds since the epoch, or None"
+            )
+    if begin is not None and end is not None and begin > end:
+        raise CallerError(f"the time range {begin} to {end} is empty; begin must not be after end")

@@ -1,0 +1,218 @@
+"""Pull: messages of one queue from an offset on, with the field's statuses.
+
+The idea: bounds first, then positions from the index in one go, then records from their segments. A
+filter is asked after the record is decoded; what it refuses is passed over and counts towards
+`SCAN_MAX`, so that a pull ends even when nothing matches.
+
+Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset`
+never jumps over a message that the caller did not get to see or the filter to judge, but does over
+what is not held any more; damage is an error with the offset behind it (behind the whole segment,
+or the archive's block, where that can't be read), never a silent gap; a place that doesn't answer
+is an error, and nothing is passed over for it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final
+
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, CallerError, RecordDamaged, shown
+from kvstore.message import PullResult, PullStatus, StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.read.cold import with_next
+from kvstore.read.filters import Filter
+from kvstore.read.find import LOST
+from kvstore.read.reader import Reader
+
+SCAN_MAX: Final = 800
+"""Messages a filtered pull looks at (RocketMQ's limit)."""
+LIMIT_MAX: Final = 1 << 20
+_AT_ONCE: Final = 1024
+"""Positions that are asked for at a time where bytes are counted."""
+
+
+def pull(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter | None,
+) -> PullResult:
+    """See `Store.pull`."""
+    if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
+        raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+        raise CallerError(f"max_bytes is {shown(max_bytes)}; it must be None or at least 1 byte")
+    if type(offset) is not int:
+        raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
+    mark = reader.mark()
+    try:
+        return _pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+    except LOST:
+        if not reader.moved_on(mark):
+            raise
+    # What looked damaged is gone: now the queue's bounds say so.
+    return pull(reader, topic, queue, offset, limit, max_bytes, wanted)
+
+
+def _pull(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter | None,
+) -> PullResult:
+    key = topic.key(queue)
+    low, high = reader.bounds(key)
+    refused = _outside(offset, low, high)
+    if refused is not None:
+        status, following = refused
+        return PullResult([], following, low, high, status)
+    if wanted is None:
+        messages = take(reader, topic, queue, offset, min(limit, high - offset), max_bytes)
+        if not messages:
+            return PullResult([], high, low, high, PullStatus.NO_MATCHED_MESSAGE)
+        return PullResult(messages, messages[-1].offset + 1, low, high, PullStatus.FOUND)
+    return _filtered(reader, topic, queue, offset, limit, max_bytes, wanted)
+
+
+def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
+    if high == 0:
+        return PullStatus.NO_MESSAGE_IN_QUEUE, 0
+    if offset < low:
+        return PullStatus.OFFSET_TOO_SMALL, low
+    if offset == high:
+        return PullStatus.OFFSET_OVERFLOW_ONE, high
+    if offset > high:
+        return PullStatus.OFFSET_OVERFLOW_BADLY, high
+    return None
+
+
+def take(
+    reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
+) -> list[StoredMessage]:
+    """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; one at
+    least, unless all that the queue had from there on is not held any more. `RecordDamaged` or
+    `ArchiveDamaged`, with where to go on, if the first one is lost.
+    """
+    mark = reader.mark()
+    messages: list[StoredMessage] = []
+    try:
+        if reader.cold is None:
+            _take_hot(reader, topic, queue, offset, limit, max_bytes, messages)
+        else:
+            _take_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
+    except LOST as e:
+        if not messages:
+            if reader.moved_on(mark):
+                return take(reader, topic, queue, offset, limit, max_bytes)
+            raise _told(e, topic, queue, offset) from e
+    except ArchiveUnavailable:
+        if not messages:
+            raise
+    return messages if max_bytes is None else _within(messages, max_bytes)
+
+
+def _take_hot(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    messages: list[StoredMessage],
+) -> None:
+    count = limit if max_bytes is None else min(limit, _AT_ONCE)
+    positions = reader.positions(topic, queue, offset, count)
+    if max_bytes is not None:
+        del positions[reader.within(positions, max_bytes) :]
+    # What came before an error is in `messages`.
+    reader.entries(positions, topic, queue, offset, messages)
+
+
+def _take_from_tiers(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    messages: list[StoredMessage],
+) -> None:
+    high = reader.next_offset(topic.base + queue)
+    at = offset
+    while at < high and len(messages) < limit:
+        count = min(limit - len(messages), high - at)
+        if max_bytes is not None:
+            count = min(count, _as_many(messages, max_bytes))
+        if not count:
+            break
+        at = reader.stretch(topic, queue, at, count, messages)
+
+
+def _as_many(messages: list[StoredMessage], max_bytes: int) -> int:
+    """How many more messages may have room, if they are as large as those that were read: archives
+    tell sizes only with the messages themselves. 0 if there is no room.
+    """
+    if not messages:
+        return 1
+    taken = sum(message.size for message in messages)
+    return 0 if taken >= max_bytes else max(1, (max_bytes - taken) * len(messages) // taken)
+
+
+def _told(
+    e: RecordDamaged | ArchiveDamaged, topic: Topic, queue: int, offset: int
+) -> RecordDamaged | ArchiveDamaged:
+    following = e.next_offset if e.next_offset is not None else offset + 1
+    told = f"offset {offset} of queue {queue} of {topic.name!r}: {e}; go on at offset {following}"
+    if isinstance(e, ArchiveDamaged):
+        return with_next(e, told, following)
+    return RecordDamaged(told, e.position, following)
+
+
+def _within(messages: list[StoredMessage], max_bytes: int) -> list[StoredMessage]:
+    """The leading messages that have `max_bytes` together; one at least, if there is one."""
+    for i, total in enumerate(accumulate(m.size for m in messages)):
+        if i and total > max_bytes:
+            return messages[:i]
+    return messages
+
+
+def _filtered(
+    reader: Reader,
+    topic: Topic,
+    queue: int,
+    offset: int,
+    limit: int,
+    max_bytes: int | None,
+    wanted: Filter,
+) -> PullResult:
+    low, high = reader.bounds(topic.key(queue))
+    messages: list[StoredMessage] = []
+    scanned, left = 0, max_bytes if max_bytes is not None else 1 << 62
+    at = offset
+    while at < high and scanned < max(SCAN_MAX, limit) and len(messages) < limit:
+        try:
+            most = None if max_bytes is None else max(left, 1)
+            batch = take(reader, topic, queue, at, min(limit, high - at), most)
+        except (ArchiveUnavailable, *LOST):
+            if messages:
+                break
+            raise
+        if not batch:
+            at = high
+        for message in batch:
+            if wanted(message):
+                left -= message.size
+                if left < 0 and messages:
+                    return PullResult(messages, message.offset, low, high, PullStatus.FOUND)
+                messages.append(message)
+            at = message.offset + 1
+            scanned += 1
+            if len(messages) == limit:
+                break
+    status = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
+    return PullResult(messages, at, low, high, status)

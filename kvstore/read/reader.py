@@ -1,0 +1,496 @@
+"""Reading: from offsets, keys, times, ids and positions to messages.
+
+The idea: the index says where, the log has what. Every record read through the index is held
+against it (topic, queue, offset), so an index that lies, or a record whose fields rotted, is found
+out at the first read.
+
+Invariants: nothing above the visible end is ever returned; a key is compared with the record's own,
+never by hash alone; what can't be read by offset is a `RecordDamaged` with the record's position
+and the offset at which to go on, be it one record or a whole segment."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
+from typing import Final, Protocol
+
+from kvstore.config import StoreConfig
+from kvstore.errors import (
+    CallerError,
+    MessageNotFound,
+    OffsetNotFound,
+    RecordDamaged,
+    SegmentDamaged,
+    StoreClosed,
+    shown,
+)
+from kvstore.index.archived import Archived, AtHand
+from kvstore.index.index import Index
+from kvstore.index.keys import NOWHERE
+from kvstore.log.commitlog import CommitLog
+from kvstore.message import Bounds, StoredMessage
+from kvstore.meta.topics import Topic
+from kvstore.read.cold import Cold
+from kvstore.read.find import LOST, Finder
+from kvstore.record.check import check_record
+from kvstore.record.decode import decode
+from kvstore.record.decode_run import decode_run
+from kvstore.record.facts import facts
+from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
+
+_free: Final = nullcontext()
+_LOOKED_THROUGH: Final = 8192
+"""Positions asked for at a time where the end of a segment is searched."""
+
+
+class Follow(Protocol):
+    """`kvstore.engine.following.Follower.look`."""
+
+    def __call__(self, *, is_missing: bool) -> None:
+        """See there."""
+
+
+class Reader:
+    """See the module."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: Index,
+        config: StoreConfig,
+        *,
+        is_live: Callable[[str, int], bool],
+    ) -> None:
+        self._finder = Finder(self, log, index, is_live)
+        self._log = log
+        self._index = index
+        self._check_crc = config.check_crc
+        self._check_property_crc = config.check_property_crc
+        self._flushed_only = config.visibility == "flushed"
+        self._max_body = max(config.max_body, 64 << 20)
+        self.cold: Cold | None = None
+        """What reads archives; None while there are none."""
+        self.follow: Follow | None = None
+        """What finds out what the writer has moved, where this is opened for reading only."""
+
+    # --- where ---
+
+    def visible_end(self) -> int:
+        """The log position below which readers may see."""
+        return self._log.durable if self._flushed_only else self._log.end
+
+    def first_segment(self) -> int:
+        """The oldest segment there is."""
+        return self._log.segments.oldest
+
+    def look_again(self, *, is_missing: bool = False) -> None:
+        """Take note of what left the log, if this is not its own process. `is_missing`: something
+        was not where it should be.
+        """
+        if self.follow is not None:
+            self.follow(is_missing=is_missing)
+
+    def read_from(self, archived: Archived) -> None:
+        """Have what places say is in archives read from there."""
+        self.cold = Cold(self._index, archived, self.first_segment)
+        self._index.archived_below = self.cold.below
+
+    def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
+        """Around a look under a lock that others want: see `AtHand`."""
+        return _free if self.cold is None else self.cold.archived.at_hand(kept)
+
+    def mark(self) -> int:
+        """What `moved_on` asks for: taken before a look."""
+        return self._log.segments.removals + self._index.moves
+
+    def moved_on(self, mark: int) -> bool:
+        """Whether segments went, or messages moved to another tier, since `mark`: what looked
+        damaged may only be gone, or elsewhere.
+        """
+        self.look_again(is_missing=True)
+        return self.mark() != mark
+
+    def bounds(self, key: int) -> Bounds:
+        """A queue's first held offset and its next one."""
+        self._check_open()
+        end = self.visible_end()
+        high = self._index.next_offset(key, end)
+        return Bounds(min(self._index.min_offset(key, self.first_segment(), end), high), high)
+
+    def next_offset(self, key: int) -> int:
+        """A queue's next offset alone."""
+        return self._index.next_offset(key, self.visible_end())
+
+    def positions(self, topic: Topic, queue: int, offset: int, limit: int) -> list[int]:
+        """Positions of up to `limit` entries from `offset`, which is inside the bounds; at least
+        one.
+
+        `RecordDamaged` where damage that was passed over has left a gap.
+        """
+        key = topic.base + queue
+        end, first = self.visible_end(), self.first_segment()
+        found = self._index.positions(key, offset, limit, first, end)
+        if not found:
+            behind = self._index.after(key, offset, first)
+            if behind is None:
+                behind = self._index.next_offset(key, end)
+            raise RecordDamaged(
+                f"offsets {offset} to {behind - 1} of queue {queue} of {topic.name!r} were lost to "
+                f"damage of the log; go on at offset {behind}",
+                next_offset=behind,
+            )
+        return found
+
+    def stretch(
+        self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
+    ) -> int:
+        """Append up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
+        whichever tier has them; returns the offset at which to go on, which jumps over what is not
+        held any more.
+        """
+        key = topic.base + queue
+        found = self._index.positions(key, offset, limit, self.first_segment(), self.visible_end())
+        if found and self.follow is not None:
+            # A reader's tail may have what was handed over since.
+            size, has = self._log.segment_size, self._log.segments.has
+            found = list(takewhile(lambda position: has(position // size), found))
+        if not found and self.cold is not None:
+            following = self.cold.stretch(topic, queue, offset, limit, out)
+            if following is not None:
+                return following
+        # Where nobody has it, this says so.
+        found = found or self.positions(topic, queue, offset, limit)
+        self.entries(found, topic, queue, offset, out)
+        return offset + len(found)
+
+    def _behind_segment(self, topic: Topic, queue: int, offset: int, position: int) -> int:
+        """The first offset above `offset` whose record is in a later segment; the queue's
+        next one if there is none.
+        """
+        key = topic.base + queue
+        end, first = self.visible_end(), self.first_segment()
+        number = position // self._log.segment_size
+        for place in self._index.queues.places_from(key, offset, first):
+            if place.first > offset and number < place.segment < NOWHERE:
+                return place.first
+        # None has a place yet: it may still be in the tail.
+        stop = (number + 1) * self._log.segment_size
+        at: int | None = offset
+        while at is not None:
+            found = self._index.positions(key, at, _LOOKED_THROUGH, first, end)
+            if found and found[-1] >= stop:
+                return at + bisect_left(found, stop)
+            at = at + len(found) if found else self._index.after(key, at, first)
+        return self._index.next_offset(key, end)
+
+    def within(self, positions: list[int], max_bytes: int) -> int:
+        """How many of the records that begin at these positions have `max_bytes` together, as they
+        say themselves; one at least. None of them is decoded for it.
+        """
+        left = max_bytes
+        for count, position in enumerate(positions):
+            try:
+                buffer, at, end = self._log.span(position)
+            except SegmentDamaged:
+                return count + 1  # whoever reads it is told
+            left -= BLANK.unpack_from(buffer, at)[0] if at + BLANK.size <= end else 0
+            if left < 0:
+                return max(1, count)
+        return len(positions)
+
+    # --- records ---
+
+    def record(self, position: int) -> StoredMessage:
+        """The record at a position of the log."""
+        buffer, at, end = self._log.span(position)
+        if self._check_property_crc:
+            check_record(buffer, at, end, position, property_crc=True)
+        return decode(
+            buffer, at, end, position=position, check_crc=self._check_crc, max_body=self._max_body
+        )
+
+    def entry(self, position: int, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        """The record at a position, which the index says is this offset of this queue."""
+        try:
+            message = self.record(position)
+        except SegmentDamaged as e:
+            raise self._lost_with_segment(e, position, topic, queue, offset) from e
+        if message.offset != offset or message.queue != queue or message.topic != topic.name:
+            raise RecordDamaged(
+                f"record and index disagree: by the index offset {offset} of queue {queue} of "
+                f"{topic.name!r} is at {position}, where there is offset {message.offset} of queue "
+                f"{message.queue} of {message.topic!r}; `kvmq verify` tells which is wrong, "
+                "`kvmq rebuild` mends an index",
+                position,
+                offset + 1,
+            )
+        return message
+
+    def _lost_with_segment(
+        self, why: SegmentDamaged, position: int, topic: Topic, queue: int, offset: int
+    ) -> RecordDamaged:
+        """What to raise for an offset whose whole segment can't be read: go on behind the segment,
+        or a reader would meet the same error once a message.
+        """
+        behind = self._behind_segment(topic, queue, offset, position)
+        return RecordDamaged(
+            f"the record at {position} can't be read: {why}; the segment holds offsets {offset} to "
+            f"{behind - 1} of queue {queue} of {topic.name!r}",
+            position,
+            behind,
+        )
+
+    def entries(
+        self,
+        positions: list[int],
+        topic: Topic,
+        queue: int,
+        offset: int,
+        out: list[StoredMessage],
+    ) -> None:
+        """Append `entry` for consecutive offsets to `out`; what stands before an error is there
+        when it is raised. A segment is looked up once for all that stand in it.
+        """
+        middles, check_crc, log = topic.middles, self._check_crc, self._log
+        done, count = 0, len(positions)
+        while done < count:
+            position = positions[done]
+            try:
+                buffer, at, end = log.span(position)
+            except SegmentDamaged as e:
+                raise self._lost_with_segment(e, position, topic, queue, offset + done) from e
+            base = position - at
+            there = positions[done:] if done else positions
+            if there[-1] >= base + end:
+                there = there[: bisect_left(there, base + end)]
+            found = decode_run(buffer, base, end, there, middles, queue, offset + done, check_crc)
+            if self._check_property_crc:
+                for message in found:
+                    start = message.position - base
+                    check_record(buffer, start, end, message.position, property_crc=True)
+                    out.append(message)
+            else:
+                out += found
+            done += len(found)
+            if len(found) == len(there):
+                continue
+            out.append(self.entry(positions[done], topic, queue, offset + done))
+            done += 1
+
+    def get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        """See `Store.get`."""
+        mark = self.mark()
+        try:
+            return self._get(topic, queue, offset)
+        except LOST:
+            if not self.moved_on(mark):
+                raise
+        return self.get(topic, queue, offset)
+
+    def _get(self, topic: Topic, queue: int, offset: int) -> StoredMessage:
+        key = topic.key(queue)
+        if type(offset) is not int:
+            raise CallerError(f"offset is {shown(offset)}; it must be a whole number")
+        low, high = self.bounds(key)
+        if low <= offset < high:
+            if self.cold is None:
+                position = self.positions(topic, queue, offset, 1)[0]
+                return self.entry(position, topic, queue, offset)
+            found: list[StoredMessage] = []
+            self.stretch(topic, queue, offset, 1, found)
+            if found and found[0].offset == offset:
+                return found[0]
+            held = "it was erased, or a newer message took its place"
+        else:
+            held = f"it has {low} to {high - 1}" if high > low else "it has none"
+        raise OffsetNotFound(
+            f"queue {queue} of {topic.name!r} has no offset {shown(offset)}; {held}", low, high
+        )
+
+    def read_at(self, position: int) -> StoredMessage:
+        """See `Store.read_at`."""
+        self._check_open()
+        if type(position) is not int:
+            raise CallerError(f"position is {shown(position)}; it must be a whole number")
+        mark = self.mark()
+        try:
+            return self._read_at(position)
+        except (MessageNotFound, SegmentDamaged, *LOST):
+            if not self.moved_on(mark):
+                raise
+        return self.read_at(position)
+
+    def _read_at(self, position: int) -> StoredMessage:
+        low, high = self._log.first, self.visible_end()
+        number = position // self._log.segment_size
+        if self.cold is not None and 0 <= position < high and not self._log.segments.has(number):
+            found = self.cold.archived.at(position)
+            if found is not None:
+                return found
+            if number in self._log.segments.left or number in self._index.gone().segments:
+                raise MessageNotFound(
+                    f"no record began at {position}: what stood there is in archives"
+                )
+        if not low <= position < high:
+            raise MessageNotFound(
+                f"no record begins at {shown(position)}; the log reaches from {low} to {high}"
+            )
+        try:
+            return self.record(position)
+        except RecordDamaged as e:
+            buffer, at, end = self._log.span(position)
+            # Where not even a magic number has room, no record ever began.
+            magic = BLANK.unpack_from(buffer, at)[1] if at + BLANK.size <= end else None
+            if magic == BLANK_MAGIC:
+                raise MessageNotFound(
+                    f"at {position} is the blank record that ends a segment"
+                ) from e
+            if magic not in (MAGIC_V1, MAGIC_V2):
+                raise MessageNotFound(f"no record begins at {position}: {e}") from e
+            raise
+
+    # --- by id and key ---
+
+    def find(
+        self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
+    ) -> StoredMessage:
+        """See `Store.find`; only messages of topics that `is_own` says yes to."""
+        self._check_open()
+        return self._finder.find(message_id, is_own)
+
+    def query(
+        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
+    ) -> list[StoredMessage]:
+        """See `Store.query`."""
+        self._check_open()
+        return self._finder.query(topic, key, begin, end, limit)
+
+    # --- by time ---
+
+    def segment_newest(self, number: int) -> int | None:
+        """Store time of a sealed, checkpointed segment's last message: that of the first one behind
+        it, or of the nearest that can be told; never less than the message's own.
+        """
+        for later in self._log.segments.numbers:
+            if later > number:
+                found = self.segment_time(later)
+                if found is not None:
+                    return found
+        # Nothing came since: then the newest store time the index knows of is this segment's. Its
+        # first record may be far older than its last, and nobody may lose a message for that.
+        return self._index.checkpoint.stored_at or None
+
+    def segment_time(self, number: int) -> int | None:
+        """Store time of a segment's first record, if that can be told."""
+        position = number * self._log.segment_size
+        if position >= self._log.end:
+            return None
+        try:
+            buffer, at, _ = self._log.span(position)
+            if BLANK.unpack_from(buffer, at)[1] not in (MAGIC_V1, MAGIC_V2):
+                return None
+            return self._stored_at(position)
+        except (SegmentDamaged, RecordDamaged):
+            return None
+
+    def offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
+        """See `Store.offset_at`."""
+        mark = self.mark()
+        try:
+            return self._offset_at(topic, queue, time, upper=upper)
+        except (SegmentDamaged, *LOST):
+            if not self.moved_on(mark):
+                raise
+        return self.offset_at(topic, queue, time, upper=upper)
+
+    def _offset_at(self, topic: Topic, queue: int, time: int, *, upper: bool) -> int:
+        key = topic.key(queue)
+        if type(time) is not int:
+            raise CallerError(f"time is {shown(time)}; it must be milliseconds since the epoch")
+        low, high = self.bounds(key)
+        if low == high:
+            return 0 if upper else high
+        if not upper:
+            return self._first_from(topic, queue, time, low, high)
+        behind = self._first_from(topic, queue, time + 1, low, high)
+        return 0 if behind == low else behind - 1
+
+    def _first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
+        """The first offset stored at or after `time`, `high` if there is none."""
+        is_archived, behind = False, high
+        gap: int | None = None
+        start = self._before(topic.base + queue, time, low, high)
+        for place in self._index.queues.places_from(
+            topic.base + queue, start, self.first_segment()
+        ):
+            # Places narrow it to one segment or archive, so that no other one is touched.
+            if place.first < low or place.first >= high:
+                is_archived = is_archived or (place.first < low and place.is_archived)
+                continue
+            if place.segment == NOWHERE:
+                # What is behind it is not in a place yet, so no archive has it.
+                behind = place.first
+            elif place.is_nobodys:
+                # It says no time: what is before it is looked through by itself.
+                gap = place.first if gap is None else gap
+            elif place.stored_at < time:
+                low, is_archived, behind, gap = place.first, place.is_archived, high, None
+            else:
+                high = place.first
+                break
+        end = high if gap is None else gap
+        if is_archived and self.cold is not None:
+            found = self.cold.first_from(topic, queue, time, low, min(behind, end))
+            if found is not None:
+                return found
+            low = min(behind, end)
+        low = self._first_in_log(topic, queue, time, low, end)
+        if gap is None or low < gap:
+            return low
+        beyond = self._index.after(topic.base + queue, gap, self.first_segment())
+        return self._first_in_log(topic, queue, time, min(beyond or high, high), high)
+
+    def _before(self, key: int, time: int, low: int, high: int) -> int:
+        """An offset from `low` on, before all that was stored at or after a time, from which a look
+        at the places comes there soon.
+        """
+        start = low
+        while low < high:
+            middle = (low + high) // 2
+            span = self._index.queues.at(key, middle, self.first_segment())
+            if span is None:
+                low = middle + 1
+                continue
+            place = span.place
+            is_told = place.segment != NOWHERE and not place.is_nobodys
+            if is_told and place.stored_at < time:
+                start = max(start, place.first)
+                low = high if span.behind is None else span.behind
+            else:
+                high = max(low, place.first)
+        return start
+
+    def _first_in_log(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int:
+        """The same of entries that the log has."""
+        while low < high:
+            middle = (low + high) // 2
+            if self._stored_at(self.positions(topic, queue, middle, 1)[0]) < time:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _stored_at(self, position: int) -> int:
+        buffer, at, end = self._log.span(position)
+        size: int = BLANK.unpack_from(buffer, at)[0]
+        if size > end - at:
+            raise RecordDamaged(
+                f"record at {position} is damaged: it says it has {size} bytes", position
+            )
+        return facts(buffer, at, size).stored_at
+
+    def _check_open(self) -> None:
+        if self._log.closed:
+            raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")

@@ -1,0 +1,287 @@
+"""Prepare: a batch of messages, checked and turned into all of their records that doesn't depend on
+place.
+
+The idea: a batch is columns. Each check and each conversion is one call over a column (`map`,
+`set(map(type, ...))`, one search in the joined text), so that an ordinary message costs a few C
+calls and hardly any bytecode: 1.4 us in a batch of 32. Only when a column says that something is
+wrong is each message looked at by itself, to say which and why (`explain`).
+
+Invariant: what `prepare` returns can be written as it is; it raises before anything is changed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import add, and_, attrgetter, itemgetter, methodcaller, or_
+from typing import Any, Final
+
+from msgspec.structs import astuple
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.record.compression import codec_flags, compress
+from kvstore.record.hashing.hash_many import SEPARATOR
+from kvstore.record.layout import CRC_MASK, FIXED_V1
+from kvstore.record.names import KEYS, MESSAGE_GROUP, UNIQUE_ID
+from kvstore.record.put.batch import Prepared
+from kvstore.record.put.explain import (
+    FLAGS_END,
+    PROPERTY_CRC_BYTES,
+    TIMES_END,
+    Limits,
+    Wrong,
+    explain,
+    lasting,
+)
+from kvstore.record.put.intern_cache import (
+    flags_of,
+    is_separated,
+    known_names,
+    learn,
+    tag_hashes,
+    tag_texts,
+)
+from kvstore.record.put.put_routes import Lanes, Packing
+from kvstore.record.put.unique_ids import UniqueIds
+from kvstore.record.values import Message
+
+_OVERHEAD_MAX: Final = 1024
+"""More than any record takes without body and properties."""
+_UNIQUE: Final = UNIQUE_ID + "\x01"
+_KEYS: Final = KEYS + "\x01"
+_GROUP: Final = MESSAGE_GROUP + "\x01"
+_items_of: Final = methodcaller("items")
+_fields_of: Final = attrgetter(*Message.__struct_fields__)
+_BYTES: Final = {bytes}
+_INT: Final = {int}
+_ONE: Final = {1}
+_NONE: Final = {0}
+_LISTS: Final = {list, tuple}
+
+
+def prepare(
+    messages: Sequence[Message], lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
+) -> Prepared:
+    """Check messages, one or more, and make all of their records that doesn't depend on place.
+
+    Raises `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and what `lanes.facts_of`
+    raises, naming the message by its index.
+    """
+    try:
+        return _prepare(messages, lanes, ids, now_ms, limits)
+    except (AttributeError, LookupError, TypeError, ValueError) as e:
+        error, cause = explain(messages, e, limits, lanes.facts_of)
+        raise error from cause
+
+
+def _prepare(
+    messages: Sequence[Message], lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
+) -> Prepared:
+    # One call a message, and one for all, instead of ten attributes a message.
+    fields: Callable[[Message], tuple[Any, ...]] = astuple
+    if list(map(type, messages)).count(Message) != len(messages):
+        if not all(isinstance(m, Message) for m in messages):
+            raise Wrong("not all are messages")
+        fields = _fields_of
+    bodies: Sequence[Any]
+    queues: Sequence[Any]
+    names, bodies, queues, tags, keys, properties, groups, flags, given, born = zip(
+        *map(fields, messages), strict=True
+    )
+    count = len(names)
+    flagged, born_at = _number_columns(flags, born)
+    bodies, body_sizes, system_flags = _bodies(names, bodies, lanes, limits)
+    message_ids = ids.fill(given, now_ms)
+    if given.count(None) != count:
+        _check_tokens(message_ids)
+
+    row: list[Any] = [_UNIQUE, message_ids, "\x02"]
+    tokens, key_lists = _key_columns(keys, row)
+    hashes = _tag_columns(tags, row, system_flags)
+    _property_columns(properties, row)
+    if groups.count(None) != count:
+        _group_columns(groups, row)
+    raws = _joined(row, count)
+    lengths = list(map(len, raws))
+    if limits.property_crc:
+        lengths = [length + PROPERTY_CRC_BYTES for length in lengths]
+    sizes = list(map(add, body_sizes, lengths))
+    largest = max(sizes)
+    if largest > limits.max_record - FIXED_V1 or (
+        largest > limits.max_properties and max(lengths) > limits.max_properties
+    ):
+        raise Wrong("sizes")
+
+    # Topics come last, because asking for one may make it: what is refused makes none.
+    queues, found = lanes.find(names, queues, groups, sizes, limits.max_record)
+    queue_keys, overheads, magics, wires, keyed = zip(*found, strict=True)
+    sizes = list(map(add, sizes, overheads))
+    if largest > limits.max_record - _OVERHEAD_MAX and max(sizes) > limits.max_record:
+        raise Wrong("sizes")
+    key_text, key_counts = _indexed(keyed, message_ids, key_lists, tokens)
+    return Prepared(
+        names, list(queue_keys), magics, wires, queues, sizes,
+        list(map(and_, map(crc32, bodies), repeat(CRC_MASK))), bodies, body_sizes, raws, lengths,
+        message_ids,
+        flags, system_flags, born_at, hashes,
+        not flagged and system_flags.count(system_flags[0]) == count, key_text, key_counts,
+    )  # fmt: skip
+
+
+def _joined(row: list[Any], count: int) -> list[bytes]:
+    """The records' properties: each is `row`'s texts, and of its columns the message's own value.
+
+    All of a batch is joined and encoded at once, then cut at zeros, which none of it may contain:
+    190 ns a message instead of 210.
+    """
+    pieces: list[Any] = []
+    for piece in (*row, "\0"):
+        if type(piece) is str and pieces and type(pieces[-1]) is str:
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    width, parts = len(pieces), pieces * count
+    for at, piece in enumerate(pieces):
+        if type(piece) is not str:
+            parts[at::width] = piece
+    return "".join(parts).encode().split(b"\0")[:-1]
+
+
+def _number_columns(
+    flags: Sequence[int], born: Sequence[int | None]
+) -> tuple[bool, Sequence[int | None] | None]:
+    """Whether there are flags; and the born times, None if all are born when they are stored."""
+    flagged = any(flags)
+    if set(map(type, flags)) != _INT or (flagged and (min(flags) < 0 or max(flags) >= FLAGS_END)):
+        raise Wrong("flags")
+    if born.count(None) == len(born):
+        return flagged, None
+    times = [b for b in born if b is not None]
+    if set(map(type, times)) != _INT or min(times) < 0 or max(times) >= TIMES_END:
+        raise Wrong("born_at")
+    return flagged, born
+
+
+def _bodies(
+    names: Sequence[str], bodies: Sequence[Any], lanes: Lanes, limits: Limits
+) -> tuple[Sequence[bytes], list[int], list[int]]:
+    """The bodies as stored, their sizes, and what of the system flags follows from them."""
+    if set(map(type, bodies)) != _BYTES:
+        bodies = [_as_bytes(b) for b in bodies]
+    sizes = list(map(len, bodies))
+    largest = max(sizes)
+    if largest > limits.max_body:
+        raise Wrong("bodies")
+    system_flags = [0] * len(bodies)
+    above, codec = limits.compress_above, limits.compression
+    own = lanes.packings(names, above, codec)
+    if own or (above is not None and largest > above):
+        bodies = list(bodies)
+        everywhere = Packing(above, codec)
+        for i, (name, body) in enumerate(zip(names, bodies, strict=True)):
+            above, codec = own.get(name, everywhere)
+            if above is not None and len(body) > above:
+                packed = compress(body, codec)
+                if len(packed) < len(body):
+                    bodies[i], sizes[i] = packed, len(packed)
+                    system_flags[i] = codec_flags(codec)
+    return bodies, sizes, system_flags
+
+
+def _check_tokens(tokens: list[str]) -> None:
+    """Keys or ids: texts that are not empty and have no blanks; joining finds what is no text."""
+    joined = "".join(tokens)
+    if is_separated(joined) or " " in joined or not all(tokens):
+        raise Wrong("keys or ids")
+
+
+def _key_columns(keys: Sequence[Any], row: list[Any]) -> tuple[list[str], Sequence[Any]]:
+    """All keys one behind the other, and each message's own."""
+    if not set(map(type, keys)) <= _LISTS:
+        if any(isinstance(k, str) for k in keys):
+            raise Wrong("keys")
+        keys = [tuple(k) for k in keys]
+    counts = set(map(len, keys))
+    if counts == _ONE:
+        tokens = [k for (k,) in keys]
+        row += [_KEYS, tokens, "\x02"]
+    elif counts == _NONE:
+        return [], keys
+    else:
+        tokens = list(chain.from_iterable(keys))
+        row.append([f"{_KEYS}{t}\x02" if t else "" for t in map(" ".join, keys)])
+    _check_tokens(tokens)
+    return tokens, keys
+
+
+def _tag_columns(tags: Sequence[str | None], row: list[Any], system_flags: list[int]) -> list[int]:
+    """The tags' hashes."""
+    texts = list(map(tag_texts.__getitem__, tags))
+    row.append(texts)
+    if flags_of("".join(texts)):
+        system_flags[:] = map(or_, system_flags, map(flags_of, texts))
+    return list(map(tag_hashes.__getitem__, tags))
+
+
+def _property_columns(properties: Sequence[Mapping[str, str]], row: list[Any]) -> None:
+    """The messages' own properties."""
+    names: set[str] = set().union(*properties)
+    if not names <= known_names and not learn(names):
+        _property_columns([lasting(p) for p in properties], row)
+        return
+    if not names:
+        if not all(isinstance(p, Mapping) for p in properties):
+            raise Wrong("properties")
+        return
+    counts = set(map(len, properties))
+    if len(counts) == 1 and len(names) in counts:
+        # All have the same properties: a column each, between names that are constants.
+        for name in next(iter(properties)):
+            values = list(map(itemgetter(name), properties))
+            # Joining is also what finds a value that is no text.
+            if is_separated("".join(values)) or not all(values):
+                raise Wrong("properties")
+            row += ["".join((name, "\x01")), values, "\x02"]
+        return
+    texts = list(map("\x01".join, chain.from_iterable(map(_items_of, properties))))
+    joined = "\x02".join([*texts, ""])
+    if (
+        joined.count("\x01") != len(texts)
+        or joined.count("\x02") != len(texts)
+        or "\x01\x02" in joined
+        or "\0" in joined
+    ):
+        raise Wrong("properties")
+    turn = iter(texts)
+    row.append(["".join([next(turn) + "\x02" for _ in range(len(p))]) for p in properties])
+
+
+def _group_columns(groups: Sequence[str | None], row: list[Any]) -> None:
+    if "" in groups or is_separated("".join([g for g in groups if g is not None])):
+        raise Wrong("groups")
+    row.append(["" if g is None else "".join((_GROUP, g, "\x02")) for g in groups])
+
+
+def _indexed(
+    keyed: Sequence[int], message_ids: list[str], keys: Sequence[Any], tokens: list[str]
+) -> tuple[str, array[int]]:
+    """What the key index takes of ids and keys: the text, and how many of each message."""
+    count = len(keyed)
+    if keyed.count(2) == count and len(tokens) == count and all(keys):
+        pairs = [""] * (2 * count)
+        pairs[0::2], pairs[1::2] = message_ids, tokens
+        return SEPARATOR.join(pairs), array("I", (2,)) * count
+    taken = [
+        (message_id, *mine)[: len(mine) + 1 if wanted == 2 else wanted]
+        for wanted, message_id, mine in zip(keyed, message_ids, keys, strict=True)
+    ]
+    return SEPARATOR.join(chain.from_iterable(taken)), array("I", map(len, taken))
+
+
+def _as_bytes(body: object) -> bytes:
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return bytes(body)
+    if isinstance(body, str):
+        raise Wrong("bodies")
+    return bytes(memoryview(body))  # type: ignore[arg-type]  # any other buffer; TypeError if it is none

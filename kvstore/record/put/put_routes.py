@@ -1,0 +1,221 @@
+"""Lanes: what putting into a queue needs to know of it, found by one look-up.
+
+The idea: the topic's facts are worked out once for each of its queues that is used. How a topic's
+bodies are compressed is asked before, and by name alone: a lane needs a topic that is there.
+
+Invariants: what was worked out before a topic changed is never used after `clear`; no topic is made
+for a batch of which a message is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from xxhash import xxh32_intdigest
+
+from kvstore.record.put.explain import TopicFacts, TopicOf, Wrong
+
+_LANES_MAX: Final = 1 << 18
+_INT: Final = {int}
+_INT_OR_NONE: Final = {int, type(None)}
+
+
+class Packing(NamedTuple):
+    """How bodies are compressed: those with more than `above` bytes, none if that is None. As what
+    a topic has of its own, None and "" stand for the store's.
+    """
+
+    above: int | None
+    codec: str
+
+
+class Lane(NamedTuple):
+    """What putting into one queue needs: the topic's facts, worked out for the queue."""
+
+    key: int
+    """Topic id << 32 | queue."""
+    overhead: int
+    magic: int
+    wire: bytes
+    keyed: int
+    """What the key index takes of its messages: 0 nothing, 1 the unique id, 2 all keys as well."""
+
+
+class Lanes(dict[tuple[str, int], Lane]):
+    """(topic, queue) -> lane; made when first asked for.
+
+    One look-up a message takes the place of the topic's, the queue's range check and four
+    attributes: 110 ns instead of 150.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], TopicFacts | None],
+        facts_of: TopicOf,
+        make: Callable[[Iterable[str]], None],
+        note: Callable[[int, int], None],
+    ) -> None:
+        """`find` gives a topic that is there; `facts_of` one that is there or would be made, or
+        raises; `make` makes those. `note` is told each used topic's id and hash byte.
+        """
+        super().__init__()
+        self.facts_of = facts_of
+        self._make = make
+        self._find = find
+        self._packings: dict[str, Packing | None] = {}
+        self._usual: set[str] = set()
+        """Topics known to have nothing of their own for that."""
+        self._note = note
+        self._lock = Lock()
+        self._version = 0
+
+    def __missing__(self, at: tuple[str, int]) -> Lane:
+        name, queue = at
+        version = self._version
+        topic = self._there(name)
+        if not 0 <= queue < topic.write_queues:
+            raise Wrong("no such queue")
+        self._note(topic.base >> 32, topic.hash_byte)
+        keyed = 0 if not topic.keys_unique else 2 if topic.keys_all else 1
+        lane = Lane(topic.base + queue, topic.overhead, topic.magic, topic.wire, keyed)
+        with self._lock:
+            # What was read while a topic changed is used once and not kept.
+            if version == self._version:
+                if len(self) >= _LANES_MAX:
+                    super().clear()
+                self[at] = lane
+        return lane
+
+    def packings(self, names: Iterable[str], above: int | None, codec: str) -> dict[str, Packing]:
+        """How the bodies of each of these topics are compressed, where that is not done `above` and
+        with `codec` as everywhere.
+        """
+        if self._usual.issuperset(names):
+            return {}
+        found = {}
+        for name in set(names):
+            own = self.packing_of(name)
+            if own is not None:
+                found[name] = Packing(above if own.above is None else own.above, own.codec or codec)
+        return found
+
+    def packing_of(self, name: str) -> Packing | None:
+        """What a topic has of its own for that; None, mostly, for nothing."""
+        try:
+            return self._packings[name]
+        except KeyError:
+            return self._packing(name)
+
+    def _packing(self, name: str) -> Packing | None:
+        version, topic = self._version, self._find(name)
+        if topic is None:
+            return None
+        own = None
+        if topic.compress_above is not None or topic.compression is not None:
+            own = Packing(topic.compress_above, topic.compression or "")
+        with self._lock:
+            if version == self._version:
+                if len(self._packings) >= _LANES_MAX:
+                    self._packings.clear()
+                    self._usual.clear()
+                self._packings[name] = own
+                if own is None:
+                    self._usual.add(name)
+        return own
+
+    def find(
+        self,
+        names: Sequence[str],
+        queues: Sequence[Any],
+        groups: Sequence[str | None],
+        sizes: Sequence[int],
+        record_max: int,
+    ) -> tuple[Sequence[int], list[Lane]]:
+        """The queues of messages, those that the store draws included, and their lanes. `sizes` are
+        those of the records without their topics' overhead. Topics are made, unless a message has
+        no place in the topic that it would get.
+        """
+        kinds = set(map(type, queues))
+        if kinds != _INT:
+            if not kinds <= _INT_OR_NONE:
+                raise Wrong("the queues")
+            self._make_missing(names, queues, sizes, record_max)
+            queues = self._draw(names, queues, groups)
+        found: list[Any] = list(map(self.get, zip(names, queues, strict=True)))
+        if not all(found):
+            self._make_missing(names, queues, sizes, record_max)
+            found = [self[at] for at in zip(names, queues, strict=True)]
+        return queues, found
+
+    def of(self, name: str, queue: int) -> Lane:
+        """One queue's lane."""
+        if type(queue) is not int:
+            raise Wrong("the queue")
+        return self[name, queue]
+
+    def drawn(self, name: str) -> Lane:
+        """The lane of the queue whose turn it is."""
+        topic = self._there(name)
+        return self[name, topic.spread(1) % topic.write_queues]
+
+    def _there(self, name: str) -> TopicFacts:
+        """A topic that is there: a message alone makes none, but is looked at as a batch."""
+        topic = self._find(name)
+        if topic is None:
+            raise Wrong("no such topic")
+        return topic
+
+    def _make_missing(
+        self,
+        names: Sequence[str],
+        queues: Sequence[int | None],
+        sizes: Sequence[int],
+        record_max: int,
+    ) -> None:
+        """Make the topics that are not there. Makes none if one of them can't be made, or if a
+        message would be refused in the topic that it gets.
+        """
+        different = dict.fromkeys(names)
+        new = [name for name in different if self._find(name) is None]
+        if not new:
+            return
+        facts_of = {name: self.facts_of(name) for name in different}
+        for name, queue, size in zip(names, queues, sizes, strict=True):
+            facts = facts_of[name]
+            if queue is not None and not 0 <= queue < facts.write_queues:
+                raise Wrong("no such queue")
+            if size + facts.overhead > record_max:
+                raise Wrong("sizes")
+        self._make(new)
+
+    def _draw(
+        self, names: Sequence[str], queues: Sequence[int | None], groups: Sequence[str | None]
+    ) -> list[int]:
+        """The queues of messages: one group's by the group, the others in turns of their topic."""
+        topics = {name: self._there(name) for name in dict.fromkeys(names)}
+        free = [q is None and g is None for q, g in zip(queues, groups, strict=True)]
+        turns = {n: topics[n].spread(count) for n, count in Counter(compress(names, free)).items()}
+        drawn: list[int] = []
+        for name, queue, group in zip(names, queues, groups, strict=True):
+            if queue is not None:
+                drawn.append(queue)
+                continue
+            if group is None:
+                turn = turns[name]
+                turns[name] = turn + 1
+            else:
+                turn = xxh32_intdigest(group.encode())
+            drawn.append(turn % topics[name].write_queues)
+        return drawn
+
+    def clear(self) -> None:
+        """Take note that a topic changed."""
+        with self._lock:
+            self._version += 1
+            self._packings.clear()
+            self._usual.clear()
+            super().clear()

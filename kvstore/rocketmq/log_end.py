@@ -1,0 +1,171 @@
+"""Recovery: where RocketMQ, starting on this store, would have its log end.
+
+The idea: RocketMQ begins at a file that it trusts and stops at the first bad record; a blank record
+leads to the next file. Which file it trusts:
+
+    stopped in order   the last one that begins with a good record
+    after a crash      the last one that begins with a good record whose store time the checkpoint
+                       vouches for (up to 3 s before what was on disk); else the first
+
+Files before that one RocketMQ does not look at, so damage there ends nothing: here it is passed
+over, and told. (RocketMQ: CommitLog.recoverNormally, recoverAbnormally, isMappedFileMatchedRecover.
+In the first case it also asks that the consume queues reach the file; after a stop in order they
+do.)
+
+One thing is stricter here: a record must say that it is where it is. RocketMQ does not compare
+that.
+
+Invariants: only reads; the log is read once, front to back, one file mapped at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.errors import RecordDamaged
+from kvstore.files import Files, MappedFile
+from kvstore.record.decode import decode
+from kvstore.record.walk import Extent, Kind, walk
+from kvstore.rocketmq.checkpoint_page import CheckpointPage, read_checkpoint
+from kvstore.rocketmq.config.config_values import RocketMQSource
+from kvstore.rocketmq.file_layouts import (
+    CHECKPOINT_FILE,
+    CHECKPOINT_MARGIN_MS,
+    CONSUMEQUEUE,
+    ROCKSDB_CURRENT,
+)
+
+Progress = Callable[[int, int], None]
+"""Told bytes done and bytes in all."""
+_PROGRESS_RECORDS: Final = 4096
+
+
+class LogEnd(msgspec.Struct, frozen=True):
+    """Where a log ends and what is before it.
+
+    `records` lie before `end`, `damage` too: in files that RocketMQ does not look at. `reason` says
+    what is wrong at `end`; empty if nothing was written there. `lost_records` is how many whole
+    records lie behind the end: RocketMQ does not reach them either, and writes over them.
+    """
+
+    end: int
+    reason: str
+    records: int
+    damage: list[Extent]
+    lost_records: int
+
+
+def find_end(source: RocketMQSource, files: Files, progress: Progress | None = None) -> LogEnd:
+    """Read the whole log, and say where it ends."""
+    scan = _Scan(source, files, progress)
+    trusted = _trusted_segment(source, files)
+    for number in range(len(source.segments)):
+        if scan.end is None:
+            scan.segment(number, may_end=number >= trusted)
+        else:
+            scan.behind_the_end(number)
+    if scan.end is None:
+        last, _ = source.segments[-1]
+        scan.end = last + source.segment_size
+    return LogEnd(scan.end, scan.reason, scan.records, scan.damage, scan.lost_records)
+
+
+class _Scan:
+    """What was found so far; `end` is None until the log's end was."""
+
+    def __init__(self, source: RocketMQSource, files: Files, progress: Progress | None) -> None:
+        self.end: int | None = None
+        self.reason = ""
+        self.records = 0
+        self.damage: list[Extent] = []
+        self.lost_records = 0
+        self._source = source
+        self._files = files
+        self._progress = progress
+
+    def segment(self, number: int, *, may_end: bool) -> None:
+        """Go through one file; it may have the log's end if RocketMQ would look at it."""
+        is_last = number + 1 == len(self._source.segments)
+        found = None
+        for found in self._walk(number):
+            if self.end is not None:
+                self.lost_records += found.kind is Kind.RECORD
+            elif found.kind is Kind.RECORD:
+                self.records += 1
+            elif found.kind is Kind.BLANK:
+                # Behind the last file's blank record there is no file to go on in, so RocketMQ
+                # ends the log before it and writes over it.
+                self.end = found.position if is_last else None
+            elif may_end:
+                self.end, self.reason = found.position, found.reason
+            else:
+                reason = found.reason or f"zeros at {found.position}, but the log goes on behind"
+                self.damage.append(found._replace(kind=Kind.DAMAGE, reason=reason))
+        if self.end is None and may_end and found is not None and found.kind is Kind.RECORD:
+            # A record up to the last byte: RocketMQ never writes that, and does not go on behind.
+            self.end = found.stop
+
+    def behind_the_end(self, number: int) -> None:
+        """Count what RocketMQ would not reach."""
+        self.lost_records += sum(found.kind is Kind.RECORD for found in self._walk(number))
+
+    def _walk(self, number: int) -> Iterator[Extent]:
+        start, path = self._source.segments[number]
+        size = self._source.segment_size
+        done, total = number * size, len(self._source.segments) * size
+        with _mapped(path, self._files) as mapped:
+            for count, found in enumerate(walk(mapped.buffer, start, 0, mapped.size)):
+                yield found
+                if self._progress is not None and count % _PROGRESS_RECORDS == 0:
+                    self._progress(done + found.stop - start, total)
+        if self._progress is not None:
+            self._progress(done + size, total)
+
+
+def _trusted_segment(source: RocketMQSource, files: Files) -> int:
+    """The number of the file at which RocketMQ begins."""
+    newest = None if source.closed_cleanly else _safe_time(source, files)
+    for number in reversed(range(1, len(source.segments))):
+        stored_at = _first_store_time(*source.segments[number], files)
+        if stored_at and (newest is None or stored_at <= newest):
+            return number
+    return 0
+
+
+def _safe_time(source: RocketMQSource, files: Files) -> int:
+    """Up to which store time the checkpoint vouches for log and queues."""
+    checkpoint = read_checkpoint(source.path / CHECKPOINT_FILE, files)
+    if checkpoint is None:
+        return 0
+    if files.size(source.path / CONSUMEQUEUE / ROCKSDB_CURRENT) is not None:
+        return _log_time(checkpoint)
+    return checkpoint.safe_time
+
+
+def _log_time(checkpoint: CheckpointPage) -> int:
+    """With its queues in RocksDB, RocketMQ never notes a time of them; the log's counts."""
+    return max(0, checkpoint.log_time - CHECKPOINT_MARGIN_MS)
+
+
+def _first_store_time(start: int, path: Path, files: Files) -> int:
+    """The store time of the record that a file begins with; 0 if it begins with none."""
+    with _mapped(path, files) as mapped:
+        try:
+            first = decode(mapped.buffer, 0, mapped.size, position=start, raw_body=True)
+        except RecordDamaged:
+            return 0
+    return first.stored_at
+
+
+@contextmanager
+def _mapped(path: Path, files: Files) -> Iterator[MappedFile]:
+    mapped = files.map(path, writable=False)
+    try:
+        yield mapped
+    finally:
+        mapped.close()

@@ -1,0 +1,514 @@
+"""Reader: one archive, of which blocks are read by ranges.
+
+The idea: the end of the file says where everything is; directory, filter and fences come with it in
+at most two reads and are decoded when they are first asked, so that thousands of archives open at
+once. A message then costs one read of its block; found by position one more, of the chunk that says
+where it lies, and by key another, of the chunk that says which messages have the key.
+
+Invariants: bytes that are not what was written are ArchiveDamaged with the archive's name, or of no
+consequence; damage costs the messages of its group only; nothing is allocated that the checked
+bytes do not pay for; an archive is never written to, so any number of threads may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
+from kvstore.record.hashing.hashes import topic_byte
+from kvstore.record.hashing.key_filter import Filter
+from tiering.archive.block import Block, BlockGroup, GroupBlocks
+from tiering.archive.check import Problem, problems
+from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.packed import I64
+from tiering.archive.groups import Groups
+from tiering.archive.layout import CHUNKED, HEADER_SIZE, OPENING_READ, PART_HEAD, Section, Sizes
+from tiering.archive.lookup import positions
+from tiering.archive.lookup.directory import Directory, DirectoryRows, GroupPlace, decode_rows
+from tiering.archive.lookup.key_index import KeyFences
+from tiering.archive.lookup.positions import PositionColumns, PositionFences
+from tiering.archive.manifest import Manifest, decode_manifest, with_figures
+from tiering.archive.tail import (
+    FOOTER_READ,
+    PLAIN,
+    Source,
+    find_sections,
+    read_exactly,
+    read_tail,
+    tail_begin,
+)
+from tiering.keys.crypto import KeyProvider
+
+
+class _Tail:
+    """The end of a source, of which the last bytes are at hand."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        begin = max(source.size - OPENING_READ, 0)
+        self._last = read_exactly(source, begin, source.size - begin)
+        self._at = tail_begin(source, self._last)
+        self._last = self._last[max(self._at - begin, 0) :]
+        self.name = source.name
+        self.size = source.size - self._at
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset` of the end."""
+        at = offset - (self.size - len(self._last))
+        if at >= 0:
+            return self._last[at : at + size]
+        return self._source.read(self._at + offset, size)
+
+
+def open_lazily(source: Source, *, keys: KeyProvider | None = None) -> Archive:
+    """The archive of a source. Raises as `Archive.open` does."""
+    return Archive.open(source, keys=keys, tail=_Tail(source))
+
+
+__all__ = ["Archive", "FoundMessage", "Source", "read_tail"]
+
+T = TypeVar("T")
+
+_RUN_MAX: Final = 64
+"""Chunks that are read together, at most."""
+_TIMES: Final = {Section.MANIFEST: 18}
+"""How many times its payload something takes that can't say: the manifest with and without its
+figures, as objects."""
+_WHOLE_KEY: Final = 8
+"""Bits of a key hash that are the topic's."""
+
+
+class FoundMessage(NamedTuple):
+    """A message: its log position, its block, and its row there."""
+
+    position: int
+    block: int
+    row: int
+
+
+class Archive:
+    """One archive, open; see the module."""
+
+    def __init__(self, source: Source, tail: Source | bytes, keys: KeyProvider | None) -> None:
+        self.source = source
+        self.name = source.name
+        self._keys = keys
+        self._tail = None if isinstance(tail, bytes) else tail
+        size = len(tail) if isinstance(tail, bytes) else tail.size
+        if isinstance(tail, bytes):
+            end = tail
+        else:
+            begin = max(size - FOOTER_READ, 0)
+            end = read_exactly(tail, begin, size - begin)
+        with self._damage("its end"):
+            self._places = find_sections(source, end, size)
+        self._blocks_end = min(place.at for place in self._places.values())
+        self._tail_at = source.size - size
+        self._raw: dict[Section, bytes] = {}
+        self._decoded: dict[Section, int] = {}
+        """About what each part takes that is decoded and kept."""
+        self.on_growth: Callable[[], None] | None = None
+        """Called when `memory_bytes` is another."""
+        if isinstance(tail, bytes):
+            for kind, place in self._places.items():
+                at = place.at - self._tail_at
+                if kind not in CHUNKED:
+                    self._raw[kind] = tail[at : at + place.size]
+
+    @classmethod
+    def open(
+        cls, source: Source, *, keys: KeyProvider | None = None, tail: Source | bytes | None = None
+    ) -> Archive:
+        """The archive of a source.
+
+        `tail` is what `read_tail` gave before and spares the reads; as a source of its own (a file
+        of a local cache) it is left where it is until something of it is needed, so that thousands
+        of open archives take next to nothing. What is behind a crc32c of its own is looked at when
+        it is first needed. Raises ArchiveDamaged, FormatTooNew.
+        """
+        return cls(source, read_tail(source) if tail is None else tail, keys)
+
+    # --- what is said of the whole ---
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the archive says of itself; kept once it was asked for."""
+        with self._damage("section MANIFEST"):
+            return with_figures(self._manifest, self.rows())
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        """The same as stored."""
+        return self._section(Section.MANIFEST, decode_manifest)
+
+    @cached_property
+    def directory(self) -> Directory:
+        """Which block holds what."""
+        return self._section(Section.DIRECTORY, lambda data: Directory(data, self._blocks_size))
+
+    def rows(self) -> DirectoryRows:
+        """All columns of the directory, decoded anew."""
+        return self._section(
+            Section.DIRECTORY, lambda data: decode_rows(data, self._blocks_size), is_kept=False
+        )
+
+    @cached_property
+    def filter(self) -> Filter | None:
+        """Which keys may be here; None for an archive without keys."""
+        return self._section(Section.FILTER, Filter) if Section.FILTER in self._places else None
+
+    @cached_property
+    def key_fences(self) -> KeyFences | None:
+        """Which chunk has which keys; None for an archive without keys."""
+        place = self._places.get(Section.KEY_INDEX)
+        if place is None:
+            return None
+        return self._section(Section.KEY_FENCES, lambda data: KeyFences(data, place.size))
+
+    @cached_property
+    def position_fences(self) -> PositionFences | None:
+        """Which chunk has which positions; None for an archive without messages."""
+        place = self._places.get(Section.POSITION_INDEX)
+        if place is None:
+            return None
+        return self._section(Section.POSITION_FENCES, lambda data: PositionFences(data, place.size))
+
+    def section_sizes(self) -> dict[str, int]:
+        """What blocks and sections take of the file."""
+        sizes = {kind.name.lower(): place.size for kind, place in self._places.items()}
+        return {"blocks": self._blocks_size, **sizes}
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes: directory, filter, fences and manifest, or what they will be decoded
+        from.
+        """
+        # Tuples, since other threads decode meanwhile.
+        return sum(map(len, tuple(self._raw.values()))) + sum(tuple(self._decoded.values()))
+
+    # --- blocks ---
+
+    def topic_number(self, topic_id: int) -> int | None:
+        """The archive's number of the topic with that id in the store; None: it has none."""
+        return self.directory.number_of(topic_id)
+
+    def blocks(self, topic_id: int, queue: int) -> range:
+        """The blocks of a queue, by the offsets they hold; empty if there are none."""
+        number = self.directory.number_of(topic_id)
+        return range(0) if number is None else self.directory.blocks_of(number, queue)
+
+    def block_at(self, topic_id: int, queue: int, offset: int) -> int | None:
+        """The block with the first held offset that is not below `offset`; None: there is none."""
+        number = self.directory.number_of(topic_id)
+        return None if number is None else self.directory.block_at(number, queue, offset)
+
+    def read_block(self, number: int) -> Block:
+        """One block, by one ranged read. Raises ArchiveDamaged, KeyMissing."""
+        return self.block_of(number, self.read_group(number))
+
+    def read_group(self, number: int) -> BlockGroup:
+        """The group that a block is in (`directory.group_of`), by one ranged read: whoever keeps
+        groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
+        KeyMissing.
+        """
+        place = self.directory.group(number)
+        data = read_exactly(self.source, place.at, sum(place.sizes))
+        return self.decode_group(place, data, asked=number)
+
+    def block_of(self, number: int, group: BlockGroup) -> Block:
+        """A block of its group. Raises ArchiveDamaged."""
+        with self._block_damage(number):
+            return group.block(number - group.number)
+
+    def groups(self) -> Iterator[BlockGroup]:
+        """All groups, one after the other. Raises ArchiveDamaged, KeyDestroyed."""
+        for place in self.all_groups():
+            yield self.decode_group(place, read_exactly(self.source, place.at, sum(place.sizes)))
+
+    def all_groups(self) -> Groups:
+        """Where all groups are and what they have, in columns: for whoever reads many."""
+        return Groups(self.rows())
+
+    def read_blocks(self, blocks: range) -> Iterator[Block]:
+        """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
+        does, when it comes to the block in question.
+        """
+        if not blocks:
+            return
+        place = self.directory.place
+        begin = place(blocks[0])[0]
+        last, sizes = place(blocks[-1])
+        data = memoryview(read_exactly(self.source, begin, last + sum(sizes) - begin))
+        group = None
+        for number in blocks:
+            if group is None or number not in group:
+                found = self.directory.group(number)
+                part = data[found.at - begin :][: sum(found.sizes)]
+                group = self.decode_group(found, part, asked=number)
+            yield self.block_of(number, group)
+
+    def lazy_group(self, place: GroupPlace) -> BlockGroup:
+        """A group without the bodies, which are read when somebody needs them: for whoever looks at
+        the other columns, or at those first. Raises as `read_group` does.
+        """
+        at, sizes, _ = place
+        heads = sizes[0] + sizes[1]
+        # With the first bytes of the bodies, which say how much they take.
+        data = read_exactly(self.source, at, heads + PART_HEAD.size)
+        return self.decode_group(
+            place, data, bodies=lambda: read_exactly(self.source, at + heads, sizes[2])
+        )
+
+    def decode_group(
+        self,
+        place: GroupPlace,
+        data: bytes | memoryview,
+        *,
+        asked: int | None = None,
+        bodies: Callable[[], bytes] | None = None,
+    ) -> BlockGroup:
+        """A group from its bytes, of which several can be read at once; `asked` is the block that
+        errors are to be about, instead of its first.
+        """
+        _, sizes, members = place
+        topics = self._topics
+        topic, key_id = topics[members.topics[0]]
+        blocks = GroupBlocks(
+            [topics[member][0] for member in members.topics],
+            members.queues,
+            Stretches(members.counts, members.first_offsets, members.last_offsets),
+        )
+        with self._block_damage(members.first if asked is None else asked):
+            return BlockGroup(
+                data if bodies is None else data[: sizes[0] + sizes[1]], sizes,
+                self._stated_sizes(data, sizes), PLAIN, blocks,
+                topic_number=members.topics[0], secret=self._secret(topic, key_id),
+                archive=self.name, number=members.first, bodies=bodies,
+            )  # fmt: skip
+
+    def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:
+        """What the parts say that they take; the directory's figures are not in memory."""
+        ends = (0, sizes[0], sizes[0] + sizes[1])
+        fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
+        most = self.directory.decoded_max
+        if fixed > most[0] or properties > most[1] or bodies > most[2]:
+            raise ArchiveDamaged(f"{self.name}: a part says that it takes more than any does")
+        return fixed, properties, bodies
+
+    @contextmanager
+    def _block_damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except ArchiveDamaged as error:
+            error.archive, error.block = self.name, number
+            error.next_offset = self.directory.last_with(number) + 1
+            raise
+
+    def verify(self) -> Iterator[Problem]:
+        """Everything that is wrong with the archive; see `tiering.archive.check`."""
+        return problems(self)
+
+    # --- by position, by key ---
+
+    def place(self, position: int) -> tuple[int, int] | None:
+        """Block and row of the message at a log position, by one ranged read; None: there is none.
+
+        Raises ArchiveDamaged.
+        """
+        fences = self.position_fences
+        chunk = fences.chunk_of(position) if fences is not None else None
+        if chunk is None:
+            return None
+        ((_, placed),) = self._placed([chunk])
+        row = int(np.searchsorted(placed.positions, position))
+        if row == len(placed.positions) or placed.positions[row] != position:
+            return None
+        return int(placed.blocks[row]), int(placed.rows[row])
+
+    def find(
+        self, low: int, high: int, begin: int | None = None, end: int | None = None
+    ) -> list[int]:
+        """Positions, rising, of messages that may have a key whose hash is `low` to `high`, both
+        included; see `find_places`.
+        """
+        return [found.position for found in self.find_places(low, high, begin, end)]
+
+    def find_places(
+        self, low: int, high: int, begin: int | None = None, end: int | None = None
+    ) -> list[FoundMessage]:
+        """The same, each with its block and row, which spares asking `place`.
+
+        For one key (in one topic, or in any: `kvstore.record.hashing.hashes`) the filter is asked
+        first. A message that has the key is always among them; one that has not is seldom. None if
+        no message was stored between the times `begin` and `end`, both included; else those of
+        other times come as well. Raises ArchiveDamaged.
+        """
+        first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
+        if self.denies(low, high):
+            return []
+        fences = self.key_fences
+        if fences is None or not self.may_hold_time(begin, end):
+            return []
+        ranks = [
+            fences.find(chunk, payload, first, last)
+            for chunk, payload in self._chunks(
+                Section.KEY_INDEX, fences.chunks_of(first, last), fences.place
+            )
+        ]
+        if not ranks:
+            return []
+        wanted = np.unique(np.concatenate(ranks))
+        found = self._ranked(wanted)
+        if first != last:
+            return found
+        return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
+
+    def denies(self, low: int, high: int) -> bool:
+        """Whether no message has a key with such a hash; nothing is read for that."""
+        first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
+        return first == last and self.filter is not None and not self.filter.may_hold(first)
+
+    def may_hold_time(self, begin: int | None, end: int | None) -> bool:
+        """Whether a message may have been stored between two times, both included."""
+        directory = self.directory
+        return (begin is None or begin <= directory.stored_to) and (
+            end is None or end >= directory.stored_from
+        )
+
+    def key_pairs(self) -> Iterator[tuple[I64, I64]]:
+        """All of the key index, chunk by chunk: kept digests, ranks."""
+        fences = self.key_fences
+        if fences is not None:
+            for chunk in range(fences.chunks):
+                for _, payload in self._chunks(Section.KEY_INDEX, [chunk], fences.place):
+                    with self._damage("the key index"):
+                        pairs = fences.decode(chunk, payload)
+                    yield pairs
+
+    def placed(self) -> Iterator[PositionColumns]:
+        """All of the position index, chunk by chunk."""
+        fences = self.position_fences
+        if fences is not None:
+            for chunk in range(fences.chunks):
+                for _, placed in self._placed([chunk]):
+                    yield placed
+
+    def _ranked(self, ranks: I64) -> list[FoundMessage]:
+        """The messages of some ranks, which rise."""
+        fences = self.position_fences
+        if not len(ranks):
+            return []
+        if fences is None or int(ranks[-1]) >= fences.messages:
+            raise ArchiveDamaged(f"{self.name}: a key names a message that is not there", self.name)
+        chunks = np.unique(ranks // positions.CHUNK)
+        found: list[FoundMessage] = []
+        for chunk, placed in self._placed(chunks.tolist()):
+            begin = chunk * positions.CHUNK
+            first, stop = np.searchsorted(ranks, (begin, begin + positions.CHUNK))
+            at = ranks[first:stop] - begin
+            columns = (column[at].tolist() for column in placed)
+            found += map(FoundMessage, *columns)
+        return found
+
+    def _placed(self, chunks: Iterable[int]) -> Iterator[tuple[int, PositionColumns]]:
+        fences = self.position_fences
+        assert fences is not None, "whoever has chunks has fences"
+        directory = self.directory
+        for chunk, payload in self._chunks(Section.POSITION_INDEX, chunks, fences.place):
+            with self._damage("the position index"):
+                placed = positions.decode_chunk(payload, fences.count(chunk))
+                if int(placed.blocks.max()) >= directory.blocks or int(placed.blocks.min()) < 0:
+                    raise FormatError("it names a block that is not there")
+            yield chunk, placed
+
+    def _chunks(
+        self, kind: Section, chunks: Iterable[int], place: Callable[[int], tuple[int, int]]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Chunks, which rise, with their payloads; neighbours are read together."""
+        section = self._places[kind]
+        for run in _runs(chunks):
+            begin, end = place(run[0])[0], place(run[-1])[1]
+            data = read_exactly(self.source, section.at + begin, end - begin)
+            for chunk in run:
+                first, stop = place(chunk)
+                with self._damage(f"chunk {chunk} of {kind.name}"):
+                    payload = PLAIN.decode(data[first - begin : stop - begin])
+                yield chunk, payload
+
+    # --- parts ---
+
+    @property
+    def _blocks_size(self) -> int:
+        return self._blocks_end - HEADER_SIZE
+
+    @cached_property
+    def _topics(self) -> list[tuple[str, str | None]]:
+        """Name and key id of each topic."""
+        topics = self._manifest.topics
+        if len(topics) != self.directory.topics:
+            raise ArchiveDamaged(f"{self.name}: manifest and directory disagree", self.name)
+        return [(topic.name, topic.key_id) for topic in topics]
+
+    @cached_property
+    def _topic_bytes(self) -> bytes:
+        return bytes(topic_byte(name.encode()) for name, _ in self._topics)
+
+    def _topic_byte(self, block: int) -> int:
+        return self._topic_bytes[self.directory.queue_of(block)[0]]
+
+    def _secret(self, topic: str, key_id: str | None) -> bytes | None:
+        if key_id is None:
+            return None
+        if self._keys is None:
+            raise KeyMissing(
+                f"{self.name}: topic {topic!r} is encrypted with key {key_id}, and no keys were "
+                f"given", topic,
+            )  # fmt: skip
+        return self._keys.key_for_reading(topic, key_id).secret
+
+    def _section(self, kind: Section, decode: Callable[[bytes], T], *, is_kept: bool = True) -> T:
+        """A section decoded; its bytes are let go if whoever asks keeps what it gave."""
+        place = self._places.get(kind)
+        with self._damage(f"section {kind.name}"):
+            if place is None:
+                raise FormatError("it is missing")
+            raw = self._raw.pop(kind, None) if is_kept else self._raw.get(kind)
+            if raw is None and self._tail is not None:
+                raw = read_exactly(self._tail, place.at - self._tail_at, place.size)
+            elif raw is None:
+                raw = read_exactly(self.source, place.at, place.size)
+            payload = PLAIN.decode(raw)
+            decoded = decode(payload)
+        if is_kept:
+            taken = getattr(decoded, "memory_bytes", len(payload) * _TIMES.get(kind, 1))
+            self._decoded[kind] = taken
+            if self.on_growth is not None:
+                self.on_growth()
+        return decoded
+
+    @contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        """Say of what archive, and what of it, a fault was."""
+        try:
+            yield
+        except (FormatError, ArchiveDamaged) as error:
+            if isinstance(error, ArchiveDamaged) and error.archive:
+                raise
+            raise ArchiveDamaged(f"{self.name}: {what}: {error}", self.name) from None
+
+
+def _runs(chunks: Iterable[int]) -> Iterator[list[int]]:
+    """Stretches of neighbours, of a bounded length each."""
+    run: list[int] = []
+    for chunk in chunks:
+        if run and (chunk != run[-1] + 1 or len(run) == _RUN_MAX):
+            yield run
+            run = []
+        run.append(chunk)
+    if run:
+        yield run

@@ -1,0 +1,441 @@
+"""Columns: what is fixed in the heads of a group's records <-> the payload of its first part.
+
+The idea: a column a field, the ones that differ from record to record first, so that behind them
+the same bytes stand in every group. What follows from others (sizes, mostly the body's CRC) or from
+the directory (how many rows a block has, and its first offset) is not kept. A group may instead
+hold whole records; it then has only the columns by which they are found.
+
+Invariants: a record that is regular (see `tiering.archive.columns.records`) comes back byte for
+byte; any bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveDamaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.record.layout import (
+    CRC_MASK,
+    FIXED_V1,
+    FIXED_V2,
+    HEADS,
+    HOSTS_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    NOT_ORDINARY,
+    PROPERTIES_MAX,
+    PROPERTIES_SIZE,
+    TOPIC_MAX,
+    TOPIC_SIZE_V1,
+    TOPIC_SIZE_V2,
+    V6_EXTRA,
+)
+from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
+from tiering.archive.columns.constant_headers import (
+    FOLLOWS,
+    SELDOM,
+    U32_MAX,
+    Constants,
+    Varying,
+    constants_of,
+    host_of,
+    misfits,
+)
+from tiering.archive.columns.integers import (
+    Column,
+    bounds_of,
+    decode_column,
+    decode_stretches,
+    encode_column,
+    encode_columns,
+    encode_stretches,
+    read_varint,
+    total,
+    write_varint,
+)
+from tiering.archive.columns.records import HEAD, Fields
+from tiering.archive.columns.times import decode_times, encode_times
+from tiering.archive.layout import (
+    BLOCK_ROWS_MAX,
+    COLUMNS_FORMAT,
+    DECODED_MAX,
+    VERBATIM_FORMAT,
+)
+
+_GIVEN: Final = b"\x01"
+_MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
+"""The bytes of an IPv6 host behind the first 8."""
+
+
+class Owners(NamedTuple):
+    """Whose some rows are: the topics' names in UTF-8 and the queues, one each or one a row."""
+
+    topics: bytes | list[bytes]
+    queues: int | Column
+
+    @property
+    def topic_sizes(self) -> int | Column:
+        """How long the names are."""
+        if isinstance(self.topics, bytes):
+            return len(self.topics)
+        return np.fromiter(map(len, self.topics), np.int64, len(self.topics))
+
+    def middles(self, versions: Column) -> list[bytes]:
+        """What stands between bodies and properties."""
+        topics = self.topics
+        each = [topics] * len(versions) if isinstance(topics, bytes) else topics
+        pairs = list(zip(versions.tolist(), each, strict=True))
+        known = {pair: _middle(*pair) for pair in set(pairs)}
+        return [known[pair] for pair in pairs]
+
+
+def _middle(version: int, name: bytes) -> bytes:
+    if version != 1:
+        return TOPIC_SIZE_V2.pack(len(name)) + name
+    if len(name) > TOPIC_MAX:
+        raise ArchiveDamaged("its topic is too long for a record")
+    return TOPIC_SIZE_V1.pack(len(name)) + name
+
+
+class Stretches(NamedTuple):
+    """The messages of a group, block by block: how many, and their first and last offsets."""
+
+    counts: Column
+    first_offsets: Column
+    last_offsets: Column
+
+
+def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
+    """The payload for each group; group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
+    `inner[i]` to `inner[i + 1]`.
+    """
+    seldom = (
+        fields.flags,
+        fields.system_flags,
+        fields.version,
+        fields.reconsume_times,
+        fields.prepared_position,
+        fields.born_host,
+        fields.store_host,
+    )
+    often = (fields.born_at - fields.stored_at, fields.body_size)
+    columns = [
+        encode_columns(_missing(fields.offset, inner), bounds),
+        encode_stretches(fields.position, bounds, inner),
+        encode_times(fields.stored_at, fields.position, bounds, inner),
+        *(encode_columns(values, bounds) for values in (*often, *seldom)),
+    ]
+    start = bytes((COLUMNS_FORMAT,))
+    heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
+    wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
+    ends = [FOLLOWS] * len(heads)
+    for i in np.flatnonzero(wrong).tolist():
+        ends[i] = _GIVEN + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
+    if fields.born_more or fields.store_more:
+        for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
+            rows = range(begin, end)
+            ends[i] = (
+                _encode_more([fields.born_more[row] for row in rows if row in fields.born_more])
+                + _encode_more([fields.store_more[row] for row in rows if row in fields.store_more])
+                + ends[i]
+            )
+    return [b"".join(parts) for parts in zip(heads, *columns, ends, strict=True)]
+
+
+def _encode_more(hosts: list[bytes]) -> bytes:
+    found = np.frombuffer(b"".join(hosts), _MORE)
+    return b"".join(encode_column(found[name].astype(np.int64)) for name in ("middle", "last"))
+
+
+def encode_whole(fields: Fields, inner: Column) -> bytes:
+    """The payload for a group that holds the records of its rows as they are."""
+    begin, end = int(inner[0]), int(inner[-1])
+    columns = (fields.position, fields.stored_at, fields.sizes)
+    head = bytes((VERBATIM_FORMAT,)) + write_varint(end - begin)
+    missing = encode_column(_missing(fields.offset[begin:end], inner - begin))
+    return head + missing + b"".join(encode_column(column[begin:end]) for column in columns)
+
+
+def _missing(offsets: Column, inner: Column) -> Column:
+    """How many offsets each block lacks before each of its rows."""
+    begins = inner[:-1]
+    found: Column = offsets - np.arange(len(offsets))
+    return found - np.repeat(found[begins], np.diff(inner))
+
+
+def offsets_of(missing: Column, stretches: Stretches) -> Column:
+    """The offsets of messages, before each of which so many are missing in its block. Raises
+    ArchiveDamaged.
+    """
+    counts, firsts = stretches.counts, stretches.first_offsets
+    begins = np.cumsum(counts) - counts
+    found: Column = missing + np.arange(len(missing))
+    found += np.repeat(firsts - begins, counts)
+    held = found[begins], found[begins + counts - 1]
+    wrong = (held[0] != firsts) | (held[1] != stretches.last_offsets)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ArchiveDamaged(
+            f"it holds offsets {held[0][at]} to {held[1][at]}, which the directory does not say"
+        )
+    return found
+
+
+_ROWS: Final = (
+    "offset", "position", "stored_at", "born_at", "flags", "system_flags", "version",
+    "reconsume_times", "prepared_position", "_born_host", "_store_host", "body_crc", "sizes",
+    "_born_more", "_store_more",
+)  # fmt: skip
+"""What of Columns has a value a row."""
+
+
+class Columns:
+    """The columns of one group, or of some of its rows. `is_whole`: it has no more than `offset`,
+    `position`, `stored_at`, and `ends`, between which its records are, not its bodies. `constants`:
+    what differs seldom, if it is known to be the same in all rows.
+    """
+
+    constants: Constants | None = None
+
+    def __init__(self, payload: bytes, stretches: Stretches) -> None:
+        kind = payload[0] if payload else -1
+        if kind not in (COLUMNS_FORMAT, VERBATIM_FORMAT):
+            raise ArchiveDamaged(f"its fixed part is of format {kind}, which there is not")
+        self.count, self._at = read_varint(payload, 1)
+        if not 1 <= self.count <= BLOCK_ROWS_MAX:
+            raise ArchiveDamaged(f"it has {self.count} messages, 1 to {BLOCK_ROWS_MAX} may be")
+        counts = stretches.counts
+        stated = int(counts.sum())
+        if stated != self.count or int(counts.min()) < 1:
+            raise ArchiveDamaged(f"it has {self.count} messages instead of {stated}")
+        self.is_whole = kind == VERBATIM_FORMAT
+        self._payload = payload
+        self.offset = offsets_of(self._next(), stretches)
+        self.position, self._at = decode_stretches(payload, self._at, counts)
+        self.stored_at, self._at = decode_times(payload, self._at, counts, self.position)
+        self.body_crc: Column | None = None
+        self.sizes: Column | None = None
+        """Of whole records, once they were asked for."""
+        if not self.is_whole:
+            self.born_at = self._next() + self.stored_at
+        lengths = self._next()
+        total(lengths, "bodies", DECODED_MAX)
+        self.ends = bounds_of(lengths)
+        if not self.is_whole:
+            self._read_seldom()
+        if self._at != len(payload):
+            raise ArchiveDamaged(f"{len(payload) - self._at} bytes follow behind its fixed columns")
+        self._payload = b""
+
+    @classmethod
+    def of_regular(
+        cls,
+        often: tuple[Column, Column, Column, Column],
+        ends: Column,
+        seldom: Constants | Varying,
+    ) -> Columns:
+        """Those that were decoded and checked elsewhere: offsets, positions, store and born times;
+        then the bodies' `ends`, and what differs seldom. CRCs are the bodies', hosts of IPv4.
+        """
+        found = object.__new__(cls)
+        found.offset, found.position, found.stored_at, found.born_at = often
+        found.count = len(ends) - 1
+        found.body_crc = found.sizes = None
+        found.is_whole = False
+        found.ends = ends
+        found._take(seldom)
+        return found
+
+    def part(self, start: int, stop: int) -> Columns:
+        """The rows from `start` to `stop` alone, as copies."""
+        found = object.__new__(Columns)
+        mine, columns = vars(self), vars(found)
+        columns.update(mine)
+        for name in _ROWS:
+            values = mine.get(name)
+            if values is not None:
+                columns[name] = values[start:stop].copy()
+        found.ends = self.ends[start : stop + 1] - self.ends[start]
+        found.count = stop - start
+        hosts = columns.pop("hosts", None)
+        if hosts is not None:
+            columns["hosts"] = hosts[0][start:stop], hosts[1][start:stop]
+        if not columns.get("is_ordinary"):
+            columns.pop("is_ordinary", None)
+        return found
+
+    def _next(self, count: int | None = None) -> Column:
+        count = self.count if count is None else count
+        column, self._at = decode_column(self._payload, self._at, count)
+        return column
+
+    def _read_seldom(self) -> None:
+        constants = constants_of(self._payload[self._at :])
+        if constants is None:
+            self._read_each()
+            return
+        # As a rule: the same bytes in each group.
+        self._take(constants)
+        self._at = len(self._payload)
+
+    def _take(self, seldom: Constants | Varying) -> None:
+        self.constants = seldom if isinstance(seldom, Constants) else None
+        self._take_seldom(seldom.columns(self.count))
+        self.has_v6 = False
+        self.is_ordinary = seldom.is_ordinary
+
+    def _take_seldom(self, columns: Iterable[Column]) -> None:
+        (
+            self.flags, self.system_flags, self.version, self.reconsume_times,
+            self.prepared_position, self._born_host, self._store_host,
+        ) = columns  # fmt: skip
+
+    def _read_each(self) -> None:
+        self._take_seldom([self._next() for _ in range(SELDOM)])
+        self.has_v6 = bool((self.system_flags & HOSTS_V6).any())
+        if self.has_v6:
+            self._born_more = self._read_more(BORN_HOST_V6)
+            self._store_more = self._read_more(STORE_HOST_V6)
+        given = self._payload[self._at : self._at + 1]
+        self._at += 1
+        if given == _GIVEN:
+            self.body_crc = self._next()
+        elif given != FOLLOWS:
+            raise ArchiveDamaged("its body CRCs are of an unknown form")
+        wrong = misfits(self.flags, self.system_flags, self.version, self.reconsume_times)
+        if self.body_crc is not None:
+            wrong |= self.body_crc & ~U32_MAX
+        if wrong.any():
+            raise ArchiveDamaged("it has a number that does not fit its field")
+
+    def _read_more(self, bit: int) -> list[bytes]:
+        """By row: what follows the first 8 bytes of its host."""
+        rows = np.flatnonzero(self.system_flags & bit).tolist()
+        more = np.empty(len(rows), _MORE)
+        more["middle"] = self._next(len(rows))
+        more["last"] = self._next(len(rows))
+        out = [b""] * self.count
+        for row, host in zip(rows, more, strict=True):
+            out[row] = host.tobytes()
+        return out
+
+    @cached_property
+    def is_ordinary(self) -> bool:
+        """Whether all messages are ones for which `decode` has its shortcut."""
+        return (
+            not self.is_whole
+            and self.body_crc is None
+            and not (self.system_flags & NOT_ORDINARY).any()
+            and not (self.version != 1).any()
+        )
+
+    @cached_property
+    def hosts(self) -> tuple[list[bytes], list[bytes]]:
+        """Every row's born host and store host."""
+        born, store = _host_list(self._born_host), _host_list(self._store_host)
+        if self.has_v6:
+            born = [a + b for a, b in zip(born, self._born_more, strict=True)]
+            store = [a + b for a, b in zip(store, self._store_more, strict=True)]
+        return born, store
+
+    @property
+    def host_numbers(self) -> tuple[Column, Column]:
+        """The first 8 bytes of every row's born host and store host, as numbers."""
+        return self._born_host, self._store_host
+
+    def record_sizes(self, owners: Owners, properties: list[bytes]) -> Column:
+        """The sizes of whole records."""
+        sizes = self.sizes
+        if sizes is None:
+            sizes = np.where(self.version == 1, FIXED_V1, FIXED_V2).astype(np.int64)
+            sizes += owners.topic_sizes
+            if self.has_v6:
+                for bit in (BORN_HOST_V6, STORE_HOST_V6):
+                    sizes += np.where(self.system_flags & bit, V6_EXTRA, 0)
+            sizes += np.diff(self.ends)
+            sizes += np.fromiter(map(len, properties), np.int64, self.count)
+            self.sizes = sizes
+        return sizes
+
+    def records(
+        self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
+    ) -> list[bytes]:
+        """The records of these rows, of which these are the bodies and properties."""
+        versions = self.version[start:stop]
+        if max(map(len, properties)) > PROPERTIES_MAX:
+            raise ArchiveDamaged("its properties are too long for a record")
+        middles = owners.middles(versions)
+        pack = PROPERTIES_SIZE.pack
+        return [
+            b"".join((head, body, middle, pack(len(found)), found))
+            for head, body, middle, found in zip(
+                self._heads(start, stop, owners, bodies, properties),
+                bodies, middles, properties, strict=True,
+            )
+        ]  # fmt: skip
+
+    def _heads(
+        self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
+    ) -> list[bytes]:
+        rows = slice(start, stop)
+        heads = np.empty(stop - start, HEAD)
+        lengths = np.fromiter(map(len, properties), np.int64, len(properties))
+        body_sizes = np.diff(self.ends[start : stop + 1])
+        version = self.version[rows]
+        sizes: Column = np.where(version == 1, FIXED_V1, FIXED_V2) + body_sizes + lengths
+        sizes += owners.topic_sizes
+        heads["size"] = sizes
+        heads["magic"] = np.where(version == 1, MAGIC_V1, MAGIC_V2)
+        if self.body_crc is None:
+            heads["body_crc"] = [crc32(body) & CRC_MASK for body in bodies]
+        else:
+            heads["body_crc"] = self.body_crc[rows]
+        heads["queue"] = owners.queues
+        heads["flags"] = self.flags[rows]
+        heads["offset"] = self.offset[rows]
+        heads["position"] = self.position[rows]
+        heads["system_flags"] = self.system_flags[rows]
+        heads["born_at"] = self.born_at[rows]
+        heads["born_host"] = self._born_host[rows]
+        heads["stored_at"] = self.stored_at[rows]
+        heads["store_host"] = self._store_host[rows]
+        heads["reconsume_times"] = self.reconsume_times[rows]
+        heads["prepared_position"] = self.prepared_position[rows]
+        heads["body_size"] = body_sizes
+        raw, size = heads.tobytes(), HEAD.itemsize
+        out = [raw[i : i + size] for i in range(0, len(raw), size)]
+        if self.has_v6:
+            self._widen(out, heads, start)
+        return out
+
+    def _widen(
+        self, out: list[bytes], heads: np.ndarray[tuple[int], np.dtype[np.void]], start: int
+    ) -> None:
+        """Put heads with the hosts they have in the place of those with IPv4 ones."""
+        born, store = self.hosts
+        for i, flags in enumerate((heads["system_flags"] & HOSTS_V6).tolist()):
+            if flags:
+                values = list(HEADS[0].unpack(out[i]))
+                values[_SIZE_FIELD] += HEADS[flags].size - HEADS[0].size
+                values[_BORN_HOST_FIELD] = born[start + i]
+                values[_STORE_HOST_FIELD] = store[start + i]
+                out[i] = HEADS[flags].pack(*values)
+
+
+_FIELDS: Final = list(HEAD.names or ())
+_SIZE_FIELD: Final = _FIELDS.index("size")
+_BORN_HOST_FIELD: Final = _FIELDS.index("born_host")
+_STORE_HOST_FIELD: Final = _FIELDS.index("store_host")
+
+
+def _host_list(hosts: Column) -> list[bytes]:
+    if len(hosts) and hosts[0] == hosts[-1] and not (hosts != hosts[0]).any():
+        return [host_of(int(hosts[0]))] * len(hosts)
+    known = {host: host_of(host) for host in set(hosts.tolist())}
+    return [known[host] for host in hosts.tolist()]

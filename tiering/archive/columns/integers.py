@@ -1,0 +1,399 @@
+"""Integers: columns of 64-bit numbers <-> bytes, and varints.
+
+The idea: a column is a constant, or numbers above a minimum, or differences above a least
+difference (a column that rises evenly takes no bits at all), or indexes of few distinct values;
+each packed at the number of bits that the largest needs. Columns of many blocks are encoded in one
+go: with a dozen rows a block, numpy's price is the call, not the row.
+
+Invariants: all of int64 round-trips, since differences are taken modulo 2**64; which form is taken
+depends on the values alone; nothing is allocated by a number read from bytes before it is known
+that so many rows were expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.columns.packed import windows
+
+Column = NDArray[np.int64]
+
+CONSTANT: Final = 0
+DELTAS: Final = 1
+RANGE: Final = 2
+DISTINCT: Final = 3
+STRETCHES: Final = 4
+
+_WIDTH_MAX: Final = 64
+_LONG: Final = 0xF8
+"""From this number on a varint takes more than one byte."""
+_DISTINCT_MAX: Final = 256
+_DISTINCT_FROM: Final = 12
+"""Columns narrower than that (in bits) are not looked through for few distinct values."""
+_DISTINCT_ROWS: Final = 24
+"""So many rows must be there, and are looked at first."""
+_SHORT: Final = 40
+"""Columns of so many rows are unpacked without numpy."""
+_TAKEN: Final = 8
+WINDOW_BITS: Final = 57
+"""Numbers of so many bits at most are within the eight bytes that begin where they do."""
+_WINDOWS_KEPT: Final = 1024
+"""Rows for which it is known where numbers of some width lie, for all who ask."""
+_MASK: Final = (1 << 64) - 1
+_BYTES: Final = [bytes((i,)) for i in range(256)]
+
+
+def write_varint(value: int) -> bytes:
+    """`value`, 0 to 2**64 - 1, in 1 to 9 bytes: itself below 0xF8, else 0xF7 and how many bytes
+    follow, and these, the highest first.
+    """
+    if value < _LONG:
+        return bytes((value,))
+    size = (value.bit_length() + 7) >> 3
+    return bytes((_LONG - 1 + size,)) + value.to_bytes(size, "big")
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at index `at`, and the index behind it. Raises ArchiveDamaged."""
+    if at >= len(data):
+        raise _short()
+    value = data[at]
+    at += 1
+    if value < _LONG:
+        return value, at
+    stop = at + value - (_LONG - 1)
+    if stop > len(data):
+        raise _short()
+    return int.from_bytes(data[at:stop], "big"), stop
+
+
+def write_signed(value: int) -> bytes:
+    """`value`, any int64, as a zigzag varint."""
+    return write_varint(-2 * value - 1 if value < 0 else 2 * value)
+
+
+def read_signed(data: bytes, at: int) -> tuple[int, int]:
+    """As `read_varint`, with a sign."""
+    value, at = read_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def write_bytes(value: bytes) -> bytes:
+    """A byte string with its length before it."""
+    return write_varint(len(value)) + value
+
+
+def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    """As `write_bytes` wrote it. Raises ArchiveDamaged."""
+    size, at = read_varint(data, at)
+    if size > len(data) - at:
+        raise ArchiveDamaged(f"{size} bytes should follow in a block, {len(data) - at} do")
+    return data[at : at + size], at + size
+
+
+# --- encoding --------------------------------------------------------------------------------
+
+
+def encode_columns(values: Column, bounds: Column) -> list[bytes]:
+    """One column for each of the stretches `bounds[i]` to `bounds[i + 1]`, none of them empty, into
+    which `values` fall.
+    """
+    starts, counts = bounds[:-1], np.diff(bounds)
+    least = np.minimum.reduceat(values, starts)
+    most = np.maximum.reduceat(values, starts)
+    varies = least != most
+    if not varies.any():
+        return _constants(least)
+    deltas = np.empty_like(values)
+    np.subtract(values[1:], values[:-1], out=deltas[1:])
+    # The first row of a stretch has no difference: it repeats the next one, so as not to count.
+    deltas[starts] = deltas[np.minimum(starts + 1, len(values) - 1)]
+    least_delta = np.minimum.reduceat(deltas, starts)
+    delta_width = _widths(least_delta, np.maximum.reduceat(deltas, starts))
+    width = _widths(least, most)
+    by_delta = varies & ((counts - 1) * delta_width + 16 < counts * width)
+    base = np.where(by_delta, least_delta, least)
+    width = np.where(varies, np.where(by_delta, delta_width, width), 0)
+    per_row = np.repeat(base, counts)
+    rest = (np.where(np.repeat(by_delta, counts), deltas, values) - per_row).view(np.uint64)
+    packed = _pack_all(rest, starts + by_delta, bounds[1:], width)
+    out = _constants(least) if not varies.all() else [b""] * len(starts)
+    rising, bases, bits = by_delta.tolist(), base.tolist(), width.tolist()
+    firsts = values[starts].tolist()
+    for i in np.flatnonzero(varies).tolist():
+        head = b"\x01" + write_signed(firsts[i]) if rising[i] else b"\x02"
+        out[i] = head + write_signed(bases[i]) + _BYTES[bits[i]] + packed[i]
+    _use_distinct(out, values, bounds, (width >= _DISTINCT_FROM) & (counts >= _DISTINCT_ROWS))
+    return out
+
+
+def encode_stretches(values: Column, bounds: Column, inner: Column) -> list[bytes]:
+    """The same for numbers that rise within shorter stretches, `inner[i]` to `inner[i + 1]`, some
+    of which make up one of `bounds` each: where it pays, first values and differences apart.
+    """
+    out = encode_columns(values, bounds)
+    if len(inner) == len(bounds):
+        return out
+    firsts = np.searchsorted(inner, bounds)
+    # Behind each first value stand as many differences as there are rows but it; often none.
+    steps = bounds - firsts
+    is_step = np.ones(len(values), np.bool_)
+    is_step[inner[:-1]] = False
+    some = np.flatnonzero((np.diff(steps) > 0) & (np.diff(firsts) > 1))
+    if not len(some):
+        return out
+    every = np.flatnonzero(np.diff(steps) > 0)
+    rising = np.zeros_like(values)
+    np.subtract(values[1:], values[:-1], out=rising[1:])
+    found = encode_columns(rising[is_step], np.append(steps[every], steps[-1]))
+    differences = dict(zip(every.tolist(), found, strict=True))
+    begins = encode_columns(values[inner[:-1]], firsts)
+    for i in some.tolist():
+        out[i] = min(out[i], b"\x04" + begins[i] + differences[i], key=len)
+    return out
+
+
+def encode_column(values: Column) -> bytes:
+    """One column; none at all for no values."""
+    if not len(values):
+        return b""
+    return encode_columns(values, np.array((0, len(values)), np.int64))[0]
+
+
+def _constants(values: Column) -> list[bytes]:
+    known: dict[int, bytes] = {}
+    for value in set(values.tolist()):
+        known[value] = b"\x00" + write_signed(value)
+    return [known[value] for value in values.tolist()]
+
+
+def _widths(least: Column, most: Column) -> Column:
+    """Bits that most - least takes; one too many where rounding to a float goes up, never less."""
+    span = (most - least).view(np.uint64).astype(np.float64)
+    widths: Column = np.minimum(np.frexp(span)[1], _WIDTH_MAX).astype(np.int64)
+    return widths
+
+
+def _use_distinct(
+    out: list[bytes], values: Column, bounds: Column, which: NDArray[np.bool_]
+) -> None:
+    """Put indexes of distinct values in the place of columns that are smaller so."""
+    for i in np.flatnonzero(which).tolist():
+        rows = values[int(bounds[i]) : int(bounds[i + 1])]
+        if len(set(rows[:_DISTINCT_ROWS].tolist())) * 2 <= _DISTINCT_ROWS:
+            out[i] = min(out[i], _distinct(rows) or out[i], key=len)
+
+
+def _distinct(values: Column) -> bytes | None:
+    found, index = np.unique(values, return_inverse=True)
+    count = len(found)
+    if count > _DISTINCT_MAX or count * 2 > len(values):
+        return None
+    bits = (count - 1).bit_length()
+    parts = [b"\x03", write_varint(count), *map(write_signed, found.tolist()), bytes((bits,))]
+    return b"".join(parts) + _pack(index.reshape(-1).astype(np.uint64), bits)
+
+
+def _pack_all(
+    rest: NDArray[np.uint64], starts: Column, stops: Column, widths: Column
+) -> list[bytes]:
+    """What `_pack` makes of each stretch."""
+    out = [b""] * len(starts)
+    for bits in set(widths.tolist()):
+        if not bits:
+            continue
+        which = np.flatnonzero(widths == bits)
+        counts = stops[which] - starts[which]
+        # Eight rows take `bits` bytes, so a stretch that begins at a row divisible by 8 begins at a
+        # whole byte.
+        room = (counts + 7) & -8
+        begins = np.cumsum(room) - room
+        total = int(room.sum())
+        rows = np.zeros(total, np.uint64)
+        within = np.arange(int(counts.sum()), dtype=np.int64)
+        within -= np.repeat(np.cumsum(counts) - counts, counts)
+        rows[within + np.repeat(begins, counts)] = rest[within + np.repeat(starts[which], counts)]
+        packed = _pack(rows, bits)
+        places = (begins // 8 * bits).tolist()
+        sizes = ((counts * bits + 7) >> 3).tolist()
+        for i, place, size in zip(which.tolist(), places, sizes, strict=True):
+            out[i] = packed[place : place + size]
+    return out
+
+
+def _pack(rows: NDArray[np.uint64], bits: int) -> bytes:
+    """The lowest `bits` bits of each row, one behind the other, the highest of a row first."""
+    wide = (bits + 7) // 8
+    if bits == wide * 8 and wide in (1, 2, 4, 8):
+        return rows.astype(f">u{wide}").tobytes()
+    low = rows.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - wide :]
+    spread = np.unpackbits(np.ascontiguousarray(low), axis=1)[:, wide * 8 - bits :]
+    return np.packbits(spread).tobytes()
+
+
+# --- decoding --------------------------------------------------------------------------------
+
+
+def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
+    """`count` values that begin at index `at`, and the index behind them. Raises ArchiveDamaged."""
+    if not count:
+        return np.empty(0, np.int64), at
+    if at >= len(data):
+        raise _short()
+    kind = data[at]
+    at += 1
+    if kind == CONSTANT:
+        value, at = read_signed(data, at)
+        same = np.empty(count, np.int64)
+        same.fill(value)
+        return same, at
+    if kind == RANGE:
+        least, at = read_signed(data, at)
+        rest, at = _unpack(data, at, count)
+        rest += np.uint64(least & _MASK)
+        return rest.view(np.int64), at
+    if kind == DELTAS:
+        first, at = read_signed(data, at)
+        least, at = read_signed(data, at)
+        rest, at = _unpack(data, at, count - 1)
+        out = np.empty(count, np.uint64)
+        out[0] = first & _MASK
+        np.add(rest, np.uint64(least & _MASK), out=out[1:])
+        np.cumsum(out, out=out)
+        return out.view(np.int64), at
+    if kind == DISTINCT:
+        return _decode_distinct(data, at, count)
+    raise ArchiveDamaged(f"a block has a column of a kind {kind}, which there is not")
+
+
+def decode_stretches(data: bytes, at: int, counts: Column) -> tuple[Column, int]:
+    """What `encode_stretches` made of stretches of so many values each. Raises ArchiveDamaged."""
+    count = int(counts.sum())
+    if data[at : at + 1] != b"\x04":
+        return decode_column(data, at, count)
+    firsts, at = decode_column(data, at + 1, len(counts))
+    steps, at = decode_column(data, at, count - len(counts))
+    return rising(firsts, steps, counts), at
+
+
+def rising(firsts: Column, steps: Column, counts: Column) -> Column:
+    """The values of stretches of so many each, by the first value of each and the differences
+    behind these.
+    """
+    begins = np.cumsum(counts) - counts
+    is_step = np.ones(len(steps) + len(firsts), np.bool_)
+    is_step[begins] = False
+    sums = np.zeros(len(is_step), np.int64)
+    sums[is_step] = steps
+    np.cumsum(sums, out=sums)
+    sums += np.repeat(firsts - sums[begins], counts)
+    return sums
+
+
+def _decode_distinct(data: bytes, at: int, count: int) -> tuple[Column, int]:
+    size, at = read_varint(data, at)
+    if not 1 <= size <= _DISTINCT_MAX:
+        raise ArchiveDamaged(f"a column has {size} distinct values, at most {_DISTINCT_MAX} may be")
+    found = []
+    for _ in range(size):
+        value, at = read_signed(data, at)
+        found.append(value)
+    index, at = _unpack(data, at, count)
+    if int(index.max()) >= size:
+        raise ArchiveDamaged("a column names a distinct value that is not there")
+    return np.array(found, np.int64)[index], at
+
+
+def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
+    if at >= len(data):
+        raise _short()
+    bits = data[at]
+    at += 1
+    stop = at + ((count * bits + 7) >> 3)
+    if bits > _WIDTH_MAX or stop > len(data):
+        raise _short()
+    if not bits or not count:
+        return np.zeros(count, np.uint64), stop
+    wide = (bits + 7) // 8
+    if bits == wide * 8 and wide in (1, 2, 4, 8):
+        return np.frombuffer(data, f">u{wide}", count, at).astype(np.uint64), stop
+    if count <= _SHORT:
+        # One long number, from which each is cut: a numpy call takes as long as many of these.
+        joint = int.from_bytes(data[at:stop], "big") >> (-count * bits & 7)
+        mask = (1 << bits) - 1
+        cut = [joint >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
+        return np.array(cut, np.uint64), stop
+    if bits > WINDOW_BITS:
+        spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
+        whole = np.zeros((count, 64), np.uint8)
+        whole[:, 64 - bits :] = spread.reshape(count, bits)
+        return np.packbits(whole).view(">u8").astype(np.uint64), stop
+    if stop + _TAKEN > len(data):
+        data, at = data[at:stop] + bytes(_TAKEN), 0
+    return windows(data, at, *_windows(bits, count), bits), stop
+
+
+def _windows(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Of numbers of so many bits: the byte that each begins in, and the bits before it there."""
+    if count > _WINDOWS_KEPT:
+        return _windows_of(bits, count)
+    begins, shifts = _kept_windows(bits)
+    return begins[:count], shifts[:count]
+
+
+@cache
+def _kept_windows(bits: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    return _windows_of(bits, _WINDOWS_KEPT)
+
+
+def _windows_of(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    at = np.arange(count) * bits
+    found = at >> 3, (at & 7).astype(np.uint64)
+    for column in found:
+        column.setflags(write=False)
+    return found
+
+
+def _short() -> ArchiveDamaged:
+    return ArchiveDamaged("a block ends in the middle of a column")
+
+
+def total(values: Column, what: str, limit: int) -> int:
+    """The sum of a column of lengths. Raises ArchiveDamaged if one is negative or the sum above
+    `limit`.
+    """
+    # As floats the sum can't run over; rounding says at most that an absurd sum is absurd.
+    if len(values) and (int(values.min()) < 0 or float(values.sum(dtype=np.float64)) > limit):
+        raise ArchiveDamaged(f"{what} in a block take more than the {limit} bytes there are")
+    return int(values.sum()) if len(values) else 0
+
+
+def by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
+    """Things of these sizes cut into stretches of at most so many bytes and `rows`, or of a larger
+    one alone: the first of each, and the one behind its last.
+    """
+    ends = np.cumsum(sizes)
+    rows = len(ends) if rows is None else rows
+    if 0 < len(ends) <= rows and ends[-1] <= most:
+        yield 0, len(ends)
+        return
+    at = 0
+    while at < len(ends):
+        before = int(ends[at - 1]) if at else 0
+        stop = max(int(np.searchsorted(ends, before + most, side="right")), at + 1)
+        stop = min(stop, at + rows)
+        yield at, stop
+        at = stop
+
+
+def bounds_of(lengths: Sequence[int] | Column) -> Column:
+    """Where things of these lengths, one behind the other, begin, and where the last ends."""
+    out = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=out[1:])
+    return out

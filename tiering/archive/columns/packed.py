@@ -1,0 +1,231 @@
+"""Packed: integers at as few bits as they need, in files, and at as few bytes, in memory.
+
+The idea: three forms. A *column* is a minimum and what lies above it at a fixed number of bits. A
+*sorted column* is Elias and Fano's: low bits as they are, high bits in unary, so that it takes two
+bits more than the logarithm of the mean step, whatever single steps are like. `Narrow` is what
+stays in memory: any one value is had without decoding the others.
+
+Invariants: what a column says of itself is compared with the bytes there are before anything is
+allocated by it; values are 64 bits and may wrap, so that differences of any two are kept exactly.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import FormatError
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+
+_COLUMN: Final = Struct(">qB")
+"""Minimum, bits of a value; then the values, big-endian bit by bit."""
+_SORTED: Final = Struct(">qBI")
+"""First value, low bits, bytes of the high bits; then the low bits, then the high bits."""
+_WINDOW_MAX: Final = 56
+"""The most bits that, beginning anywhere in a byte, lie in the 8 bytes from there on."""
+_WIDEST: Final = 64
+_SLOPE_MAX: Final = 1 << 30
+_STRAIGHT_MAX: Final = 1 << 61
+"""So that neither slope times count nor what is left of a value runs over."""
+_PIECE: Final = 1 << 16
+"""Values packed at a time."""
+_TAKEN: Final = 8
+"""Bytes that a value lies in, from the one in which it begins."""
+
+
+def width_of(greatest: int) -> int:
+    """How many bits values up to `greatest` are packed at."""
+    width = greatest.bit_length()
+    return width if width <= _WINDOW_MAX else _WIDEST
+
+
+def size_of(width: int, count: int) -> int:
+    """Bytes of `count` values packed at `width` bits."""
+    return (width * count + 7) // 8
+
+
+def pack(values: U64, width: int) -> bytes:
+    """Values packed at `width` bits, which `width_of` their greatest gave."""
+    if width == 0:
+        return b""
+    rows = np.ascontiguousarray(values, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    used = (width + 7) // 8
+    bits = np.unpackbits(np.ascontiguousarray(rows[:, 8 - used :]), axis=1)
+    return np.packbits(bits[:, used * 8 - width :]).tobytes()
+
+
+def unpack(data: bytes | memoryview, width: int, count: int) -> U64:
+    """The inverse of `pack`. Raises FormatError for bytes that are not of that size."""
+    if width > _WINDOW_MAX and width != _WIDEST:
+        raise FormatError(f"values of {width} bits are never packed")
+    if len(data) != size_of(width, count):
+        raise FormatError(f"{len(data)} bytes are not {count} values of {width} bits")
+    if width == 0 or count == 0:
+        return np.zeros(count, np.uint64)
+    if width == _WIDEST:
+        return np.frombuffer(data, ">u8").astype(np.uint64)
+    return _windows(bytes(data) + bytes(8), np.arange(count, dtype=np.int64) * width, width)
+
+
+def encode_column(values: I64) -> bytes:
+    """The column of some values, in any order."""
+    if not len(values):
+        return b""
+    least = int(values.min())
+    above = values.astype(np.uint64) - np.uint64(least & 0xFFFF_FFFF_FFFF_FFFF)
+    width = width_of(int(above.max()))
+    return _COLUMN.pack(least, width) + pack(above, width)
+
+
+def encode_sorted(values: I64) -> bytes:
+    """The sorted column of values that never fall."""
+    if not len(values):
+        return b""
+    first = int(values[0])
+    above = values.astype(np.uint64) - np.uint64(first & 0xFFFF_FFFF_FFFF_FFFF)
+    low = max((int(above[-1]) // len(values)).bit_length() - 1, 0)
+    low = min(low, _WINDOW_MAX)
+    high = (above >> np.uint64(low)).astype(np.int64) + np.arange(len(values))
+    bits = np.zeros(int(high[-1]) + 1, np.uint8)
+    bits[high] = 1
+    unary = np.packbits(bits).tobytes()
+    mask = np.uint64((1 << low) - 1)
+    return _SORTED.pack(first, low, len(unary)) + pack(above & mask, low) + unary
+
+
+class ByteReader:
+    """Reads what this module writes, and Structs, one behind the other; raises FormatError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes."""
+        end = self._at + size
+        if end > len(self._data):
+            raise FormatError(f"{size} bytes are wanted, {len(self._data) - self._at} are left")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def head(self, struct: Struct) -> tuple[int, ...]:
+        """The fields of a Struct."""
+        return struct.unpack(self.take(struct.size))
+
+    def column(self, count: int) -> I64:
+        """A column of `count` values."""
+        if not count:
+            return np.zeros(0, np.int64)
+        least, width = self.head(_COLUMN)
+        above = unpack(self.take(size_of(width, count)), width, count)
+        return (above + np.uint64(least & 0xFFFF_FFFF_FFFF_FFFF)).astype(np.int64)
+
+    def sorted(self, count: int) -> I64:
+        """A sorted column of `count` values."""
+        if not count:
+            return np.zeros(0, np.int64)
+        first, low, size = self.head(_SORTED)
+        if count > 8 * size:
+            raise FormatError(f"{size} bytes don't hold the high bits of {count} values")
+        lows = unpack(self.take(size_of(low, count)), low, count)
+        ones = np.flatnonzero(np.unpackbits(np.frombuffer(self.take(size), np.uint8)))
+        if len(ones) != count:
+            raise FormatError(f"a sorted column of {count} values has {len(ones)}")
+        high = (ones - np.arange(count)).astype(np.uint64) << np.uint64(low)
+        return ((high | lows) + np.uint64(first & 0xFFFF_FFFF_FFFF_FFFF)).astype(np.int64)
+
+    def end(self) -> None:
+        """Raise FormatError unless everything was read."""
+        if self._at != len(self._data):
+            raise FormatError(f"{len(self._data) - self._at} bytes are left over")
+
+
+class Narrow:
+    """A column in memory: `column[i]` is had at once, at as few bits each as the widest needs.
+
+    What is kept of a value is how far it lies from a straight line through the first and the last,
+    if that takes fewer bits: of columns that count up, nothing.
+    """
+
+    __slots__ = ("_base", "_data", "_slope", "_width", "count")
+
+    def __init__(self, values: I64) -> None:
+        values = np.asarray(values, dtype=np.int64)
+        self.count = len(values)
+        self._base, self._width, above = _above(values)
+        self._slope = 0
+        if self._width and self.count > 1 and _is_near(values):
+            slope = (int(values[-1]) - int(values[0])) // (self.count - 1)
+            if abs(slope) < _SLOPE_MAX:
+                base, width, straight = _above(values - np.arange(self.count) * slope)
+                if width < self._width:
+                    self._base, self._width, self._slope, above = base, width, slope, straight
+        pieces = range(0, self.count if self._width else 0, _PIECE)
+        packed = [pack(above[at : at + _PIECE], self._width) for at in pieces]
+        # Whatever value is wanted, so many bytes can be taken from where it begins.
+        self._data = b"".join((*packed, bytes(_TAKEN))) if packed else b""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> int:
+        width = self._width
+        base = self._base + i * self._slope
+        if not width:
+            return base
+        at = i * width
+        taken = int.from_bytes(self._data[at >> 3 : (at >> 3) + _TAKEN], "big")
+        return base + (taken >> (8 * _TAKEN - width - (at & 7)) & ((1 << width) - 1))
+
+    def values(self, start: int = 0, stop: int | None = None) -> I64:
+        """Some of the values, all by default."""
+        stop = self.count if stop is None else stop
+        rows = np.arange(start, stop)
+        found = np.full(len(rows), self._base, np.int64)
+        if self._width:
+            found += _windows(self._data, rows * self._width, self._width).view(np.int64)
+        return found + rows * self._slope if self._slope else found
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes, its own objects left out."""
+        return len(self._data)
+
+
+def _is_near(values: I64) -> bool:
+    """Whether a straight line through the values stays far from running over."""
+    return int(values.min()) > -_STRAIGHT_MAX and int(values.max()) < _STRAIGHT_MAX
+
+
+def _above(values: I64) -> tuple[int, int, U64]:
+    """The least value, the bits that each takes above it, and what each has above it."""
+    base = int(values.min()) if len(values) else 0
+    above = (values - np.int64(base)).view(np.uint64)
+    return base, width_of(int(above.max())) if len(values) else 0, above
+
+
+def _windows(data: bytes, begin: I64, width: int) -> U64:
+    """The values of `width` bits that begin at these bits; 8 bytes follow behind the last."""
+    if width == _WIDEST:
+        aligned: U64 = np.frombuffer(data, ">u8", (len(data) // 8))[begin >> 6].astype(np.uint64)
+        return aligned
+    return windows(data, 0, begin >> 3, (begin & 7).astype(np.uint64), width)
+
+
+def windows(data: bytes, at: int, begins: I64, shifts: U64, width: int | U64) -> U64:
+    """Values of `width` bits, 1 to 57 (or, where each has its own, 0 to 57), each of which begins
+    in one of the bytes `begins`, counted from index `at`, behind so many bits of it; 8 bytes follow
+    behind the one where the last begins.
+    """
+    # The eight bytes from where each begins, without what lies around it.
+    taken = np.ndarray((len(data) - _TAKEN + 1 - at,), ">u8", data, at, (1,))
+    found = taken[begins].astype(np.uint64)
+    found <<= shifts
+    found >>= np.uint64(64 - width) if isinstance(width, int) else 64 - width
+    return found

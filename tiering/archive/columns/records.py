@@ -1,0 +1,284 @@
+"""Records: the bytes of many records -> columns, with numpy.
+
+The idea: where a record's fields are depends on few of its bytes, so all records of a batch are
+taken apart at once, column by column, whatever queues they belong to. A host is one number of 8
+bytes, or with IPv6 that and two more. Records that have an IPv6 host are few, and read one by one.
+
+Invariant: nothing outside a record's own bytes is looked at, and nothing of a record is left out:
+one that is `regular` is rebuilt from its columns, topic, body and properties, byte for byte.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.errors import RecordDamaged
+from kvstore.record.layout import (
+    BODY_AT,
+    CRC_MASK,
+    FIXED_V1,
+    HEADS,
+    HOSTS_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_MAX,
+    PROPERTIES_SIZE,
+    SYSTEM_FLAGS_AT,
+    TOPIC_MAX,
+    TOPIC_MAX_V2,
+    V6_EXTRA,
+)
+from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
+from tiering.archive.columns.integers import Column
+from tiering.archive.columns.properties import Even, take_apart_even
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+HEAD: Final = np.dtype(
+    [
+        ("size", ">u4"), ("magic", ">u4"), ("body_crc", ">u4"), ("queue", ">u4"), ("flags", ">u4"),
+        ("offset", ">i8"), ("position", ">i8"), ("system_flags", ">u4"), ("born_at", ">i8"),
+        ("born_host", ">i8"), ("stored_at", ">i8"), ("store_host", ">i8"),
+        ("reconsume_times", ">i4"), ("prepared_position", ">i8"), ("body_size", ">u4"),
+    ]
+)  # fmt: skip
+"""`kvstore.record.layout.HEAD_V4_V4`, with hosts as numbers."""
+assert HEAD.itemsize == BODY_AT
+assert HEAD.fields is not None
+assert HEAD.fields["system_flags"][1] == SYSTEM_FLAGS_AT
+_NAMES: Final = HEAD.names or ()
+
+
+class RecordBatch(NamedTuple):
+    """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
+
+    They were checked before (`kvstore.record.check`); `with_bodies`: their body CRCs were as well.
+    `stays`: the buffer is there all the time, and need not be copied from to be let go.
+    """
+
+    buffer: Buffer
+    starts: Column
+    sizes: Column
+    with_bodies: bool = False
+    stays: bool = False
+
+    @classmethod
+    def of_records(cls, records: Sequence[bytes], *, with_bodies: bool = False) -> RecordBatch:
+        """A batch of records that each are `bytes`."""
+        sizes = np.fromiter(map(len, records), np.int64, len(records))
+        return cls(b"".join(records), np.cumsum(sizes) - sizes, sizes, with_bodies)
+
+    @classmethod
+    def join(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
+        """The records of all batches, in that order; copied only where buffers differ."""
+        if not batches:
+            return cls.of_records(())
+        first = batches[0].buffer
+        with_bodies = all(batch.with_bodies for batch in batches)
+        if any(batch.buffer is not first for batch in batches):
+            return cls.of_records(
+                [record for batch in batches for record in batch.records()],
+                with_bodies=with_bodies,
+            )
+        return cls(
+            first,
+            np.concatenate([batch.starts for batch in batches]),
+            np.concatenate([batch.sizes for batch in batches]),
+            with_bodies,
+            all(batch.stays for batch in batches),
+        )
+
+    def rows(self, start: int, stop: int) -> RecordBatch:
+        """Some of the records."""
+        return self._replace(starts=self.starts[start:stop], sizes=self.sizes[start:stop])
+
+    def records(self) -> list[bytes]:
+        """Every record's bytes."""
+        return slices(self.buffer, self.starts, self.starts + self.sizes)
+
+
+def slices(buffer: Buffer, starts: Column, stops: Column) -> list[bytes]:
+    """The bytes from each start to its stop."""
+    if isinstance(buffer, (bytearray, memoryview)):
+        buffer = bytes(buffer)
+    return [buffer[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+class Fields:
+    """The fields of a batch's records, in columns; one row a record, in the batch's order.
+
+    `born_host` and `store_host` are the first 8 bytes of the hosts as a number, `born_more` and
+    `store_more` the 12 others of IPv6 ones, by row. Rows that are not `regular` are records that
+    don't follow their own lengths: of those only `sizes`, offset, position and store time count.
+    """
+
+    queue: Column
+    flags: Column
+    offset: Column
+    position: Column
+    system_flags: Column
+    born_at: Column
+    born_host: Column
+    stored_at: Column
+    store_host: Column
+    reconsume_times: Column
+    prepared_position: Column
+    body_size: Column
+    body_crc: Column
+
+    def __init__(self, batch: RecordBatch) -> None:
+        self._buffer = buffer = batch.buffer
+        self.with_bodies = batch.with_bodies
+        self._stays = batch.stays
+        self.count = len(batch.starts)
+        self.sizes = sizes = batch.sizes
+        self._starts = starts = batch.starts
+        view = np.frombuffer(buffer, np.uint8)
+        if self.count and (
+            int(starts.min()) < 0
+            or int(sizes.min()) < FIXED_V1
+            or int((starts + sizes).max()) > len(view)
+        ):
+            raise RecordDamaged("a batch has a record that is not inside its buffer")
+        if not self.count:
+            view = np.zeros(FIXED_V1, np.uint8)
+        windows = np.lib.stride_tricks.sliding_window_view(view, BODY_AT)
+        head = windows[starts].view(HEAD).reshape(-1)
+        columns = {name: head[name].astype(np.int64) for name in _NAMES}
+        self.born_more: dict[int, bytes] = {}
+        self.store_more: dict[int, bytes] = {}
+        self._extra = np.zeros(self.count, np.int64)
+        for row in np.flatnonzero(columns["system_flags"] & HOSTS_V6).tolist():
+            self._read_v6(columns, row)
+        for name in _NAMES[3:]:
+            setattr(self, name, columns[name])
+        self.body_crc = columns["body_crc"]
+        self.version = np.where(columns["magic"] == MAGIC_V1, 1, 2)
+        good = (columns["magic"] == MAGIC_V1) | (columns["magic"] == MAGIC_V2)
+        self._measure(view, good & (columns["size"] == sizes))
+
+    def part(self, start: int, stop: int) -> Fields:
+        """The rows from `start` to `stop` alone."""
+        if (start, stop) == (0, self.count):
+            return self
+        found = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (np.ndarray, list)):
+                setattr(found, name, value[start:stop])
+        found.count = stop - start
+        vars(found).pop("even", None)
+        for more in ("born_more", "store_more"):
+            rows = getattr(self, more).items()
+            setattr(found, more, {row - start: host for row, host in rows if start <= row < stop})
+        return found
+
+    @property
+    def offsets(self) -> Column:
+        """The offset in its queue of every record."""
+        return self.offset
+
+    @property
+    def positions(self) -> Column:
+        """The position in the log of every record."""
+        return self.position
+
+    def _read_v6(self, columns: dict[str, Column], row: int) -> None:
+        """Read one head again, whose hosts are not both of 8 bytes."""
+        flags = int(columns["system_flags"][row]) & HOSTS_V6
+        head = HEADS[flags]
+        start = int(self._starts[row])
+        if self.sizes[row] < head.size:
+            columns["size"][row] = -1  # not its size: so not regular
+            return
+        values = dict(zip(_NAMES, head.unpack_from(self._buffer, start), strict=True))
+        for name, more, bit in (
+            ("born_host", self.born_more, BORN_HOST_V6),
+            ("store_host", self.store_more, STORE_HOST_V6),
+        ):
+            host = values[name]
+            values[name] = int.from_bytes(host[:8], "big", signed=True)
+            if flags & bit:
+                more[row] = host[8:]
+                self._extra[row] += V6_EXTRA
+        for name in _NAMES:
+            columns[name][row] = values[name]
+
+    def _measure(self, view: NDArray[np.uint8], good: NDArray[np.bool_]) -> None:
+        """Find the parts behind the head; sets `regular`."""
+        stops = self._starts + self.sizes
+        self._body_at = self._starts + BODY_AT + self._extra
+        body_end = self._body_at + self.body_size
+        good &= body_end + self.version + PROPERTIES_SIZE.size <= stops
+        at = np.where(good, body_end, self._starts)
+        short, wide = view[at].astype(np.int64), view[at + 1].astype(np.int64)
+        topic_size = np.where(self.version == 1, short, short << 8 | wide)
+        good &= topic_size <= np.where(self.version == 1, TOPIC_MAX, TOPIC_MAX_V2)
+        length_at = body_end + self.version + topic_size
+        properties_at = length_at + PROPERTIES_SIZE.size
+        good &= properties_at <= stops
+        at = np.where(good, length_at, self._starts)
+        stated = view[at].astype(np.int64) << 8 | view[at + 1]
+        good &= (stated == stops - properties_at) & (stated <= PROPERTIES_MAX)
+        self.regular = good
+        self.topic_size = np.where(good, topic_size, 0)
+        self._body_end = np.where(good, body_end, self._body_at)
+        self._properties_at = np.where(good, properties_at, stops)
+
+    @cached_property
+    def body_list(self) -> list[bytes]:
+        """Every record's body as stored."""
+        return slices(self._buffer, self._body_at, self._body_end)
+
+    @cached_property
+    def property_list(self) -> list[bytes]:
+        """Every record's properties field."""
+        return slices(self._buffer, self._properties_at, self._starts + self.sizes)
+
+    @cached_property
+    def even(self) -> Even | None:
+        """The properties by name, if all rows have the same names."""
+        return take_apart_even(self.property_list)
+
+    def body(self, row: int) -> bytes:
+        """The body of one record as stored."""
+        return slices(self._buffer, self._body_at[row : row + 1], self._body_end[row : row + 1])[0]
+
+    def topics(self) -> list[bytes]:
+        """Every record's topic."""
+        stop = self._properties_at - PROPERTIES_SIZE.size
+        return slices(self._buffer, stop - self.topic_size, stop)
+
+    def properties(self, row: int) -> bytes:
+        """The bytes of the properties field of one record."""
+        return self.property_list[row]
+
+    def records(self, start: int, stop: int) -> list[bytes]:
+        """The records of these rows, whole."""
+        starts = self._starts[start:stop]
+        return slices(self._buffer, starts, starts + self.sizes[start:stop])
+
+    def rest(self, start: int) -> RecordBatch:
+        """The records from a row on: copies, unless the buffer that they came in stays."""
+        if not self._stays:
+            return RecordBatch.of_records(
+                self.records(start, self.count), with_bodies=self.with_bodies
+            )
+        starts, sizes = self._starts[start:].copy(), self.sizes[start:].copy()
+        return RecordBatch(self._buffer, starts, sizes, self.with_bodies, stays=True)
+
+    def wrong_crcs(self) -> NDArray[np.bool_]:
+        """Of which rows the body CRC is not that of the body."""
+        count = self.count
+        if self.with_bodies:
+            return np.zeros(count, np.bool_)
+        found = np.fromiter((crc32(body) for body in self.body_list), np.int64, count)
+        wrong: NDArray[np.bool_] = (found & CRC_MASK) != self.body_crc
+        return wrong

@@ -1,0 +1,1 @@
+"""Look-ups within an archive: by queue and offset, by key, by position."""

@@ -1,0 +1,155 @@
+"""The catalog: rows of the `archives` family, one an archive.
+
+The idea: a row has what is asked of an archive without opening it: where it is, which stretch of
+the log and of time it is of, how much it holds, what becomes of it. Everything else is in the
+archive. So ten thousand archives are known in a fraction of a second, and none is touched before it
+is read.
+
+Invariants: a row can be read by every later version (a field that came later has a default); what
+can't be read is `FormatError` with the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from kvstore.errors import FormatError
+from kvstore.index.keys import archive_key, read_archive_key
+from tiering.places.object_names import jobs_folder
+
+Tier = Literal["warm", "cold"]
+State = Literal["live", "retired"]
+TOPICS_MAX: Final = 64
+"""Of so many topics a row has the ids: ten thousand rows are to be small, too."""
+_ID: Final = 4
+
+
+class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One archive. Positions are bytes of the log, times ms since the epoch, sizes bytes.
+
+    `place` is the path (relative to the store's folder, if it is inside) or URL of where it is
+    kept, `key` its name there; `size` and `crc` (crc32c)
+    are of the whole object. `segments` are the stretches of the log it is of. `topics` are the ids
+    of its topics, 4 bytes each; None: there are more than `TOPICS_MAX`, or the row is of a version
+    that did not say. `state` "retired": nothing names it any more, its object goes at `delete_at`.
+    """
+
+    number: int
+    place: str
+    key: str
+    tier: Tier
+    size: int
+    crc: int
+    first_position: int
+    last_position: int
+    first_stored_at: int
+    last_stored_at: int
+    messages: int
+    raw_bytes: int
+    segments: list[tuple[int, int]] = []
+    retention_class: str = ""
+    codec: str = ""
+    level: int = 0
+    generation: int = 0
+    is_encrypted: bool = False
+    made_at: int = 0
+    topics: bytes | None = None
+    state: State = "live"
+    delete_at: int | None = None
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"{self.place.rstrip('/')}/{self.key}"
+
+    @property
+    def catalog_key(self) -> bytes:
+        """Its key in `archives`."""
+        return archive_key(self.first_position, self.number)
+
+
+class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive as `Worker.archives` lists it; sizes are bytes, positions of the log, times ms."""
+
+    key: str
+    place: str
+    tier: Tier
+    messages: int
+    raw_bytes: int
+    bytes: int
+    first_position: int
+    last_position: int
+    first_stored_at: int
+    last_stored_at: int
+    retention_class: str
+    generation: int
+
+
+def info_of(row: ArchiveRow) -> ArchiveInfo:
+    """A row as callers see it."""
+    return ArchiveInfo(
+        key=row.key, place=row.place, tier=row.tier, messages=row.messages,
+        raw_bytes=row.raw_bytes, bytes=row.size, first_position=row.first_position,
+        last_position=row.last_position, first_stored_at=row.first_stored_at,
+        last_stored_at=row.last_stored_at, retention_class=row.retention_class,
+        generation=row.generation,
+    )  # fmt: skip
+
+
+def is_own(row: ArchiveRow, store_id: bytes) -> bool:
+    """Whether an archive's object is the store's to remove. What was restored without taking it
+    along is another store's.
+    """
+    is_inside = "://" not in row.place and not Path(row.place).is_absolute()
+    store = store_id.hex()
+    return is_inside or row.key.startswith((f"{store}/", jobs_folder(store)))
+
+
+def kept_as(place: str, folder: Path) -> str:
+    """How the catalog calls a place: one inside the store's folder relative to that, so that a
+    store that is moved takes its archives along.
+    """
+    if "://" in place:
+        return place
+    path = Path(place).absolute()
+    inside = folder.absolute()
+    return str(path.relative_to(inside)) if path.is_relative_to(inside) else str(path)
+
+
+def pack_topics(ids: Iterable[int]) -> bytes:
+    """Ids of topics as a row has them, in order."""
+    return b"".join(number.to_bytes(_ID, "big") for number in sorted(set(ids)))
+
+
+def read_topics(packed: bytes) -> list[int]:
+    """The inverse of `pack_topics`."""
+    return [int.from_bytes(packed[at : at + _ID], "big") for at in range(0, len(packed), _ID)]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(ArchiveRow).decode
+
+
+def encode_row(row: ArchiveRow) -> bytes:
+    """A row as it is kept."""
+    return _encode(row)
+
+
+def decode_row(key: bytes, value: bytes) -> ArchiveRow:
+    """The inverse of `encode_row`; `FormatError` for what is no row of this key."""
+    number = read_archive_key(key)[1] if len(key) == len(archive_key(0, 0)) else -1
+    try:
+        row = _decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        raise FormatError(f"the catalog's row of archive {number} can't be read: {e}") from e
+    if row.number != number:
+        raise FormatError(f"the catalog has archive {row.number} under the key of {number}")
+    return row
+
+
+def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> list[ArchiveRow]:
+    """The rows of a catalog."""
+    return [decode_row(key, value) for key, value in rows]

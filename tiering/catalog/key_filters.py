@@ -1,0 +1,66 @@
+"""Key filters at hand: which archives can't have a key, asked of all at once.
+
+The idea: an archive is opened to be asked for a key; of what was opened the filter is kept here, by
+itself, also when the archive is let go of. A key's bits are worked out once, and each filter is
+then one look at 64 bytes. When there is no more room, those that are kept stay: a query asks all
+archives in turn, and among things asked in turn the one that was asked longest ago is the next.
+
+Invariants: what is kept takes no more than the limit; an archive that may have a key is never left
+out.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from kvstore.record.hashing.key_filter import Filter, masks_of
+
+_OBJECTS: Final = 300
+"""What a filter takes besides its bytes."""
+_TOPIC_BITS: Final = 8
+
+
+class KeyFilters:
+    """See the module; filters by the numbers of archives. None stands for one without keys."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._filters: dict[int, Filter | None] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, number: int, found: Filter | None) -> None:
+        """Keep an archive's filter, if there is room."""
+        size = _OBJECTS + (0 if found is None else found.memory_bytes)
+        with self._lock:
+            if number not in self._filters and self._bytes + size <= self._limit:
+                self._filters[number] = found
+                self._bytes += size
+
+    def forget(self, number: int) -> None:
+        """Let go of an archive's filter."""
+        with self._lock:
+            found = self._filters.pop(number, self)
+            if found is not self:
+                self._bytes -= _OBJECTS
+                self._bytes -= found.memory_bytes if isinstance(found, Filter) else 0
+
+    def without_denied(self, numbers: list[int], low: int, high: int) -> list[int]:
+        """Those archives that may have a key whose hash is `low` to `high`, as far as is known."""
+        digest = low >> _TOPIC_BITS
+        if digest != high >> _TOPIC_BITS:
+            return numbers
+        masks = masks_of(digest)
+        nothing: Filter | KeyFilters | None = self
+        left = []
+        for number in numbers:
+            found = self._filters.get(number, nothing)
+            if found is nothing or (isinstance(found, Filter) and found.has_all(digest, masks)):
+                left.append(number)
+        return left
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is kept takes."""
+        return self._bytes

@@ -1,0 +1,120 @@
+"""Overlaps: whether archives have the same offsets of a queue.
+
+The idea: what an archive holds of a queue is a range, and ranges that are apart need no look. Only
+where two reach into each other the offsets themselves are read, of the blocks concerned, without
+their bodies.
+
+Invariant: an offset that two archives have is found; what can't be read is raised, never passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiering.archive.archive_reader import Archive
+from tiering.archive.layout import NO_QUEUE
+
+I64 = NDArray[np.int64]
+
+
+class OffsetRange(NamedTuple):
+    """Offsets of a queue that the archive of that name has, from `first` to `last` but for gaps."""
+
+    topic: str
+    queue: int
+    first: int
+    last: int
+    archive: str
+
+
+class Twice(NamedTuple):
+    """Offsets of a queue that two archives have, from `first` to `last` but for gaps."""
+
+    topic: str
+    queue: int
+    first: int
+    last: int
+    archives: tuple[str, str]
+
+
+def ranges_of(archive: Archive, name: str) -> list[OffsetRange]:
+    """What an archive has of each queue."""
+    rows, topics = archive.rows(), archive.manifest.topics
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    columns = (rows.topics, rows.queues, rows.first_offset, rows.last_offset)
+    for topic, queue, first, last in zip(*(c.tolist() for c in columns), strict=True):
+        if queue != NO_QUEUE:
+            low, high = found.get((topic, queue), (first, last))
+            found[topic, queue] = min(low, first), max(high, last)
+    return [
+        OffsetRange(topics[t].name, q, low, high, name) for (t, q), (low, high) in found.items()
+    ]
+
+
+def offsets_of(archive: Archive, topic: str, queue: int, low: int, high: int) -> I64:
+    """The offsets of a queue that an archive has from `low` to `high`, rising; bodies are not read.
+    Raises ArchiveDamaged, PlaceError.
+    """
+    number = next((t.id for t in archive.manifest.topics if t.name == topic), None)
+    if number is None:
+        return np.empty(0, np.int64)
+    found = [np.empty(0, np.int64)]
+    for block in archive.blocks(number, queue):
+        directory = archive.directory
+        if directory.last_offset(block) < low or directory.first_offset(block) > high:
+            continue
+        group = archive.lazy_group(directory.group(block))
+        found.append(group.columns.offset[group.rows_of(block)])
+    every = np.concatenate(found)
+    return every[(every >= low) & (every <= high)]
+
+
+def first_twice(
+    new: Iterable[OffsetRange], others: Iterable[OffsetRange], archive: Callable[[str], Archive]
+) -> Twice | None:
+    """Offsets that an archive of the new ones and another one, new or not, have both; None if there
+    are none. `archive` opens one by its name.
+    """
+    queues: dict[tuple[str, int], list[OffsetRange]] = {}
+    mine: set[str] = set()
+    for one in new:
+        queues.setdefault((one.topic, one.queue), []).append(one)
+        mine.add(one.archive)
+    for one in others:
+        if (one.topic, one.queue) in queues:
+            queues[one.topic, one.queue].append(one)
+    for found in queues.values():
+        found.sort(key=lambda one: (one.first, one.last))
+        for a, b in _pairs(found):
+            if a.archive in mine or b.archive in mine:
+                twice = _both(a, b, archive)
+                if twice is not None:
+                    return twice
+    return None
+
+
+def _pairs(ranges: Sequence[OffsetRange]) -> Iterator[tuple[OffsetRange, OffsetRange]]:
+    """Ranges that reach into each other; they come by their first offset."""
+    around: list[OffsetRange] = []
+    for one in ranges:
+        around = [before for before in around if before.last >= one.first]
+        for before in around:
+            if before.archive != one.archive:
+                yield before, one
+        around.append(one)
+
+
+def _both(a: OffsetRange, b: OffsetRange, archive: Callable[[str], Archive]) -> Twice | None:
+    low, high = max(a.first, b.first), min(a.last, b.last)
+    both = np.intersect1d(
+        offsets_of(archive(a.archive), a.topic, a.queue, low, high),
+        offsets_of(archive(b.archive), a.topic, a.queue, low, high),
+        assume_unique=True,
+    )
+    if not len(both):
+        return None
+    return Twice(a.topic, a.queue, int(both[0]), int(both[-1]), (a.archive, b.archive))

@@ -1,0 +1,507 @@
+"""Tiers: what the store asks of its archives, answered from wherever they are kept.
+
+The idea: the catalog says which archive is where; an archive is opened when it is first read, and
+of ten thousand only those that are read are, for as long as there is room (`opened`). Blocks come
+through one cache. A reader that goes on where it stopped is a scan: its next blocks are read before
+it asks for them.
+
+Invariants: what an object is not, or what is not there, is damage of that archive alone; a place
+that doesn't answer, or refuses, is `ArchiveUnavailable`, of which nothing is concluded; nothing is
+kept of what failed, so the next call tries again; no lock is held while anything is read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from kvstore.clock import Clock
+from kvstore.config import ArchiveAccess
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    ArchiveUnavailable,
+    RecordDamaged,
+    StoreError,
+)
+from kvstore.files import Files
+from kvstore.index.archived import (
+    ArchivedRange,
+    ArchiveProblem,
+    AtHand,
+    Contents,
+    Covered,
+    TierStats,
+)
+from kvstore.index.keys import read_archive_key
+from kvstore.record.values import StoredMessage
+from tiering.archive.archive_reader import Archive, Source
+from tiering.archive.block import Block, BlockGroup
+from tiering.catalog.archive_pool import OpenArchives
+from tiering.catalog.cache import BlockCache, CacheStats
+from tiering.catalog.catalog import ArchiveRow, decode_row
+from tiering.catalog.contents import FOLDER, contents, find_again
+from tiering.catalog.key_filters import KeyFilters
+from tiering.catalog.single_flight import Shared
+from tiering.catalog.split_overlaps import untangled
+from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
+from tiering.keys.crypto import KeyProvider
+from tiering.keys.sources import provider_of
+from tiering.places.place import Place, open_kept
+from tiering.places.waiting import FILE, WORK, read_waits
+
+SCANS_KEPT: Final = 1024
+"""Queues of which it is known where their reader stopped."""
+FOUND_KEPT: Final = 4096
+GROUPS_KEPT: Final = 16
+GROUPS_BYTES: Final = 16 << 20
+"""Groups of small queues' blocks, and what they take decoded; one is kept whatever it takes."""
+QUEUE_BLOCKS_KEPT: Final = 1 << 16
+"""Blocks of queues whose offsets are kept at hand."""
+
+
+class _Queue(NamedTuple):
+    """The blocks of a queue in an archive, and the offsets they hold."""
+
+    blocks: range
+    firsts: list[int]
+    lasts: list[int]
+
+
+T = TypeVar("T")
+Row = tuple[bytes, bytes | None]
+
+
+class Tiers:
+    """The store's archives; a `kvstore.index.archived.Archived`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Iterable[tuple[bytes, bytes]],
+        *,
+        files: Files,
+        clock: Clock,
+        check_crc: bool = True,
+        access: ArchiveAccess,
+    ) -> None:
+        self._folder = folder
+        self._files = files
+        self._clock = clock
+        self._options = access.options
+        self._read_ahead = access.read_ahead
+        self.keys = provider_of(access.keys, files)
+        self._check_crc = check_crc
+        self._lock = threading.Lock()
+        self._rows: dict[int, ArchiveRow] = {}
+        self._places: dict[str, Place] = {}
+        self._groups: dict[tuple[int, int], BlockGroup] = {}
+        self._opened = OpenArchives(self._open, access.open_bytes)
+        self._filters = KeyFilters(access.open_bytes)
+        self._scans: OrderedDict[tuple[int, int, int], int] = OrderedDict()
+        self._found: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
+        self._queues: dict[tuple[int, int, int], _Queue] = {}
+        self._queue_blocks = 0
+        self._cache = BlockCache(
+            self._read_block,
+            limit=access.cache_bytes,
+            readers=access.readers,
+            at_once=self._of_group,
+        )
+        self._shared = Shared(self._cache)
+        self.note(rows)
+
+    # --- which there are ---
+
+    def note(self, rows: Iterable[Row]) -> None:
+        """See `Archived.note`."""
+        changed = [
+            (read_archive_key(key)[1], decode_row(key, value) if value is not None else None)
+            for key, value in rows
+        ]
+        with self._lock:
+            known = dict(self._rows)
+            for number, row in changed:
+                if row is None:
+                    known.pop(number, None)
+                else:
+                    known[number] = row
+            self._rows = known
+            self._groups = {}
+            self._queues.clear()
+            self._queue_blocks = 0
+        for number, _ in changed:
+            # Where it is may have changed, too.
+            self._opened.forget(number)
+            self._filters.forget(number)
+            # And what it is read with: a key may have been destroyed.
+            self._cache.forget(number)
+
+    def rows(self) -> list[ArchiveRow]:
+        """The catalog, by number."""
+        return [row for _, row in sorted(self._rows.items())]
+
+    def row(self, archive: int) -> ArchiveRow:
+        """An archive's row; `ArchiveMissing` if there is none."""
+        found = self._rows.get(archive)
+        if found is None:
+            raise ArchiveMissing(
+                f"archive {archive} is not in the catalog; `kvmq rebuild` finds what local "
+                "archives hold again",
+                str(archive),
+            )
+        return found
+
+    def archive(self, number: int) -> Archive:
+        """An archive, open."""
+        kept = self._shared.kept
+        if kept is None:
+            return self._opened.get(number)
+        found = self._opened.at_hand(number)
+        return found or kept.get(("archive", number), lambda: self._opened.get(number))
+
+    def _open(self, number: int) -> Archive:
+        row = self.row(number)
+        with _told(row.name):
+            return Archive.open(self.source(row), keys=self.keys)
+
+    def at_hand(self, kept: AtHand) -> contextlib.AbstractContextManager[None]:
+        """See `Archived.at_hand`."""
+        return self._shared.at_hand(kept)
+
+    def _read(self, name: str, key: object, read: Callable[[], T]) -> T:
+        """What `read` reads of an archive that is no block of it."""
+
+        def told() -> T:
+            with _told(name):
+                return read()
+
+        return self._shared.read(key, told)
+
+    def source(self, row: ArchiveRow) -> Source:
+        """What an archive's bytes come from."""
+        return self.place(row).source(row.key, row.size)
+
+    def place(self, row: ArchiveRow) -> Place:
+        """Where an archive is kept."""
+        found = self._places.get(row.place)
+        if found is None:
+            found = self._places[row.place] = self._place_at(row.place)
+        return found
+
+    def _place_at(self, where: str) -> Place:
+        return open_kept(
+            where, self._folder, options=self._options, files=self._files, clock=self._clock
+        )
+
+    def use(self, places: Mapping[str, Place], keys: KeyProvider | None) -> None:
+        """Read from these places, by how the catalog calls them, and with these keys: a worker was
+        given settings for them that nobody else knows.
+        """
+        self._places.update(places)
+        if keys is not None:
+            self.keys = keys
+
+    def _of_group(self, number: int, block: int) -> Block | None:
+        """A small queue's block, if the group that it is in is in memory."""
+        archive = self._opened.at_hand(number) if self._groups else None
+        if archive is None:
+            return None
+        group = self._groups.get((number, archive.directory.group_of(block)))
+        if group is None:
+            return None
+        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+            return archive.block_of(block, group)
+
+    def _read_block(self, number: int, block: int) -> Block:
+        archive = self.archive(number)
+        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+            if archive.directory.within(block) is None:
+                return archive.read_block(block)
+            # Small queues' blocks lie together in one group: what is asked for next is in it, too.
+            key = number, archive.directory.group_of(block)
+            with self._lock:
+                groups = self._groups
+                group = groups.get(key)
+            if group is None:
+                group = archive.read_group(block)
+                with self._lock:
+                    # Of what was noted meanwhile this knows nothing: then nobody finds it.
+                    groups[key] = group
+                    while len(groups) > 1 and _is_too_much(groups.values()):
+                        groups.pop(next(iter(groups)))
+            return archive.block_of(block, group)
+
+    # --- by offset ---
+
+    def messages(
+        self, archive: int, topic: int, queue: int, offset: int, end: int, limit: int
+    ) -> list[StoredMessage]:
+        """See `Archived.messages`."""
+        opened = self.archive(archive)
+        key = (archive, topic, queue)
+        mine = self._queues.get(key) or self._queue(opened, key)
+        i = bisect_left(mine.lasts, offset)
+        if i == len(mine.lasts) or mine.firsts[i] >= end:
+            return []
+        blocks, number = mine.blocks, mine.blocks[i]
+        is_scan = self._scans.get(key) == offset
+        block = self._shared.block(archive, number, is_scan=is_scan)
+        if is_scan:
+            self._cache.ahead(archive, number + 1, min(number + 1 + self._read_ahead, blocks.stop))
+        start = int(np.searchsorted(block.offsets, offset))
+        stop = start + limit
+        if end <= mine.lasts[i]:
+            stop = min(stop, int(np.searchsorted(block.offsets, end)))
+        found = self._messages(opened, number, block, start, min(stop, block.count))
+        if found:
+            self._note_scan(key, found[-1].offset + 1)
+        return found
+
+    def _queue(self, archive: Archive, key: tuple[int, int, int]) -> _Queue:
+        """The blocks of a queue, kept while there is room: the directory takes a tenth of the
+        memory, and ten times as long.
+        """
+        with _told(archive.name):
+            blocks = archive.blocks(*key[1:])
+            directory = archive.directory
+            found = _Queue(
+                blocks,
+                [directory.first_offset(block) for block in blocks],
+                [directory.last_offset(block) for block in blocks],
+            )
+        with self._lock:
+            self._queue_blocks += len(blocks) + 1
+            if self._queue_blocks > QUEUE_BLOCKS_KEPT:
+                self._queues.clear()
+                self._queue_blocks = len(blocks) + 1
+            self._queues[key] = found
+        return found
+
+    def _messages(
+        self, archive: Archive, number: int, block: Block, start: int, stop: int
+    ) -> list[StoredMessage]:
+        """Rows of a block, up to one that can't be read."""
+        try:
+            return block.messages(start, stop, check_crc=self._check_crc)
+        except RecordDamaged as e:
+            good: list[StoredMessage] = []
+            for row in range(start, stop):
+                try:
+                    good += block.messages(row, row + 1, check_crc=self._check_crc)
+                except RecordDamaged:
+                    break
+            if good:
+                return good
+            raise ArchiveDamaged(
+                f"{archive.name}: block {number}: {e}",
+                archive.name,
+                number,
+                int(block.offsets[start]) + 1,
+            ) from e
+        except ArchiveDamaged as e:
+            raise _placed(e, archive.name, number, archive.directory.last_offset(number) + 1) from e
+
+    def _note_scan(self, key: tuple[int, int, int], following: int) -> None:
+        scans = self._scans
+        scans[key] = following
+        if len(scans) > SCANS_KEPT:
+            with contextlib.suppress(KeyError):  # others note theirs meanwhile
+                scans.popitem(last=False)
+
+    def first_from(
+        self, archive: int, topic: int, queue: int, time: int, offset: int, end: int
+    ) -> int | None:
+        """See `Archived.first_from`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            blocks = opened.blocks(topic, queue)
+            number = opened.block_at(topic, queue, offset)
+        if number is None:
+            return None
+        directory = opened.directory
+        for candidate in range(number, blocks.stop):
+            if directory.first_offset(candidate) >= end:
+                return None
+            if directory.stored_within(candidate)[1] < time:
+                continue
+            block = self._shared.block(archive, candidate)
+            wanted = (block.stored_at >= time) & (block.offsets >= offset) & (block.offsets < end)
+            rows = np.flatnonzero(wanted)
+            if len(rows):
+                return int(block.offsets[rows[0]])
+        return None
+
+    # --- by position and key ---
+
+    def at(self, position: int) -> StoredMessage | None:
+        """See `Archived.at`."""
+        lost: ArchiveDamaged | None = None
+        for number, row in self._rows.items():
+            if row.state != "live" or not row.first_position <= position <= row.last_position:
+                continue
+            try:
+                found = self.record(number, position)
+            except ArchiveDamaged as e:
+                if number not in self._rows:
+                    return self.at(position)  # it was replaced meanwhile
+                lost = e
+            else:
+                if found is not None:
+                    return found
+        if lost is not None:
+            raise lost
+        return None
+
+    def record(self, archive: int, position: int) -> StoredMessage | None:
+        """See `Archived.record`."""
+        opened = self.archive(archive)
+        place = self._found.get((archive, position))
+        if place is None:
+            key = "place", archive, position
+            place = self._read(opened.name, key, lambda: opened.place(position))
+            if place is None:
+                return None
+            self._remember(archive, position, place)
+        block = self._shared.block(archive, place[0])
+        return self._messages(opened, place[0], block, place[1], place[1] + 1)[0]
+
+    def covering(self, begin: int | None, end: int | None, low: int, high: int) -> list[Covered]:
+        """See `Archived.covering`."""
+        rows = self._rows
+        of_time = [
+            number
+            for number, row in rows.items()
+            if row.state == "live"
+            and (begin is None or row.last_stored_at >= begin)
+            and (end is None or row.first_stored_at <= end)
+        ]
+        return [
+            Covered(number, rows[number].first_position, rows[number].last_position + 1)
+            for number in self._filters.without_denied(of_time, low, high)
+        ]
+
+    def span(self, archive: int) -> tuple[int, int]:
+        """See `Archived.span`."""
+        row = self.row(archive)
+        return row.first_position, row.last_position
+
+    def candidates(self, archive: int, low: int, high: int) -> list[int]:
+        """See `Archived.candidates`; where they are is remembered for `record`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            self._filters.keep(archive, opened.filter)
+            if opened.denies(low, high):
+                return []
+        key = "key", archive, low, high
+        found = self._read(opened.name, key, lambda: opened.find_places(low, high))
+        for one in found[-FOUND_KEPT:]:
+            self._remember(archive, one.position, (one.block, one.row))
+        return [one.position for one in found]
+
+    def _remember(self, archive: int, position: int, place: tuple[int, int]) -> None:
+        self._found[archive, position] = place
+        while len(self._found) > FOUND_KEPT:
+            with contextlib.suppress(KeyError):  # as above
+                self._found.popitem(last=False)
+
+    # --- the whole ---
+
+    def numbers(self) -> Collection[int]:
+        """See `Archived.numbers`."""
+        return [number for number, row in self._rows.items() if row.state == "live"]
+
+    def contents(self, archive: int) -> Contents:
+        """See `Archived.contents`."""
+        opened = self.archive(archive)
+        with _told(opened.name):
+            return contents(opened, archive)
+
+    def untangled(self, held: Iterable[ArchivedRange]) -> list[ArchivedRange]:
+        """See `Archived.untangled`."""
+        return untangled(held, self.archive)
+
+    def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
+        """See `Archived.find_again`."""
+        return find_again(self._place_at(FOLDER), store_id.hex(), number)
+
+    def stats(self) -> list[TierStats]:
+        """See `Archived.stats`."""
+        out = []
+        opened = self._opened.sizes()
+        waits = read_waits(self._folder / WORK / FILE, self._files)
+        for tier in ("warm", "cold"):
+            mine = [r for r in self._rows.values() if r.tier == tier and r.state == "live"]
+            waiting = [f"{wait.what}: {wait.why}" for wait in waits if tier in wait.tiers]
+            if mine or waiting:
+                row_bytes = sum(r.raw_bytes for r in mine), sum(r.size for r in mine)
+                used = sum(opened.get(r.number, 0) for r in mine)
+                count = sum(r.number in opened for r in mine)
+                messages = sum(r.messages for r in mine)
+                found = TierStats(tier, len(mine), messages, *row_bytes, count, used, waiting)
+                out.append(found)
+        return out
+
+    def cache_stats(self) -> CacheStats:
+        """What the block cache did."""
+        return self._cache.stats()
+
+    def verify(self, *, thorough: bool) -> list[ArchiveProblem]:
+        """See `Archived.verify`."""
+        out: list[ArchiveProblem] = []
+        for row in self.rows():
+            if row.state != "live":
+                continue
+            try:
+                size = self.place(row).size(row.key)
+                if size != row.size:
+                    told = f"has {size} bytes, the catalog says {row.size}"
+                    out.append(ArchiveProblem(row.name, told))
+                elif thorough:
+                    found = self.archive(row.number).verify()
+                    out += [ArchiveProblem(row.name, str(problem)) for problem in found]
+            except StoreError as e:
+                out.append(ArchiveProblem(row.name, str(e)))
+        return out
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self._cache.close()
+
+
+@contextlib.contextmanager
+def _told(name: str, block: int = -1, following: Callable[[], int] | None = None) -> Iterator[None]:
+    """Have what a place says of an object as what the store is told of an archive."""
+    try:
+        yield
+    except (ObjectNotFound, ObjectTooShort) as e:
+        raise ArchiveMissing(
+            f"archive {name} is not where the catalog says, or not whole: {e}; bring the object "
+            "back, or drop the archive",
+            name,
+            block,
+            following() if following is not None else None,
+        ) from e
+    except PlaceError as e:
+        raise ArchiveUnavailable(f"archive {name} can't be read now: {e}; try again", name) from e
+    except ArchiveDamaged as e:
+        raise _placed(e, name, block, following() if following is not None else None) from e
+
+
+def _is_too_much(groups: Collection[BlockGroup]) -> bool:
+    return len(groups) > GROUPS_KEPT or sum(g.memory_bytes for g in groups) > GROUPS_BYTES
+
+
+def _placed(error: ArchiveDamaged, name: str, block: int, following: int | None) -> ArchiveDamaged:
+    return error.placed(
+        str(error),
+        error.archive or name,
+        error.block if error.block >= 0 else block,
+        error.next_offset if error.next_offset is not None else following,
+    )

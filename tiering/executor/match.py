@@ -1,0 +1,161 @@
+"""Match: which messages an erasure is about.
+
+The idea: a topic, a key, a time, or several of these, which must all be true. Messages live on as
+copies in other topics (to be retried, dead letters, delayed ones), which say in their properties
+where they come from; they are meant too, since whoever asks for a topic's data to be erased asks
+for its data, wherever it lies.
+
+Invariants: what is asked of a record in a segment and of one in an archive is the same; what was
+stored after the erasure began is never meant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import CallerError
+from kvstore.record.facts import facts, keys_of, unique_id_of
+from kvstore.record.names import (
+    DLQ_ORIGIN_TOPIC,
+    DLQ_PREFIX,
+    REAL_TOPIC,
+    RETRY_PREFIX,
+    RETRY_TOPIC,
+    SYSTEM_TOPICS,
+)
+from kvstore.record.properties import find_property
+from tiering.archive.columns.records import Fields, RecordBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Mask = NDArray[np.bool_]
+_FROM: Final = tuple(name.encode() for name in (REAL_TOPIC, RETRY_TOPIC, DLQ_ORIGIN_TOPIC))
+_EVER: Final = 1 << 62
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of `topic` (and copies of them elsewhere), that have `key` among their keys or as
+    their unique id, stored before `before` (ms), at a position of the log below `below`. What is
+    None does not matter; one of the first three must be given.
+
+    `copies_in` are the names of topics where copies may lie, besides system topics and those whose
+    names say so (`%RETRY%…`, `%DLQ%…`): the dead-letter topics of groups. None: in any topic.
+    """
+
+    topic: str | None = None
+    key: str | None = None
+    before: int | None = None
+    below: int | None = None
+    copies_in: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.topic is None and self.key is None and self.before is None:
+            raise CallerError("nothing says what is to be erased: give a topic, a key or a time")
+        if self.topic == "" or self.key == "":
+            raise CallerError("the topic, or the key, that is to be erased is empty")
+        if self.key is not None and " " in self.key:
+            raise CallerError(f"{self.key!r} is several keys, which a space separates; erase each")
+
+    def __str__(self) -> str:
+        parts = []
+        if self.topic is not None:
+            parts.append(f"topic {self.topic}")
+        if self.key is not None:
+            parts.append(f"key {self.key}")
+        if self.before is not None:
+            parts.append(f"stored before {self.before}")
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        # It is in jobs, which logs may print.
+        return f"Match({self.for_notes})"
+
+    @property
+    def for_notes(self) -> str:
+        """The same for what stays in the store's folder: without the key, which is to be erased."""
+        return str(self if self.key is None else msgspec.structs.replace(self, key="..."))
+
+    def may_be_in(self, topic: str) -> bool:
+        """Whether messages of a topic of that name may be meant."""
+        if self.topic is None or topic == self.topic or self.copies_in is None:
+            return True
+        is_copying = topic in SYSTEM_TOPICS or topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        return is_copying or topic in self.copies_in
+
+    def is_all_of(self, topic: str, last_stored_at: int, last_position: int) -> bool:
+        """Whether every message of a topic is meant, of which none is later than that."""
+        return (
+            self.key is None
+            and self.topic in (None, topic)
+            and last_stored_at < (self.before if self.before is not None else _EVER)
+            and last_position < (self.below if self.below is not None else _EVER)
+        )
+
+    def rows(self, records: Sequence[bytes]) -> Mask:
+        """Which of some records are meant."""
+        return self.rows_of(RecordBatch.of_records(records))
+
+    def rows_of(self, batch: RecordBatch) -> Mask:
+        """Which records of a batch are meant."""
+        fields = Fields(batch)
+        meant = np.ones(fields.count, np.bool_)
+        if self.before is not None:
+            meant &= fields.stored_at < self.before
+        if self.below is not None:
+            meant &= fields.positions < self.below
+        if self.topic is None and self.key is None:
+            return meant
+        meant &= self._may_be(fields)
+        for row in np.flatnonzero(meant).tolist():
+            raw = fields.records(row, row + 1)[0]
+            found = facts(raw, 0, len(raw))
+            meant[row] = self._is_of(found.topic, found.properties) and self._has_key(
+                found.properties
+            )
+        return meant
+
+    def _may_be(self, fields: Fields) -> Mask:
+        """Which records may be meant, by their topics and by whether the bytes of what is asked for
+        are in them at all: few are left to be looked at one by one.
+        """
+        may = np.ones(fields.count, np.bool_)
+        if self.topic is not None:
+            wanted = _bytes_of(self.topic)
+            topics = fields.topics()
+            verdicts = {
+                name: name == wanted or self.may_be_in(name.decode("utf-8", "surrogateescape"))
+                for name in dict.fromkeys(topics)
+            }
+            may &= np.fromiter(map(verdicts.__getitem__, topics), np.bool_, fields.count)
+            for row in np.flatnonzero(may).tolist():
+                may[row] = topics[row] == wanted or wanted in fields.properties(row)
+        if self.key is not None:
+            wanted = _bytes_of(self.key)
+            for row in np.flatnonzero(may).tolist():
+                may[row] = wanted in fields.properties(row)
+        # What follows its own lengths wrongly is looked at whole.
+        return may | ~fields.regular
+
+    def _is_of(self, topic: bytes, properties: bytes) -> bool:
+        if self.topic is None:
+            return True
+        wanted = _bytes_of(self.topic)
+        if topic == wanted:
+            return True
+        is_copy = any(find_property(properties, name) == wanted for name in _FROM)
+        return is_copy and self.may_be_in(topic.decode("utf-8", "surrogateescape"))
+
+    def _has_key(self, properties: bytes) -> bool:
+        if self.key is None:
+            return True
+        wanted = _bytes_of(self.key)
+        return wanted in keys_of(properties) or wanted == unique_id_of(properties)
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,192 @@
+"""The process that archives are made in: the store's own interpreter has no part in that work.
+
+The idea: another Python, at a low priority, started when there is something to do and ended when
+there is nothing left. It is given a function of a module and its arguments through a pipe, and
+answers with what came of it. (It is not one of `multiprocessing`'s: those are forked, and inherit
+locks and RocksDB's threads' state, or import the caller's main program once more, which then opens
+the store again.)
+
+Invariants: it never touches the store; if it dies, or is told to stop, the job has not happened; it
+ends when this process does; what its work raises is raised here, as the error that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
+from typing import IO, Any, Final, Protocol, TypeVar
+
+from kvstore.errors import StoreError
+from kvstore.process.forking import let_go_in_child
+from tiering.executor.carried import pack_error, unpack_error
+
+T = TypeVar("T")
+J = TypeVar("J")
+_LOOK: Final = 0.1
+_NICE: Final = 10
+_LENGTH: Final = Struct(">Q")
+_START: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tiering.executor.pool import serve; serve()"
+)
+
+
+class WorkerDied(StoreError):
+    """The process that made archives ended in the middle; nothing was changed."""
+
+
+class Executor(Protocol):
+    """Who does the work of a worker: a process of its own (`Pool`), or Spark's tasks. `work` is a
+    function of a module, which has all that it needs in its arguments; `check` is asked meanwhile,
+    and may raise to give up.
+    """
+
+    width: int
+    """How many jobs are done at a time."""
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        """Have `work` done. Raises what it raises, and `WorkerDied`."""
+        ...
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        """Have `work` done with each job; what came of them, in their order."""
+        ...
+
+    def close(self) -> None:
+        """End what is under way; the next job begins anew."""
+        ...
+
+
+class Pool:
+    """See the module; `close` it. One job at a time."""
+
+    width = 1
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        let_go_in_child(self)
+
+    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+        """Have `work`, a function of a module, done there; `check` is asked meanwhile, and may
+        raise to give up. Raises what `work` raises, and `WorkerDied`.
+        """
+        with self._lock:
+            process = self._process or self._start()
+            try:
+                job = pickle.dumps((work, args), pickle.HIGHEST_PROTOCOL)
+                _write(_pipe(process.stdin), job)
+                is_done, found = self._answer(process, check)
+            except (OSError, EOFError) as e:
+                self._end()
+                raise WorkerDied(
+                    "the process that makes archives ended in the middle, perhaps for want of "
+                    "memory; nothing was changed, the next run begins again"
+                ) from e
+            except BaseException:
+                self._end()
+                raise
+        if not is_done:
+            raise unpack_error(found)
+        result: T = found
+        return result
+
+    def each(
+        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
+    ) -> Iterator[T]:
+        """See Executor: one after the other, each when it is asked for."""
+        for job in jobs:
+            yield self.run(check, work, job)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        with self._lock:
+            self._end()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0)
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes], check: Callable[[], None]) -> Any:
+        out = _pipe(process.stdout)
+        while not select.select([out], [], [], _LOOK)[0]:
+            check()
+        return pickle.loads(_received(out))  # noqa: S301 # what `_answered` says
+
+    def forked(self) -> None:
+        """In a forked child: the process is the parent's, and ends when the parent's pipe does."""
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                _pipe(pipe).close()
+            process.returncode = 0  # else Python looks for a child that is none of this process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                _pipe(pipe).close()
+            process.wait()
+
+
+def serve() -> None:
+    """What the other process does: jobs from standard input, until that ends."""
+    os.nice(_NICE)
+    # Not standard output itself, which something may print to.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0) as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        source = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+        while True:
+            try:
+                job = _received(source)
+            except EOFError:
+                return
+            _write(out, _answered(job))
+
+
+def _answered(job: bytes) -> bytes:
+    """Do a job; what came of it, as bytes."""
+    try:
+        # What a process of ours sends to another; nobody else has an end of the pipe.
+        work, args = pickle.loads(job)  # noqa: S301
+        return pickle.dumps((True, work(*args)), pickle.HIGHEST_PROTOCOL)
+    except Exception as e:  # whatever it is, the other side raises it
+        return pickle.dumps((False, pack_error(e)), pickle.HIGHEST_PROTOCOL)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None, "both are asked for"
+    return pipe
+
+
+def _write(out: Any, data: bytes) -> None:
+    left = memoryview(_LENGTH.pack(len(data)) + data)
+    while left:
+        left = left[out.write(left) :]
+
+
+def _received(source: Any) -> bytes:
+    (size,) = _LENGTH.unpack(_exactly(source, _LENGTH.size))
+    return _exactly(source, size)
+
+
+def _exactly(source: Any, size: int) -> bytes:
+    out = bytearray()
+    while len(out) < size:
+        some = source.read(min(size - len(out), 1 << 20))
+        if not some:
+            raise EOFError("the other process is gone")
+        out += some
+    return bytes(out)

@@ -1,0 +1,199 @@
+"""Key file: the keys of topics whose archives are encrypted, in one small file.
+
+The idea: JSON with each topic's key and its id; whoever has the file can read the archives, so it
+belongs neither in the bucket with them nor in its backups. To destroy a topic's key the file is
+written anew without it, and the old one's bytes are overwritten. Of a destroyed key its id stays.
+
+Several processes may use one file. It is changed by one at a time (`turn`), and read again as soon
+as it is another file than the one that was read. Where the path is a link, what is changed is the
+file that it leads to, and what is written meanwhile stands beside that.
+
+Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves the keys of
+before or those of after; a key is never given for another topic than the one it was made for; a key
+that was destroyed does not come back, whoever makes another meanwhile, and a new one has a new id.
+Only of a key that was destroyed by way of this file is it said that it was: another file's keys may
+be wanted again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
+from kvstore.files import Files, LocalFiles, local_path
+from tiering.archive.layout import KEY_SIZE
+from tiering.keys.crypto import TopicKey
+from tiering.keys.file_turns import turn
+
+_FORMAT: Final = 2
+"""1 did not have `destroyed`."""
+_ID_BYTES: Final = 8
+
+
+class _Entry(msgspec.Struct):
+    """One topic: `key_id` and `key` are empty when its key was destroyed; `destroyed` has the ids
+    of all that were.
+    """
+
+    topic: str
+    key_id: str
+    key: str
+    destroyed: list[str] = []
+
+
+class _Content(msgspec.Struct):
+    format: int
+    keys: list[_Entry]
+
+
+class KeyFile:
+    """A KeyProvider of the file at `path`, which need not be there yet.
+
+    Topics are encrypted from when `make` gave them a key. Raises FormatError if the file is not a
+    key file.
+    """
+
+    def __init__(self, path: str | Path, files: Files | None = None) -> None:
+        self._path = local_path(path, "keys").absolute()
+        self._files: Files = LocalFiles() if files is None else files
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] = ()
+        """Which file `_entries` are of."""
+        self._entries: dict[str, _Entry] = {}
+        if any(self._files.size(left) is not None for left in _left_of(self._path.resolve())):
+            # Who may only read leaves it to the next one that may write there.
+            with suppress(OSError), self._changing():
+                pass
+        self._read()
+
+    def topics(self) -> list[str]:
+        """The topics that have a key, sorted."""
+        with self._lock:
+            return sorted(topic for topic, entry in self._read().items() if entry.key)
+
+    def make(self, topic: str) -> TopicKey:
+        """The topic's key, made now if it has none (or has none any more)."""
+        with self._lock:
+            entry = self._read().get(topic)
+            if entry is not None and entry.key:
+                return _key_of(entry)
+        with self._lock, self._changing() as path:
+            entries = dict(self._read())
+            entry = entries.get(topic)
+            if entry is None or not entry.key:
+                key = secrets.token_bytes(KEY_SIZE)
+                gone = entry.destroyed if entry is not None else []
+                entry = _Entry(topic, secrets.token_hex(_ID_BYTES), key.hex(), gone)
+                entries[topic] = entry
+                self._write(path, entries)
+            return _key_of(entry)
+
+    def destroy(self, topic: str) -> None:
+        """Make what is encrypted with the topic's key unreadable everywhere. Raises ConfigError if
+        it never had one.
+        """
+        with self._lock, self._changing() as path:
+            entries = dict(self._read())
+            entry = entries.get(topic)
+            if entry is None:
+                raise ConfigError(f"topic {topic!r} has no key in {self._path}")
+            gone = [*entry.destroyed, *([entry.key_id] if entry.key else [])]
+            entries[topic] = _Entry(topic, "", "", gone)
+            self._files.link_or_copy(path, _left_of(path)[0])
+            try:
+                self._write(path, entries)
+            finally:
+                self._erase_left(path)
+
+    def key_for_writing(self, topic: str) -> TopicKey | None:
+        """See KeyProvider; KeyDestroyed until `make` gives the topic another key."""
+        with self._lock:
+            entry = self._read().get(topic)
+        if entry is None:
+            return None
+        if not entry.key:
+            raise KeyDestroyed(f"the key of topic {topic!r} was destroyed", topic)
+        return _key_of(entry)
+
+    def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
+        """See KeyProvider."""
+        with self._lock:
+            entry = self._read().get(topic)
+        if entry is not None and key_id in entry.destroyed:
+            raise KeyDestroyed(f"key {key_id} of topic {topic!r} was destroyed", topic)
+        if entry is None or entry.key_id != key_id or not entry.key:
+            raise KeyMissing(
+                f"key {key_id} of topic {topic!r} is not in {self._path}, and never was; give the "
+                "key file that it is in",
+                topic,
+            )
+        return _key_of(entry)
+
+    def _read(self) -> dict[str, _Entry]:
+        """The topics' entries; nobody changes what this returns."""
+        # Looked at each time: another process may have destroyed one.
+        found = self._files.facts(self._path)
+        if found is None:
+            return {}
+        seen = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if seen != self._seen:
+            self._entries, self._seen = self._decoded(), seen
+        return self._entries
+
+    def _decoded(self) -> dict[str, _Entry]:
+        try:
+            content = msgspec.json.decode(self._files.read(self._path), type=_Content)
+            if not 1 <= content.format <= _FORMAT or any(
+                len(bytes.fromhex(entry.key)) not in (0, KEY_SIZE) for entry in content.keys
+            ):
+                raise ValueError
+        except ValueError:  # nothing of what was read may be said
+            raise FormatError(
+                f"{self._path} is not a key file of format {_FORMAT} or before"
+            ) from None
+        return {entry.topic: entry for entry in content.keys}
+
+    @contextmanager
+    def _changing(self) -> Iterator[Path]:
+        """Hold the turn at the file that is to be changed, and give its path: that of no link, for
+        what stands beside a link and what is renamed over it is not the file.
+        """
+        path = self._path.resolve()
+        with turn(path):
+            self._erase_left(path)
+            yield path
+
+    def _write(self, path: Path, entries: dict[str, _Entry]) -> None:
+        keys = [entries[topic] for topic in sorted(entries)]
+        data = msgspec.json.encode(_Content(_FORMAT, keys))
+        self._files.write_private(path, msgspec.json.format(data))
+        self._entries, self._seen = {}, ()  # of a key that is destroyed nothing stays here either
+
+    def _erase_left(self, path: Path) -> None:
+        """Overwrite and remove files that may hold a key that is destroyed: the one that was
+        replaced, and one that a crash kept from being it.
+        """
+        for left in _left_of(path):
+            if self._files.size(left) is not None:
+                # One that has another name, too, is the key file: it was not replaced yet.
+                if self._files.links(left) == 1:
+                    self._files.erase(left)
+                self._files.remove(left)
+
+
+def _left_of(path: Path) -> tuple[Path, Path]:
+    """The names of what a crash may leave beside the file: the one that is being replaced, and the
+    one that is being written.
+    """
+    return path.with_name(path.name + ".old"), path.with_name(path.name + ".new")
+
+
+def _key_of(entry: _Entry) -> TopicKey:
+    return TopicKey(entry.key_id, bytes.fromhex(entry.key))

@@ -1,0 +1,146 @@
+"""Compaction: which messages of a compacted topic nobody needs any more.
+
+The idea: a compacted topic is a table: the newest message of a key is its value, one with an empty
+body (a *tombstone*) says that the key is deleted. Of a queue's messages that are merged, those are
+superseded that have a later one with the same first key among them. What is in other archives or in
+the log is not looked at: so a message may be kept longer than it must, never shorter.
+
+Older and newer are said of the offset in the queue, never of the position in the log: archives that
+were attached hold older offsets at later positions.
+
+A tombstone is needed as long as an older message of its key is anywhere, and until every reader has
+had the time to see it. So it goes only when it is older than the grace time, and when no other
+archive and no segment holds a lower offset of its queue (`Compaction.whole_below`).
+
+A queue may be looked at in stretches, each by another process: what was found in each (`KeyTable`)
+is put together afterwards.
+
+Invariants: the newest message of a key stays, unless it is such a tombstone; a message without a
+key is nobody's earlier version, and stays; what stays keeps its offset; stretches put together, in
+any order, give what one pass over all does.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.index.archived import Queue
+from kvstore.record.facts import keys_of
+from tiering.archive.columns.records import Fields, RecordBatch
+
+I64 = NDArray[np.int64]
+FOLD_ROWS: Final = 1 << 20
+"""Messages after which what is superseded among them is let go of."""
+_DIGEST: Final = 16
+_NEVER: Final = (1 << 63) - 1
+
+
+class Compaction(msgspec.Struct, frozen=True, kw_only=True):
+    """`tombstones_before`: those stored before that time (ms) may go. `whole_below`: the offset of
+    each queue (topic id, queue) below which nothing is anywhere but in what is merged. A tombstone
+    from there on stays, and so does each of a queue that is not named.
+    """
+
+    tombstones_before: int
+    whole_below: Mapping[Queue, int]
+
+
+def first_key(properties: bytes) -> bytes | None:
+    """What a message is an entry of: its first key; None if it has none."""
+    keys = keys_of(properties)
+    return keys[0] if keys else None
+
+
+class KeyTable(NamedTuple):
+    """What is known of a stretch of a queue: of each key the digest (two numbers), the newest
+    message's offset, and when that was stored if it is a tombstone (else `_NEVER`); and the offsets
+    of the messages that are superseded within the stretch.
+    """
+
+    digests: NDArray[np.uint64]
+    offsets: I64
+    empty_at: I64
+    superseded: I64
+
+
+class QueueCompaction:
+    """One queue's messages, or what was found in stretches of it; then what of them may go.
+
+    Memory: some 40 bytes for each different key, and for each of a million messages.
+    """
+
+    def __init__(self, compaction: Compaction, queue: Queue) -> None:
+        self._before = compaction.tombstones_before
+        self._below = compaction.whole_below.get(queue, 0)
+        self._digests = bytearray()
+        self._offsets = array("q")
+        self._empty_at = array("q")
+        """When a tombstone was stored; `_NEVER` for other messages."""
+        self._newest: tuple[NDArray[np.uint64], I64, I64] = _columns(b"", b"", b"")
+        self.superseded: list[I64] = []
+
+    def add(self, records: Sequence[bytes], offsets: I64) -> None:
+        """Take some messages."""
+        fields = Fields(RecordBatch.of_records(records))
+        empty = (fields.body_size == 0) & fields.regular
+        empty_at = np.where(empty, fields.stored_at, _NEVER).tolist()
+        rows = zip(fields.property_list, offsets.tolist(), empty_at, strict=True)
+        for properties, offset, at in rows:
+            key = first_key(properties)
+            if key is not None:
+                self._digests += blake2b(key, digest_size=_DIGEST).digest()
+                self._offsets.append(offset)
+                self._empty_at.append(at)
+        if len(self._offsets) >= FOLD_ROWS:
+            self._fold()
+
+    def take(self, table: KeyTable) -> None:
+        """Take what was found in another stretch."""
+        self._fold()
+        self._merge(table.digests, table.offsets, table.empty_at)
+        self.superseded.append(table.superseded)
+
+    def table(self) -> KeyTable:
+        """What is known so far."""
+        self._fold()
+        return KeyTable(*self._newest, np.concatenate(self.superseded))
+
+    def _fold(self) -> None:
+        """Keep the newest of each key only."""
+        new = _columns(self._digests, self._offsets, self._empty_at)
+        self._merge(*new)
+        self._digests, self._offsets, self._empty_at = bytearray(), array("q"), array("q")
+
+    def _merge(self, *new: NDArray[np.uint64] | I64) -> None:
+        digests, offsets, empty_at = (
+            np.concatenate(both) for both in zip(self._newest, new, strict=True)
+        )
+        order = np.lexsort((offsets, digests[:, 1], digests[:, 0]))
+        digests, offsets, empty_at = digests[order], offsets[order], empty_at[order]
+        last = np.ones(len(offsets), np.bool_)
+        last[:-1] = (digests[1:] != digests[:-1]).any(axis=1)
+        self.superseded.append(offsets[~last])
+        self._newest = digests[last], offsets[last], empty_at[last]
+
+    def finish(self) -> tuple[I64, I64]:
+        """Offsets of messages that are superseded, and of tombstones that may go; both rising."""
+        _, offsets, empty_at, superseded = self.table()
+        may_go = (empty_at < self._before) & (offsets < self._below)
+        return np.sort(superseded), np.sort(offsets[may_go])
+
+
+def _columns(
+    digests: bytes | bytearray, offsets: bytes | array[int], empty_at: bytes | array[int]
+) -> tuple[NDArray[np.uint64], I64, I64]:
+    return (
+        np.frombuffer(bytes(digests), np.uint64).reshape(-1, 2),
+        np.frombuffer(bytes(offsets), np.int64),
+        np.frombuffer(bytes(empty_at), np.int64),
+    )

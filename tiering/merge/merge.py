@@ -1,0 +1,307 @@
+"""Merge: several archives -> one, in which each queue is in one piece.
+
+The idea: `choose` says which are worth it, from the catalog alone. A merge is done in steps, each
+of which is told everything it needs: a plan cuts it into stretches (`stretches`); where there is
+something to compact, each is looked at for keys; each is read, put in the order of offsets and
+encoded without what is dropped (`stretchwork`); the pieces are put together. A process of its own
+does all steps, one after the other; an executor that does many jobs at a time does the stretches
+side by side. The same job without any loss is a merge; with one archive and a `Match` it is an
+erasure.
+
+Invariants: every message of the archives is in the new one or in one of the counts of what was
+dropped; each piece was decoded again and gave what was read, and the bytes on the disk are those of
+the pieces; nothing of a message that was dropped is left in the new archive; the same archives and
+job give the same bytes, whoever does the steps; memory is a stretch at a time, and what the tail is
+made of.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, Protocol
+
+import google_crc32c
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged, CallerError
+from kvstore.files import Files, LocalFiles
+from tiering.archive.archive_reader import Archive
+from tiering.archive.manifest import Manifest
+from tiering.archive.pieces import PiecesWriter, check_tail
+from tiering.archive.tail import FileSource
+from tiering.catalog.catalog import ArchiveRow
+from tiering.executor.pool import Executor
+from tiering.executor.regroup import HeldQueue, Made, Summed
+from tiering.merge.merge_job import Dropped, Input, Merged, MergeJob, Queue
+from tiering.merge.partition import MergePlan, StretchJob, plan_merge, stretch_jobs
+from tiering.merge.partition_task import (
+    Encoded,
+    Reading,
+    Survey,
+    add_held,
+    encode_stretch,
+    open_inputs,
+    put_together,
+    survey_keys,
+)
+from tiering.places.objects import ARCHIVE_MAX
+from tiering.policy.retention_classes import RetentionClass, read_class
+
+__all__ = [
+    "COMPACTED_BYTES", "INPUTS_MAX", "TARGET_BYTES", "Dropped", "Input", "MergeJob", "Merged",
+    "choose", "merge", "merge_remotely", "merge_with",
+]  # fmt: skip
+
+I64 = NDArray[np.int64]
+TARGET_BYTES: Final = 512 << 20
+"""What a merged archive is to have at most."""
+COMPACTED_BYTES: Final = ARCHIVE_MAX
+"""The same of compacted topics, of which only what is merged can be superseded."""
+INPUTS_MAX: Final = 256
+_SPAN_SHARE: Final = 10
+_READ_BYTES: Final = 8 << 20
+"""Of the new archive, at a time, when it is read back."""
+
+
+def choose(
+    rows: Iterable[ArchiveRow],
+    target_bytes: int,
+    judged_as: Mapping[str, RetentionClass] | None = None,
+    hot: Sequence[int] = (),
+    *,
+    at_any_size: bool = False,
+) -> list[list[ArchiveRow]]:
+    """Which archives to merge: lists of neighbours, each for one archive. Pure. `judged_as` has the
+    classes of today by the archives' keys; others are judged by their names. `hot` are the first
+    positions of the segments in the log, rising.
+
+    Neighbours are archives of one class in one place with none of the class between them, and no
+    segment that is still in the log (it was passed over by an erasure), which end
+    at the same age and go cold at the same age today, too. Together
+    they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than two thirds of
+    it in the largest, so that no message is rewritten again and again for the sake of few others;
+    and they are of a time that is short against what the class has in that tier, since all of a
+    merged archive waits for its last message. `at_any_size`: all neighbours that may be together
+    are given, also such as stand alone, whatever it saves.
+    """
+    if not 1 <= target_bytes <= ARCHIVE_MAX:
+        raise CallerError(
+            f"target_bytes is {target_bytes!r}; it must be 1 to {ARCHIVE_MAX}, which a place takes "
+            "in one put"
+        )
+    kinds: dict[tuple[str, str, str], list[ArchiveRow]] = {}
+    for row in rows:
+        if row.state == "live":
+            kinds.setdefault((row.retention_class, row.tier, row.place), []).append(row)
+    found = []
+    for (name, tier, _), mine in sorted(kinds.items()):
+        mine.sort(key=lambda row: (row.first_position, row.number))
+        made_as = read_class(name)
+        most = max(target_bytes, COMPACTED_BYTES) if made_as.compacted else target_bytes
+        judged = [(judged_as or {}).get(row.key, made_as) for row in mine]
+        for kind, alike in groupby(zip(judged, mine, strict=True), key=itemgetter(0)):
+            leaves = kind.leaves_warm if tier == "warm" else None
+            stays = leaves if leaves is not None else kind.ends
+            span = stays // _SPAN_SHARE if stays is not None else None
+            for run in _runs([row for _, row in alike], most, span, hot):
+                found += [run] if at_any_size else _worth_it(run)
+    return found
+
+
+def _runs(
+    rows: list[ArchiveRow], most: int, span: int | None, hot: Sequence[int]
+) -> Iterator[list[ArchiveRow]]:
+    """Neighbours, as many together as have at most so many bytes, and milliseconds between them."""
+    run: list[ArchiveRow] = []
+    size = 0
+    for row in rows:
+        begin = min((r.first_stored_at for r in run), default=row.first_stored_at)
+        end = max((r.last_stored_at for r in run), default=row.last_stored_at)
+        lasts = max(end, row.last_stored_at) - min(begin, row.first_stored_at)
+        is_full = size + row.size > most or len(run) == INPUTS_MAX
+        reached = max((r.last_position for r in run), default=0)
+        is_full |= bisect_left(hot, reached) < bisect_left(hot, row.first_position)
+        if run and (is_full or (span is not None and lasts > span)):
+            yield run
+            run, size = [], 0
+        run.append(row)
+        size += row.size
+    if run:
+        yield run
+
+
+def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:
+    """The run, or what of it is worth it: where one archive outweighs the others, what is before
+    and what is behind it.
+    """
+    if len(run) < 2:
+        return []
+    sizes = [row.size for row in run]
+    if 3 * max(sizes) <= 2 * sum(sizes):
+        return [run]
+    at = sizes.index(max(sizes))
+    return [*_worth_it(run[:at]), *_worth_it(run[at + 1 :])]
+
+
+def merge_remotely(job: MergeJob) -> Merged:
+    """`merge` with the places and files of this machine: what another process is asked to do."""
+    return merge(open_inputs(job.inputs, job.settings), job, LocalFiles())
+
+
+def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
+    """Write one archive of several, which are the job's inputs.
+
+    Raises `ArchiveDamaged` if one can't be read whole, `KeyMissing` if it can't be told whether
+    the key of a topic is gone for good; nothing is to be concluded then.
+    """
+    if len(archives) != len(job.inputs) or not archives:
+        raise CallerError("a merge takes at least one archive, and each of its job's inputs")
+    return _Merging(job, files, _Alone(archives, job)).run()
+
+
+def merge_with(
+    executor: Executor, check: Callable[[], None], job: MergeJob, files: Files
+) -> Merged:
+    """The same with the places and files of this machine, by an executor: as one job where it does
+    one at a time, else each stretch as one of its own, and the archive is put together here. The
+    bytes are the same. `check` is asked meanwhile, and may raise to give up.
+    """
+    if executor.width == 1:
+        return executor.run(check, merge_remotely, job)
+    return _Merging(job, files, _Spread(executor, check, job)).run()
+
+
+class _Hands(Protocol):
+    """Who does the steps of a merge."""
+
+    plan: MergePlan
+
+    def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
+        """See `survey_keys`; in the order of the jobs."""
+
+    def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
+        """See `encode_stretch`; in the order of the jobs, and one at a time in memory."""
+
+
+class _Alone:
+    """All steps here, one after the other."""
+
+    def __init__(self, archives: Sequence[Archive], job: MergeJob) -> None:
+        self._archives = archives
+        self._job = job
+        self._reading = Reading.of(archives)
+        self.plan = plan_merge(archives, job)
+
+    def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
+        return (survey_keys(job, self._reading) for job in jobs)
+
+    def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
+        return (encode_stretch(job, self._reading) for job in jobs)
+
+
+class _Spread:
+    """Each step by an executor, stretches side by side."""
+
+    def __init__(self, executor: Executor, check: Callable[[], None], job: MergeJob) -> None:
+        self._executor = executor
+        self._check = check
+        self._job = job
+        self.plan = executor.run(check, plan_remotely, job)
+
+    def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
+        return self._executor.each(self._check, survey_remotely, jobs)
+
+    def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
+        return self._executor.each(self._check, encode_remotely, jobs)
+
+
+def plan_remotely(job: MergeJob) -> MergePlan:
+    """`plan_merge` with the places of this machine."""
+    return plan_merge(open_inputs(job.inputs, job.settings), job)
+
+
+def survey_remotely(job: StretchJob) -> Survey:
+    """`survey_keys` with the places of this machine."""
+    return survey_keys(job, Reading.for_one(job))
+
+
+def encode_remotely(job: StretchJob) -> Encoded:
+    """`encode_stretch` with the places of this machine."""
+    return encode_stretch(job, Reading.for_one(job))
+
+
+class _Merging:
+    """The steps of a merge; see `merge`."""
+
+    def __init__(self, job: MergeJob, files: Files, hands: _Hands) -> None:
+        self._job = job
+        self._files = files
+        self._hands = hands
+        self._plan = hands.plan
+        self._dropped = msgspec.structs.replace(hands.plan.dropped)
+
+    def run(self) -> Merged:
+        job, plan, dropped = self._job, self._plan, self._dropped
+        gone: dict[Queue, I64] = {}
+        if job.compaction is not None:
+            surveys = self._hands.surveys(stretch_jobs(job, plan, {}))
+            gone, superseded, tombstones = put_together(job.compaction, surveys)
+            dropped.superseded += superseded
+            dropped.tombstones += tombstones
+        made = self._write(gone) if plan.stretches else None
+        kept = made.manifest.messages if made is not None else 0
+        if kept + dropped.total != plan.messages:
+            first = job.inputs[0].key
+            raise ArchiveDamaged(
+                f"{first} and {len(job.inputs) - 1} more hold {plan.messages} messages, of which "
+                f"{kept} were kept and {dropped.total} dropped; nothing was changed", first,
+            )  # fmt: skip
+        return Merged(made=made, queues=plan.queues, messages=plan.messages, dropped=dropped)
+
+    def _write(self, gone: dict[Queue, I64]) -> Made | None:
+        job, plan = self._job, self._plan
+        jobs = stretch_jobs(job, plan, gone)
+        sink = Summed()
+        writer = PiecesWriter(sink, job.settings, plan.origin, plan.topics)
+        stays: list[HeldQueue] = []
+        manifest: list[Manifest] = []
+
+        def chunks() -> Iterator[bytes]:
+            for found in self._hands.encoded(jobs):
+                self._dropped.erased += found.erased
+                for held in found.queues:
+                    add_held(stays, held)
+                writer.add(found.piece)
+                yield from sink.taken()
+            manifest.append(writer.finish())
+            yield from sink.taken()
+
+        path = Path(job.path)
+        self._files.write_new(path, chunks(), replace=True)
+        if not manifest[0].messages:
+            self._files.remove(path)
+            return None
+        self._prove(path, sink, writer)
+        return Made(path=job.path, size=sink.size, crc=sink.crc, manifest=manifest[0], queues=stays)
+
+    def _prove(self, path: Path, sink: Summed, writer: PiecesWriter) -> None:
+        """See that the disk has what was written, of which each piece was tried, and that the tail
+        leads to it.
+        """
+        crc = 0
+        for at in range(0, sink.size, _READ_BYTES):
+            size = min(_READ_BYTES, sink.size - at)
+            crc = google_crc32c.extend(crc, self._files.read(path, at, size))
+        if crc != sink.crc or self._files.size(path) != sink.size:
+            raise ArchiveDamaged(
+                f"{path} does not give back what was put into it; what it was to replace stays",
+                str(path),
+            )
+        source = FileSource(path, self._files)
+        check_tail(Archive.open(source, keys=self._job.settings.keys), writer.columns)

@@ -1,0 +1,331 @@
+"""Stretches: what a merge has to do, cut into pieces that can be done side by side.
+
+The idea: an archive's blocks lie in the order of topic, queue and offset, so a stretch of the new
+archive, from one place in that order to another, is a run of neighbouring blocks in each of the old
+ones. Where the places are follows from the directories alone: about every `stretch_bytes` of
+records, and less at the end, so that nobody waits for the last. A queue that is small is not cut;
+a large one is, at the first offset of a block, so one topic that outweighs all others becomes many
+stretches.
+
+Invariants: every message of the archives is in one stretch, or in one of the counts of what is left
+out as a whole; the plan follows from archives and job, not from who does the work; a stretch's job
+has all it takes, of the keys those of its topics.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.archive_reader import Archive
+from tiering.archive.layout import NO_QUEUE
+from tiering.archive.lookup.directory import DirectoryRows
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.writer import ArchiveOrigin, ArchiveSettings
+from tiering.executor.match import Match
+from tiering.executor.portions import portion
+from tiering.keys.crypto import KeyProvider
+from tiering.keys.sources import KeysAtHand
+from tiering.merge.compact import Compaction
+from tiering.merge.merge_job import Dropped, Input, MergeJob, Queue
+
+I64 = NDArray[np.int64]
+Where = tuple[int, int, int]
+"""A place in the order of an archive: topic number, queue, offset."""
+OFFSETS: Final = (1 << 63) - 1
+"""Above every offset."""
+_WHOLE: Final = 8
+"""A queue is not cut if so many of them are a stretch."""
+
+
+class InputSpan(NamedTuple):
+    """What a stretch has to do with an archive: the number of that among the job's inputs, and
+    which of its blocks hold something of the stretch, from `start` to `stop`.
+    """
+
+    number: int
+    start: int
+    stop: int
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies from `begin` on, and below `end`."""
+
+    begin: Where
+    end: Where
+    spans: tuple[InputSpan, ...]
+
+    def may_cut(self, topic: int, queue: int) -> bool:
+        """Whether others may have something of a queue, by its topic's number."""
+        return (topic, queue) in (self.begin[:2], self.end[:2])
+
+    def within(self, topic: int, queue: int) -> tuple[int, int]:
+        """The offsets of a queue, by its topic's number, that lie in it: from the first on, below
+        the second.
+        """
+        first = self.begin[2] if (topic, queue) == self.begin[:2] else 0
+        last = self.end[2] if (topic, queue) == self.end[:2] else OFFSETS
+        is_here = self.begin[:2] <= (topic, queue) <= self.end[:2]
+        return (first, last) if is_here else (0, 0)
+
+
+class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module. `topics` are those that may have messages in the new archive, in the order of
+    their names; `left_out` has for each input the ids of the topics of which it gives none;
+    `queues` are all of which the inputs held anything.
+    """
+
+    stretches: list[Partition]
+    topics: list[ArchivedTopic]
+    left_out: list[frozenset[int]]
+    origin: ArchiveOrigin
+    queues: list[Queue]
+    messages: int
+    dropped: Dropped
+
+
+class StretchJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to do with one stretch. `inputs` and `left_out` are those of its spans;
+    `topics` has by their ids those that the stretch may have something of, and their numbers;
+    `gone` are offsets that compaction drops, rising.
+    """
+
+    stretch: Partition
+    inputs: list[Input]
+    left_out: list[frozenset[int]]
+    topics: dict[int, tuple[int, ArchivedTopic]]
+    settings: ArchiveSettings
+    compaction: Compaction | None
+    without: Match | None
+    gone: dict[Queue, I64]
+
+    def __repr__(self) -> str:
+        return f"StretchJob({self.stretch.begin} to {self.stretch.end})"
+
+
+class _Blocks(NamedTuple):
+    """Blocks that are to be read, in columns: topic number, queue, first and last offset, bytes of
+    records, input, and number in that.
+    """
+
+    topic: I64
+    queue: I64
+    first: I64
+    last: I64
+    raw_bytes: I64
+    number: I64
+    block: I64
+
+    def take(self, rows: I64 | NDArray[np.bool_]) -> _Blocks:
+        return _Blocks(*(column[rows] for column in self))
+
+
+def plan_merge(archives: Sequence[Archive], job: MergeJob) -> MergePlan:
+    """What there is to do, by the archives' directories; they are the job's inputs.
+
+    Raises `ArchiveDamaged` if one is damaged, or of another store than the job says.
+    """
+    found = _Found(job)
+    for archive, one in zip(archives, job.inputs, strict=True):
+        found.look(archive, one)
+    return found.plan(archives)
+
+
+class _Found:
+    """What archives hold, one after the other."""
+
+    def __init__(self, job: MergeJob) -> None:
+        self._job = job
+        self._dropped = Dropped()
+        self._queues: dict[Queue, None] = {}
+        self._messages = 0
+        self._left_out: list[frozenset[int]] = []
+        self._read: set[int] = set()
+        self._rows: list[tuple[I64, DirectoryRows]] = []
+        """Of each archive the ids of blocks' topics, -1 if they are not read."""
+
+    def look(self, archive: Archive, one: Input) -> None:
+        """Look at one archive."""
+        if archive.manifest.store_id != one.store_id:
+            raise ArchiveDamaged(f"{archive.name} is another store's", archive.name)
+        rows = archive.rows()
+        left_out = set()
+        for topic, topic_id in zip(archive.manifest.topics, rows.topic_ids.tolist(), strict=True):
+            self._messages += topic.messages
+            why = self._why_dropped(one, topic, topic_id, archive.manifest.last_position)
+            if why is not None:
+                setattr(self._dropped, why, getattr(self._dropped, why) + topic.messages)
+                left_out.add(topic_id)
+            else:
+                self._read.add(topic_id)
+        self._left_out.append(frozenset(left_out))
+        ids = rows.topic_ids[rows.topics]
+        queues = zip(ids.tolist(), rows.queues.tolist(), strict=True)
+        self._queues |= dict.fromkeys(queue for queue in queues if queue[1] != NO_QUEUE)
+        ids[np.isin(ids, list(left_out))] = -1
+        self._rows.append((ids, rows))
+
+    def _why_dropped(
+        self, one: Input, topic: ArchivedTopic, topic_id: int, last_position: int
+    ) -> str | None:
+        """Which count the whole of a topic in an archive goes to; None: it is to be read."""
+        without, keys = self._job.without, self._job.settings.keys
+        if without is not None and without.is_all_of(
+            topic.name, topic.last_stored_at, last_position
+        ):
+            return "erased"
+        if topic_id not in self._job.topics:
+            return "deleted"
+        if topic_id in one.unkept:
+            return "over"
+        if (
+            topic.key_id is not None
+            and isinstance(keys, KeysAtHand)
+            and keys.is_gone(topic.name, topic.key_id)
+        ):
+            return "unreadable"
+        return None
+
+    def plan(self, archives: Sequence[Archive]) -> MergePlan:
+        """What there is to do."""
+        job = self._job
+        topics = sorted((job.topics[i] for i in self._read), key=lambda topic: topic.name)
+        each = [self._blocks(number, topics) for number in range(len(archives))]
+        blocks = _Blocks(*map(np.concatenate, zip(*each, strict=True)))
+        in_order = np.lexsort((blocks.number, blocks.first, blocks.queue, blocks.topic))
+        blocks = blocks.take(in_order)
+        return MergePlan(
+            stretches=_stretches(_cuts(blocks, job.stretch_bytes), (len(topics), 0, 0), each),
+            topics=topics,
+            left_out=self._left_out,
+            origin=ArchiveOrigin(
+                store_id=job.store_id,
+                segments=tuple(sorted({s for a in archives for s in a.manifest.segments})),
+                retention_class=job.retention_class,
+                generation=max(archive.manifest.generation for archive in archives) + 1,
+            ),
+            queues=list(self._queues),
+            messages=self._messages,
+            dropped=self._dropped,
+        )
+
+    def _blocks(self, number: int, topics: Sequence[ArchivedTopic]) -> _Blocks:
+        """The blocks of an archive that are to be read, in its order."""
+        ids, rows = self._rows[number]
+        known = np.array([topic.id for topic in topics], np.int64)
+        order = np.argsort(known)
+        kept = np.flatnonzero(ids >= 0)
+        return _Blocks(
+            order[np.searchsorted(known, ids[kept], sorter=order)].astype(np.int64),
+            rows.queues[kept], rows.first_offset[kept], rows.last_offset[kept],
+            rows.raw_bytes[kept], np.full(len(kept), number, np.int64), kept.astype(np.int64),
+        )  # fmt: skip
+
+
+def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
+    """Where stretches begin, of blocks in order."""
+    if not len(blocks.block):
+        return []
+    ends = np.cumsum(blocks.raw_bytes)
+    is_first = np.ones(len(ends), np.bool_)
+    is_first[1:] = (blocks.topic[1:] != blocks.topic[:-1]) | (blocks.queue[1:] != blocks.queue[:-1])
+    firsts = np.flatnonzero(is_first)
+    of_queue = np.add.reduceat(blocks.raw_bytes, firsts)
+    total = int(ends[-1])
+    cuts = [_at(blocks, 0)]
+    at = portion(total, stretch_bytes)
+    while at < total:
+        row = int(np.searchsorted(ends, at, side="right"))
+        at += portion(total - at, stretch_bytes)
+        queue = int(np.searchsorted(firsts, row, side="right")) - 1
+        if of_queue[queue] * _WHOLE <= stretch_bytes:
+            row = int(firsts[queue])
+        where = _at(blocks, row)
+        if where > cuts[-1]:
+            cuts.append(where)
+    return cuts
+
+
+def _at(blocks: _Blocks, row: int) -> Where:
+    return int(blocks.topic[row]), int(blocks.queue[row]), int(blocks.first[row])
+
+
+def _stretches(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> list[Partition]:
+    """The stretches between cuts, the last one up to `end`; `each` are the blocks of each archive,
+    in its order.
+    """
+    bounds = [*cuts, end]
+    spans: list[list[InputSpan]] = [[] for _ in cuts]
+    for number, mine in enumerate(each):
+        rows = range(len(mine.block))
+
+        def first(row: int, mine: _Blocks = mine) -> Where:
+            return _at(mine, row)
+
+        def last(row: int, mine: _Blocks = mine) -> Where:
+            return int(mine.topic[row]), int(mine.queue[row]), int(mine.last[row])
+
+        starts = [bisect_left(rows, cut, key=last) for cut in cuts]
+        stops = [bisect_left(rows, bound, key=first) for bound in bounds[1:]]
+        for found, start, stop in zip(spans, starts, stops, strict=True):
+            if start < stop:
+                span = InputSpan(number, int(mine.block[start]), int(mine.block[stop - 1]) + 1)
+                found.append(span)
+    return [
+        Partition(begin=a, end=b, spans=tuple(found))
+        for (a, b), found in zip(pairwise(bounds), spans, strict=True)
+    ]
+
+
+def stretch_jobs(job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]) -> list[StretchJob]:
+    """What there is to do with each stretch, if compaction drops the offsets `gone`, which rise."""
+    numbers = {topic.id: number for number, topic in enumerate(plan.topics)}
+    dropped = sorted((numbers[topic_id], queue, topic_id) for topic_id, queue in gone)
+    found = []
+    for stretch in plan.stretches:
+        first, last = stretch.begin[0], min(stretch.end[0], len(plan.topics) - 1)
+        topics = {plan.topics[n].id: (n, plan.topics[n]) for n in range(first, last + 1)}
+        begin = bisect_left(dropped, stretch.begin[:2], key=itemgetter(0, 1))
+        end = bisect_right(dropped, stretch.end[:2], key=itemgetter(0, 1))
+        mine = {
+            (topic_id, queue): _part(gone[topic_id, queue], *stretch.within(number, queue))
+            for number, queue, topic_id in dropped[begin:end]
+        }
+        keys = _keys_of(job.settings.keys, {topic.name for _, topic in topics.values()})
+        found.append(
+            StretchJob(
+                stretch=stretch,
+                inputs=[job.inputs[span.number] for span in stretch.spans],
+                left_out=[plan.left_out[span.number] for span in stretch.spans],
+                topics=topics,
+                settings=msgspec.structs.replace(job.settings, keys=keys),
+                compaction=job.compaction,
+                without=job.without,
+                gone={queue: offsets for queue, offsets in mine.items() if len(offsets)},
+            )
+        )
+    return found
+
+
+def _part(offsets: I64, begin: int, end: int) -> I64:
+    """Those from `begin` on and below `end`."""
+    return offsets[slice(*np.searchsorted(offsets, (begin, end)))]
+
+
+def _keys_of(keys: KeyProvider | None, topics: set[str]) -> KeyProvider | None:
+    if not isinstance(keys, KeysAtHand):
+        return keys
+    return KeysAtHand(
+        writing={topic: key for topic, key in keys.writing.items() if topic in topics},
+        reading={used: key for used, key in keys.reading.items() if used[0] in topics},
+        destroyed=keys.destroyed & topics,
+        gone=frozenset(used for used in keys.gone if used[0] in topics),
+    )

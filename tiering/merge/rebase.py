@@ -1,0 +1,158 @@
+"""Moved: an archive anew, for another store: its topics' ids, and its records at other positions.
+
+The idea: a record says its topic by name, and its position; the archive says topics by id. So
+records are taken as they are, with another position, and go through the one writer. Positions are
+laid one behind the other in the order that they had, so that what came later stands behind.
+
+Invariants: nothing of a record but its position changes, and a CRC over that, if it has one; memory
+is some megabytes of records, and 16 bytes for each message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.errors import ArchiveDamaged
+from kvstore.files import Files
+from kvstore.record.layout import POSITION, POSITION_AT
+from kvstore.record.properties import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
+from tiering.archive.archive_reader import Archive
+from tiering.archive.block import BlockGroup
+from tiering.archive.columns.integers import bounds_of
+from tiering.archive.columns.records import RecordBatch
+from tiering.archive.layout import NO_QUEUE
+from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.executor.regroup import Summed
+from tiering.keys.crypto import KeyProvider
+
+I64 = NDArray[np.int64]
+
+
+class RebasedArchive(NamedTuple):
+    """An archive that was written to the file at `path`; `crc` is the crc32c of all its bytes."""
+
+    path: Path
+    size: int
+    crc: int
+    manifest: Manifest
+
+
+class RebasePlan(NamedTuple):
+    """What is taken of an archive: topics by their names, as the store has them; and where the
+    records stand, by message in the archive's order (below 0: it is not taken).
+    """
+
+    topics: Mapping[str, ArchivedTopic]
+    positions: I64
+    bytes: int
+    messages: int
+
+
+def plan(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> RebasePlan:
+    """How records would be laid out from position 0 on; bodies are not read for it. Raises
+    ArchiveDamaged, KeyMissing, PlaceError.
+    """
+    sizes: list[I64] = []
+    old: list[I64] = []
+    for group in _groups(archive):
+        kept = _kept(group, topics)
+        sizes.append(np.where(kept, group.record_sizes(), 0))
+        old.append(group.columns.position)
+    each = np.concatenate([np.empty(0, np.int64), *sizes])
+    order = np.argsort(np.concatenate([np.empty(0, np.int64), *old]), kind="stable")
+    positions = np.empty(len(each), np.int64)
+    positions[order] = np.cumsum(each[order]) - each[order]
+    positions[each == 0] = -1
+    return RebasePlan(topics, positions, int(each.sum()), int(np.count_nonzero(each)))
+
+
+def _groups(archive: Archive) -> Iterator[BlockGroup]:
+    """All groups, whose bodies are read only where somebody asks for them."""
+    return map(archive.lazy_group, archive.all_groups())
+
+
+def _kept(group: BlockGroup, topics: Mapping[str, ArchivedTopic]) -> NDArray[np.bool_]:
+    members = group.members
+    each = [
+        topic in topics and queue != NO_QUEUE
+        for topic, queue in zip(members.topics, members.queues, strict=True)
+    ]
+    return np.repeat(np.array(each, np.bool_), members.stretches.counts)
+
+
+def write_moved(
+    archive: Archive,
+    taken: RebasePlan,
+    base: int,
+    origin: ArchiveOrigin,
+    path: Path,
+    files: Files,
+    keys: KeyProvider | None,
+) -> RebasedArchive:
+    """Write what is taken of an archive to a file, its records from position `base` on. Raises
+    ArchiveDamaged, KeyMissing, PlaceError, DiskFull.
+    """
+    said = archive.manifest
+    sink = Summed()
+    settings = ArchiveSettings(
+        codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
+        block_bytes=said.block_bytes, keys=keys,
+    )  # fmt: skip
+    writer = ArchiveWriter(sink, settings, origin)
+    manifest: list[Manifest] = []
+
+    def chunks() -> Iterator[bytes]:
+        done = 0
+        for group in archive.groups():
+            here = taken.positions[done : done + group.count]
+            done += group.count
+            if (here >= 0).any():
+                _add(writer, group, here, base, taken.topics)
+            yield from sink.taken()
+        manifest.append(writer.finish())
+        yield from sink.taken()
+
+    files.write_new(path, chunks(), replace=True)
+    if writer.messages != taken.messages:
+        raise ArchiveDamaged(
+            f"of {archive.name} {writer.messages} messages were written, not {taken.messages}; "
+            "nothing was attached",
+            archive.name,
+        )
+    return RebasedArchive(path, sink.size, sink.crc, manifest[0])
+
+
+def _add(
+    writer: ArchiveWriter,
+    group: BlockGroup,
+    positions: I64,
+    base: int,
+    topics: Mapping[str, ArchivedTopic],
+) -> None:
+    records = group.records()
+    begins = bounds_of(group.members.stretches.counts).tolist()
+    for i, (topic, queue) in enumerate(
+        zip(group.members.topics, group.members.queues, strict=True)
+    ):
+        mine = range(begins[i], begins[i + 1])
+        if topic in topics and queue != NO_QUEUE:
+            moved = [at_position(records[n], base + int(positions[n])) for n in mine]
+            writer.add(topics[topic], queue, RecordBatch.of_records(moved))
+
+
+def at_position(record: bytes, position: int) -> bytes:
+    """The same record, as it would be at another position of a log."""
+    moved = bytearray(record)
+    POSITION.pack_into(moved, POSITION_AT, position)
+    at = len(moved) - PROPERTY_CRC_SIZE
+    is_signed = at > 0 and moved[at:].startswith(PROPERTY_CRC_HEAD)
+    # It is over the position, too; what only looks like one stays as it is.
+    if is_signed and property_crc_suffix(record[:at]) == record[at:]:
+        moved[at:] = property_crc_suffix(moved[:at])
+    return bytes(moved)

@@ -1,0 +1,383 @@
+"""Attach: archives of a place come into a store that is open.
+
+The idea: what comes must fit: offsets that nobody has, in queues that there are or that are made.
+That is looked at first. Then the log gives up a stretch of positions, each archive is written anew
+with the store's topic ids and positions of that stretch, into the store's own folder, announced and
+read back; and one WriteBatch has topics, catalog and places change together.
+
+Invariants: until that batch nothing of it is seen, and after it all; what a kill has left is
+removed by the next attach; the source is only read, but for what dead jobs have left there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from kvstore.errors import CallerError, StoreError, TopicNotFound
+from kvstore.index.archived import ArchivedTopic as TopicRow
+from kvstore.index.archived import Arriving, Queue
+from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.layout import OPENING_READ
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.writer import ArchiveOrigin
+from tiering.catalog.archive_pool import OpenArchives
+from tiering.catalog.bucket import ArchiveObject, newest, objects_of
+from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
+from tiering.catalog.overlaps import OffsetRange, ranges_of
+from tiering.errors import (
+    AttachConflict,
+    NothingToRestore,
+    PlaceError,
+    PolicyIllegal,
+)
+from tiering.keys.crypto import KeyProvider
+from tiering.merge.rebase import RebasedArchive, RebasePlan, plan, write_moved
+from tiering.operations.attach_conflicts import Fitting
+from tiering.operations.source_place import (
+    OPEN_BYTES,
+    LazyArchives,
+    OpenedArchive,
+    open_elsewhere,
+    opened_all,
+)
+from tiering.places.commits.dead_jobs import sweep
+from tiering.places.intents import Intent, Intents
+from tiering.places.object_names import SUFFIX, object_key
+from tiering.places.place import Place, open_place
+from tiering.places.publish import put_announced, take_away
+from tiering.places.refusals import typed
+from tiering.places.unmade import ATTACH, overwrite_all
+from tiering.places.waiting import WORK
+from tiering.policy.retention_classes import RetentionClass, read_class
+from tiering.worker.archive_segment import archived_topic
+from tiering.worker.arrivals import arrivals_lock, attaching
+from tiering.worker.store_side import Progress, Store, TopicFacts
+
+SEGMENTS_MAX: Final = 999
+"""Segments that the log leaves out at most: it would not be known for one log any more."""
+_OWN: Final = "attach"
+"""The folder in the worker's for what is being made here."""
+_EVER: Final = RetentionClass("warm", None, None).name
+
+
+class AttachReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an attach: `archives` with so many `messages`, whose records take `raw_bytes`
+    and whose archives `bytes`, of `topics`, of which `made` are new in the store. Their positions
+    are from `position` to before `end`. `left_out` messages of the archives were not asked for, or
+    in no queue; `superseded` archives have a newer generation.
+    """
+
+    source_id: str
+    topics: list[str]
+    made: list[str]
+    archives: int
+    messages: int
+    raw_bytes: int
+    bytes: int
+    position: int
+    end: int
+    left_out: int = 0
+    superseded: int = 0
+
+
+class _Coming(NamedTuple):
+    """An archive, and what is taken of it."""
+
+    found: OpenedArchive
+    plan: RebasePlan
+
+
+def attach(
+    store: Store,
+    source: str | Path,
+    *,
+    topics: Collection[str] | None = None,
+    keys: KeyProvider | None = None,
+    options: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> AttachReport:
+    """Have the archives of a place in an open store, with the offsets that they have.
+
+    `topics` attaches those alone; `options` are settings of the place, and `store_id` (hex) where
+    several stores have archives there; `keys` are those of encrypted topics; of both, the store's
+    settings have what is not given. Messages get positions behind the log's end, and with these
+    other ids if they have none of their own. Attached twice, the second time is a conflict.
+
+    >>> tiering.attach(store, "s3://bucket/prefix", topics=["orders"])  # doctest: +SKIP
+
+    Raises `AttachConflict` for offsets that the store has, and what else does not fit; nothing that
+    a reader sees was changed then. `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`,
+    `ArchiveDamaged`, `PlaceError`, `TieringBusy` if another attach is under way.
+    """
+    config = store.config
+    with typed(store.path):
+        found = open_elsewhere(source, options, keys, config.archives, config.files, config.clock)
+        with attaching(store.handover):
+            one = _Attaching(store, found.place, found.keys, progress)
+            return one.run(found.store_id, topics)
+
+
+class _Attaching:
+    """One attach."""
+
+    def __init__(
+        self, store: Store, place: Place, keys: KeyProvider | None, progress: Progress | None
+    ) -> None:
+        self._store = store
+        self._side = store.handover
+        self._config = store.config
+        self._files = store.config.files
+        self._place = place
+        self._keys = keys
+        self._progress = progress
+        self._work = store.path / WORK / _OWN
+        self._made = store.path / WORK / ATTACH
+        self._intents = Intents(self._work / "intents", self._files)
+        self._own = open_place(store.path / FOLDER, files=self._files, clock=self._config.clock)
+        rows = {row.number: row for row in decode_rows(self._side.rows())}
+        self._fitting = Fitting(store, place.name, rows, keys)
+        self._known = {row.key for row in rows.values()}
+
+    def run(self, store_id: str | None, topics: Collection[str] | None) -> AttachReport:
+        """See `attach`."""
+        self._tidy()
+        source_id, objects = objects_of(self._place, store_id)
+        found, superseded = newest(list(self._opened(objects)))
+        described = _described(found, topics, self._place.name)
+        # What was put so far counts; of what is put from here on the last step takes note.
+        self._store.checkpoint()
+        known = {info.name: info for info in self._store.topics()}
+        ranges = [r for one in found for r in _wanted(one, described)]
+        self._fitting.check_topics(ranges, described, known)
+        archives = LazyArchives({one.object.key: one.open for one in found})
+        self._fitting.check_offsets(archives, ranges, known)
+        coming = self._planned(found, described, known)
+        return self._bring(coming, found, described, known, source_id, superseded)
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(what, done, total)
+
+    # --- what there is ---
+
+    def _tidy(self) -> None:
+        """Remove what an attach that was cut off has left, here and in the source."""
+        for intent in self._intents.unfinished(self._known):
+            take_away(self._own, intent)
+            for part in list(self._own.leftovers(intent.key)):
+                self._own.remove_leftover(part.key)
+            self._intents.forget(intent.number)
+        overwrite_all(self._made, self._files)
+        with suppress(PlaceError):
+            # Where nothing may be removed it costs space, and no more.
+            sweep(self._place, self._config.clock.now_ms())
+
+    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
+        with closing(opened_all(self._place, objects, self._keys)) as each:
+            for number, (_, opened) in enumerate(each):
+                self._tell("opening archives", number, len(objects))
+                yield opened()
+
+    def _planned(
+        self,
+        found: Sequence[OpenedArchive],
+        described: Mapping[str, ArchivedTopic],
+        known: Mapping[str, TopicFacts],
+    ) -> list[_Coming]:
+        """What is taken of which archive, topics as the store has them; those that it lacks have no
+        id yet.
+        """
+        coming = []
+        for number, one in enumerate(found):
+            self._tell("looking at archives", number, len(found))
+            mine = {
+                topic.name: archived_topic(known[topic.name])
+                if topic.name in known
+                else described[topic.name]
+                for topic in one.manifest.topics
+                if topic.name in described and topic.id == described[topic.name].id
+            }
+            taken = plan(one.archive, mine)
+            if taken.messages:
+                coming.append(_Coming(one, taken))
+        if not coming:
+            raise NothingToRestore(f"no archive in {self._place.name} has messages to attach")
+        segments = sum(self._segments(one) for one in coming)
+        if segments > SEGMENTS_MAX:
+            raise AttachConflict(
+                f"the archives take {segments} segments of the log, and {SEGMENTS_MAX} can be left "
+                "out at once: attach topic by topic, or `kvmq restore` them to a store of their own"
+            )
+        return coming
+
+    def _segments(self, one: _Coming) -> int:
+        return -(-one.plan.bytes // self._side.segment_size)
+
+    # --- bringing it ---
+
+    def _bring(
+        self,
+        coming: Sequence[_Coming],
+        found: Sequence[OpenedArchive],
+        described: Mapping[str, ArchivedTopic],
+        known: Mapping[str, TopicFacts],
+        source_id: str,
+        superseded: int,
+    ) -> AttachReport:
+        size = self._side.segment_size
+        names = sorted({name for one in coming for name in one.plan.topics})
+        made = [name for name in names if name not in known]
+        segments = sum(map(self._segments, coming))
+        position, topic_id = self._side.give_up(segments, len(made))
+        topics = {
+            name: replace(
+                described[name], id=topic_id + i, since=position, key_history=(), key_id=None
+            )
+            for i, name in enumerate(made)
+        }
+        rows: list[ArchiveRow] = []
+        base = position
+        try:
+            for number, one in enumerate(coming):
+                self._tell("attaching archives", number, len(coming))
+                mine = {n: topics.get(n, topic) for n, topic in one.plan.topics.items()}
+                end = base + self._segments(one) * size
+                rows.append(
+                    self._kept(one._replace(plan=one.plan._replace(topics=mine)), base, end)
+                )
+                base = end
+            self._take_in(rows, [topics[name] for name in made])
+        except BaseException:
+            self._take_away(rows)
+            raise
+        finally:
+            shutil.rmtree(self._made, ignore_errors=True)
+        for row in rows:
+            self._intents.forget(row.number)
+        messages = sum(row.messages for row in rows)
+        return AttachReport(
+            source_id=source_id, topics=names, made=made, archives=len(rows), messages=messages,
+            raw_bytes=sum(row.raw_bytes for row in rows), bytes=sum(row.size for row in rows),
+            position=position, end=base, superseded=superseded,
+            left_out=sum(one.manifest.messages for one in found) - messages,
+        )  # fmt: skip
+
+    def _kept(self, one: _Coming, base: int, end: int) -> ArchiveRow:
+        """Write an archive anew, and have it in the store's folder."""
+        said = one.found.manifest
+        origin = ArchiveOrigin(
+            store_id=self._side.store_id.hex(), segments=((base, end),),
+            retention_class=_class_of(said.retention_class),
+        )  # fmt: skip
+        self._files.make_dir(self._made)
+        self._files.make_dir(self._store.path / FOLDER)
+        path = self._made / f"{secrets.token_hex(8)}{SUFFIX}"
+        made: RebasedArchive = write_moved(
+            one.found.archive, one.plan, base, origin, path, self._files, self._keys
+        )
+        number = self._side.take_number()
+        manifest = made.manifest
+        key = object_key(
+            self._side.store_id, manifest.first_position, number, manifest.retention_class
+        )
+        intent = Intent(number, FOLDER, key, made.size, made.crc)
+        put_announced(self._intents, intent, self._own, path, _at_once, _at_once)
+        self._files.remove(path)
+        return row_of(
+            manifest, number=number, place=FOLDER, key=key, tier="warm", size=made.size,
+            crc=made.crc, made_at=self._config.clock.now_ms(),
+        )  # fmt: skip
+
+    def _take_in(self, rows: Sequence[ArchiveRow], made: Sequence[ArchivedTopic]) -> None:
+        by_number = {row.number: row for row in rows}
+        kept = OpenArchives(lambda n: self._own_archive(by_number[n]), OPEN_BYTES, OPENING_READ)
+        new = LazyArchives({number: partial(kept.get, number) for number in by_number})
+        held = [h for number, archive in new.items() for h in contents(archive, number).held]
+        queues = dict.fromkeys((one.topic, one.queue) for one in held)
+        heres = {queue: self._side.here(*queue) for queue in queues}
+        stretches = self._fitting.stretches(held, new, heres)
+        ends: dict[Queue, int] = {}
+        for one in stretches:
+            end = heres[one.topic, one.queue][1]
+            if one.last >= end:
+                ends[one.topic, one.queue] = end
+        arriving = [Arriving(row.number, row.first_position, encode_row(row), ()) for row in rows]
+        topics = [TopicRow(topic.id, topic.name, fields_of(topic)) for topic in made]
+        try:
+            with arrivals_lock(self._side):
+                self._side.take_in(arriving, stretches, ends, topics)
+        except CallerError as e:
+            raise AttachConflict(f"{e}; try again") from e
+
+    def _own_archive(self, row: ArchiveRow) -> Archive:
+        return open_lazily(self._own.source(row.key, row.size), keys=self._keys)
+
+    def _take_away(self, rows: Sequence[ArchiveRow]) -> None:
+        """Remove what was put and did not come in."""
+        for row in rows:
+            intent = Intent(row.number, FOLDER, row.key, row.size, row.crc)
+            with suppress(StoreError, OSError):
+                take_away(self._own, intent)
+                self._intents.forget(row.number)
+
+
+def _at_once(_: int) -> None:
+    """No pace."""
+
+
+def _class_of(name: str) -> str:
+    """The class of an archive, as far as there is such a class."""
+    try:
+        return read_class(name).name
+    except PolicyIllegal:
+        return _EVER
+
+
+def _described(
+    found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: str
+) -> dict[str, ArchivedTopic]:
+    """The topics that are wanted, as the newest archive describes each, with room for all queues.
+    Of several of one name (it was deleted and made again) the last one counts.
+    """
+    known: dict[str, ArchivedTopic] = {}
+    queues: dict[tuple[str, int], int] = {}
+    for one in sorted(found, key=lambda f: f.manifest.last_position):
+        for topic in one.manifest.topics:
+            before = known.get(topic.name)
+            if before is None or topic.id >= before.id:
+                known[topic.name] = topic
+        ids = {topic.name: topic.id for topic in one.manifest.topics}
+        for held in ranges_of(one.archive, ""):
+            key = held.topic, ids[held.topic]
+            queues[key] = max(queues.get(key, 0), held.queue + 1)
+    missing = sorted(set(wanted or ()) - known.keys())
+    if missing:
+        raise TopicNotFound(
+            f"no archive in {place} has messages of {', '.join(missing)}; there are "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    out = {}
+    for name, topic in known.items():
+        if wanted is None or name in wanted:
+            most = queues.get((name, topic.id), 0)
+            read = max(topic.read_queues or topic.queues, most)
+            write = most if most > (topic.read_queues or topic.queues) else topic.queues
+            out[name] = replace(topic, queues=write, read_queues=read)
+    return out
+
+
+def _wanted(one: OpenedArchive, described: Mapping[str, ArchivedTopic]) -> Iterator[OffsetRange]:
+    ids = {topic.name: topic.id for topic in one.manifest.topics}
+    for held in ranges_of(one.archive, one.object.key):
+        if held.topic in described and ids[held.topic] == described[held.topic].id:
+            yield held

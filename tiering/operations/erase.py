@@ -1,0 +1,328 @@
+"""Erase: removes every copy of some messages, wherever they lie, and shows that none is left.
+
+The idea: what was put before the erasure began is sealed. Segments that hold something of it become
+archives that don't, and their files are overwritten; archives that hold something of it are
+rewritten (where several work, the next ones are made while one is handed over). Objects that were
+replaced, by this or by a merge before, go at once, whatever the grace time. Then segments and
+archives are searched once more, and what still matches is counted. How much a search reads is
+`search`'s: of a topic, only where the directory of an archive says that it may be.
+
+Invariants: a message that is not meant is readable at every moment; what could not be rewritten is
+in the report with the reason, and nothing says proven then; running it again does what is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Final, Protocol
+
+import msgspec
+
+from kvstore.errors import StoreClosed, StoreError
+from kvstore.index.archived import Sealed
+from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
+from tiering.errors import PolicyIllegal, TieringStopped
+from tiering.executor.ahead import ahead
+from tiering.executor.match import Match
+from tiering.executor.pool import Executor
+from tiering.executor.regroup import Regrouped
+from tiering.keys.crypto import KeyProvider
+from tiering.keys.sources import keys_at_hand
+from tiering.operations.search import MatchCount, Searcher
+from tiering.policy.schedule import SegmentDue
+from tiering.worker.archive_segment import Mover
+from tiering.worker.replace import Ready, Replacer
+from tiering.worker.store_side import Store
+
+REWRITTEN_AT_ONCE: Final = 4
+"""Archives that are made anew at the same time at most: each is several jobs by itself."""
+
+
+class Destroyer(KeyProvider, Protocol):
+    """A key provider that can destroy keys, as `KeyFile` does."""
+
+    def destroy(self, topic: str) -> None:
+        """Have the topic's key nowhere any more."""
+        ...
+
+
+class ErasureReport(msgspec.Struct, kw_only=True):
+    """What an erasure did. `messages` counts those erased (a message of which a copy was left, in
+    a retry topic say, counts as often as it was there); `segments` became archives, `rewritten` are
+    the names of archives that were replaced, `archives` of those that replaced them, `removed` of
+    objects that are gone.
+
+    The proof: of `checked` messages `found` matched (each was read, or is of a topic in an archive
+    that can't match); `unreadable` more are encrypted with keys that are destroyed. `failed` says
+    what could not be done or read, and why.
+    """
+
+    what: str
+    messages: int = 0
+    segments: list[int] = []
+    rewritten: list[str] = []
+    archives: list[str] = []
+    removed: list[str] = []
+    checked: int = 0
+    found: int = 0
+    unreadable: int = 0
+    failed: dict[str, str] = {}
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether everything was searched again, and nothing matched."""
+        return not self.found and not self.failed
+
+
+class ErasurePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an erasure would do now: so many messages match; `segments` would become archives
+    without them (the active segment among them, which is sealed for that), `archives` are the names
+    of those that would be rewritten, with the bytes of both. `removed` are names of objects that
+    were replaced before, and would go at once. `failed` says what could not be looked at, and why.
+    """
+
+    what: str
+    messages: int = 0
+    segments: list[int] = []
+    segment_bytes: int = 0
+    archives: list[str] = []
+    archive_bytes: int = 0
+    removed: list[str] = []
+    failed: dict[str, str] = {}
+
+
+class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What destroying the key of a topic did, and what it can't. `archives` are the names of those
+    with messages of it that nobody can read any more; `readable` of those that hold some that were
+    never encrypted, or with another key; `segments` the sealed ones that hold some, as all records
+    of the log are: not encrypted. What is readable is for `Worker.erase`. `failed` names archives
+    that could not be looked at, with the reason: what of them was encrypted is gone with the key.
+    """
+
+    topic: str
+    archives: list[str] = []
+    readable: list[str] = []
+    segments: list[int] = []
+    failed: dict[str, str] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was looked at, and nothing of the topic can be read any more."""
+        return not (self.readable or self.segments or self.failed)
+
+
+class Eraser:
+    """See the module. `plan` says, for a segment, what becomes of it if it leaves now."""
+
+    def __init__(
+        self,
+        store: Store,
+        mover: Mover,
+        replacer: Replacer,
+        executor: Executor,
+        check: Callable[[], None],
+        tell: Callable[[str, int, int], None],
+        plan: Callable[[int], SegmentDue | None],
+    ) -> None:
+        self._store = store
+        self._side = store.handover
+        self._mover = mover
+        self._replacer = replacer
+        self._executor = executor
+        self._check = check
+        self._tell = tell
+        self._plan = plan
+        self._planning = threading.Lock()
+        self._search = Searcher(store, replacer, executor)
+
+    def look(self, match: Match) -> ErasurePlan:
+        """What `erase` would do; nothing is changed."""
+        self._store.checkpoint()
+        self._search.begin()
+        plan = ErasurePlan(what=str(match))
+        for segment in self._search.segments():
+            self._check()
+            with _noting(plan.failed, f"segment {segment.number}"):
+                counted = self._search.in_segment(segment, match, self._check)
+                if counted.found or counted.unreadable:
+                    plan = msgspec.structs.replace(
+                        plan, messages=plan.messages + counted.found,
+                        segments=[*plan.segments, segment.number],
+                        segment_bytes=plan.segment_bytes + self._side.segment_size,
+                    )  # fmt: skip
+        for row in self._rows():
+            self._check()
+            with _noting(plan.failed, row.name):
+                counted = self._search.in_archive(row, match, self._check)
+                if counted.found:
+                    plan = msgspec.structs.replace(
+                        plan, messages=plan.messages + counted.found,
+                        archives=[*plan.archives, row.name],
+                        archive_bytes=plan.archive_bytes + row.size,
+                    )  # fmt: skip
+        retired = (row for row in decode_rows(self._side.rows()) if row.state == "retired")
+        return msgspec.structs.replace(plan, removed=[row.name for row in retired])
+
+    def erase(self, match: Match) -> ErasureReport:
+        """Do it, and search everything again. What goes wrong is in the report."""
+        report = ErasureReport(what=str(match))
+        self._store.seal()
+        self._store.checkpoint()
+        self._search.begin()
+        ends = [segment.end_position for segment in self._side.sealed()]
+        ends += [row.last_position + 1 for row in self._rows()]
+        match = msgspec.structs.replace(match, below=max(ends, default=0))
+        self._erase_segments(match, report)
+        self._erase_archives(match, report)
+        self._side.forget_keys()
+        for row in decode_rows(self._side.rows()):
+            if row.state == "retired":
+                with _noting(report.failed, row.name):
+                    self._replacer.remove_retired(row)
+                    report.removed.append(row.name)
+        removed, stay = self._replacer.remove_leftovers()
+        report.removed += removed
+        report.failed.update(stay)
+        self._prove(match, report)
+        return report
+
+    def _rows(self) -> list[ArchiveRow]:
+        return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
+
+    def _erase_segments(self, match: Match, report: ErasureReport) -> None:
+        def make(
+            segment: Sealed, check: Callable[[], None]
+        ) -> tuple[MatchCount, SegmentDue, Regrouped] | None:
+            counted = self._search.in_segment(segment, match, check)
+            if not counted.found and not counted.unreadable:
+                return None
+            # What is looked at is remembered, by one at a time.
+            with self._planning:
+                due = self._plan(segment.number)
+            if due is None:
+                raise PolicyIllegal(
+                    f"segment {segment.number} holds {counted.found} of the messages, and the "
+                    "policy has no place for archives, as which what is left of a segment is kept; "
+                    "give it one"
+                )
+            return counted, due, self._mover.make(due, check, match)
+
+        width, segments = self._executor.width, self._side.sealed()
+        with closing(ahead(width, self._check, segments, make)) as coming:
+            for segment, made in coming:
+                self._check()
+                with _noting(report.failed, f"segment {segment.number}"):
+                    found = made()
+                    if found is not None:
+                        counted, due, regrouped = found
+                        self._mover.settle(due, regrouped, match)
+                        report.segments.append(segment.number)
+                        report.messages += counted.found
+
+    def _erase_archives(self, match: Match, report: ErasureReport) -> None:
+        def make(row: ArchiveRow, check: Callable[[], None]) -> Ready | None:
+            if not self._search.in_archive(row, match, check).found:
+                return None
+            return self._replacer.erased(row, self._replacer.manifest_of(row), match, check)
+
+        rows = self._rows()
+        width = min(self._executor.width, REWRITTEN_AT_ONCE)
+        with closing(ahead(width, self._check, rows, make)) as coming:
+            for at, (row, made) in enumerate(coming):
+                self._check()
+                self._tell(f"erasing {match}", at, len(rows))
+                with _noting(report.failed, row.name):
+                    ready = made()
+                    if ready is not None:
+                        self._settle(ready, report)
+
+    def _settle(self, ready: Ready, report: ErasureReport) -> None:
+        replaced = self._replacer.settle(ready)
+        report.messages += replaced.merged.dropped.erased
+        report.rewritten += [row.name for row in replaced.old]
+        if replaced.row is not None:
+            report.archives.append(replaced.row.name)
+
+    def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
+        """Destroy a topic's key, and tell what of the topic can be read all the same."""
+        keys.destroy(topic)
+        rows = self._rows()
+        # What was decoded before is forgotten.
+        self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
+        archives: list[str] = []
+        readable: list[str] = []
+        failed: dict[str, str] = {}
+        for at, row in enumerate(rows):
+            self._tell(f"looking for topic {topic}", at, len(rows))
+            try:
+                manifest = self._replacer.manifest_of(row)
+            except (StoreError, OSError) as e:
+                failed[row.name] = str(e)
+                continue
+            for one in manifest.topics:
+                if one.name == topic:
+                    known = keys_at_hand(keys, [], [(topic, one.key_id)] if one.key_id else [])
+                    gone = one.key_id is not None and not (known is not None and known.reading)
+                    (archives if gone else readable).append(row.name)
+        # Of an active segment nothing could be said.
+        self._store.seal()
+        self._store.checkpoint()
+        stats = self._store.segments()
+        segments = [s.number for s in stats if any(t.topic == topic for t in s.topics)]
+        return DestroyReport(
+            topic=topic, archives=archives, readable=readable, segments=segments, failed=failed
+        )
+
+    # --- the proof ---
+
+    def _prove(self, match: Match, report: ErasureReport) -> None:
+        segments: Sequence[Sealed] = self._side.sealed()
+        rows = self._rows()
+
+        def count(one: Sealed | ArchiveRow, check: Callable[[], None]) -> MatchCount:
+            if isinstance(one, ArchiveRow):
+                return self._search.in_archive(one, match, check)
+            return self._search.in_segment(one, match, check)
+
+        everything: list[Sealed | ArchiveRow] = [*segments, *rows]
+        with closing(ahead(self._executor.width, self._check, everything, count)) as coming:
+            for at, (one, counting) in enumerate(coming):
+                self._tell(f"proving that nothing is left: {match}", at, len(everything))
+                name = one.name if isinstance(one, ArchiveRow) else f"segment {one.number}"
+                with _noting(report.failed, name):
+                    counted = counting()
+                    if isinstance(one, ArchiveRow):
+                        _add(report, counted)
+                        continue
+                    _add(report, msgspec.structs.replace(counted, unreadable=0))
+                    if counted.unreadable:
+                        raise StoreError(
+                            f"segment {one.number} is damaged in {counted.unreadable} places, "
+                            "where anything may be"
+                        )
+
+
+def _add(report: ErasureReport, counted: MatchCount) -> None:
+    report.checked += counted.messages
+    report.found += counted.found
+    report.unreadable += counted.unreadable
+
+
+class _noting:  # noqa: N801  # used like a function
+    """What goes wrong inside is in the report, and no more than that."""
+
+    def __init__(self, failed: dict[str, str], what: str) -> None:
+        self._failed, self._what = failed, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
+        if isinstance(value, TieringStopped | StoreClosed):
+            return False
+        if not isinstance(value, StoreError | OSError):
+            return False
+        self._failed[self._what] = str(value)
+        return True

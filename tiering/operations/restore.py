@@ -1,0 +1,360 @@
+"""Restore: a store from archives alone.
+
+The idea: objects are named by store, position and number, and each says itself what it holds, so a
+place is a catalog. Those whose stretches of the log a newer generation of the same class has are
+superseded and left out. What is wanted of each is attached where it is, or copied; one of which
+only a part is wanted is written anew, with that part alone, into the target's own folder. The store
+itself is founded by kvstore, on plain data.
+
+Invariants: the source is only read; of topics and times that were not asked for the target has no
+byte, and names no archive that has one; what is damaged is reported and costs itself alone; a
+restore that fails leaves the target as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from math import gcd
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvstore.config import StoreConfig
+from kvstore.errors import (
+    ArchiveDamaged,
+    ConfigError,
+    FormatTooNew,
+    FormatTooOld,
+    KeyDestroyed,
+    KeyMissing,
+    TopicNotFound,
+)
+from kvstore.files import local_path
+from kvstore.index.archived import ArchivedRange, ArchivedTopic, Restored, found_store
+from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.manifest import Manifest
+from tiering.catalog.bucket import ArchiveObject, newest, objects_of
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
+from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
+from tiering.catalog.split_overlaps import untangled
+from tiering.errors import (
+    NothingToRestore,
+    ObjectNotFound,
+    ObjectTooShort,
+    TargetNotEmpty,
+)
+from tiering.executor.ahead import ahead, go_on
+from tiering.keys.crypto import KeyProvider
+from tiering.merge.rewrite import KeptMessages, write_wanted
+from tiering.operations.source_place import (
+    AT_ONCE,
+    LazyArchives,
+    OpenedArchive,
+    open_elsewhere,
+    opened_all,
+)
+from tiering.places.object_names import object_key
+from tiering.places.place import Place, open_place
+from tiering.places.refusals import typed
+from tiering.places.verify_copy import fetch
+from tiering.worker.store_side import Progress
+
+_DAMAGE: Final = (
+    ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort,
+)  # fmt: skip
+"""What costs an archive; that a place doesn't answer costs the restore."""
+
+
+class RestoreProblem(msgspec.Struct, frozen=True):
+    """An archive of which not everything wanted could be had."""
+
+    archive: str
+    reason: str
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a restore. `attached` archives are read where they are, `copied` and `rewritten`
+    ones are in the target; `superseded` ones have a newer generation, `left_out` ones nothing that
+    was asked for. `messages`, `raw_bytes` and `bytes` are those of the archives the store has now;
+    the log goes on at `position`.
+
+    `unreadable` says which encrypted topics can't be read with the keys that were given, and why;
+    archives that are attached or copied have them all the same, for whoever opens the store with
+    the key.
+    """
+
+    store_id: str
+    source_id: str
+    topics: list[str]
+    attached: int = 0
+    copied: int = 0
+    rewritten: int = 0
+    superseded: int = 0
+    left_out: int = 0
+    messages: int = 0
+    raw_bytes: int = 0
+    bytes: int = 0
+    position: int = 0
+    unreadable: dict[str, str] = {}
+    problems: list[RestoreProblem] = []
+
+
+def restore(
+    source: str | Path,
+    target: str | Path,
+    *,
+    topics: Collection[str] | None = None,
+    until: int | None = None,
+    keys: KeyProvider | None = None,
+    options: Mapping[str, object] | None = None,
+    copy: bool = False,
+    take_over: bool = False,
+    config: StoreConfig | None = None,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """Make a store at `target`, a folder that is empty or not there, of the archives in a place.
+
+    `topics` restores those alone; `until`, in ms, leaves out what was stored later. `options` are
+    settings of the place, and `store_id` (hex) where several stores have archives there; `keys` are
+    those of encrypted topics; of both, `config.archives` has what is not given. `copy` takes the
+    archives along; else the store reads them where they are, and never changes them. The store has
+    an id of its own; with `take_over` it goes on under the old one, and its worker will remove what
+    is not needed any more: only for a store that is gone for good. Groups and their offsets are in
+    no archive.
+
+    >>> tiering.restore("s3://bucket/prefix", "data", topics=["orders"])  # doctest: +SKIP
+
+    Raises `TargetNotEmpty`, `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`, `PlaceError`.
+    """
+    settings = config if config is not None else StoreConfig()
+    folder = local_path(target)
+    with typed(folder):
+        place, store_id, keys = open_elsewhere(
+            source, options, keys, settings.archives, settings.files, settings.clock
+        )
+        was_there = folder.exists()
+        if was_there and (not folder.is_dir() or any(folder.iterdir())):
+            raise TargetNotEmpty(
+                f"{folder} is not an empty folder; a store is restored to a new one"
+            )
+        own_id, objects = objects_of(place, store_id)
+        wanted = KeptMessages(None if topics is None else frozenset(topics), until)
+        one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
+        try:
+            return one.run(objects, is_given=config is not None, take_over=take_over)
+        except BaseException:
+            for path in folder.iterdir() if folder.exists() else ():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if folder.exists() and not was_there:
+                folder.rmdir()
+            raise
+
+
+class _Restoring:
+    """One restore."""
+
+    def __init__(
+        self,
+        place: Place,
+        folder: Path,
+        own_id: str,
+        wanted: KeptMessages,
+        keys: KeyProvider | None,
+        config: StoreConfig,
+        progress: Progress | None,
+        *,
+        is_kept: bool,
+    ) -> None:
+        self._place = place
+        self._folder = folder
+        self._own_id = own_id
+        self._wanted = wanted
+        self._keys = keys
+        self._config = config
+        self._files = config.files
+        self._progress = progress
+        self._is_kept = is_kept
+        self._tier: Tier = "cold" if "://" in place.name else "warm"
+        self._problems: list[RestoreProblem] = []
+        self._unreadable: dict[str, str] = {}
+        self._rows: list[ArchiveRow] = []
+        self._held: list[ArchivedRange] = []
+        self._taken: dict[int, Callable[[], Archive]] = {}
+        self._counts = {"attached": 0, "copied": 0, "rewritten": 0, "left_out": 0}
+
+    def run(
+        self, objects: Sequence[ArchiveObject], *, is_given: bool, take_over: bool
+    ) -> RestoreReport:
+        """See `restore`; `is_given`: the segment size is the caller's."""
+        every = list(self._opened(objects))
+        found, superseded = newest(every)
+        if not is_given:
+            self._config = _sized(self._config, [f.manifest for f in every])
+        self._check_topics(found)
+        with closing(ahead(AT_ONCE, go_on, found, lambda one, _: one.archive)) as each:
+            for number, (one, opened) in enumerate(each):
+                if self._progress is not None:
+                    self._progress("restoring archives", number, len(found))
+                try:
+                    self._take(one, opened())
+                except _DAMAGE as e:
+                    self._damaged(one.object, e)
+        topics, held = self._topics(found)
+        size = self._config.segment_size
+        ends = [end for f in every for _, end in f.manifest.segments]
+        restored = Restored(
+            store_id=bytes.fromhex(self._own_id) if take_over else None,
+            position=max([*ends, *(o.position + size for o in objects)]),
+            stored_at=max((row.last_stored_at for row in self._rows), default=0),
+            next_topic=max((t.id for f in every for t in f.manifest.topics), default=0) + 1,
+            next_archive=max(o.number for o in objects) + 1,
+            topics=topics,
+            held=held,
+            rows=[(row.catalog_key, encode_row(row)) for row in self._rows],
+        )
+        store_id = found_store(self._folder, restored, self._config)
+        return RestoreReport(
+            store_id=store_id.hex(),
+            source_id=self._own_id,
+            topics=sorted(topic.name for topic in topics),
+            superseded=superseded,
+            messages=sum(row.messages for row in self._rows),
+            raw_bytes=sum(row.raw_bytes for row in self._rows),
+            bytes=sum(row.size for row in self._rows),
+            position=-(-restored.position // size) * size,
+            unreadable=dict(sorted(self._unreadable.items())),
+            problems=self._problems,
+            **self._counts,
+        )
+
+    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
+        with closing(opened_all(self._place, objects, self._keys)) as each:
+            for number, (one, opened) in enumerate(each):
+                if self._progress is not None:
+                    self._progress("opening archives", number, len(objects))
+                try:
+                    found = opened()
+                except _DAMAGE as e:
+                    self._damaged(one, e)
+                else:
+                    yield found
+
+    def _damaged(self, one: ArchiveObject, error: Exception) -> None:
+        self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
+
+    def _check_topics(self, found: Sequence[OpenedArchive]) -> None:
+        known = {topic.name for one in found for topic in one.manifest.topics}
+        missing = sorted((self._wanted.topics or frozenset()) - known)
+        if missing:
+            raise TopicNotFound(
+                f"no archive in {self._place.name} has messages of {', '.join(missing)}; there "
+                f"are {', '.join(sorted(known)) or 'none'}"
+            )
+        if not found:
+            why = self._problems[0].reason if self._problems else "there are none"
+            raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
+
+    def _take(self, one: OpenedArchive, archive: Archive) -> None:
+        """Have an archive, or what is wanted of it, in the store."""
+        share = self._wanted.share(one.manifest)
+        if share == 0:
+            self._counts["left_out"] += 1
+            return
+        self._look_for_keys(one.manifest)
+        if share == 1 and not self._is_kept:
+            self._counts["attached"] += 1
+            place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
+            opener = one.open
+        else:
+            key = object_key(
+                bytes.fromhex(self._own_id), one.object.position, one.object.number,
+                one.manifest.retention_class,
+            )  # fmt: skip
+            place, path = FOLDER, self._folder / FOLDER / key
+            self._files.make_dir(path.parent)
+            if share == 1:
+                self._counts["copied"] += 1
+                crc = fetch(self._place, one.object.key, one.object.size, path, self._files)
+            else:
+                lost: list[str] = []
+                crc = write_wanted(archive, self._wanted, path, self._files, self._keys, lost)
+                if not crc:
+                    self._counts["left_out"] += 1
+                else:
+                    self._counts["rewritten"] += 1
+                name = f"{self._place.name}/{one.object.key}"
+                self._problems += [RestoreProblem(name, reason) for reason in dict.fromkeys(lost)]
+                if not crc:
+                    return
+            own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
+            size = own.size(key)
+            opener = partial(open_lazily, own.source(key, size), keys=self._keys)
+            archive = opener()
+        number = one.object.number
+        tier: Tier = self._tier if place != FOLDER else "warm"
+        self._held += contents(archive, number).held
+        self._taken[number] = opener
+        self._rows.append(
+            row_of(
+                archive.manifest, number=number, place=place, key=key, tier=tier, size=size, crc=crc
+            )
+        )
+
+    def _look_for_keys(self, manifest: Manifest) -> None:
+        """Note the topics that can't be read."""
+        for topic in manifest.topics:
+            if topic.key_id is None or not self._wanted.has_topic(topic.name):
+                continue
+            if self._keys is None:
+                why = f"it is encrypted with key {topic.key_id}, and no keys were given"
+                self._unreadable[topic.name] = why
+                continue
+            try:
+                self._keys.key_for_reading(topic.name, topic.key_id)
+            except (KeyMissing, KeyDestroyed) as e:
+                self._unreadable[topic.name] = str(e)
+
+    def _topics(
+        self, found: Sequence[OpenedArchive]
+    ) -> tuple[list[ArchivedTopic], list[ArchivedRange]]:
+        """The topics, as the newest archive has each, and what is held of them. Of several of one
+        name (it was deleted and made again) the last one counts.
+        """
+        known: dict[str, ArchivedTopic] = {}
+        for one in sorted(found, key=lambda f: f.manifest.last_position):
+            for said in one.manifest.topics:
+                topic = ArchivedTopic(said.id, said.name, fields_of(said))
+                if not self._wanted.has_topic(topic.name):
+                    continue
+                before = known.get(topic.name)
+                if before is None or topic.id >= before.id:
+                    known[topic.name] = topic
+        ids = {topic.id for topic in known.values()}
+        mine = [held for held in self._held if held.topic in ids]
+        queues: dict[int, int] = {}
+        for held in mine:
+            queues[held.topic] = max(queues.get(held.topic, 0), held.queue + 1)
+        topics = [_wide(topic, queues.get(topic.id, 0)) for topic in known.values()]
+        return topics, untangled(mine, LazyArchives(self._taken).__getitem__)
+
+
+def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:
+    """A topic with all queues that hold something: a task that made an archive knew its own."""
+    if queues <= topic.fields["read_queues"]:
+        return topic
+    wider = {"read_queues": queues, "write_queues": queues}
+    return topic._replace(fields={**topic.fields, **wider})
+
+
+def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:
+    """The settings with the segment size that the stretches of the log show, if they do."""
+    size = gcd(*(at for m in manifests for stretch in m.segments for at in stretch))
+    changed: dict[str, Any] = {"segment_size": size}
+    try:
+        return msgspec.structs.replace(config, **changed)
+    except ConfigError:
+        return config

@@ -1,0 +1,145 @@
+"""Search: how much of a match segments and archives hold, reading as little as tells.
+
+The idea: a record names its topic itself, so a segment is read whole. An archive says a record's
+topic by its directory alone: blocks of topics that can't be meant are not read, and an archive that
+has no topic which may be meant is not even opened, if its row in the catalog has the ids of all.
+
+Invariants: what is left out can't match; a topic that is not there any more is looked up by its
+name in the archive, since its id says nothing; all that is read is read by whoever works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from kvstore.files import LocalFiles
+from kvstore.index.archived import Sealed
+from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.records import RecordBatch
+from tiering.catalog.catalog import ArchiveRow, read_topics
+from tiering.executor.match import Match
+from tiering.executor.pool import Executor
+from tiering.executor.segment import read_segment
+from tiering.keys.sources import KeysAtHand
+from tiering.merge.merge import Input
+from tiering.merge.sequential_reader import QueueRows, Window
+from tiering.places.place import open_place
+from tiering.worker.replace import Replacer
+from tiering.worker.store_side import Store
+
+WINDOW_BYTES = 8 << 20
+
+
+class MatchCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages something holds, how many of them match, and how many can't be read."""
+
+    messages: int = 0
+    found: int = 0
+    unreadable: int = 0
+
+
+def count_in_segment(path: str, base: int, match: Match, size: int | None = None) -> MatchCount:
+    """What a segment's file has of a match, records that no queue holds included; of one that is
+    not sealed `size` bytes are used.
+    """
+    files = LocalFiles()
+    mapped = files.map(Path(path), writable=False)
+    try:
+        end = mapped.size if size is None else min(size, mapped.size)
+        found = read_segment(mapped.buffer, base, end)
+        meant = match.rows_of(RecordBatch(mapped.buffer, found.starts, found.sizes))
+        # What is damaged may be anything.
+        return MatchCount(
+            messages=len(found.starts), found=int(meant.sum()), unreadable=len(found.damage)
+        )
+    finally:
+        mapped.close()
+
+
+def count_in_archive(one: Input, match: Match, keys: KeysAtHand | None) -> MatchCount:
+    """What an archive has of a match; see `count`."""
+    place = open_place(one.place, options=one.options or None)
+    return count(Archive.open(place.source(one.key, one.size), keys=keys), match, keys)
+
+
+def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount:
+    """What an archive has of a match; every block is read of the topics that may be meant, but
+    those whose key is destroyed.
+    """
+    manifest = archive.manifest
+    if not any(match.may_be_in(topic.name) for topic in manifest.topics):
+        return MatchCount(messages=manifest.messages)
+    window = Window(archive, WINDOW_BYTES)
+    messages = found = unreadable = 0
+    for number, _, blocks in archive.directory.queues():
+        topic = manifest.topics[number]
+        held = sum(map(archive.directory.count, blocks))
+        if not match.may_be_in(topic.name):
+            messages += held
+            continue
+        if topic.key_id is not None and (keys is None or keys.is_gone(topic.name, topic.key_id)):
+            whole = match.is_all_of(topic.name, topic.last_stored_at, manifest.last_position)
+            found += held * whole
+            unreadable += held * (not whole)
+            continue
+        for block in blocks:
+            records = QueueRows.of(window.block(block)).records
+            messages += len(records)
+            found += int(match.rows(records).sum())
+    return MatchCount(messages=messages, found=found, unreadable=unreadable)
+
+
+class Searcher:
+    """See the module."""
+
+    def __init__(self, store: Store, replacer: Replacer, executor: Executor) -> None:
+        self._store = store
+        self._side = store.handover
+        self._replacer = replacer
+        self._executor = executor
+        self._names: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """Look which topics there are."""
+        self._names = {info.id: info.name for info in self._store.topics()}
+
+    def segments(self) -> Iterator[Sealed]:
+        """All segments, also those that are not sealed: these end where the log does."""
+        size, stats = self._side.segment_size, self._store.stats()
+        following = stats.first_position // size
+        for sealed in self._side.sealed():
+            yield sealed
+            following = sealed.number + 1
+        end = stats.end_position
+        for number in range(following, -(-end // size)):
+            begin = number * size
+            yield Sealed(number, self._side.segment_path(number), begin, min(begin + size, end))
+
+    def in_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> MatchCount:
+        """What a segment has of a match."""
+        begin = segment.first_position
+        return self._executor.run(
+            check, count_in_segment, str(segment.path), begin, match, segment.end_position - begin
+        )
+
+    def in_archive(self, row: ArchiveRow, match: Match, check: Callable[[], None]) -> MatchCount:
+        """What an archive has of a match. Raises what keeps it from being read."""
+        if not self._may_hold(row, match):
+            return MatchCount(messages=row.messages)
+        manifest = self._replacer.manifest_of(row)
+        keys = self._replacer.keys_for([manifest])
+        one = self._replacer.input_of(row)
+        return self._executor.run(check, count_in_archive, one, match, keys)
+
+    def _may_hold(self, row: ArchiveRow, match: Match) -> bool:
+        """Whether an archive may hold something of a match, by its row alone."""
+        if match.before is not None and row.first_stored_at >= match.before:
+            return False
+        if match.topic is None or row.topics is None:
+            return True
+        # One that was deleted is not known by its id.
+        names = map(self._names.get, read_topics(row.topics))
+        return any(name is None or match.may_be_in(name) for name in names)

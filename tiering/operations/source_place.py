@@ -1,0 +1,119 @@
+"""Elsewhere: a place with archives that a caller names, which need not be any of the store's.
+
+The idea: whoever brings archives from somewhere says where that is and how it is reached; what is
+not said, the settings say. Each archive there is looked at, and says what it is; of many only the
+last few stay open.
+
+Invariant: the place is only looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from kvstore.clock import Clock
+from kvstore.config import ArchiveAccess
+from kvstore.files import Files
+from tiering.archive.archive_reader import Archive, open_lazily
+from tiering.archive.layout import OPENING_READ
+from tiering.archive.manifest import Manifest
+from tiering.catalog.archive_pool import OpenArchives
+from tiering.catalog.bucket import ArchiveObject
+from tiering.executor.ahead import ahead, go_on
+from tiering.keys.crypto import KeyProvider
+from tiering.keys.sources import provider_of
+from tiering.places.place import Place, open_place
+from tiering.places.settings import is_remote
+
+K = TypeVar("K")
+AT_ONCE: Final = 16
+"""Archives that are opened at once: a bucket takes its time for each."""
+OPEN_BYTES: Final = 64 << 20
+"""What archives that stay open may take."""
+
+
+class Elsewhere(NamedTuple):
+    """A place that was opened, whose archives are asked for there (None: of the only store), and
+    the keys of what is encrypted.
+    """
+
+    place: Place
+    store_id: str | None
+    keys: KeyProvider | None
+
+
+def open_elsewhere(
+    source: str | Path,
+    options: Mapping[str, object] | None,
+    keys: KeyProvider | None,
+    access: ArchiveAccess,
+    files: Files,
+    clock: Clock,
+) -> Elsewhere:
+    """Open a place. `options` are its settings, and `store_id`. Raises PlaceError."""
+    given = dict(options or {})
+    store_id = given.pop("store_id", None)
+    if is_remote(str(source)):
+        given = {**access.options, **given}
+    if keys is None:
+        keys = provider_of(access.keys, files)
+    place = open_place(source, options=given, files=files, clock=clock)
+    return Elsewhere(place, None if store_id is None else str(store_id), keys)
+
+
+class OpenedArchive(NamedTuple):
+    """An archive's object, and what it says of itself."""
+
+    object: ArchiveObject
+    manifest: Manifest
+    open: Callable[[], Archive]
+
+    @property
+    def archive(self) -> Archive:
+        """The archive; opened again, if it was let go of meanwhile. Raises as its opening does."""
+        return self.open()
+
+
+def opened_all(
+    place: Place, objects: Sequence[ArchiveObject], keys: KeyProvider | None
+) -> Generator[tuple[ArchiveObject, Callable[[], OpenedArchive]], None, None]:
+    """Each of some archives, with what gives it. What of it can't be read at all raises then:
+    ArchiveDamaged, FormatTooNew, PlaceError. Some are opened at once; those that were asked for
+    last stay open. To be closed.
+    """
+
+    def open_one(number: int) -> Archive:
+        one = objects[number]
+        return open_lazily(place.source(one.key, one.size), keys=keys)
+
+    kept = OpenArchives(open_one, OPEN_BYTES, OPENING_READ)
+
+    def look(number: int, _: Callable[[], None]) -> OpenedArchive:
+        archive = kept.get(number)
+        assert archive.directory is not None, "it is decoded, or raises"
+        return OpenedArchive(objects[number], archive.manifest, partial(kept.get, number))
+
+    for number, result in ahead(AT_ONCE, go_on, range(len(objects)), look):
+        yield objects[number], result
+
+
+class LazyArchives(Mapping[K, Archive]):
+    """Archives by names, each opened when it is asked for."""
+
+    def __init__(self, openers: Mapping[K, Callable[[], Archive]]) -> None:
+        self._openers = openers
+
+    def __getitem__(self, name: K) -> Archive:
+        return self._openers[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._openers
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._openers)
+
+    def __len__(self) -> int:
+        return len(self._openers)

@@ -1,0 +1,499 @@
+"""The worker: has a store's segments and archives go where a policy says.
+
+The idea: look at what there is, ask the policy what is due (`due`), have it done one thing after
+the other (`doing`), note what was done (`history`), and look again until nothing is due. It runs
+when it is called, or by itself in a thread. CPU-heavy steps are somebody else's (`pool.Executor`):
+a process of its own, or Spark's tasks.
+
+Invariants: one worker for a store at a time; a step that fails leaves everything readable as it
+was, is noted, and is tried again by the next run; what cannot be told is never deleted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Final, Self, cast
+from weakref import WeakSet
+
+from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
+from kvstore.index.archived import Catalog
+from kvstore.process.background import Background
+from kvstore.process.forking import module_lock, refuse_in_child
+from tiering.archive.writer import ArchiveSettings
+from tiering.catalog.catalog import ArchiveInfo, decode_rows, info_of, kept_as
+from tiering.catalog.tiers import Tiers
+from tiering.errors import (
+    PlaceDenied,
+    PlaceFull,
+    PlaceUnavailable,
+    PolicyIllegal,
+    TieringBusy,
+    TieringStopped,
+)
+from tiering.executor.match import Match
+from tiering.executor.pool import Executor, Pool
+from tiering.keys.crypto import KeyProvider
+from tiering.keys.sources import provider_of
+from tiering.merge.merge import TARGET_BYTES
+from tiering.operations.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
+from tiering.places.refusals import typed
+from tiering.places.waiting import FILE, WORK, Waits
+from tiering.policy.plan import Plan, make_plan
+from tiering.policy.policy import Policy, check_with_store, is_open
+from tiering.policy.policy_places import open_places
+from tiering.policy.retention_classes import RetentionClass, life_of
+from tiering.policy.schedule import Agenda, SegmentDue, due, due_at_once
+from tiering.policy.snapshot import encrypted_of, traits_of
+from tiering.policy.trusted_clock import TrustedClock
+from tiering.worker.archive_segment import Mover
+from tiering.worker.arrivals import attaches
+from tiering.worker.audit import Asked, AuditReport, audit
+from tiering.worker.choose import Merger
+from tiering.worker.history import History
+from tiering.worker.looking import Looker, StoreSnapshot
+from tiering.worker.parting import Parter
+from tiering.worker.rate_limit import RateLimit
+from tiering.worker.relocate import Shifter
+from tiering.worker.replace import Replacer
+from tiering.worker.rewriting import Rewriter
+from tiering.worker.run_due import MOVING, Doer, name_of
+from tiering.worker.runs import Run, RunReport
+from tiering.worker.store_side import Progress, Store, TopicFacts
+
+__all__ = ["MOVING", "ArchiveInfo", "Worker"]
+
+INTERVAL: Final = 60.0
+_TIDYING: Final = "tidying"
+_taken: WeakSet[object] = WeakSet()
+_taken_lock = module_lock()
+
+
+class Worker:
+    """See the module.
+
+    >>> with tiering.Worker(store, Policy(hot_for=60, warm_for=3600, warm="archive")) as worker:
+    ...     worker.run_once()  # doctest: +SKIP
+
+    `keys` gives the keys of topics that are to be encrypted; `options` are settings of the object
+    stores (docs/places.md); what is not given is the store's (`StoreConfig.archives`). `progress`
+    is called with what is being done, how much of it is done, and the whole. `executor` is who does
+    the work (default: a process of the worker's own; see docs/spark.md); where that does several
+    things at once, so does the worker, and the store becomes the same. Raises `PolicyIllegal`
+    for a policy that does not fit the store, `TieringBusy` if the store has a worker already.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        *,
+        keys: KeyProvider | None = None,
+        options: Mapping[str, object] | None = None,
+        progress: Progress | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise PolicyIllegal(f"the policy is {policy!r}; it must be a tiering.Policy")
+        config = store.config
+        check_with_store(policy, config.retention, config.watermarks)
+        refuse_in_child(self)
+        self._store = store
+        self._side = store.handover
+        self.policy = policy
+        self._clock = config.clock
+        self._files = config.files
+        self._progress = progress
+        self._telling = threading.Lock()
+        access = config.archives
+        keys = provider_of(access.keys, self._files) if keys is None else keys
+        self._keys = keys
+        options = access.options if options is None else options
+        self._options = options
+        self._stopping = threading.Event()
+        self._thread: Background | None = None
+        self._busy = threading.Lock()
+        self._tried: set[str] = set()
+        noted = store.path / WORK / "clock.json"
+        self._trusted = TrustedClock(noted, self._files, self._clock, policy.clock_doubt)
+        self._places = open_places(policy, store.path, options, self._files, self._clock)
+        self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
+        self._reading = RateLimit(policy.read_rate, self._clock)
+        self._uploading = RateLimit(policy.upload_rate, self._clock)
+        self._executor: Executor = Pool() if executor is None else executor
+        settings = ArchiveSettings(
+            codec=policy.codec, level=policy.level, block_bytes=policy.block_bytes, keys=keys
+        )
+        self._mover = Mover(
+            store, settings, self._places, self._executor, self._reading, self._uploading,
+            self._check, self._tell, self._class_of,
+        )  # fmt: skip
+        self._shifter = Shifter(
+            store, policy, self._places, self._mover.intents, self._executor, self._reading,
+            self._uploading, options, self._trusted,
+        )  # fmt: skip
+        self._replacer = Replacer(
+            store, policy, settings, self._mover, self._shifter, self._executor, self._reading,
+            self._check, self._trusted,
+        )  # fmt: skip
+        self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
+        self._merger = Merger(
+            self._replacer, self._looker, self._side.store_id, self._clock, self._tell
+        )
+        self._rewriter = Rewriter(
+            self._store, self._replacer, self._looker, self._merger, self._executor, self._clock,
+            self._trusted, self._check, self._tell,
+        )  # fmt: skip
+        self._parter = Parter(
+            store, self._replacer, self._looker, self._clock, self._check, self._tell
+        )
+        self._waits = Waits(store.path / WORK / FILE, self._files, self._clock)
+        self._doer = Doer(
+            self._side, self._mover, self._shifter, self._looker, self._executor, self.history,
+            self._trusted, self._clock, self._waits, lambda tier: self._places[tier].name,
+            self._check, self._tell,
+        )  # fmt: skip
+        with _taken_lock:
+            if self._side in _taken:
+                raise TieringBusy(f"{store.path} has a worker already; stop that one first")
+            _taken.add(self._side)
+        archived = self._side.archived()
+        if isinstance(archived, Tiers):
+            places = {kept_as(p.name, store.path): p for p in self._places.values()}
+            archived.use(places, keys)
+        self._side.attach()
+
+    # --- what there is ---
+
+    def archives(self) -> list[ArchiveInfo]:
+        """The archives of the store, by their first position."""
+        return [info_of(row) for row in self._looker.rows()]
+
+    def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
+        """What a run would do now, and what that costs or saves; nothing is changed."""
+        now = self._trusted.now_ms()
+        segments, archives, _ = self._looker.look(now)
+        return make_plan(
+            self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
+            disk_used=self._disk_used(), other_bytes=self._side.segment_size, ratio=ratio,
+            read_share=read_share,
+        )  # fmt: skip
+
+    def verify(self, *, remove_orphans: bool = False) -> AuditReport:
+        """Check every archive's bytes, hold catalog and places against each other; objects of this
+        store that the catalog does not have are listed, and removed if asked, once they are older
+        than the policy's grace time. Raises `TieringBusy` while a run is under way.
+        """
+        with self._alone():
+            return audit(
+                lambda: Catalog(self._side.store_id, list(self._side.rows())),
+                self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
+                grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
+                asked=self._asked(), arrivals=lambda: attaches(self._side),
+            )  # fmt: skip
+
+    def _asked(self) -> Asked | None:
+        """Who checks archives: whoever works here, if that is many; else this process."""
+        if self._executor.width == 1:
+            return None
+        return Asked(executor=self._executor, options=self._options, check=self._check)
+
+    def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
+        """What becomes of a topic's messages once they left hot; None: nothing."""
+        known = traits_of([topic], encrypted_of([topic], self._keys))
+        return life_of(self.policy, known[topic.name]).kind
+
+    # --- runs ---
+
+    def run_once(self) -> RunReport:
+        """Do what is due, until nothing is. Raises `TieringBusy` while another run is under way,
+        `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place does
+        not do what it must; what else goes wrong is in the report, and tried again by the next run.
+        """
+        with self._alone():
+            run = self._begin()
+            return run.report(waits_for_hours=self._do_due(run))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Do one thing at a time, and have the other process end behind it. What the disk refuses
+        is `DiskFull` or `FileRefused`.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
+        try:
+            with typed(self._store.path), ExitStack() as ending:
+                for step in (self._waits.note, self._mover.clear, self._executor.close):
+                    ending.callback(step)
+                yield
+        finally:
+            # Whatever becomes of the rest: else no run would ever begin again.
+            self._busy.release()
+
+    def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:
+        """Merge neighbouring archives into larger ones, of `target_bytes` at most, until none are
+        worth it, whatever the hour; compacted topics keep the newest message of each key then. What
+        is due to go cold, or to go, is left to `run_once`. Raises as that does.
+        """
+        with self._alone():
+            run = self._begin()
+            self._merger.begin(anew=True)
+            while self._merge_one(run, target_bytes):
+                pass
+            return run.report()
+
+    def part(self, topic: str) -> RunReport:
+        """Part archives that hold a topic together with topics of another retention: two take the
+        place of each, one with the topic alone, so that neither waits for the other to be over (see
+        `together.held_together`). The old objects go after the policy's grace time, with a run.
+        Raises as `run_once` does, and `CallerError` for a topic that is not there.
+        """
+        found = self._rewriter.topic(topic)
+        return self._rewritten(lambda run: self._parter.part(found, self._trusted.now_ms(), run))
+
+    def run_and_merge(self) -> RunReport:
+        """What a worker does that runs by itself, each time: as `run_once`, then merge to the
+        policy's `merge_bytes`, group by group, at its `hours`; what becomes due meanwhile goes
+        first. What failed before is left alone for a while (see `waiting`). Raises as `run_once`
+        does, but a place that is away is in the report: others may be there.
+        """
+        with self._alone():
+            run = self._begin(anew=False)
+            self._merger.begin(anew=False)
+            while True:
+                waits = self._do_due(run)
+                if not (self._may_merge() and self._merge_one(run, self.policy.merge_bytes)):
+                    return run.report(waits_for_hours=waits)
+
+    def _may_merge(self) -> bool:
+        """Whether it is the hour. At the watermarks archives are not to be there twice."""
+        marks, used = self.policy.watermarks, self._disk_used()
+        is_full = marks is not None and used >= marks[0]
+        return not is_full and is_open(self.policy, self._clock.local_hour(), 0.0)
+
+    def _merge_one(self, run: Run, target_bytes: int | None) -> bool:
+        """Merge one group; False: there is none."""
+        self._check()
+        if target_bytes is None:
+            return False
+        agenda, sight = self._agenda()
+        groups = self._merger.next(agenda, sight, target_bytes)
+        if groups:
+            self._merger.merge(groups, sight, self._trusted.now_ms(), run)
+        return bool(groups)
+
+    def compact(self, topic: str | None = None) -> RunReport:
+        """Have compacted topics (or archives with one of them) keep the newest message of each key
+        only, as far as neighbouring archives may be merged, however large or small they are.
+        Raises as `run_once` does, and `CallerError` for a topic that is not compacted.
+        """
+        return self._rewritten(lambda run: self._rewriter.compact(topic, self._agenda, run))
+
+    def reencrypt(self, topic: str | None = None) -> RunReport:
+        """Write archives anew that have messages (of a topic) under another key than the one that
+        the provider gives for writing now: also such as are not encrypted and should be, or are and
+        should not. The old objects go after the policy's grace time, with a run. Raises as
+        `run_once` does, `ConfigError` without keys, `CallerError` for a topic that is not there.
+        """
+        return self._rewritten(lambda run: self._rewriter.reencrypt(topic, run))
+
+    def _rewritten(self, work: Callable[[Run], None]) -> RunReport:
+        with self._alone():
+            run = self._begin()
+            self._merger.begin(anew=True)
+            work(run)
+            return run.report()
+
+    def erasure_plan(
+        self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
+        everywhere: bool = False,
+    ) -> ErasurePlan:  # fmt: skip
+        """What `erase` would do; nothing is changed. Raises as that does."""
+        match = self._match(topic, key, before, everywhere)
+        with self._alone():
+            return self._eraser().look(match)
+
+    def erase(
+        self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
+        everywhere: bool = False,
+    ) -> ErasureReport:  # fmt: skip
+        """Erase what was put so far of a topic, with a key, or stored before a time (ms); of what
+        is given all must be true. Then it is searched again, to show that nothing is left: see
+        `ErasureReport.is_proven`. Copies of a topic's messages are looked for where the store puts
+        them: in system topics and groups' dead-letter topics; `everywhere`: in all topics, which
+        reads every archive. Raises as `run_once` does.
+        """
+        match = self._match(topic, key, before, everywhere)
+        with self._alone():
+            run = self._begin()
+            report = self._eraser().erase(match)
+            # What could not be tidied may hold what is erased.
+            untidy = {k: why for k, why in run.failed.items() if k.startswith(_TIDYING)}
+            report.failed.update(untidy)
+            self.history.add(
+                "erased", match.for_notes, archives=report.archives, messages=report.messages,
+                note="proven" if report.is_proven else f"not proven: {report.failed}"[:1000],
+            )  # fmt: skip
+            return report
+
+    def _match(
+        self, topic: str | None, key: str | None, before: int | None, everywhere: bool
+    ) -> Match:
+        dead = frozenset(group.dead_letters for group in self._store.groups())
+        copies_in = None if everywhere else dead
+        return Match(topic=topic, key=key, before=before, copies_in=copies_in)
+
+    def destroy_key(self, topic: str) -> DestroyReport:
+        """Destroy a topic's key: what is encrypted with it is gone everywhere at once, copies of
+        archives included. Raises `ConfigError` if the worker's keys can't do that.
+        """
+        keys = self._keys
+        if keys is None or not hasattr(keys, "destroy"):
+            raise ConfigError(
+                f"the key of topic {topic!r} can't be destroyed: the worker was given "
+                + ("no keys" if keys is None else "keys of a kind that can't; ask whoever has them")
+            )
+        with self._alone():
+            found = self._eraser().destroy_key(topic, cast("Destroyer", keys))
+            self.history.add(
+                "erased", f"the key of topic {topic}", archives=found.archives,
+                note=f"readable all the same: {found.readable}" if found.readable else "",
+            )  # fmt: skip
+            return found
+
+    def _eraser(self) -> Eraser:
+        return Eraser(
+            self._store, self._mover, self._replacer, self._executor, self._check, self._tell,
+            self._due_at_once,
+        )  # fmt: skip
+
+    def _due_at_once(self, number: int) -> SegmentDue | None:
+        """What becomes of a segment if it leaves hot now; None: there is no place for it."""
+        now = self._trusted.now_ms()
+        segments = self._looker.look(now).segments
+        segment = next((s for s in segments if s.number == number), None)
+        return due_at_once(self.policy, segment, now) if segment else None
+
+    def _do_due(self, run: Run) -> bool:
+        """Do what is due, until nothing is; returns whether more is, at other hours."""
+        while True:
+            self._check()
+            agenda, sight = self._agenda()
+            if agenda.is_empty or agenda.waits_for_hours:
+                return agenda.waits_for_hours
+            if not self._doer.do(agenda, sight, run):
+                return False
+            self._doer.sweep(run)
+
+    def _begin(self, *, anew: bool = True) -> Run:
+        """Put right what a worker before left, and begin; `anew`: nothing is left alone that failed
+        before.
+        """
+        run = Run(self.history)
+        self._waits.begin(anew=anew)
+        self._doer.unfit.clear()
+        self._looker.judge.begin()
+        known = {row.key for row in decode_rows(self._side.rows())}
+        self._try_places(run, anew=anew)
+        with run.noting(_TIDYING, StoreError):
+            run.removed += self._mover.tidy(known, run.failed_with) + self._shifter.tidy()
+        self._doer.sweep(run)
+        return run
+
+    def _try_places(self, run: Run, *, anew: bool) -> None:
+        """Try out, once, what each place promises, and make a folder that is not there yet. One
+        that is full is noted: what is to go from there must go all the same. So is one that is
+        away, for a worker that runs by itself: other places may be there.
+        """
+        for tier, place in self._places.items():
+            if place.name in self._tried or self._waits.is_on(place.name):
+                continue
+            try:
+                place.check(create=True)
+                self._tried.add(place.name)
+            except (PlaceUnavailable, PlaceDenied, PlaceFull) as e:
+                if anew and not isinstance(e, PlaceFull):
+                    raise
+                if not isinstance(e, PlaceFull):
+                    self._waits.failed(place.name, [tier], e)
+                run.failed_with(place.name, e)
+
+    def _agenda(self) -> tuple[Agenda, StoreSnapshot]:
+        self._store.checkpoint()
+        now = self._trusted.now_ms()
+        sight = self._looker.look(now)
+        self._waits.keep({name_of(s.number) for s in sight.segments})
+        fit = [s for s in sight.segments if self._doer.is_fit(s.number)]
+        agenda = due(
+            self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
+            disk_used=self._disk_used(), other_bytes=self._side.segment_size,
+        )  # fmt: skip
+        return agenda, sight
+
+    def _disk_used(self) -> float:
+        return self._files.disk_used(self._store.path)
+
+    def _check(self) -> None:
+        if self._stopping.is_set():
+            raise TieringStopped("the worker was told to stop; what it was doing is undone")
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            # Of things that are made at once, too, one is told after the other.
+            with self._telling:
+                self._progress(what, done, total)
+
+    # --- by itself ---
+
+    def start(self, interval: float = INTERVAL) -> None:
+        """Run by itself (`run_and_merge`), every `interval` seconds, in a thread; until `stop`."""
+        if not interval > 0:
+            raise CallerError(f"interval is {interval!r}; it must be above 0 seconds")
+        if self._thread is not None:
+            raise TieringBusy("this worker runs by itself already")
+        self._thread = Background("kvmq-tiering", self._turn, self._clock, interval, at_once=True)
+        self._store.threads.append(self._thread)
+        self._thread.start()
+
+    def _turn(self) -> None:
+        thread = self._thread
+        if thread is None:
+            return  # `stop` was called
+        try:
+            report = self.run_and_merge()
+            thread.did(f"a run in which {len(report.failed)} steps failed")
+        except (TieringStopped, StoreClosed):
+            thread.end()
+        except TieringBusy:
+            pass
+
+    def stop(self) -> None:
+        """End a run under way, and running by itself; the store is as if the step under way had not
+        begun. The worker is of no use from then on.
+        """
+        self._stopping.set()
+        self._reading.stop()
+        self._uploading.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+            self._store.threads.remove(thread)
+        with self._busy:
+            self._executor.close()
+        with _taken_lock:
+            if self._side in _taken:
+                _taken.discard(self._side)
+                self._side.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,1 @@
+"""Commits: what jobs have added to a place, all or nothing."""

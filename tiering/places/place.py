@@ -1,0 +1,167 @@
+"""Where archives are kept: what every kind of place can do, and how one is opened.
+
+The idea: a place keeps whole, immutable objects under names. It can do little, so that a folder, a
+network share and every object store can do it alike: put (for the first who comes), read a range,
+list, delete. Nothing else in tiering knows which kind it talks to.
+
+Invariants: a name leads to a whole object or to none, whatever was cut off. Of two callers that put
+different bytes under one name with `if_absent` just one succeeds. What a place is called holds no
+secret, and neither do its errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from kvstore.clock import Clock, SystemClock
+from kvstore.files import Files, LocalFiles, local_path
+from tiering.errors import PlaceIllegal
+from tiering.places.local import LocalPlace
+from tiering.places.object_store import ObjectPlace
+from tiering.places.objects import Given, ObjectInfo, ObjectSource, Pace
+from tiering.places.settings import Address, is_remote, seconds, settings_of
+
+__all__ = ["Given", "ObjectInfo", "ObjectSource", "Pace", "Place", "open_kept", "open_place"]
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_LOCAL_RETRY: Final = 10.0
+
+
+class Place(Protocol):
+    """A place for archives. Threads may share one, and it can be pickled: a spawned process opens
+    what it gets anew. (A forked one must open its own.)
+
+    All calls raise `PlaceUnavailable` when the place did not answer in time after all tries,
+    `PlaceDenied` when it refuses, `ObjectNameIllegal` for a name that can't be.
+    """
+
+    @property
+    def name(self) -> str:
+        """The path or URL, without secrets and settings."""
+        ...
+
+    def put(
+        self, key: str, given: Given, *, if_absent: bool = True, pace: Pace | None = None
+    ) -> ObjectInfo:
+        """Put a whole object; durable, and seen by all, when the call returns.
+
+        With `if_absent` a name that is taken is `ObjectExists`, unless the object there has the
+        same bytes: then it is done. `pace` is called with a number of bytes before as many are
+        moved (again, where they are moved again). Neither it nor a stream that is given may use
+        an object store: they are called from inside the client. `PlaceFull` if there is no room.
+        """
+        ...
+
+    def read(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`; `ObjectNotFound`, or `ObjectTooShort`."""
+        ...
+
+    def info(self, key: str) -> ObjectInfo:
+        """What is there by that name; `ObjectNotFound` if nothing is."""
+        ...
+
+    def size(self, key: str) -> int:
+        """An object's bytes; `ObjectNotFound`."""
+        ...
+
+    def source(self, key: str, size: int | None = None) -> ObjectSource:
+        """An object to be read in ranges; one request for its size, if the caller does not know."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """The objects whose names begin so, in no promised order. A hint: what is listed may be
+        gone, what was just put may not be listed yet; `info` tells. Only the folder that the prefix
+        names is looked through.
+        """
+        ...
+
+    def folders(self) -> Sequence[str]:
+        """The names of the folders at the top, sorted; such a folder may hold nothing."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Have the object gone; nothing if it is."""
+        ...
+
+    def leftovers(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """What puts that were cut off have left, of objects whose names begin so; `list` shows none
+        of it. The names are the place's own, for `remove_leftover`.
+        """
+        ...
+
+    def remove_leftover(self, key: str) -> None:
+        """Delete one of the leftovers, whose put is not under way any more; nothing if it is gone
+        already.
+        """
+        ...
+
+    def remove_leftovers(self, before: int) -> int:
+        """Delete those last written before that time, in milliseconds since the epoch; returns how
+        many. Younger ones may belong to a put under way.
+        """
+        ...
+
+    def check(self, *, create: bool = False) -> None:
+        """Try out that the place is there, may be written to and refuses a name that is taken;
+        `PlaceUnsuitable` if it does not refuse. `create` makes a missing local folder.
+        """
+        ...
+
+
+def open_place(
+    address: str | Path,
+    *,
+    options: Mapping[str, object] | None = None,
+    files: Files | None = None,
+    clock: Clock | None = None,
+) -> Place:
+    """The place at a path, or at a `file://`, `s3://`, `gs://` or `az://` URL.
+
+    Settings come from the URL's query and from `options`, which wins (docs/places.md lists them);
+    secrets only from `options` or the environment. Nothing is asked of the place yet: see `check`.
+    `PlaceIllegal` for what is no place, `ExtraMissing` where the extra `cloud` is not installed.
+    """
+    files = LocalFiles() if files is None else files
+    clock = SystemClock() if clock is None else clock
+    text = str(address)
+    if not text or "\0" in text:
+        raise PlaceIllegal("a place needs a path or a URL; this is empty or holds a NUL", "")
+    if not _SCHEME.match(text):
+        path = local_path(text, "a place")
+        return _local(path, dict(options or {}), text, files, clock)
+    if isinstance(address, Path):
+        raise PlaceIllegal("a place is a URL as a pathlib.Path, which breaks it; give a text", "")
+    found = Address.of(text)
+    settings = settings_of(found, options or {})
+    if found.scheme == "file":
+        named = unquote(urlsplit(text).path)
+        return _local(Path(named), settings, found.name, files, clock)
+    return ObjectPlace(found, settings, files=files, clock=clock)
+
+
+def open_kept(
+    where: str, folder: Path, *, options: Mapping[str, object], files: Files, clock: Clock
+) -> Place:
+    """The place that the catalog or the policy of the store in `folder` calls so; `options` are
+    settings of the object stores.
+    """
+    # Relative to the store, so that a store that moved takes its archives along.
+    if "://" not in where:
+        return open_place(folder / where, files=files, clock=clock)
+    used = options if is_remote(where) else None
+    return open_place(where, options=used, files=files, clock=clock)
+
+
+def _local(
+    path: Path, settings: dict[str, object], name: str, files: Files, clock: Clock
+) -> LocalPlace:
+    retry_for = seconds(settings, "retry_for", _LOCAL_RETRY, name)
+    if settings:
+        raise PlaceIllegal(
+            f"{name}: a folder knows the setting retry_for, not {', '.join(sorted(settings))}", name
+        )
+    return LocalPlace(path.absolute(), files=files, clock=clock, retry_for=retry_for)

@@ -1,0 +1,298 @@
+"""What is due: which segments become archives, which archives go cold, what is deleted, and why.
+
+The idea: pure functions of what there is and of the time. All messages of a segment leave hot
+together, the oldest segment first: a segment is due when every class in it is, that is at the
+*greatest* `leaves_hot` among its topics, for its newest message. So age alone never takes from
+readers what a topic's `hot_for` promises; that disks are freed in time is what `max_bytes` and the
+watermarks are for, which move the oldest segments whatever their topics say. From then on classes
+are apart: each goes cold, and is deleted, by the store time of its own last message, however late
+or early it left hot.
+
+Invariants: nothing is deleted before its class's whole time is over; what is due stays due as time
+passes; segments go in the order of their numbers, none before an older one that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from tiering.policy.durations import text_of
+from tiering.policy.policy import Policy, Tier, is_open
+from tiering.policy.retention_classes import RetentionClass, TopicTraits, life_of
+
+Why = Literal["age", "size", "disk", "erased"]
+"""What made something due: its time is over, `max_bytes`, a watermark, or it holds what is to be
+erased."""
+
+Fate = Literal["stays", "goes cold", "goes"]
+"""What becomes of an archive now."""
+
+_EVER: Final = "without limit"
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one topic has in a segment: bytes of records, and the newest store time among them."""
+
+    topic: str
+    bytes: int
+    newest: int
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one class has in a segment; becomes one archive."""
+
+    kind: RetentionClass
+    bytes: int
+    newest: int
+    topics: tuple[str, ...]
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A sealed segment. `bytes` is what its file takes; store times are ms, None if they can't be
+    told; `leaves_hot` is the age at which all its topics may go (None: never), `held_by` the topic
+    that asks for it. `parts` are in the order of their classes' names.
+    """
+
+    number: int
+    bytes: int
+    oldest: int | None
+    newest: int | None
+    leaves_hot: int | None
+    held_by: str
+    parts: tuple[Part, ...]
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """An archive as the catalog has it; `kind` from `classes.class_of_archive`. `last_stored_at` is
+    ms, `raw_bytes` what its records took in the log.
+    """
+
+    key: str
+    tier: Tier
+    bytes: int
+    raw_bytes: int
+    last_stored_at: int
+    kind: RetentionClass
+
+
+class PartDue(msgspec.Struct, frozen=True):
+    """A class of a segment that leaves hot: `to` its archive's tier, None if it is over already."""
+
+    retention_class: str
+    to: Tier | None
+    bytes: int
+    topics: tuple[str, ...]
+
+
+class SegmentDue(msgspec.Struct, frozen=True):
+    """A segment that leaves hot. If all its parts are over, or there are none, it is deleted
+    without an archive.
+    """
+
+    number: int
+    bytes: int
+    parts: tuple[PartDue, ...]
+    why: Why
+    reason: str
+
+
+class ArchiveDue(msgspec.Struct, frozen=True):
+    """An archive that goes cold, or goes (`to` None)."""
+
+    key: str
+    bytes: int
+    to: Literal["cold"] | None
+    reason: str
+
+
+class OldestHot(msgspec.Struct, frozen=True):
+    """The oldest segment that stays hot: until when (ms since the epoch, None: no limit), and for
+    the sake of which topic.
+    """
+
+    number: int
+    until: int | None
+    topic: str
+
+
+class Agenda(msgspec.Struct, frozen=True):
+    """What is due. `waits_for_hours`: it is, but not at this hour, so that `segments` and
+    `archives` are what would be done and nobody may begin it now.
+    """
+
+    segments: tuple[SegmentDue, ...]
+    archives: tuple[ArchiveDue, ...]
+    held: OldestHot | None
+    waits_for_hours: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is due, whatever the hour."""
+        return not self.segments and not self.archives
+
+
+def segment_of(
+    policy: Policy,
+    number: int,
+    size: int,
+    times: tuple[int | None, int | None],
+    shares: Iterable[Share],
+    known: Mapping[str, TopicTraits],
+) -> Segment:
+    """A segment from what its topics have in it; `times` are its oldest and newest store time.
+
+    Shares of topics that are not in `known` (they were deleted) hold nothing and are archived
+    nowhere.
+    """
+    kinds: dict[RetentionClass, list[Share]] = {}
+    slowest: tuple[int | None, str] | None = None
+    for share in shares:
+        traits = known.get(share.topic)
+        if traits is None:
+            continue
+        life = life_of(policy, traits)
+        if slowest is None or _is_longer(life.leaves_hot, slowest[0]):
+            slowest = (life.leaves_hot, share.topic)
+        if life.kind is not None:
+            kinds.setdefault(life.kind, []).append(share)
+    if slowest is None:
+        # Nobody reads it any more, but its records can still be dumped: as any topic's.
+        slowest = (life_of(policy, TopicTraits(name="")).leaves_hot, "")
+    parts = [
+        Part(
+            kind,
+            sum(s.bytes for s in held),
+            max(s.newest for s in held),
+            tuple(sorted(s.topic for s in held)),
+        )
+        for kind, held in sorted(kinds.items(), key=lambda item: item[0].name)
+    ]
+    return Segment(number, size, *times, *slowest, tuple(parts))
+
+
+def due(
+    policy: Policy,
+    segments: Sequence[Segment],
+    archives: Iterable[Archived],
+    *,
+    now_ms: int,
+    hour: int,
+    disk_used: float,
+    other_bytes: int = 0,
+) -> Agenda:
+    """What is due now. Pure.
+
+    `segments` are the sealed ones, oldest first; `other_bytes` what raw segments take besides (the
+    active one); `now_ms` should come from `trusted.observe`, which no leap of the clock moves;
+    `hour` is local, `disk_used` a share, 0 to 1. At the second watermark the oldest segment goes,
+    and no other for that reason: the caller asks again after it, with the disk as it is then.
+    """
+    leaving: list[SegmentDue] = []
+    held: OldestHot | None = None
+    if policy.moves:
+        leaving, held = _leaving(policy, segments, now_ms, disk_used, other_bytes)
+    moving = [found for a in archives if (found := _archive_due(policy, a, now_ms)) is not None]
+    return Agenda(
+        tuple(leaving),
+        tuple(moving),
+        held,
+        waits_for_hours=bool(leaving or moving) and not is_open(policy, hour, disk_used),
+    )
+
+
+def _leaving(
+    policy: Policy, segments: Sequence[Segment], now: int, disk_used: float, other_bytes: int
+) -> tuple[list[SegmentDue], OldestHot | None]:
+    total = other_bytes + sum(s.bytes for s in segments)
+    newest = _newest_of(segments)
+    is_forced = policy.watermarks is not None and disk_used >= policy.watermarks[1]
+    out: list[SegmentDue] = []
+    for i, segment in enumerate(segments):
+        why: Why
+        if _has_passed(segment.leaves_hot, newest[i], now):
+            why, reason = "age", f"its messages are older than {_text(segment.leaves_hot)}"
+        elif policy.max_bytes is not None and total > policy.max_bytes:
+            why, reason = "size", f"segments take {total} bytes, the limit is {policy.max_bytes}"
+        elif is_forced and not out:
+            why, reason = "disk", f"the disk is {disk_used:.0%} full, the oldest segment goes"
+        else:
+            return out, _held(segment, newest[i])
+        out.append(_segment_due(segment, why, reason, now))
+        total -= segment.bytes
+    return out, None
+
+
+def due_at_once(policy: Policy, segment: Segment, now_ms: int) -> SegmentDue | None:
+    """What becomes of a segment that leaves whatever its age, because something in it is to be
+    erased; None: the policy has no place for it. Pure.
+    """
+    if not policy.moves:
+        return None
+    return _segment_due(segment, "erased", "it holds what is to be erased", now_ms)
+
+
+def _newest_of(segments: Sequence[Segment]) -> list[int | None]:
+    """Each segment's newest store time; one that can't be told is no later than what is behind."""
+    out: list[int | None] = []
+    behind: int | None = None
+    for segment in reversed(segments):
+        out.append(segment.newest if segment.newest is not None else behind)
+        if segment.oldest is not None:
+            behind = segment.oldest
+    return out[::-1]
+
+
+def _segment_due(segment: Segment, why: Why, reason: str, now: int) -> SegmentDue:
+    parts = []
+    for part in segment.parts:
+        age = now - part.newest
+        to = None if part.kind.is_over(age) else part.kind.tier_at(age)
+        parts.append(PartDue(part.kind.name, to, part.bytes, part.topics))
+    return SegmentDue(segment.number, segment.bytes, tuple(parts), why, reason)
+
+
+def fate(policy: Policy, tier: Tier, kind: RetentionClass, age: int) -> Fate:
+    """What becomes of an archive in a tier whose last message is so old, by its class. Pure."""
+    if kind.is_over(age):
+        return "goes"
+    if tier == "warm" and policy.cold is not None and kind.tier_at(age) == "cold":
+        return "goes cold"
+    return "stays"
+
+
+def _archive_due(policy: Policy, archive: Archived, now: int) -> ArchiveDue | None:
+    kind = archive.kind
+    found = fate(policy, archive.tier, kind, now - archive.last_stored_at)
+    if found == "goes":
+        reason = f"its messages are older than {_text(kind.ends)}"
+        return ArchiveDue(archive.key, archive.bytes, None, reason)
+    if found == "goes cold":
+        reason = (
+            "there is no place warm any more"
+            if kind.first == "cold"
+            else f"its messages are older than {_text(kind.leaves_warm)}"
+        )
+        return ArchiveDue(archive.key, archive.bytes, "cold", reason)
+    return None
+
+
+def _held(segment: Segment, newest: int | None) -> OldestHot:
+    until = None
+    if segment.leaves_hot is not None and newest is not None:
+        until = newest + segment.leaves_hot
+    return OldestHot(segment.number, until, segment.held_by)
+
+
+def _has_passed(age: int | None, newest: int | None, now: int) -> bool:
+    return age is not None and newest is not None and now - newest > age
+
+
+def _is_longer(age: int | None, than: int | None) -> bool:
+    return than is not None and (age is None or age > than)
+
+
+def _text(age: int | None) -> str:
+    return _EVER if age is None else text_of(age)

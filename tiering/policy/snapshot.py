@@ -1,0 +1,134 @@
+"""What a store has to say about itself for a policy to be applied to it.
+
+The idea: a policy looks at segments and topics, not at a store. These protocols are the little that
+is asked of one; `kvstore.Store` has it, and so has whatever a test puts in its place.
+
+Invariant: nothing here reads a record, or changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from kvstore.config import Retention
+from kvstore.errors import KeyDestroyed
+from tiering.keys.crypto import KeyProvider
+from tiering.policy.policy import Policy
+from tiering.policy.retention_classes import TopicTraits
+from tiering.policy.schedule import Segment, Share, segment_of
+
+
+class Topic(Protocol):
+    """See `kvstore.TopicInfo`."""
+
+    @property
+    def id(self) -> int:
+        """Given once."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Such as "normal" or "compacted"."""
+        ...
+
+    @property
+    def retention(self) -> Retention:
+        """Its own; what is None there is the policy's."""
+        ...
+
+
+class ShareStats(Protocol):
+    """See `kvstore.TopicShare`."""
+
+    @property
+    def topic(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Of records."""
+        ...
+
+    @property
+    def newest(self) -> int:
+        """Store time, ms."""
+        ...
+
+
+class Stats(Protocol):
+    """See `kvstore.SegmentStats`."""
+
+    @property
+    def number(self) -> int:
+        """Position // segment size."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """What its file takes."""
+        ...
+
+    @property
+    def oldest(self) -> int | None:
+        """Store time, ms; None if it holds nothing."""
+        ...
+
+    @property
+    def newest(self) -> int | None:
+        """Store time, ms; None if it holds nothing."""
+        ...
+
+    @property
+    def topics(self) -> Sequence[ShareStats]:
+        """What each has in it."""
+        ...
+
+
+def traits_of(
+    topics: Sequence[Topic], encrypted: Collection[str] = frozenset()
+) -> dict[str, TopicTraits]:
+    """What decides each topic's class, by name; `encrypted` names those with a key of their own."""
+    return {
+        t.name: TopicTraits(
+            name=t.name, kind=t.kind, retention=t.retention, encrypted=t.name in encrypted
+        )
+        for t in topics
+    }
+
+
+def encrypted_of(topics: Sequence[Topic], keys: KeyProvider | None) -> frozenset[str]:
+    """The topics whose messages are to be encrypted, those too whose key was destroyed: they can't
+    be archived before they have another.
+    """
+    return frozenset(t.name for t in topics if keys is not None and _is_encrypted(t.name, keys))
+
+
+def _is_encrypted(topic: str, keys: KeyProvider) -> bool:
+    try:
+        return keys.key_for_writing(topic) is not None
+    except KeyDestroyed:
+        return True
+
+
+def segments_of(
+    policy: Policy, found: Iterable[Stats], known: Mapping[str, TopicTraits]
+) -> list[Segment]:
+    """The segments of a store (`Store.segments`) as a policy sees them."""
+    return [
+        segment_of(
+            policy,
+            s.number,
+            s.bytes,
+            (s.oldest, s.newest),
+            [Share(share.topic, share.bytes, share.newest) for share in s.topics],
+            known,
+        )
+        for s in found
+    ]

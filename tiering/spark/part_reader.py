@@ -1,0 +1,376 @@
+"""Reading: a part of archives and of the log -> record batches.
+
+The idea: groups come by ranged reads of about a megabyte, and those that are alike become columns
+together, when they are enough for a batch: what a call of numpy or Arrow costs is then shared by
+thousands of rows. Where bodies are not asked for, or tags are, heads are read first and bodies only
+of blocks that need them.
+
+Invariants: memory is two batches and a ranged read, whatever the archive; a block that is damaged
+ends the part, or is left out and told, as the options say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kvstore.errors import (
+    ArchiveDamaged,
+    ArchiveMissing,
+    KeyMissing,
+    RecordDamaged,
+    SegmentDamaged,
+)
+from tiering.archive.archive_reader import Archive
+from tiering.archive.block import BlockGroup, read_columns
+from tiering.archive.columns.integers import by_bytes
+from tiering.archive.columns.records import RecordBatch
+from tiering.archive.layout import NO_QUEUE
+from tiering.archive.lookup.directory import GroupPlace
+from tiering.archive.tail import read_exactly
+from tiering.errors import ObjectNotFound, ObjectTooShort
+from tiering.executor.segment import SegmentRecords, boundary, read_segment
+from tiering.spark.arrow import batch_of
+from tiering.spark.listing import DAMAGE, LogPart, Opener
+from tiering.spark.moved import moved
+from tiering.spark.options import ReadOptions
+from tiering.spark.rows import Taken, of_groups, of_records, taken
+from tiering.spark.splits import BlockRange, Ranges, Split
+from tiering.spark.wanted import QueryFilter
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
+
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_READ: Final = 1 << 20
+"""Bytes of blocks that are read together, about."""
+_BATCH_ROWS: Final = 16384
+_BATCH_BYTES: Final = 8 << 20
+_LOG_BYTES: Final = 8 << 20
+"""Of the log, taken apart together."""
+_BODIES: Final = frozenset({"body", "headers"})
+_OF_PROPERTIES: Final = frozenset({"message_id", "keys", "tag", "properties", "headers"})
+_NEVER: Final = 1 << 62
+_log = logging.getLogger("kvmq")
+
+
+class _Some(NamedTuple):
+    """Blocks that are asked for, and the group that they are in."""
+
+    members: I64
+    group: BlockGroup
+
+
+class PartReader:
+    """Reads parts; `names` are the columns that are asked for. `is_stream`: what is left out is
+    never asked for again, so what may only be elsewhere (an archive that was merged, a key that is
+    not at hand) ends the part, whatever the options say.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        wanted: QueryFilter,
+        names: Sequence[str],
+        opener: Opener | None = None,
+        *,
+        is_stream: bool = False,
+    ) -> None:
+        self._is_stream = is_stream
+        self._told: set[tuple[str, str]] = set()
+        self._options = options
+        self._wanted = wanted
+        self._names = list(names)
+        self._opener = opener or Opener(options)
+        extra = ["keys"] if wanted.keys is not None and "keys" not in self._names else []
+        self._made = [*self._names, *extra]
+        self._properties = wanted.tags is not None or not _OF_PROPERTIES.isdisjoint(self._made)
+        self._bodies = "body" in self._made
+
+    def batches(self, split: Split) -> Iterator[pa.RecordBatch]:
+        """The part's messages. Raises ArchiveDamaged, ArchiveMissing, PlaceError,
+        SegmentDamaged.
+        """
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in self._small(split):
+            rows += batch.num_rows
+            size += batch.nbytes
+            # What is enough by itself is not copied to be joined with what came before.
+            if waiting and _is_enough(rows, size):
+                yield _joined(waiting)
+                waiting, rows, size = [], batch.num_rows, batch.nbytes
+            waiting.append(batch)
+            if _is_enough(rows, size):
+                yield _joined(waiting)
+                waiting, rows, size = [], 0, 0
+        if waiting:
+            yield _joined(waiting)
+
+    def _small(self, split: Split) -> Iterator[pa.RecordBatch]:
+        for piece in split.pieces:
+            yield from filter(len, self._of_archive(piece))
+        for stretch in split.log:
+            yield from self._of_log(stretch, split)
+
+    # --- archives ---
+
+    def _of_archive(self, piece: BlockRange) -> Iterator[pa.RecordBatch]:
+        name = piece.held.name
+        try:
+            archive = self._opener.archive(piece.held)
+            for groups in self._gathered(archive, name, _numbers(piece.blocks)):
+                made = list(self._of_groups(groups, piece))
+                # They take as much as what was made of them, and the next are on their way.
+                groups.clear()
+                while made:
+                    yield made.pop(0)
+        except (ObjectNotFound, ObjectTooShort) as e:
+            gone = ArchiveMissing(
+                f"archive {name} went, or was replaced, after the query was planned: {e}; run it "
+                "again",
+                name,
+            )
+            self._failed(name, gone)
+        except DAMAGE as e:
+            self._failed(name, e)
+
+    def _gathered(self, archive: Archive, name: str, blocks: I64) -> Iterator[list[_Some]]:
+        """Groups that make a batch together, about, with nothing of them decoded yet."""
+        waiting: list[_Some] = []
+        rows = size = 0
+        try:
+            for members, group in self._groups(archive, blocks):
+                with self._left_out_if_damaged(name, members):
+                    one = group()
+                    waiting.append(_Some(members, one))
+                    rows += one.count
+                    size += sum(one.decoded_sizes)
+                if _is_enough(rows, size):
+                    yield waiting
+                    waiting, rows, size = [], 0, 0
+        except DAMAGE:
+            # The archive is no more: what was read of it counts all the same.
+            if waiting:
+                yield waiting
+            raise
+        if waiting:
+            yield waiting
+
+    @contextmanager
+    def _left_out_if_damaged(self, name: str, members: I64) -> Iterator[None]:
+        """For what is done with one group alone: it fails, or is left out, as the options say."""
+        try:
+            yield
+        except KeyMissing as e:
+            # Told once, and not for each of its blocks.
+            if (name, e.topic) not in self._told:
+                self._failed(name, e)
+                self._told.add((name, e.topic))
+        except (ArchiveDamaged, RecordDamaged) as e:
+            self._failed(f"{name}, block {members[0]}", e)
+
+    def _groups(
+        self, archive: Archive, blocks: I64
+    ) -> Iterator[tuple[I64, Callable[[], BlockGroup]]]:
+        """The groups that blocks are in, each with those of it that are asked for."""
+        found = archive.all_groups().having(blocks)
+        if self._wanted.tags is not None or not _BODIES & set(self._made):
+            for members, place in found:
+                yield members, partial(archive.lazy_group, place)
+            return
+        for run in _runs(found):
+            begin, last = run[0][1].at, run[-1][1]
+            size = last.at + sum(last.sizes) - begin
+            data = memoryview(read_exactly(archive.source, begin, size))
+            for members, place in run:
+                part = data[place.at - begin :][: sum(place.sizes)]
+                yield members, partial(archive.decode_group, place, part)
+
+    def _has_tag(self, one: Taken) -> bool:
+        """Whether a group may have messages with a tag that is asked for; bodies are not read for
+        it.
+        """
+        tags = self._wanted.tags
+        if tags is None or one.odd is not None:
+            return True
+        found = batch_of(of_groups([one]), ["tag"])
+        wanted = pa.array(sorted(tags), pa.string())
+        return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
+
+    def _of_groups(self, groups: Sequence[_Some], piece: BlockRange) -> Iterator[pa.RecordBatch]:
+        """What is asked for of groups: one part of all of them after the other, since what takes
+        bodies apart pushes out of the processor's cache what takes the others apart.
+        """
+        read_columns([one.group for one in groups], properties=self._properties)
+        found: list[tuple[I64, Taken]] = []
+        for members, group in groups:
+            # All of it here, where a failure is its own.
+            with self._left_out_if_damaged(piece.held.name, members):
+                one = taken(group, properties=self._properties)
+                if self._has_tag(one):
+                    found.append((members, one))
+        decoded: list[tuple[I64, Taken]] = []
+        for members, one in found:
+            with self._left_out_if_damaged(piece.held.name, members):
+                if self._bodies and one.odd is None:
+                    _ = one.group.bodies
+                decoded.append((members, one))
+        # Each group that is asked for in part by itself, so that no other is copied to filter it.
+        for (_, is_whole), some in groupby(
+            decoded, lambda pair: (pair[1].alike, _is_whole(pair[0], pair[1].group, piece))
+        ):
+            alike = list(some)
+            batch = batch_of(of_groups([one for _, one in alike]), self._made)
+            if not is_whole:
+                keep = [_asked(members, one.group, piece) for members, one in alike]
+                batch = batch.filter(pa.array(np.concatenate(keep)))
+            yield self._exactly(batch)
+
+    # --- the log ---
+
+    def _of_log(self, stretch: LogPart, split: Split) -> Iterator[pa.RecordBatch]:
+        if self._opener.files.size(Path(stretch.path)) is None:
+            for piece in moved(self._options, self._opener, stretch, split):
+                yield from filter(len, self._of_archive(piece))
+            return
+        for records in self.log_records(stretch, split):
+            for one in of_records(records, stretch.base):
+                out = self._exactly(batch_of(one, self._made))
+                if out.num_rows:
+                    yield out
+
+    def log_records(self, stretch: LogPart, split: Split) -> Iterator[RecordBatch]:
+        """The messages of a part that begin in a stretch of the log; each batch is good until the
+        next is asked for. Raises ArchiveMissing, SegmentDamaged.
+        """
+        path = Path(stretch.path)
+        files = self._opener.files
+        if files.size(path) is None:
+            raise ArchiveMissing(
+                f"segment {path} left the log after the query was planned; run it again", str(path)
+            )
+        mapped = files.map(path, writable=False)
+        try:
+            for rows, found in self._records(mapped.buffer, stretch, split):
+                yield RecordBatch(
+                    mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
+                )
+        finally:
+            mapped.close()
+
+    def _records(
+        self, buffer: Buffer, stretch: LogPart, split: Split
+    ) -> Iterator[tuple[I64, SegmentRecords]]:
+        """The messages that begin in a stretch, some megabytes at a time."""
+        base, used = stretch.base, stretch.used - stretch.base
+        first, last = stretch.begin - base, stretch.end - base
+        begin = boundary(buffer, stretch.known - base, first, used)
+        end = boundary(buffer, begin or 0, last, used)
+        found = read_segment(buffer, base, used if end is None else end, begin or 0)
+        self._opener.read += stretch.end - stretch.begin
+        for damage in found.damage:
+            if stretch.begin <= damage.position < stretch.end:
+                told = f"{stretch.path} is damaged at {damage.position}: {damage.reason}"
+                self._failed(stretch.path, SegmentDamaged(told, stretch.path))
+        names = [name.decode("utf-8", "surrogateescape") for name in found.names]
+        since = np.array([split.topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
+        live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])
+        live &= (found.starts >= first) & (found.starts < last)
+        if split.ranges is not None:
+            live &= _within(split.ranges, names, found)
+        rows = np.flatnonzero(live)
+        for a, b in by_bytes(found.sizes[rows], _LOG_BYTES):
+            yield rows[a:b], found
+
+    # --- both ---
+
+    def _exactly(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Only what the options ask for, which Spark does not know of."""
+        keys = self._wanted.keys
+        if keys is not None:
+            lists = batch.column(self._made.index("keys")).to_pylist()
+            batch = batch.filter(pa.array([not keys.isdisjoint(one) for one in lists], pa.bool_()))
+        if len(self._made) != len(self._names):
+            batch = batch.select(self._names)
+        return batch
+
+    def _failed(self, what: str, error: Exception) -> None:
+        is_elsewhere = self._is_stream and isinstance(error, ArchiveMissing)
+        if self._options.damaged == "fail" or is_elsewhere:
+            raise error
+        _log.warning("left out: %s: %s", what, error)
+
+
+def _is_whole(members: I64, group: BlockGroup, piece: BlockRange) -> bool:
+    """Whether all messages of a group are asked for."""
+    if len(members) != group.blocks or piece.between is not None:
+        return False
+    return piece.cuts.keys().isdisjoint(members.tolist())
+
+
+def _asked(members: I64, group: BlockGroup, piece: BlockRange) -> Bools:
+    """Which messages of a group are asked for: of some blocks, and of these maybe not all."""
+    asked = np.zeros(group.blocks, np.bool_)
+    asked[members - group.number] = True
+    counts = group.members.stretches.counts
+    found: Bools = np.repeat(asked, counts)
+    mine = piece.cuts.keys() & set(members.tolist())
+    if mine:
+        low, end = np.zeros(group.blocks, np.int64), np.full(group.blocks, _NEVER)
+        for block in mine:
+            low[block - group.number], end[block - group.number] = piece.cuts[block]
+        offset = group.columns.offset
+        found &= (offset >= np.repeat(low, counts)) & (offset < np.repeat(end, counts))
+    if piece.between is not None:
+        begin, stop = piece.between
+        found &= (group.columns.position >= begin) & (group.columns.position < stop)
+    return found
+
+
+def _within(ranges: Ranges, names: Sequence[str], found: SegmentRecords) -> Bools:
+    """Which records are of offsets that are asked for."""
+    numbers = {name: i for i, name in enumerate(ranges.names)}
+    topics = np.array([numbers.get(name, -1) for name in names] or [-1], np.int64)
+    at, is_asked = ranges.find(topics[found.topics], found.queues)
+    is_in: Bools = (found.offsets >= ranges.low[at]) & (found.offsets < ranges.end[at])
+    is_in &= is_asked
+    return is_in
+
+
+def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:
+    """All numbers of some ranges, each from its first to before its stop."""
+    return np.concatenate([np.arange(first, stop) for first, stop in blocks] or [np.empty(0, int)])
+
+
+def _runs(groups: Iterable[tuple[I64, GroupPlace]]) -> Iterator[list[tuple[I64, GroupPlace]]]:
+    """Groups that lie one behind the other, as many as are read together; each with its blocks."""
+    run: list[tuple[I64, GroupPlace]] = []
+    end = 0
+    for members, place in groups:
+        if run and (end != place.at or place.at - run[0][1].at >= _READ):
+            yield run
+            run = []
+        run.append((members, place))
+        end = place.at + sum(place.sizes)
+    if run:
+        yield run
+
+
+def _is_enough(rows: int, size: int) -> bool:
+    return rows >= _BATCH_ROWS or size >= _BATCH_BYTES
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

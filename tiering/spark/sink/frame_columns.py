@@ -1,0 +1,219 @@
+"""Columns: what a frame has, checked, in the types that records are made of.
+
+The idea: Spark sends record batches of the frame's schema. The schema is judged once, before a task
+runs; a batch's columns are brought to one type each, and its numbers to numpy. What a row may lack
+gets what a store would give it.
+
+Invariants: a value that a record can't have is a `RowIllegal` that names the column and the row,
+never something near it; what is left of a value says what the value said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from kvstore.config import QUEUES_MAX
+from kvstore.errors import ConfigError, MessageIllegal, shown
+from kvstore.record.validate import check_topic
+from tiering.archive.columns.integers import Column
+from tiering.errors import RowIllegal
+from tiering.spark.schema import HEADERS, SCHEMA, spark_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+POSITION_END: Final = 1 << 61
+"""Behind the last segment that a log may have."""
+_US: Final = 1000
+_REQUIRED: Final = ("topic", "body")
+_INTEGERS: Final = frozenset({"tinyint", "smallint", "int", "bigint"})
+_LATITUDE: Final[Mapping[str, frozenset[str]]] = {
+    "queue": _INTEGERS,
+    "offset": _INTEGERS,
+    "position": _INTEGERS,
+    "body": frozenset({"binary", "string"}),
+}
+"""Types that say the same as the one that messages have."""
+_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+    "queue": (0, QUEUES_MAX),
+    "offset": (0, (1 << 63) - 1),
+    "position": (0, POSITION_END),
+    "born_at": (0, 1 << 62),
+    "stored_at": (0, 1 << 62),
+    "headers.flags": (0, 1 << 32),
+    "headers.system_flags": (0, 1 << 32),
+    "headers.reconsume_times": (-(1 << 31), 1 << 31),
+    "headers.version": (1, 3),
+    "headers.body_crc": (0, 1 << 32),
+}
+"""The least value, and the first that is too large."""
+
+
+def check_schema(schema: StructType) -> None:
+    """Whether rows of a schema can be messages. Raises ConfigError that names what is wrong."""
+    names = [field.name for field in schema.fields]
+    unknown = [name for name in names if name not in SCHEMA.names]
+    if unknown or len(set(names)) < len(names):
+        what = ", ".join(map(repr, unknown)) or "one column twice"
+        raise ConfigError(
+            f"the frame has {what}, which messages don't; they have {', '.join(SCHEMA.names)}: "
+            "select those"
+        )
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing:
+        raise ConfigError(f"the frame lacks {' and '.join(missing)}, which every message has")
+    if ("queue" in names) != ("offset" in names):
+        lacks = "queue" if "offset" in names else "offset"
+        raise ConfigError(
+            f"the frame lacks {lacks}: give queue and offset both, or none, and they are made"
+        )
+    for field, known in zip(schema.fields, spark_schema(names).fields, strict=True):
+        found, held = field.dataType.simpleString(), known.dataType.simpleString()
+        if found != held and found not in _LATITUDE.get(field.name, ()):
+            raise ConfigError(
+                f"column {field.name} is {found}; messages have it as {held}: cast it"
+            )
+
+
+class Headers(NamedTuple):
+    """The columns of `headers`; `there` says of which rows it is not null."""
+
+    there: NDArray[np.bool_]
+    fields: Mapping[str, pa.Array]
+
+
+class FrameRows:
+    """A batch of rows. Numbers are None where there is no such column."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.count = batch.num_rows
+        self._columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        self.names: list[str] = []
+        self.topic_of: Column = np.empty(0, np.int64)
+        self._set_topics()
+        self.queue = self._numbers("queue")
+        self.offset = self._numbers("offset")
+        self.position = self._numbers("position")
+        for name, numbers in (
+            ("queue", self.queue), ("offset", self.offset), ("position", self.position)
+        ):  # fmt: skip
+            if numbers is not None:
+                self.check(name, numbers)
+        self.body: pa.Array = self._required("body").cast(pa.binary())
+        self._check_nulls()
+
+    # --- what there is ---
+
+    def text(self, name: str) -> pa.Array | None:
+        """A column of text; nulls may be in it."""
+        found = self._columns.get(name)
+        return None if found is None else found.cast(pa.string())
+
+    @property
+    def keys(self) -> pa.Array | None:
+        """The lists of keys."""
+        found = self._columns.get("keys")
+        return None if found is None else found.cast(pa.list_(pa.string()))
+
+    @property
+    def properties(self) -> pa.Array | None:
+        """The maps of properties."""
+        found = self._columns.get("properties")
+        return None if found is None else found.cast(pa.map_(pa.string(), pa.string()))
+
+    def headers(self) -> Headers | None:
+        """What is left of records; None if no row has any."""
+        found = self._columns.get("headers")
+        if found is None or found.null_count == len(found):
+            return None
+        there = np.asarray(found.is_valid())
+        fields = {
+            kind.name: part.cast(kind.type)
+            for kind, part in zip(HEADERS, found.flatten(), strict=True)
+        }
+        return Headers(there, fields)
+
+    def times(self, name: str) -> tuple[Column | None, NDArray[np.bool_] | None]:
+        """Times in ms, and which rows have none; None where there is no such column, or no null."""
+        found = self._columns.get(name)
+        if found is None:
+            return None, None
+        exact = found.cast(pa.timestamp("us", tz="UTC")).view(pa.int64())
+        nulls = np.asarray(exact.is_null()) if exact.null_count else None
+        numbers = np.asarray(exact.fill_null(0)) // _US
+        self.check(name, numbers, nulls)
+        return numbers, nulls
+
+    # --- what is wrong ---
+
+    def check(self, name: str, numbers: Column, passed: NDArray[np.bool_] | None = None) -> None:
+        """Raise `RowIllegal` if a number is out of its column's bounds; not for rows `passed`."""
+        low, high = _BOUNDS[name]
+        wrong = (numbers < low) | (numbers >= high)
+        if passed is not None:
+            wrong &= ~passed
+        if bool(wrong.any()):
+            row = int(np.argmax(wrong))
+            raise self.illegal(
+                row, name, f"{int(numbers[row])}, which is not from {low} to {high - 1}; mend it, "
+                "or leave the row out",
+            )  # fmt: skip
+
+    def illegal(self, row: int, column: str, problem: str) -> RowIllegal:
+        """The error for a row: `problem` says what the column has, and what to do."""
+        topic = self.names[int(self.topic_of[row])] if self.names else None
+        queue, offset = (
+            None if numbers is None else int(numbers[row]) for numbers in self._where()
+        )
+        where = f"a row of topic {shown(topic)}" if topic is not None else "a row"
+        if queue is not None and offset is not None:
+            where += f", queue {queue}, offset {offset}"
+        return RowIllegal(f"{where}: column {column} is {problem}", topic, queue, offset)
+
+    def _where(self) -> tuple[Column | None, Column | None]:
+        return getattr(self, "queue", None), getattr(self, "offset", None)
+
+    # --- making ---
+
+    def _required(self, name: str) -> Any:
+        return self._columns[name]
+
+    def _set_topics(self) -> None:
+        """The topics once each, and which of them a row has."""
+        column = self._required("topic").cast(pa.string())
+        if column.null_count:
+            raise self._null(column, "topic")
+        found = column.dictionary_encode()
+        names: list[str] = found.dictionary.to_pylist()
+        for name in names:
+            try:
+                check_topic(name)
+            except MessageIllegal as e:
+                raise RowIllegal(
+                    f"a row of topic {shown(name)}: column topic is no topic's name: {e}; mend "
+                    "it, or leave the row out",
+                    name,
+                ) from e
+        self.names, self.topic_of = names, np.asarray(found.indices).astype(np.int64)
+
+    def _numbers(self, name: str) -> Column | None:
+        found = self._columns.get(name)
+        if found is None:
+            return None
+        if found.null_count:
+            raise self._null(found, name)
+        return np.asarray(found.cast(pa.int64()))
+
+    def _check_nulls(self) -> None:
+        if self.body.null_count:
+            raise self._null(self.body, "body")
+
+    def _null(self, column: Any, name: str) -> RowIllegal:
+        row = int(pc.index(column.is_null(), True).as_py())
+        return self.illegal(row, name, "null; give it a value, or leave the row out")

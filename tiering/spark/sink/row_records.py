@@ -1,0 +1,404 @@
+"""Records: rows of a frame -> the records that a store would have of them, byte for byte.
+
+The idea: a record is a head of fixed size, the body, the topic and the properties, each with its
+length. Heads are a numpy table, and Arrow joins the columns of parts to one of records, whose
+buffer is a `RecordBatch` as it is. Records with IPv6 hosts or of version 2 are few, and encoded one
+by one.
+
+Invariants: a row that came from a record gives that record; what a row does not say is as a store
+would have it, the same in both ways; offsets and positions that are made are given once.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32
+
+from kvstore.clock import Clock
+from kvstore.config import QUEUES_MAX
+from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, shown
+from kvstore.record.compression import decompress
+from kvstore.record.encode import encode_record
+from kvstore.record.hosts import HOST_V4_SIZE, pack_host
+from kvstore.record.layout import (
+    CRC_MASK,
+    DECOMPRESSED_MAX,
+    FIXED_V1,
+    HOSTS_V6,
+    MAGIC_V1,
+    TOPIC_MAX,
+)
+from kvstore.record.names import BORN_HOST_V6, COMPRESSED, MULTI_TAG, STORE_HOST_V6
+from kvstore.record.put.unique_ids import UniqueIds
+from kvstore.record.values import StoredMessage
+from tiering.archive.columns.integers import Column, bounds_of
+from tiering.archive.columns.records import HEAD, RecordBatch
+from tiering.errors import JobTooLarge
+from tiering.spark.arrow import host_text
+from tiering.spark.sink.frame_columns import POSITION_END, FrameRows, Headers
+from tiering.spark.sink.property_maps import multi_tags, property_fields
+
+LANE: Final = 1 << 32
+"""Positions in a row that are one task's."""
+LANES: Final = 1 << 14
+"""Tasks that a job has at most, if positions are made."""
+_HOST: Final = pack_host("127.0.0.1", 10911)
+_PIECE: Final = 64 << 20
+"""Bytes of rows that become records at once."""
+
+
+class TaskStart(NamedTuple):
+    """Where a task begins with what its rows lack: its number among the job's, the first position
+    that is free in the place, and the next offset of queues there, by topic and queue.
+    """
+
+    task: int = 0
+    position: int = 0
+    ends: Mapping[str, Mapping[int, int]] = {}
+
+
+class PlacedRecords(NamedTuple):
+    """Records, and where each belongs; `topic_of` says which of the maker's `topics` it is of."""
+
+    records: RecordBatch
+    topic_of: Column
+    queue: Column
+    offset: Column
+    position: Column
+
+
+class Maker:
+    """Makes records of a task's rows. Batches may be of different columns."""
+
+    def __init__(self, clock: Clock, start: TaskStart | None = None) -> None:
+        self.topics: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._clock = clock
+        self._start = start or TaskStart()
+        self._ids = UniqueIds(_HOST[:4], os.getpid() & 0xFFFF, secrets.randbits(32))
+        self._made = 0
+        """Bytes of records that got a position here."""
+        self._lane = 0
+        self._taken: dict[int, int] = {}
+        """By topic the next offset of this task's queue."""
+
+    def placed(self, batch: pa.RecordBatch) -> Iterator[PlacedRecords]:
+        """The records of a batch. Raises RowIllegal, JobTooLarge."""
+        pieces = max(-(-batch.nbytes // _PIECE), 1)
+        step = max(-(-batch.num_rows // pieces), 1)
+        for at in range(0, batch.num_rows, step):
+            part = batch.slice(at, step)
+            # Columns without an offset into their buffers: what children are asked for is theirs.
+            columns = [pa.concat_arrays([column]) for column in part.columns]
+            if at or len(part) < batch.num_rows:
+                columns = [column.take(pa.array(np.arange(len(column)))) for column in columns]
+            yield self._of(FrameRows(pa.RecordBatch.from_arrays(columns, names=part.schema.names)))
+
+    def _of(self, rows: FrameRows) -> PlacedRecords:
+        parts = _Parts(rows, self._clock.now_ms(), self._new_ids)
+        numbers = np.array([self._number(name) for name in rows.names], np.int64)
+        topic_of = numbers[rows.topic_of] if rows.count else rows.topic_of
+        queue, offset = rows.queue, rows.offset
+        if queue is None or offset is None:
+            queue, offset = self._spread(topic_of)
+        position = rows.position
+        if position is None:
+            position = self._positions(parts.sizes)
+        parts.check_version()
+        if parts.is_ordinary:
+            records = _in_columns(parts, queue, offset, position)
+        else:
+            records = _one_by_one(parts, queue, offset, position)
+        return PlacedRecords(records, topic_of, queue, offset, position)
+
+    def _new_ids(self, count: int) -> list[str]:
+        return self._ids.take(self._clock.now_ms(), count)
+
+    def _number(self, name: str) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self.topics)
+            self.topics.append(name)
+        return found
+
+    def _spread(self, topic_of: Column) -> tuple[Column, Column]:
+        """A queue of this task's own in each topic, and its next offsets."""
+        task = self._start.task
+        if task >= QUEUES_MAX:
+            raise JobTooLarge(
+                f"this is task {task} of the job, and a topic has {QUEUES_MAX} queues, one for "
+                "each task: coalesce the frame, or give queue and offset"
+            )
+        offset = np.empty(len(topic_of), np.int64)
+        for topic in np.unique(topic_of).tolist():
+            mine = topic_of == topic
+            held = self._start.ends.get(self.topics[topic], {}).get(task, 0)
+            first = self._taken.get(topic, held)
+            count = int(np.count_nonzero(mine))
+            offset[mine] = np.arange(first, first + count)
+            self._taken[topic] = first + count
+        return np.full(len(topic_of), task, np.int64), offset
+
+    def _positions(self, sizes: Column) -> Column:
+        """Positions one behind the other, in this task's lanes."""
+        task = self._start.task
+        if task >= LANES:
+            raise JobTooLarge(
+                f"this is task {task} of the job, and positions can be made for {LANES}: coalesce "
+                "the frame, or give the column position"
+            )
+        out = np.empty(len(sizes), np.int64)
+        at = 0
+        while at < len(sizes):
+            ends = self._made + np.cumsum(sizes[at:])
+            count = int(np.searchsorted(ends, LANE, side="right"))
+            if not count:
+                self._lane, self._made = self._lane + 1, 0
+                continue
+            base = self._start.position + (self._lane * LANES + task) * LANE
+            out[at : at + count] = base + ends[:count] - sizes[at : at + count]
+            self._made = int(ends[count - 1])
+            at += count
+        if len(out) and int(out[-1]) + int(sizes[-1]) >= POSITION_END:
+            raise JobTooLarge(
+                f"the place has no positions left below {POSITION_END}: begin another store_id, or "
+                "merge what is there"
+            )
+        return out
+
+
+class _Parts:
+    """What records of rows are made of."""
+
+    def __init__(self, rows: FrameRows, now_ms: int, new_ids: object) -> None:
+        self.rows = rows
+        headers = self._headers = rows.headers()
+        self.fields = property_fields(rows, headers, new_ids)  # type: ignore[arg-type]
+        stored, unknown = rows.times("stored_at")
+        if stored is None or unknown is not None:
+            now = np.full(rows.count, now_ms, np.int64)
+            stored = now if stored is None or unknown is None else np.where(unknown, now, stored)
+        self.stored_at: Column = stored
+        born, unborn = rows.times("born_at")
+        if born is None:
+            born = stored
+        elif unborn is not None:
+            born = np.where(unborn, stored, born)
+        self.born_at: Column = born
+        tagged = np.where(multi_tags(rows), MULTI_TAG, 0).astype(np.int64)
+        self.flags = self._number("flags", np.zeros(rows.count, np.int64))
+        self.system_flags = self._number("system_flags", tagged)
+        self.reconsume_times = self._number("reconsume_times", np.zeros(rows.count, np.int64))
+        self.prepared_position = self._number("prepared_position", np.zeros(rows.count, np.int64))
+        self.topic_sizes = np.array([len(n) for n in rows.names] or [0])[rows.topic_of]
+        self.version = self._number("version", np.where(self.topic_sizes > TOPIC_MAX, 2, 1))
+        self.born_host = self._hosts("born_host", BORN_HOST_V6)
+        self.store_host = self._hosts("store_host", STORE_HOST_V6)
+        self.body = self._stored_bodies()
+        self.body_crc = self._crcs()
+        lengths = np.asarray(pc.binary_length(self.body)).astype(np.int64)
+        self.body_sizes: Column = lengths
+        self.field_sizes = np.asarray(pc.binary_length(self.fields)).astype(np.int64)
+        hosts = self.system_flags & HOSTS_V6
+        extra = 12 * ((hosts & BORN_HOST_V6 != 0).astype(np.int64) + (hosts & STORE_HOST_V6 != 0))
+        fixed = FIXED_V1 - 1 + self.version
+        self.sizes: Column = fixed + extra + lengths + self.topic_sizes + self.field_sizes
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether all records are of version 1, with IPv4 hosts."""
+        return bool(((self.version == 1) & ((self.system_flags & HOSTS_V6) == 0)).all())
+
+    def check_version(self) -> None:
+        """A record of version 1 has no room for a long name."""
+        wrong = (self.version == 1) & (self.topic_sizes > TOPIC_MAX)
+        if bool(wrong.any()):
+            raise self.rows.illegal(
+                int(np.argmax(wrong)), "headers.version",
+                f"1, and the topic's name is longer than {TOPIC_MAX}; make it 2",
+            )  # fmt: skip
+
+    def _there(self, name: str) -> tuple[Headers, pa.Array] | None:
+        headers = self._headers
+        return None if headers is None else (headers, headers.fields[name])
+
+    def _number(self, name: str, default: Column) -> Column:
+        found = self._there(name)
+        if found is None:
+            return default
+        headers, column = found
+        known = headers.there & np.asarray(column.is_valid())
+        numbers = np.asarray(column.cast(pa.int64()).fill_null(0))
+        if name != "prepared_position":
+            self.rows.check(f"headers.{name}", numbers, ~known)
+        return np.where(known, numbers, default)
+
+    def _hosts(self, name: str, bit: int) -> list[bytes]:
+        found = self._there(name)
+        if found is None:
+            self._check_host(name, bit, np.zeros(self.rows.count, np.bool_))
+            return [_HOST] * self.rows.count
+        headers, column = found
+        encoded = column.dictionary_encode()
+        packed: list[bytes] = []
+        of = np.asarray(encoded.indices.fill_null(-1)).astype(np.int64)
+        of[~headers.there] = -1
+        for number, text in enumerate(encoded.dictionary.to_pylist()):
+            try:
+                packed.append(packed_host(text))
+            except (MessageIllegal, FormatError, ValueError) as e:
+                row = int(np.argmax(of == number))
+                if bool((of == number).any()):
+                    raise self.rows.illegal(
+                        row, f"headers.{name}",
+                        f"{shown(text)}, which is no host ({e}); one looks like 10.0.0.1:10911",
+                    ) from e  # fmt: skip
+                packed.append(_HOST)
+        packed.append(_HOST)
+        long = np.array([len(host) != HOST_V4_SIZE for host in packed], np.bool_)
+        self._check_host(name, bit, long[of])
+        return [packed[i] for i in of.tolist()]
+
+    def _check_host(self, name: str, bit: int, is_long: NDArray[np.bool_]) -> None:
+        wrong = ((self.system_flags & bit) != 0) != is_long
+        if bool(wrong.any()):
+            raise self.rows.illegal(
+                int(np.argmax(wrong)), f"headers.{name}",
+                f"not of the kind that headers.system_flags say (bit {bit}: IPv6); change one",
+            )  # fmt: skip
+
+    def _stored_bodies(self) -> pa.Array:
+        body = self.rows.body
+        found = self._there("stored_body")
+        if found is None:
+            self._check_compressed(None)
+            return body
+        stored = found[1]
+        self._check_compressed(stored)
+        if stored.null_count == len(stored):
+            return body
+        for row in np.flatnonzero(np.asarray(stored.is_valid())).tolist():
+            flags, raw = int(self.system_flags[row]), stored[row].as_py()
+            try:
+                is_same = decompress(raw, flags, DECOMPRESSED_MAX) == body[row].as_py()
+            except RecordDamaged:
+                is_same = False
+            if not is_same:
+                raise self.rows.illegal(
+                    row, "body",
+                    "not what headers.stored_body decompresses to, which the record would have; "
+                    "change that as well, or make headers null",
+                )  # fmt: skip
+        return pc.if_else(stored.is_valid(), stored, body)
+
+    def _check_compressed(self, stored: pa.Array | None) -> None:
+        """What is to be decompressed must be compressed; an empty body needn't be."""
+        packed = (self.system_flags & COMPRESSED) != 0
+        if not bool(packed.any()):
+            return
+        bare = packed & (np.asarray(pc.binary_length(self.rows.body)) > 0)
+        if stored is not None:
+            bare &= ~np.asarray(stored.is_valid())
+        if bool(bare.any()):
+            raise self.rows.illegal(
+                int(np.argmax(bare)), "headers.stored_body",
+                "null, though headers.system_flags say that the body is compressed; give it, or "
+                "make headers null",
+            )  # fmt: skip
+
+    def _crcs(self) -> Column:
+        found = (crc32(memoryview(one.as_buffer())) for one in self.body)
+        made = np.fromiter(found, np.int64, self.rows.count) & CRC_MASK
+        return self._number("body_crc", made)
+
+    def topic_parts(self) -> pa.Array:
+        """Every record's topic with its length before it, as in a record of version 1."""
+        names = [bytes([min(len(n), 255)]) + n.encode() for n in self.rows.names]
+        return pa.array(names, pa.binary()).take(pa.array(self.rows.topic_of))
+
+
+def packed_host(text: str) -> bytes:
+    """The bytes of a host that `host_text` gave."""
+    address, _, port = text.rpartition(":")
+    number = int(port)
+    if number > 0xFFFF:
+        # A record may have any 4 bytes there.
+        host = pack_host(address.strip("[]"), 0)
+        found = host[:-4] + number.to_bytes(4, "big")
+    else:
+        found = pack_host(address.strip("[]"), number)
+    if host_text(found) != text:
+        raise ValueError("it is not written in its usual form")
+    return found
+
+
+def _in_columns(parts: _Parts, queue: Column, offset: Column, position: Column) -> RecordBatch:
+    count = parts.rows.count
+    head = np.zeros(count, HEAD)
+    for name, values in (
+        ("size", parts.sizes), ("magic", MAGIC_V1), ("body_crc", parts.body_crc),
+        ("queue", queue), ("flags", parts.flags), ("offset", offset), ("position", position),
+        ("system_flags", parts.system_flags), ("born_at", parts.born_at),
+        ("stored_at", parts.stored_at), ("reconsume_times", parts.reconsume_times),
+        ("prepared_position", parts.prepared_position), ("body_size", parts.body_sizes),
+    ):  # fmt: skip
+        head[name] = values
+    for name, hosts in (("born_host", parts.born_host), ("store_host", parts.store_host)):
+        head[name] = np.frombuffer(b"".join(hosts), ">i8")
+    joined = pc.binary_join_element_wise(
+        _fixed(head.tobytes(), HEAD.itemsize, count),
+        parts.body,
+        parts.topic_parts(),
+        _fixed(parts.field_sizes.astype(">u2").tobytes(), 2, count),
+        parts.fields,
+        b"",
+    )
+    buffers = joined.buffers()
+    starts = np.frombuffer(buffers[1], np.int32, count + 1).astype(np.int64)
+    data = buffers[2].to_pybytes() if buffers[2] is not None else b""
+    return RecordBatch(data, starts[:-1], parts.sizes)
+
+
+def _fixed(data: bytes, size: int, count: int) -> pa.Array:
+    """Binary values of one size."""
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(size)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def _one_by_one(parts: _Parts, queue: Column, offset: Column, position: Column) -> RecordBatch:
+    records = []
+    rows = parts.rows
+    bodies, fields = parts.body.to_pylist(), parts.fields.to_pylist()
+    numbers = zip(
+        *(
+            column.tolist()
+            for column in (
+                rows.topic_of, queue, offset, position, parts.sizes, parts.flags,
+                parts.system_flags, parts.born_at, parts.stored_at, parts.reconsume_times,
+                parts.prepared_position, parts.body_crc, parts.version,
+            )
+        ),
+        strict=True,
+    )  # fmt: skip
+    for row, (
+        topic, q, o, p, size, flags, system_flags, born, stored, times, prepared, crc, version,
+    ) in enumerate(numbers):  # fmt: skip
+        message = StoredMessage(
+            rows.names[topic], q, o, p, size, bodies[row], fields[row], flags, system_flags, born,
+            stored, parts.born_host[row], parts.store_host[row], times, prepared, crc, version,
+        )  # fmt: skip
+        try:
+            records.append(encode_record(message))
+        except MessageIllegal as e:
+            raise rows.illegal(row, "headers", f"none that a record can have: {e}") from e
+    found = RecordBatch.of_records(records)
+    assert bounds_of(found.sizes)[-1] == int(parts.sizes.sum()), "sizes are counted as they are"
+    return found

@@ -1,0 +1,265 @@
+"""Sight: what there is for a stream at one moment, and noticing that there is more.
+
+The idea: a store is looked at again when its index was written to, which a few file sizes tell; a
+place of archives is listed, and only what is new there is opened. So a stream with nothing to do
+costs next to nothing.
+
+Invariants: of what is in sight each message is there once; what was seen of an archive is kept as
+long as it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from kvstore.clock import Clock, SystemClock
+from kvstore.config import StoreConfig
+from kvstore.index.archived import Reach, viewer
+from tiering.archive.manifest import Manifest
+from tiering.catalog.bucket import ArchiveObject, newest
+from tiering.errors import NothingToRestore
+from tiering.places.commits.commit_log import JobsOf
+from tiering.places.settings import is_remote
+from tiering.spark.listing import (
+    DAMAGE,
+    ListedArchive,
+    LogPart,
+    archives_of,
+    is_store,
+    live_rows,
+    place_of,
+    stretches,
+)
+from tiering.spark.options import ReadOptions
+from tiering.spark.stream.directory_tables import DirectoryTables, StreamedArchive
+from tiering.spark.stream.offsets import code_of, queue_of
+
+_log = logging.getLogger("kvmq")
+_COMPACTED: Final = "compacted"
+_LOOKS: Final = 5
+_REST_STORE: Final = 0.5
+"""Seconds after a look that found nothing new, though something was written."""
+_REST: Final = 5.0
+"""Seconds between two listings of a bucket, each of which is paid for."""
+
+
+class LiveTopic(NamedTuple):
+    """A topic that is there: its id, and the position that it begins at. In a compacted one
+    messages are missing by design.
+    """
+
+    id: int
+    since: int
+    is_compacted: bool
+
+
+class Kept(NamedTuple):
+    """An archive in sight: its number (None where numbers say nothing), and the position of its
+    first record.
+    """
+
+    held: ListedArchive
+    number: int | None
+    first_position: int
+
+    def is_from(self, number: int) -> bool:
+        """Whether it may have what archives of numbers from this one on have."""
+        return self.number is None or self.number >= number
+
+
+class StreamView(NamedTuple):
+    """See the module. Archives and the log are in the order of positions; all that comes has
+    archives of numbers from `next_archive` on, and is in the log from `position` on.
+    """
+
+    store: str | None
+    topics: Mapping[str, LiveTopic]
+    archives: list[Kept]
+    log: list[LogPart]
+    position: int
+    next_archive: int
+
+    def names(self) -> dict[int, str]:
+        """The topics' names by id."""
+        return {topic.id: name for name, topic in self.topics.items()}
+
+
+class StoreLooker:
+    """Looks at a store's folder."""
+
+    def __init__(self, options: ReadOptions, clock: Clock) -> None:
+        self._options = options
+        self._folder = Path(options.path)
+        self._config = StoreConfig()
+        self._clock = clock
+        self._written: tuple[object, ...] = ()
+        self._seen: StreamView | None = None
+        self._rests_until = 0.0
+
+    def look(self, *, anew: bool = False) -> StreamView:
+        """What there is; the same object as before, if nothing is new. `anew`: as it is now; else
+        it may be what was seen a moment ago.
+        """
+        # Before the look: what is written during it is seen by the next.
+        written = viewer().written(self._folder, self._config)
+        seen = self._seen
+        if seen is not None:
+            rests = not anew and self._clock.monotonic() < self._rests_until
+            if written == self._written or rests:
+                return seen
+        found = self._look()
+        self._rests_until = 0.0
+        if seen is not None and found == seen:
+            # Consumers write to the index all the time, and Spark asks a hundred times a second.
+            self._rests_until = self._clock.monotonic() + _REST_STORE
+            found = seen
+        self._seen, self._written = found, written
+        return found
+
+    def _look(self) -> StreamView:
+        view = viewer().view(self._folder, self._config)
+        topics = {
+            topic.name: LiveTopic(
+                topic.id, int(topic.fields["since"]), topic.fields["kind"] == _COMPACTED
+            )
+            for topic in view.topics
+        }
+        archives = [
+            Kept(held, row.number, row.first_position)
+            for row, held in live_rows(self._folder, view)
+        ]
+        archives.sort(key=lambda one: one.first_position)
+        hot = self._options.hot
+        return StreamView(
+            view.catalog.store_id.hex(),
+            topics,
+            archives,
+            stretches(view) if hot else [],
+            view.position if hot else 0,
+            view.next_archive,
+        )
+
+    def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[StreamView, set[int] | None]:
+        """What there is, and the numbers of the archives that have offsets of queues: the code,
+        the first and the one behind the last.
+        """
+        every = [(queue_of(code), low, end) for code, low, end in spans]
+        sight = self.look()
+        for _ in range(_LOOKS):
+            homes = viewer().homes(self._folder, self._config, every)
+            before, sight = sight, self.look(anew=True)
+            # Nothing was moved between the two looks.
+            if sight.archives == before.archives and len(sight.log) >= len(before.log):
+                return sight, homes
+        return sight, None
+
+    def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
+        """Which offsets there are of queues."""
+        return viewer().reach(self._folder, self._config, queues)
+
+
+class PlaceLooker:
+    """Looks at a folder or bucket of archives."""
+
+    def __init__(
+        self, options: ReadOptions, tables: DirectoryTables, clock: Clock, rest: float = 0.0
+    ) -> None:
+        self._options = options
+        self._tables = tables
+        self._clock = clock
+        self._rest = rest
+        """Seconds between two listings, at least: Spark asks a hundred times a second."""
+        self._listed_at = -rest
+        self._known: dict[ListedArchive, _Known] = {}
+        self._topics: dict[str, LiveTopic] = {}
+        self._seen = StreamView(None, {}, [], [], 0, 0)
+        self._jobs: JobsOf | None = None
+
+    def look(self, *, anew: bool = False) -> StreamView:
+        """What there is; the same object as before, if nothing came and nothing went. `anew`: as it
+        is now.
+        """
+        now = self._clock.monotonic()
+        if not anew and now - self._listed_at < self._rest:
+            return self._seen
+        self._listed_at = now
+        try:
+            if self._jobs is None:
+                self._jobs = JobsOf(place_of(self._options))
+            store, held = archives_of(self._options, self._jobs)
+        except NothingToRestore:
+            # A worker may put the first at any time.
+            store, held = None, []
+        there = set(held)
+        if store == self._seen.store and there == self._known.keys():
+            return self._seen
+        self._known = {one: known for one, known in self._known.items() if one in there}
+        new = [one for one in held if one not in self._known]
+        for one, looked in zip(new, self._tables.look_all(new), strict=True):
+            self._known[one] = self._opened(one, looked)
+        kept, _ = newest([one for one in self._known.values() if one.is_readable])
+        archives = [Kept(one.held, None, one.manifest.first_position) for one in kept]
+        self._seen = StreamView(store, dict(self._topics), archives, [], 0, 0)
+        return self._seen
+
+    def _opened(self, held: ListedArchive, looked: StreamedArchive | Exception) -> _Known:
+        object_ = ArchiveObject.named(held.key, held.size) or ArchiveObject(held.key, 0, 0, 0)
+        if isinstance(looked, Exception):
+            if self._options.damaged == "fail" or not isinstance(looked, DAMAGE):
+                raise looked
+            _log.warning("left out: %s: %s", held.name, looked)
+            return _Known(held, object_, Manifest(), is_readable=False)
+        manifest, table = looked
+        self._tables.keep(held, table)
+        for topic in manifest.topics:
+            before = self._topics.get(topic.name)
+            if before is None or before.id <= topic.id:
+                is_compacted = topic.kind == _COMPACTED
+                self._topics[topic.name] = LiveTopic(topic.id, topic.since, is_compacted)
+        return _Known(held, object_, _short(manifest), is_readable=True)
+
+    def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[StreamView, set[int] | None]:
+        """What there is; which archives have something is in their tables alone."""
+        return self.look(), None
+
+    def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
+        """Which offsets there are of queues, by all archives; each is opened that is not kept."""
+        wanted = None if queues is None else {code_of(*queue) for queue in queues}
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for _, table in self._tables.each([one.held for one in self._seen.archives]):
+            if isinstance(table, Exception):
+                continue
+            columns = (table.codes, table.first, table.last)
+            for code, first, last in zip(*(c.tolist() for c in columns), strict=True):
+                if wanted is None or code in wanted:
+                    queue = queue_of(code)
+                    low, end = found.get(queue, (first, 0))
+                    found[queue] = min(low, first), max(end, last + 1)
+        return Reach(0, found)
+
+
+class _Known(NamedTuple):
+    """An archive that was opened once; `object` and `manifest` are for `newest`."""
+
+    held: ListedArchive
+    object: ArchiveObject
+    manifest: Manifest
+    is_readable: bool
+
+
+def _short(manifest: Manifest) -> Manifest:
+    """Without the topics, which may be thousands, in each of thousands of archives."""
+    return replace(manifest, topics=())
+
+
+def looker(options: ReadOptions, tables: DirectoryTables) -> StoreLooker | PlaceLooker:
+    """Who looks at the path of the options."""
+    if is_store(options):
+        return StoreLooker(options, SystemClock())
+    rest = _REST if is_remote(options.path) else 0.0
+    return PlaceLooker(options, tables, SystemClock(), rest)

@@ -1,0 +1,380 @@
+"""Moving: one sealed segment from the log into archives, step by step.
+
+The idea: records are regrouped and compressed by somebody else (`make`: a process of its own, or a
+task of Spark), into files in a work folder; of several segments at once, if there are several who
+work. Then (`settle`) one segment after the other: each archive is announced (an intent), put into
+its place, read back; what the archives hold is held against the index; one WriteBatch makes the
+change, and the segment goes. Whatever step a crash comes in, `tidy` at the next start puts things
+right.
+
+Invariants: the segment stays until every archive was read back byte for byte and holds just what
+the index says of the segment's queues; a step that fails leaves the store as it was.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.config import Retention
+from kvstore.errors import IndexDamaged
+from kvstore.files import Files
+from kvstore.index.archived import Arriving
+from tiering.archive.layout import NO_QUEUE
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.writer import ArchiveSettings
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, kept_as
+from tiering.catalog.contents import row_of
+from tiering.errors import PlaceError, PolicyIllegal
+from tiering.executor.match import Match
+from tiering.executor.pool import Executor
+from tiering.executor.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
+from tiering.keys.sources import keys_at_hand
+from tiering.places.intents import Intent, Intents
+from tiering.places.object_names import object_key
+from tiering.places.place import Place
+from tiering.places.publish import put_announced, take_away
+from tiering.places.unmade import overwrite_all
+from tiering.places.waiting import WORK
+from tiering.policy.retention_classes import RetentionClass, read_class
+from tiering.policy.schedule import SegmentDue
+from tiering.worker.rate_limit import RateLimit
+from tiering.worker.store_side import HandOver, Store, TopicFacts
+
+I64 = NDArray[np.int64]
+_EMPTY: Final = np.empty((0, 5), np.int64)
+
+
+class SegmentOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a segment."""
+
+    number: int
+    rows: list[ArchiveRow]
+    messages: int
+    raw_bytes: int
+    bytes: int
+    left_out: int
+
+
+def archived_topic(info: TopicFacts) -> ArchivedTopic:
+    """A topic as an archive's manifest has it."""
+    retention: Retention = info.retention
+    return ArchivedTopic(
+        name=info.name,
+        id=info.id,
+        kind=info.kind,
+        queues=info.write_queues,
+        read_queues=info.read_queues,
+        since=info.since,
+        key_index=info.key_index,
+        key_history=tuple((position, level) for position, level in info.key_history),
+        retention={k: v for k, v in msgspec.to_builtins(retention).items() if v is not None},
+        attributes=dict(info.attributes),
+        compress_above=info.compress_above,
+        compression=info.compression,
+    )
+
+
+class Mover:
+    """See the module. `places` are the places by tier."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: ArchiveSettings,
+        places: Mapping[Tier, Place],
+        executor: Executor,
+        reading: RateLimit,
+        uploading: RateLimit,
+        check: Callable[[], None],
+        tell: Callable[[str, int, int], None],
+        class_of: Callable[[TopicFacts], RetentionClass | None],
+    ) -> None:
+        self._store = store
+        self._side: HandOver = store.handover
+        self._files: Files = store.config.files
+        self._settings = settings
+        self._places = places
+        self._executor = executor
+        self._reading = reading
+        self._uploading = uploading
+        self._check = check
+        self._tell = tell
+        self._class_of = class_of
+        self._work = store.path / WORK
+        # A process that a kill of this one left behind must not write where the next one does.
+        self._made = self._work / "made" / secrets.token_hex(8)
+        self.intents = Intents(self._work / "intents", self._files)
+
+    # --- after a crash ---
+
+    def tidy(self, known: set[str], failed: Callable[[str, Exception], None]) -> list[str]:
+        """Remove what a worker that was cut off has left: files, and objects that never came into
+        the catalog, which has those that are `known`. Returns the names of these. Of a place that
+        can't be asked `failed` is told; what is there is for the next run.
+        """
+        removed = []
+        away: set[str] = set()
+        for intent in self.intents.unfinished(known):
+            place = next(
+                (p for p in self._places.values() if self._kept_as(p) == intent.place), None
+            )
+            if place is None or place.name in away:
+                continue  # of a policy with other places: it is looked at again under that
+            try:
+                if self._undo(place, intent):
+                    removed.append(f"{place.name}/{intent.key}")
+            except PlaceError as e:
+                away.add(place.name)
+                failed(f"tidying {place.name}", e)
+        return removed + overwrite_all(self._work / "made", self._files)
+
+    def _undo(self, place: Place, intent: Intent) -> bool:
+        """Remove what was announced; returns whether there was something. Raises PlaceError."""
+        is_gone = take_away(place, intent)
+        # Whoever put it is gone: what it left of a put is nobody's.
+        parts = list(place.leftovers(intent.key))
+        for part in parts:
+            place.remove_leftover(part.key)
+        self.intents.forget(intent.number)
+        return is_gone or bool(parts)
+
+    # --- one segment ---
+
+    def move(self, due: SegmentDue, without: Match | None = None) -> SegmentOutcome:
+        """Move a segment, `without` some of its messages: then its file is overwritten before it
+        goes. Raises what kept it from moving; it is where it was then.
+        """
+        return self.settle(due, self.make(due, self._check, without), without)
+
+    def make(
+        self, due: SegmentDue, check: Callable[[], None], without: Match | None = None
+    ) -> Regrouped:
+        """Make a segment's archives, in a folder of its own. The store is asked, and not changed;
+        several threads may do it at once. Raises what kept them from being made.
+        """
+        sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
+        if sealed is None:
+            raise IndexDamaged(f"segment {due.number} is not in the log any more")
+        folder = self._folder_of(due.number)
+        # Of an attempt before, in which something went wrong.
+        self.clear(folder)
+        self._files.make_dir(folder)
+        job = self._job(due, sealed.path, sealed.first_position, without)
+        regrouped = self._regroup(job, check)
+        missed = self._missed(regrouped)
+        if missed:
+            # The index, by which the segment was looked at, knows nothing of what is in no queue.
+            self._clear(regrouped)
+            job = msgspec.structs.replace(job, topics={**job.topics, **missed})
+            regrouped = self._regroup(job, check)
+        return regrouped
+
+    def settle(
+        self, due: SegmentDue, regrouped: Regrouped, without: Match | None = None
+    ) -> SegmentOutcome:
+        """Have what was made take the segment's place; see `move`."""
+        try:
+            self._compare(due.number, regrouped)
+            rows, arriving = [], []
+            for made in regrouped.archives:
+                self._check()
+                row = self.keep(made, self._tier_of(due, made))
+                rows.append(row)
+                arriving.append(arriving_of(row, made))
+            self._check()
+            self._side.hand_over(
+                [due.number], arriving, regrouped.unkept, erase=without is not None
+            )
+        finally:
+            self.discard(due, regrouped)
+        for row in rows:
+            self.intents.forget(row.number)
+        return SegmentOutcome(
+            number=due.number,
+            rows=rows,
+            messages=regrouped.messages,
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            left_out=regrouped.left_out,
+        )
+
+    def discard(self, due: SegmentDue, regrouped: Regrouped) -> None:
+        """Remove what was made of a segment; what is put somewhere is there."""
+        self._clear(regrouped)
+        self.clear(self._folder_of(due.number))
+
+    def _job(self, due: SegmentDue, path: Path, base: int, without: Match | None) -> SegmentJob:
+        classes = {
+            name: part.retention_class if part.to is not None else None
+            for part in due.parts
+            for name in part.topics
+        }
+        keys = keys_at_hand(self._settings.keys, classes)
+        return SegmentJob(
+            number=due.number,
+            path=str(path),
+            base=base,
+            topics={
+                info.name: TopicPlan(archived_topic(info), classes[info.name])
+                for info in self._store.topics()
+                if info.name in classes
+            },
+            settings=msgspec.structs.replace(self._settings, keys=keys),
+            store_id=self._side.store_id.hex(),
+            folder=str(self._folder_of(due.number)),
+            without=without,
+        )
+
+    def _missed(self, regrouped: Regrouped) -> dict[str, TopicPlan]:
+        """Plans for topics that are there, and of which the segment has but what is in no queue."""
+        if not regrouped.unplanned:
+            return {}
+        known = {info.name: info for info in self._store.topics()}
+        found = {}
+        for name, last in regrouped.unplanned.items():
+            info = known.get(name)
+            kind = self._class_of(info) if info is not None and last >= info.since else None
+            if info is not None and kind is not None:
+                found[name] = TopicPlan(archived_topic(info), kind.name)
+        return found
+
+    def _regroup(self, job: SegmentJob, check: Callable[[], None]) -> Regrouped:
+        self._reading.take(self._side.segment_size)
+        self._tell(f"regrouping segment {job.number}", 0, 0)
+        return self._executor.run(check, regroup_locally, job)
+
+    def _compare(self, number: int, regrouped: Regrouped) -> None:
+        """Hold what the archives have of each queue against what the index has."""
+        held = regrouped.whole
+        if held is None:
+            held = [q for made in regrouped.archives for q in made.queues]
+        found = _sorted(
+            [(q.topic, q.queue, q.messages, q.first, q.last) for q in held if q.queue != NO_QUEUE]
+        )
+        says = self._index_says(number)
+        if regrouped.unkept:
+            there = set(map(tuple, found[:, :2].tolist()))
+            gone = set(regrouped.unkept) - there
+            says = says[[queue not in gone for queue in map(tuple, says[:, :2].tolist())]]
+        if np.array_equal(found, says):
+            return
+        wrong = next(row for row in _differing(found, says) + _differing(says, found))
+        queue = wrong[:2]
+        raise IndexDamaged(
+            f"segment {number} and the index disagree about queue {queue[1]} of topic "
+            f"{queue[0]}: {_of(found, queue)} against {_of(says, queue)} (messages, first and last "
+            "offset); the segment stays; `kvmq verify` tells which is wrong"
+        )
+
+    def _index_says(self, number: int) -> I64:
+        """Topic, queue, messages, first and last offset of each queue, in that order."""
+        parts = [_EMPTY]
+        for entries in self._side.entries(number):
+            if not len(entries.offsets):
+                continue
+            change = (np.diff(entries.topics) != 0) | (np.diff(entries.queues) != 0)
+            begins = np.append(0, np.flatnonzero(change) + 1)
+            ends = np.append(begins[1:], len(entries.offsets))
+            columns = (
+                entries.topics[begins], entries.queues[begins], ends - begins,
+                entries.offsets[begins], entries.offsets[ends - 1],
+            )  # fmt: skip
+            parts.append(np.stack(columns, axis=1))
+        rows = np.concatenate(parts)
+        # A queue that goes on in the next slice of entries is there twice.
+        begins = np.flatnonzero(np.append(True, (np.diff(rows[:, :2], axis=0) != 0).any(axis=1)))
+        if len(begins) == len(rows) or not len(rows):
+            return rows
+        ends = np.append(begins[1:], len(rows)) - 1
+        counts = np.add.reduceat(rows[:, 2], begins)
+        first = rows[begins]
+        return np.stack((first[:, 0], first[:, 1], counts, first[:, 3], rows[ends, 4]), axis=1)
+
+    def _tier_of(self, due: SegmentDue, made: Made) -> Tier:
+        name = made.manifest.retention_class
+        tiers = (p.to for p in due.parts if p.retention_class == name and p.to is not None)
+        return next(tiers, None) or read_class(name).first
+
+    def made_folder(self) -> Path:
+        """Where archives are made, before they are put where they belong."""
+        self._files.make_dir(self._made)
+        return self._made
+
+    def _folder_of(self, segment: int) -> Path:
+        """Where a segment's archives are made; it goes whole, with what lost attempts left."""
+        return self._made / f"{segment}"
+
+    def clear(self, folder: Path | None = None) -> None:
+        """Remove what was made and is not wanted any more: in a folder, or all there is."""
+        shutil.rmtree(folder or self._made, ignore_errors=True)
+
+    def tier_near(self, tier: Tier) -> Tier:
+        """A tier that has a place: this one, if it can be. Raises `PolicyIllegal` if none has."""
+        if tier in self._places:
+            return tier
+        for other in self._places:
+            return other
+        raise PolicyIllegal(
+            "the policy has no place for archives, as which what is left of another store's is "
+            "kept; give it one"
+        )
+
+    def keep(self, made: Made, tier: Tier, place: Place | None = None) -> ArchiveRow:
+        """Put an archive where it belongs (None: the tier's place) and read it back. Its intent is
+        to be forgotten once the catalog has it.
+        """
+        place, manifest = place or self._places[tier], made.manifest
+        number = self._side.take_number()
+        key = object_key(
+            self._side.store_id, manifest.first_position, number, manifest.retention_class
+        )
+        self._tell(f"putting {key}", 0, made.size)
+        intent = Intent(number, self._kept_as(place), key, made.size, made.crc)
+        put_announced(
+            self.intents, intent, place, Path(made.path), self._uploading.take, self._reading.take
+        )
+        now = self._store.config.clock.now_ms()
+        return row_of(
+            manifest, number=number, place=self._kept_as(place), key=key, tier=tier,
+            size=made.size, crc=made.crc, made_at=now,
+        )  # fmt: skip
+
+    def _kept_as(self, place: Place) -> str:
+        return kept_as(place.name, self._store.path)
+
+    def _clear(self, regrouped: Regrouped) -> None:
+        for made in regrouped.archives:
+            with suppress(OSError):
+                self._files.remove(Path(made.path))
+
+
+def _sorted(rows: list[tuple[int, ...]]) -> I64:
+    """Rows of five, by topic and queue."""
+    found = np.array(rows, np.int64).reshape(-1, 5)
+    return found[np.lexsort((found[:, 1], found[:, 0]))]
+
+
+def _differing(rows: I64, others: I64) -> list[tuple[int, ...]]:
+    """Rows that the others have not, or have otherwise."""
+    known = set(map(tuple, others.tolist()))
+    return [row for row in map(tuple, rows.tolist()) if row not in known]
+
+
+def _of(rows: I64, queue: tuple[int, ...]) -> list[int] | None:
+    """What rows say of a queue: messages, first and last offset."""
+    return next((row[2:] for row in rows.tolist() if tuple(row[:2]) == queue), None)
+
+
+def arriving_of(row: ArchiveRow, made: Made) -> Arriving:
+    """What the store is told of an archive that is where its row says."""
+    queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues if q.queue != NO_QUEUE]
+    return Arriving(row.number, row.first_position, encode_row(row), queues)

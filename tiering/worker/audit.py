@@ -1,0 +1,316 @@
+"""Audit: every archive's bytes, the catalog and the places held against each other.
+
+The idea: each archive that the catalog has is read whole: its size and crc32c are those of the
+catalog, everything in it agrees with everything else in it (`archive.check`), and its manifest with
+the catalog. Then the places are listed: an object of this store that the catalog does not have is
+an orphan, left by a worker that was cut off, and may be removed; so is what a put of one has left
+that was cut off in the middle. Archives are checked here, or as jobs of whoever works for a worker
+(`check_archive`), many at once.
+
+Invariants: what is wrong with one archive is reported, and the others are looked at; only an object
+whose name begins with this store's id, which the catalog, read after the list, does not have, and
+which is older than the grace time, is ever removed, and only when asked; a place that doesn't
+answer has no orphans.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO, Final
+
+import msgspec
+
+from kvstore.clock import Clock, whole_ms
+from kvstore.errors import StoreError
+from kvstore.index.archived import Catalog
+from tiering.archive.archive_reader import Archive, Source, open_lazily
+from tiering.catalog.catalog import ArchiveRow, decode_rows
+from tiering.errors import PlaceError
+from tiering.executor.pool import Executor
+from tiering.keys.crypto import KeyProvider
+from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.places.object_names import NAME
+from tiering.places.place import ObjectInfo, Place, open_place
+from tiering.places.settings import is_remote
+from tiering.places.verify_copy import read_whole
+from tiering.worker.arrivals import Attaches, Counted, none_since
+from tiering.worker.store_side import Progress
+
+GRACE: Final = 3600.0
+_MEMORY: Final = 32 << 20
+"""Bytes of an object that are kept in memory while it is checked; of larger ones none."""
+
+
+class AuditProblem(msgspec.Struct, frozen=True):
+    """Something about an archive that is not as it should be; `block` -1: not in one block alone.
+    An `archive` that is a place: it could not be listed.
+    """
+
+    archive: str
+    block: int
+    reason: str
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """An object that the catalog does not have; `modified` is ms since the epoch. It is `young`
+    within the grace time: a worker may be about to put it into the catalog. `unfinished`: a part of
+    one, which a put that was cut off has left; the name is the place's own.
+    """
+
+    place: str
+    key: str
+    bytes: int
+    modified: int
+    young: bool
+    removed: bool = False
+    unfinished: bool = False
+
+
+class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an audit looked at, and found. `retired` objects wait for their end, unread."""
+
+    archives: int = 0
+    messages: int = 0
+    bytes: int = 0
+    retired: int = 0
+    problems: list[AuditProblem] = []
+    orphans: list[Orphan] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; orphans cost space, and nothing else."""
+        return not self.problems
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Who checks archives: jobs of `executor`, which open places with `options` where these are
+    object stores; `check` is asked meanwhile, and may raise to give up.
+    """
+
+    executor: Executor
+    options: Mapping[str, object]
+    check: Callable[[], None]
+
+
+def audit(
+    catalog: Callable[[], Catalog],
+    place_of: Callable[[ArchiveRow], Place],
+    places: Iterable[Place],
+    clock: Clock,
+    *,
+    keys: KeyProvider | None = None,
+    grace: float = GRACE,
+    remove_orphans: bool = False,
+    progress: Progress | None = None,
+    asked: Asked | None = None,
+    arrivals: Counted = Attaches,
+) -> AuditReport:
+    """Check all of a catalog's archives, and look for orphans where they are and in `places`.
+
+    `remove_orphans` is for whoever has the store open for writing. Without `keys` of what is
+    encrypted the checksums alone are looked at. `asked` is who checks; None: this process. While
+    something is being attached, which `arrivals` counts, nothing is removed: it may belong to that.
+    """
+    rows = decode_rows(catalog().rows)
+    live = [row for row in rows if row.state == "live"]
+    total = sum(row.size for row in live)
+    problems: list[AuditProblem] = []
+    done = 0
+    known: dict[str, Place] = {place.name: place for place in places}
+    used: set[str] = set()
+    found: list[tuple[ArchiveRow, Place | PlaceError]] = []
+    for row in rows:
+        try:
+            place = place_of(row)
+        except PlaceError as e:
+            found.append((row, e))
+            continue
+        known.setdefault(place.name, place)
+        used.add(place.name)
+        if row.state == "live":
+            found.append((row, place))
+    checks = _checks([(r, p) for r, p in found if not isinstance(p, PlaceError)], keys, asked)
+    for row, there in found:
+        if isinstance(there, PlaceError):
+            problems.append(AuditProblem(row.name, -1, str(there)))
+            continue
+        if progress is not None:
+            progress("checking archives", done, total)
+        problems += next(checks)
+        done += row.size
+    before = clock.now_ms() - whole_ms(grace)
+    seen = arrivals()
+    orphans = find_orphans(catalog, known.values(), before, problems, used)
+    if not none_since(seen, arrivals()):
+        orphans = [msgspec.structs.replace(orphan, young=True) for orphan in orphans]
+    if remove_orphans:
+        orphans = [_without(orphan, known, problems) for orphan in orphans]
+    return AuditReport(
+        archives=len(live),
+        messages=sum(row.messages for row in live),
+        bytes=total,
+        retired=len(rows) - len(live),
+        problems=problems,
+        orphans=orphans,
+    )
+
+
+# --- one archive ---
+
+
+class CheckJob(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive that is to be checked: its row, where it is, and the keys it takes."""
+
+    row: ArchiveRow
+    place: str
+    options: dict[str, object] = {}
+    keys: KeysAtHand | None = None
+
+    def __repr__(self) -> str:
+        return f"CheckJob({self.row.name})"
+
+
+def check_archive(job: CheckJob) -> list[AuditProblem]:
+    """What is wrong with an archive: what another process is asked to find out."""
+    try:
+        place = open_place(job.place, options=job.options or None)
+    except StoreError as e:
+        return [AuditProblem(job.row.name, -1, str(e))]
+    return _problems(job.row, place, job.keys)
+
+
+def _checks(
+    archives: Sequence[tuple[ArchiveRow, Place]], keys: KeyProvider | None, asked: Asked | None
+) -> Iterator[list[AuditProblem]]:
+    """What is wrong with each."""
+    if asked is None:
+        return (_problems(row, place, keys) for row, place in archives)
+    jobs = [
+        CheckJob(
+            row=row, place=place.name, keys=_keys_of(row, place, keys),
+            options=dict(asked.options) if is_remote(place.name) else {},
+        )
+        for row, place in archives
+    ]  # fmt: skip
+    return asked.executor.each(asked.check, check_archive, jobs)
+
+
+def _keys_of(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> KeysAtHand | None:
+    """The keys that reading an archive takes, as far as there are any."""
+    if keys is None or not row.is_encrypted:
+        return None
+    try:
+        manifest = open_lazily(place.source(row.key, row.size)).manifest
+    except (StoreError, OSError):
+        return None  # whoever checks it finds out why
+    return keys_at_hand(
+        keys, [], {(t.name, t.key_id) for t in manifest.topics if t.key_id is not None}
+    )
+
+
+def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[AuditProblem]:
+    """What is wrong with an archive."""
+    found: list[AuditProblem] = []
+    try:
+        size = place.size(row.key)
+        if size != row.size:
+            told = f"has {size} bytes, the catalog says {row.size}"
+            found.append(AuditProblem(row.name, -1, told))
+        # An object store is paid by what is read of it: each byte comes once.
+        with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
+            is_far = is_remote(row.place)
+            crc = read_whole(place, row.key, size, take=copy.write if is_far else None)
+            # A catalog that was found again doesn't know it.
+            if row.crc and crc != row.crc:
+                told = f"its crc32c is {crc:#010x}, the catalog says {row.crc:#010x}"
+                found.append(AuditProblem(row.name, -1, told))
+            source: Source = place.source(row.key, size)
+            if is_far:
+                source = _Copy(row.name, size, copy)  # type: ignore[arg-type]
+            archive = Archive.open(source, keys=keys)
+            found += [AuditProblem(row.name, p.block, p.reason) for p in archive.verify()]
+            found += [AuditProblem(row.name, -1, told) for told in _disagreements(row, archive)]
+    except (StoreError, OSError) as e:
+        found.append(AuditProblem(row.name, -1, str(e)))
+    return found
+
+
+class _Copy:
+    """An object that was read whole."""
+
+    def __init__(self, name: str, size: int, file: BinaryIO) -> None:
+        self.name = name
+        self.size = size
+        self._file = file
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See `Source.read`."""
+        self._file.seek(offset)
+        return self._file.read(size)
+
+
+def _disagreements(row: ArchiveRow, archive: Archive) -> Iterable[str]:
+    """Where catalog and manifest say different things."""
+    manifest = archive.manifest
+    for name in (
+        "messages", "raw_bytes", "first_position", "last_position", "first_stored_at",
+        "last_stored_at", "retention_class", "generation",
+    ):  # fmt: skip
+        said, has = getattr(row, name), getattr(manifest, name)
+        if said != has:
+            yield f"the catalog says {name} {said}, its manifest {has}"
+
+
+# --- orphans ---
+
+
+def find_orphans(
+    catalog: Callable[[], Catalog],
+    places: Iterable[Place],
+    before: int,
+    problems: list[AuditProblem],
+    used: Collection[str],
+) -> list[Orphan]:
+    """The orphans in these places, and what cut-off puts have left; young are those that were last
+    written at `before` or later. A place that can't be listed is among the `problems`, if it is
+    among those that are `used`: another may still be made.
+    """
+    listed: list[Orphan] = []
+    unfinished: list[Orphan] = []
+    prefix = f"{catalog().store_id.hex()}/"
+    for place in places:
+        try:
+            listed += [
+                _orphan(place, info, before)
+                for info in place.list(prefix)
+                if NAME.fullmatch(info.key)
+            ]
+            unfinished += [
+                msgspec.structs.replace(_orphan(place, info, before), unfinished=True)
+                for info in place.leftovers(prefix)
+            ]
+        except (StoreError, OSError) as e:
+            if place.name in used:
+                problems.append(AuditProblem(place.name, -1, f"can't be listed: {e}"))
+    # Read after the list: what came meanwhile is in the one only if it is in the other.
+    # A name is given once, and a place has many spellings: the name alone decides.
+    named = {row.key for row in decode_rows(catalog().rows)}
+    return [orphan for orphan in listed if orphan.key not in named] + unfinished
+
+
+def _orphan(place: Place, info: ObjectInfo, before: int) -> Orphan:
+    return Orphan(place.name, info.key, info.size, info.modified, info.modified >= before)
+
+
+def _without(orphan: Orphan, known: Mapping[str, Place], problems: list[AuditProblem]) -> Orphan:
+    """Remove an orphan, if its time has come."""
+    if orphan.young:
+        return orphan
+    try:
+        place = known[orphan.place]
+        (place.remove_leftover if orphan.unfinished else place.delete)(orphan.key)
+    except (StoreError, OSError) as e:
+        problems.append(AuditProblem(f"{orphan.place}/{orphan.key}", -1, f"stays: {e}"))
+        return orphan
+    return msgspec.structs.replace(orphan, removed=True)

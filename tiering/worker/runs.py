@@ -1,0 +1,152 @@
+"""Runs: what a run of the worker has done so far, for its report and the history.
+
+The idea: each step tells what came of it; what goes wrong in one is noted, and the run goes on.
+
+Invariant: what a report says was done is on the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from kvstore.errors import StoreClosed, StoreError
+from kvstore.process.background import traced
+from tiering.catalog.catalog import ArchiveRow
+from tiering.errors import TieringStopped
+from tiering.places.refusals import told_of
+from tiering.policy.schedule import SegmentDue
+from tiering.worker.history import History, HistoryEntry
+from tiering.worker.replace import Replaced
+
+_log = logging.getLogger("kvmq")
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did. `merged` are archives that others, in `archives`, have replaced; `removed`
+    are the names of objects and files that nothing needs any more; `failed` says, for what could
+    not be done, why. `waits_for_hours`: more is due, at other hours.
+    """
+
+    segments: list[int] = []
+    archives: list[str] = []
+    shifted: list[str] = []
+    expired: list[str] = []
+    merged: list[str] = []
+    removed: list[str] = []
+    failed: dict[str, str] = {}
+    messages: int = 0
+    raw_bytes: int = 0
+    bytes: int = 0
+    waits_for_hours: bool = False
+
+
+class Run:
+    """What a run has done so far."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.rows: list[ArchiveRow] = []
+        self.segments: list[int] = []
+        self.shifted: list[str] = []
+        self.expired: list[str] = []
+        self.merged: list[str] = []
+        self.removed: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.messages = 0
+
+    def moved(
+        self, segment: SegmentDue, rows: list[ArchiveRow], messages: int, seconds: float
+    ) -> HistoryEntry:
+        """A segment became archives."""
+        self.segments.append(segment.number)
+        self.rows += rows
+        self.messages += messages
+        return self._history.add(
+            "archived",
+            f"segment {segment.number}",
+            archives=[row.key for row in rows],
+            messages=messages,
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            seconds=round(seconds, 3),
+            note=segment.reason,
+        )
+
+    def replaced(self, found: Replaced, seconds: float, what: str = "merged") -> HistoryEntry:
+        """One archive took the place of others: they were merged, or what else was done to them."""
+        self.merged += [row.key for row in found.old]
+        rows = [found.row] if found.row is not None else []
+        self.rows += rows
+        self.messages += sum(row.messages for row in rows)
+        return self._history.add(
+            what,
+            f"{len(found.old)} archives from {found.old[0].key}",
+            archives=[row.key for row in rows],
+            messages=found.merged.messages,
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            seconds=round(seconds, 3),
+            note=f"{found.merged.dropped.total} messages were left out",
+        )
+
+    def parted(self, old: ArchiveRow, rows: list[ArchiveRow], seconds: float) -> HistoryEntry:
+        """Several archives took the place of one, each with some of its topics."""
+        self.merged.append(old.key)
+        self.rows += rows
+        self.messages += sum(row.messages for row in rows)
+        return self._history.add(
+            "parted",
+            old.key,
+            archives=[row.key for row in rows],
+            messages=sum(row.messages for row in rows),
+            raw_bytes=sum(row.raw_bytes for row in rows),
+            bytes=sum(row.size for row in rows),
+            seconds=round(seconds, 3),
+        )
+
+    def failed_with(self, what: str, why: Exception) -> None:
+        """Something could not be done."""
+        told = told_of(why)
+        is_expected = isinstance(why, StoreError | OSError)
+        _log.warning("tiering: %s: %s", what, told if is_expected else traced(why))
+        self.failed[what] = told
+        self._history.add("failed", what, note=told[:1000])
+
+    def noting(self, what: str, *kinds: type[Exception]) -> Noting:
+        """What goes wrong inside is in the report, and no more than that."""
+        return Noting(self, what, kinds)
+
+    def report(self, *, waits_for_hours: bool = False) -> RunReport:
+        """What was done so far."""
+        return RunReport(
+            segments=self.segments,
+            archives=[row.key for row in self.rows],
+            shifted=self.shifted,
+            expired=self.expired,
+            merged=self.merged,
+            removed=self.removed,
+            failed=self.failed,
+            messages=self.messages,
+            raw_bytes=sum(row.raw_bytes for row in self.rows),
+            bytes=sum(row.size for row in self.rows),
+            waits_for_hours=waits_for_hours,
+        )
+
+
+class Noting:
+    """See `Run.noting`."""
+
+    def __init__(self, run: Run, what: str, kinds: tuple[type[Exception], ...]) -> None:
+        self._run, self._what, self._kinds = run, what, kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
+        if isinstance(value, TieringStopped | StoreClosed) or not isinstance(value, self._kinds):
+            return False
+        assert isinstance(value, Exception), "only those are asked for"
+        self._run.failed_with(self._what, value)
+        return True
