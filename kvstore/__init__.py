@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvstore.api.exchange_calls import ConfigImport
-from kvstore.api.founding import ImportReport, import_rocketmq
+from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
@@ -83,7 +83,6 @@ from kvstore.meta.groups import GroupConfig, GroupInfo
 from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
-from kvstore.opening.rebuild import RebuildReport, rebuild
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.opening.viewing import Viewing as _Viewing
 from kvstore.pop.group_stats import GroupStats

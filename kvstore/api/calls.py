@@ -1,4 +1,4 @@
-"""Every call of a store, in one class: `Store` has them, `kvstore.api.namespace_view` passes them on."""
+"""Every call of a store, in one class: `Store` has them, `api.namespace_view` passes them on."""
 
 from __future__ import annotations
 

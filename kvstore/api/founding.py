@@ -1,10 +1,11 @@
-"""Importing: a new store from one that Apache RocketMQ wrote, which stays as it is.
+"""Founding a store's index from a log that is there: rebuilding ours, importing RocketMQ's.
 
-The idea: the log is taken into a folder beside the target (full files as hard links, the last one
-as a copy), the index is built in there, and when all of it is on disk the folder gets the target's
-name.
+The idea of a rebuild: `opening.rebuild` leaves a folder that the next opening rebuilds, and that
+opening is here. The idea of an import: the log is taken into a folder beside the target (full files
+as hard links, the last one as a copy), the index is built there, and the folder gets the target's
+name when all files are on the disk.
 
-Invariant: the target is there whole or not at all; no byte of the source changes.
+Invariant of an import: the target is there whole or not at all; no byte of the source changes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,21 @@ from kvstore.api.store import Store
 from kvstore.config import StoreConfig
 from kvstore.files import local_path
 from kvstore.opening.adopting import Adopted, Adoption, summary
+from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.rocketmq.adopt import publish, stage_log
 from kvstore.rocketmq.source import read_source
+
+
+class RebuildReport(msgspec.Struct):
+    """What was done: `set_aside` is where an index that could not be used is now; the rest as in
+    `RecoveryReport`. Where its `damage` says that segments are missing at the log's end, the
+    offsets of their messages are given again: if the segments are anywhere, put them back and
+    rebuild once more before anything is put.
+    """
+
+    recovery: RecoveryReport
+    set_aside: str | None
 
 
 class ImportReport(msgspec.Struct, frozen=True):
@@ -34,6 +47,20 @@ class ImportReport(msgspec.Struct, frozen=True):
     cut_reason: str
     lost_records: int
     recovery: RecoveryReport
+
+
+def rebuild(
+    path: str | Path, config: StoreConfig | None = None, *, progress: Progress | None = None
+) -> RebuildReport:
+    """Make a store's index anew from its log. The store must not be open.
+
+    Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`, and what opening raises.
+    """
+    folder = local_path(path)
+    given = config if config is not None else StoreConfig()
+    set_aside = prepare_rebuild(folder, given, progress)
+    with Store(folder, given, progress=progress) as store:
+        return RebuildReport(store.recovery, set_aside)
 
 
 def import_rocketmq(

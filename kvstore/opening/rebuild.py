@@ -23,12 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from kvstore.api.store import Store
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
-from kvstore.files import Files, FolderLock, local_path
+from kvstore.files import Files, FolderLock
 from kvstore.index.derived import drop_derived, note_unplaced
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -46,7 +43,7 @@ from kvstore.index.keys import (
 from kvstore.log.segments import Segments, named_position
 from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption
-from kvstore.opening.recovery import Progress, RecoveryReport
+from kvstore.opening.recovery import Progress
 from kvstore.record.walk import Extent, Kind, walk
 from kvstore.rocketmq.config.config_values import RocketMQSource
 from kvstore.rocketmq.config.configuration import read_configuration
@@ -59,36 +56,19 @@ _ROWS_AT_ONCE: Final = 10_000
 _TOLD_EVERY: Final = 4096
 
 
-class RebuildReport(msgspec.Struct):
-    """What was done: `set_aside` is where an index that could not be used is now; the rest as in
-    `RecoveryReport`. Where its `damage` says that segments are missing at the log's end, the
-    offsets of their messages are given again: if the segments are anywhere, put them back and
-    rebuild once more before anything is put.
+def prepare_rebuild(path: Path, config: StoreConfig, progress: Progress | None) -> str | None:
+    """Change a store's folder so that opening it makes the index anew; returns the folder of the
+    old index if that could not be used. The store must not be open.
+
+    Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`.
     """
-
-    recovery: RecoveryReport
-    set_aside: str | None
-
-
-def rebuild(
-    path: str | Path, config: StoreConfig | None = None, *, progress: Progress | None = None
-) -> RebuildReport:
-    """Make a store's index anew from its log. The store must not be open.
-
-    Raises `StoreNotFound`, `StoreLocked`, `FormatTooNew`, and what opening raises.
-    """
-    folder = local_path(path)
-    given = config if config is not None else StoreConfig()
-    if store_folder.look(folder, given) is store_folder.FolderKind.NOTHING:
-        raise StoreNotFound(f"there is no store at {folder} to rebuild")
-    lock = store_folder.take(folder, given)
+    if store_folder.look(path, config) is store_folder.FolderKind.NOTHING:
+        raise StoreNotFound(f"there is no store at {path} to rebuild")
+    lock = store_folder.take(path, config)
     try:
-        # Looked at again: before the lock was ours, another process may have changed what is there.
-        set_aside = _prepare(folder, given, lock, progress)
+        return _prepare(path, config, lock, progress)
     finally:
         lock.release()
-    with Store(folder, given, progress=progress) as store:
-        return RebuildReport(store.recovery, set_aside)
 
 
 def _prepare(

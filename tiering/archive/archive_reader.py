@@ -23,7 +23,6 @@ from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashing.hashes import topic_byte
 from kvstore.record.hashing.key_filter import Filter
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
-from tiering.archive.check import Problem, problems
 from tiering.archive.columns.header_fields import Stretches
 from tiering.archive.columns.packed import I64
 from tiering.archive.groups import Groups
@@ -308,10 +307,6 @@ class Archive:
             error.archive, error.block = self.name, number
             error.next_offset = self.directory.last_with(number) + 1
             raise
-
-    def verify(self) -> Iterator[Problem]:
-        """Everything that is wrong with the archive; see `tiering.archive.check`."""
-        return problems(self)
 
     # --- by position, by key ---
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -22,6 +22,8 @@ from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamag
 from kvstore.record.check import check_record
 from kvstore.record.facts import facts
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
+from tiering.archive.archive_reader import Archive
+from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64
 from tiering.archive.layout import (
     CRC,
@@ -35,10 +37,6 @@ from tiering.archive.layout import (
 from tiering.archive.lookup.directory import DirectoryRows
 from tiering.archive.lookup.keyed import Levels, digests_of
 
-if TYPE_CHECKING:
-    from tiering.archive.archive_reader import Archive
-    from tiering.archive.block import Block, BlockGroup
-
 _SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
 
@@ -50,7 +48,7 @@ class Problem(NamedTuple):
     reason: str
 
 
-def problems(archive: Archive) -> Iterator[Problem]:
+def archive_problems(archive: Archive) -> Iterator[Problem]:
     """What is wrong with an archive; nothing if it is whole.
 
     Blocks whose key is gone are not decoded, only their checksums are looked at.

@@ -54,10 +54,6 @@ DIGITS_HEAD: Final = struct.Struct(">III")
 """What such a part begins with: size of the text, of the digits, of the digits as coded."""
 ENCRYPTED: Final = 0x80
 """Added to the codec of a part that is encrypted."""
-NONCE_SIZE: Final = 12
-TAG_SIZE: Final = 16
-KEY_SIZE: Final = 32
-"""AES-256."""
 
 
 class PartKind(IntEnum):

@@ -43,6 +43,7 @@ from kvstore.index.keys import read_archive_key
 from kvstore.record.values import StoredMessage
 from tiering.archive.archive_reader import Archive, Source
 from tiering.archive.block import Block, BlockGroup
+from tiering.archive.check import archive_problems
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.cache import BlockCache, CacheStats
 from tiering.catalog.catalog import ArchiveRow, decode_row
@@ -464,7 +465,7 @@ class Tiers:
                     told = f"has {size} bytes, the catalog says {row.size}"
                     out.append(ArchiveProblem(row.name, told))
                 elif thorough:
-                    found = self.archive(row.number).verify()
+                    found = archive_problems(self.archive(row.number))
                     out += [ArchiveProblem(row.name, str(problem)) for problem in found]
             except StoreError as e:
                 out.append(ArchiveProblem(row.name, str(e)))

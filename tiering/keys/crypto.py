@@ -11,10 +11,9 @@ is ArchiveDamaged.
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.layout import KEY_SIZE, NONCE_SIZE, TAG_SIZE
 from tiering.errors import EncryptionMissing
 
 try:
@@ -24,6 +23,11 @@ except ImportError:  # an extra: see `_cipher`
     _available = False
 else:
     _available = True
+
+NONCE_SIZE: Final = 12
+TAG_SIZE: Final = 16
+KEY_SIZE: Final = 32
+"""AES-256."""
 
 
 class TopicKey(NamedTuple):

@@ -28,8 +28,7 @@ import msgspec
 
 from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import Files, LocalFiles, local_path
-from tiering.archive.layout import KEY_SIZE
-from tiering.keys.crypto import TopicKey
+from tiering.keys.crypto import KEY_SIZE, TopicKey
 from tiering.keys.file_turns import turn
 
 _FORMAT: Final = 2

@@ -25,6 +25,7 @@ from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.index.archived import Catalog
 from tiering.archive.archive_reader import Archive, Source, open_lazily
+from tiering.archive.check import archive_problems
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceError
 from tiering.executor.pool import Executor
@@ -229,7 +230,7 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
             if is_far:
                 source = _Copy(row.name, size, copy)  # type: ignore[arg-type]
             archive = Archive.open(source, keys=keys)
-            found += [AuditProblem(row.name, p.block, p.reason) for p in archive.verify()]
+            found += [AuditProblem(row.name, p.block, p.reason) for p in archive_problems(archive)]
             found += [AuditProblem(row.name, -1, told) for told in _disagreements(row, archive)]
     except (StoreError, OSError) as e:
         found.append(AuditProblem(row.name, -1, str(e)))

@@ -16,7 +16,7 @@ from kvstore.errors import ArchiveDamaged, MessageNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kvstore.cli.message.dump import Choice, Show
+    from kvstore.cli.message.dump_show import Choice, Show
     from kvstore.files import Files
     from kvstore.record.values import StoredMessage
     from tiering.archive.archive_reader import Archive

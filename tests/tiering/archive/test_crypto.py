@@ -10,10 +10,9 @@ from kvstore.errors import ArchiveDamaged, ConfigError, FormatError, KeyDestroye
 from kvstore.files import LocalFiles
 from tests.tiering.archive.samples import decode, encode, record
 from tiering.archive.coder import Coder
-from tiering.archive.layout import NONCE_SIZE
 from tiering.errors import EncryptionMissing
 from tiering.keys import crypto
-from tiering.keys.crypto import TopicKey, decrypt, encrypt
+from tiering.keys.crypto import NONCE_SIZE, TopicKey, decrypt, encrypt
 from tiering.keys.key_file import KeyFile
 
 SECRET = bytes(range(32))

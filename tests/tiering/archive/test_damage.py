@@ -20,6 +20,7 @@ from kvstore.errors import (
 from kvstore.record.hashing.hashes import key_hash_range
 from tests.tiering.archive.making import Made, MemorySource, make, plain_queues
 from tiering.archive.archive_reader import Archive
+from tiering.archive.check import archive_problems
 from tiering.archive.layout import (
     FORMAT_VERSION,
     HEADER_SIZE,
@@ -98,7 +99,7 @@ def test_verify_finds_any_byte_that_changes(made: Made) -> None:
             archive = Archive.open(MemorySource(data))
         except ArchiveDamaged:
             continue
-        assert list(archive.verify()), f"byte {at}"
+        assert list(archive_problems(archive)), f"byte {at}"
 
 
 def test_a_damaged_group_costs_its_own_messages_only(made: Made) -> None:
@@ -121,8 +122,8 @@ def test_a_damaged_group_costs_its_own_messages_only(made: Made) -> None:
             assert caught.value.next_offset == last + 1
         else:
             assert damaged.read_block(number).records() == archive.read_block(number).records()
-    assert {problem.block for problem in damaged.verify()} <= set(theirs)
-    assert list(damaged.verify())
+    assert {problem.block for problem in archive_problems(damaged)} <= set(theirs)
+    assert list(archive_problems(damaged))
 
 
 def test_a_damaged_index_costs_no_message(made: Made) -> None:
@@ -229,7 +230,7 @@ def test_a_topic_whose_key_is_gone_is_gone_and_all_else_stays_readable() -> None
     assert b"topic1-0-5" not in made.data
     assert [topic.key_id for topic in made.manifest.topics] == [None, "key-topic1", None]
     archive, _ = made.open(keys)
-    assert list(archive.verify()) == []
+    assert list(archive_problems(archive)) == []
     for queue in made.queues:
         blocks = archive.blocks(queue.topic.id, 0)
         found = [raw for block in archive.read_blocks(blocks) for raw in block.records()]
@@ -245,7 +246,7 @@ def test_a_topic_whose_key_is_gone_is_gone_and_all_else_stays_readable() -> None
             else:
                 assert opened.read_block(number).record(0) == queue.records[0]
         assert len(opened.find(*key_hash_range(b"all"))) == 27
-        assert list(opened.verify()) == []
+        assert list(archive_problems(opened)) == []
 
 
 def test_the_wrong_key_is_damage_and_no_message() -> None:

@@ -19,6 +19,7 @@ from tests.tiering.archive.test_crypto import SECRET
 from tiering.archive import ending, manifest
 from tiering.archive.archive_reader import Archive
 from tiering.archive.blocks import BlockWriter
+from tiering.archive.check import archive_problems
 from tiering.archive.layout import CRC, NO_QUEUE, PART_HEAD
 from tiering.archive.lookup import directory, key_index, positions
 from tiering.archive.manifest import Manifest
@@ -219,14 +220,15 @@ def test_a_forged_archive_is_found_by_its_rule(rule: Rule, monkeypatch: Patch) -
     if rule.forge is not not_forged:
         whole = make(plain_queues(topics=2, queues=1, messages=30), rule.settings)
         keys = rule.settings.keys if rule.is_read else None
-        assert list(Archive.open(MemorySource(whole.data), keys=keys).verify()) == []
+        assert list(archive_problems(Archive.open(MemorySource(whole.data), keys=keys))) == []
     with monkeypatch.context() as patch:
         rule.forge(patch)
         forged = make(queues, rule.settings).data
     keys = rule.settings.keys if rule.is_read else None
     try:
         found = [
-            problem.reason for problem in Archive.open(MemorySource(forged), keys=keys).verify()
+            problem.reason
+            for problem in archive_problems(Archive.open(MemorySource(forged), keys=keys))
         ]
     except ArchiveDamaged as error:
         found = [str(error)]
@@ -261,12 +263,12 @@ def test_a_flipped_byte_of_what_nobody_can_decrypt_is_found_by_its_checksum() ->
     queues = plain_queues(topics=1, queues=1, messages=30)
     made = make(queues, ArchiveSettings(keys=Secret()))
     archive = Archive.open(MemorySource(made.data))
-    assert list(archive.verify()) == []
+    assert list(archive_problems(archive)) == []
     at, sizes, _ = archive.directory.group(0)
     for kind in range(3):
         data = bytearray(made.data)
         data[at + sum(sizes[:kind]) + sizes[kind] // 2] ^= 1
-        (problem,) = Archive.open(MemorySource(bytes(data))).verify()
+        (problem,) = archive_problems(Archive.open(MemorySource(bytes(data))))
         assert f"the crc32c of the part at {at + sum(sizes[:kind])} differs" in problem.reason
 
 
@@ -274,7 +276,7 @@ def test_a_changed_header_is_found() -> None:
     made = make(plain_queues(topics=1, queues=1, messages=5))
     data = bytearray(made.data)
     data[9] ^= 1
-    (problem,) = Archive.open(MemorySource(bytes(data))).verify()
+    (problem,) = archive_problems(Archive.open(MemorySource(bytes(data))))
     assert "the header is not what was written" in problem.reason
 
 

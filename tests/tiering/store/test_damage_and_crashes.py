@@ -19,8 +19,8 @@ from kvstore import (
     StoredMessage,
     StoreError,
 )
+from kvstore.api.founding import rebuild
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable
-from kvstore.opening.rebuild import rebuild
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.tiering.store.moving import (

@@ -11,8 +11,8 @@ import pytest
 import kvstore
 import tiering
 from kvstore import Message, MessageNotFound, Store, StoreConfig, StoredMessage
+from kvstore.api.founding import rebuild
 from kvstore.errors import OffsetNotFound
-from kvstore.opening.rebuild import rebuild
 from kvstore.record.encode import blank
 from tests.fixtures import unpack_fixture
 from tests.rocketmq.logs import NOW, make_store, record
