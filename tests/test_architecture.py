@@ -11,6 +11,7 @@ import ast
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,30 +21,59 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
-MODULE_LINES_MAX: Final = 500
+MODULE_LINES_MAX: Final = 600
 FUNCTION_LINES_MAX: Final = 80
+ROOM_FILES_MAX: Final = 15
 
-# From low to high: a part imports parts of lower layers, and of its own layer where no cycle
-# comes of it. A part is a folder or a module directly in kvstore/; one not named here is ENGINE.
-LAYERS: Final = (
-    ("errors", "config", "access", "forking", "files", "paths", "clock", "background"),
+# From low to high: a room imports rooms of lower layers. A part is a room or a module directly in
+# the package.
+KVSTORE: Final = (
+    ("errors", "clock"),
+    ("process",),
+    ("files",),
+    ("config",),
     ("record",),
-    ("message", "archived"),
+    ("message",),
     ("log", "index"),
     ("meta",),
-    ("consume", "timing"),
-    ("ENGINE", "rocketmq"),
-    ("calls",),
-    ("namespace",),
-    ("store",),
-    ("importing", "rebuild", "aio", "viewing"),
-    ("cli", "__main__"),
+    ("read",),
+    ("pop",),
+    ("rocketmq",),
+    ("opening",),
+    ("engine",),
+    ("api",),
+    ("aio",),
+    ("cli",),
+    ("__main__",),
 )
-LEVELS: Final = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-# Neighbours that know nothing of each other.
-STRANGERS: Final = frozenset({"log", "index"})
+TIERING: Final = (
+    ("errors",),
+    ("keys",),
+    ("archive",),
+    ("places",),
+    ("catalog",),
+    ("policy",),
+    ("executor",),
+    ("merge",),
+    ("worker",),
+    ("operations",),
+    ("spark",),
+)
+LEVELS: Final = {
+    (package, part): level
+    for package, layers in (("kvstore", KVSTORE), ("tiering", TIERING))
+    for level, parts in enumerate(layers)
+    for part in parts
+}
 # The package itself, kvstore/__init__.py.
 PUBLIC: Final = "__init__"
+# Modules directly in a package: what callers see, and the seams.
+BESIDE_ROOMS: Final = {
+    "kvstore": frozenset(
+        {"__init__", "__main__", "errors", "config", "message", "files", "clock", "aio"}
+    ),
+    "tiering": frozenset({"__init__", "errors"}),
+}
 
 CODECS: Final = frozenset({"zlib_ng", "xxhash", "lz4", "zstandard", "msgspec", "numpy"})
 RECORD_MAY_IMPORT: Final = sys.stdlib_module_names | CODECS
@@ -52,19 +82,16 @@ RECORD_MAY_IMPORT_OF_KVSTORE: Final = frozenset({"record", "errors"})
 # with what its archives are read.
 TIERING_MAY_IMPORT: Final = (
     "kvstore.config",
-    "kvstore.config",
     "kvstore.index.archived",
     "kvstore.record",
     "kvstore.index.keys",
     "kvstore.errors",
     "kvstore.files",
-    "kvstore.process.forking",
-    "kvstore.files",
+    "kvstore.process",
     "kvstore.clock",
-    "kvstore.process.background",
 )
 # Where the store meets its archives, and the verbs that run the worker.
-MAY_IMPORT_TIERING: Final = frozenset({"store", "cli"})
+MAY_IMPORT_TIERING: Final = frozenset({"api", "cli"})
 
 SEAMS: Final = frozenset({"kvstore.files", "kvstore.clock"})
 OF_OS: Final = ("open", "fdopen", "fsync", "fdatasync", "sync", "posix_fallocate", "truncate")
@@ -171,40 +198,36 @@ def names_of(modules: Iterable[Module]) -> frozenset[str]:
 # -- the rules: each gives the places that break it
 
 
-def level_of(part: str) -> int:
-    return LEVELS.get(part, LEVELS["ENGINE"])
-
-
-def may_import(importer: str, imported: str) -> bool:
-    """Whether the part `importer` of kvstore may import the part `imported`."""
+def may_import(package: str, importer: str, imported: str) -> bool:
+    """Whether the part `importer` of a package may import its part `imported`."""
     if importer == imported:
         return True
     if importer == PUBLIC:
-        return level_of(imported) < LEVELS["cli"]
+        return imported != "cli"
     if imported == PUBLIC:
-        return level_of(importer) == LEVELS["cli"]
-    if {importer, imported} == STRANGERS:
-        return False
-    return level_of(imported) <= level_of(importer)
+        return importer in ("cli", "__main__")
+    below, above = LEVELS.get((package, imported)), LEVELS.get((package, importer))
+    return below is not None and above is not None and below < above
 
 
-def upward_imports(kvstore: list[Module]) -> list[str]:
+def upward_imports(modules: list[Module]) -> list[str]:
     return [
         str(found)
-        for found in imports(kvstore, names_of(kvstore))
-        if is_within(found.target, "kvstore")
-        and not may_import(found.module.part, part_of(found.target))
+        for found in imports(modules, names_of(modules))
+        if (package := found.module.name.partition(".")[0]) == found.target.partition(".")[0]
+        and not may_import(package, found.module.part, part_of(found.target))
     ]
 
 
-def import_cycles(kvstore: list[Module]) -> list[str]:
-    """Parts that reach themselves through others; the package itself is the door, and left out."""
+def import_cycles(modules: list[Module]) -> list[str]:
+    """Modules that reach themselves through others; the packages are doors, and left out."""
+    known = names_of(modules)
+    packages = {module.name for module in modules if module.is_package}
     edges: dict[str, set[str]] = {}
-    for found in imports(kvstore, names_of(kvstore)):
-        importer, imported = found.module.part, part_of(found.target)
-        if is_within(found.target, "kvstore") and PUBLIC not in (importer, imported):
-            edges.setdefault(importer, set()).add(imported)
-    return sorted(part for part in edges if part in reachable(edges, edges[part] - {part}, part))
+    for found in imports(modules, known):
+        if found.module.name not in packages and found.target in known - packages:
+            edges.setdefault(found.module.name, set()).add(found.target)
+    return sorted(name for name in edges if name in reachable(edges, edges[name] - {name}, name))
 
 
 def reachable(edges: dict[str, set[str]], start: set[str], but: str) -> set[str]:
@@ -217,6 +240,47 @@ def reachable(edges: dict[str, set[str]], start: set[str], but: str) -> set[str]
         if part != but:
             ahead |= edges.get(part, set()) - seen
     return seen
+
+
+def beside_rooms(modules: list[Module]) -> list[str]:
+    """Modules that are in no room, and should be."""
+    return [
+        module.name
+        for module in modules
+        if not module.is_package
+        and module.name.count(".") == 1
+        and module.part not in BESIDE_ROOMS[module.name.partition(".")[0]]
+    ]
+
+
+def crowded_rooms(modules: list[Module]) -> list[str]:
+    files = Counter(
+        module.name if module.is_package else module.name.rpartition(".")[0] for module in modules
+    )
+    return [f"{room} has {n} files" for room, n in sorted(files.items()) if n > ROOM_FILES_MAX]
+
+
+def shared_names(modules: list[Module]) -> list[str]:
+    """Modules, and public classes, that have the name of another in their package.
+
+    A verb's module has the verb's name, so verbs are left out; `aio` has the API's classes again.
+    """
+    counted = [m for m in modules if not is_within(m.name, "kvstore.cli") and m.part != "aio"]
+    names = Counter(
+        (m.name.partition(".")[0], m.name.rpartition(".")[2]) for m in counted if not m.is_package
+    )
+    classes = Counter(
+        (m.name.partition(".")[0], node.name)
+        for m in counted
+        for node in ast.walk(m.tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return [
+        f"{package} has {n} {what} {name}"
+        for what, found in (("modules", names), ("classes", classes))
+        for (package, name), n in sorted(found.items())
+        if n > 1
+    ]
 
 
 def foreign_imports_of_record(kvstore: list[Module]) -> list[str]:
@@ -353,12 +417,28 @@ def test_the_source_is_where_these_tests_look(kvstore: list[Module]) -> None:
     assert kvstore, "no module was found, so no rule below means anything"
 
 
-def test_imports_in_kvstore_point_down_the_layers(kvstore: list[Module]) -> None:
+def test_imports_point_down_the_layers(kvstore: list[Module], tiering: list[Module]) -> None:
     assert upward_imports(kvstore) == []
+    assert upward_imports(tiering) == []
 
 
-def test_no_part_of_kvstore_imports_itself_through_others(kvstore: list[Module]) -> None:
-    assert import_cycles(kvstore) == []
+def test_no_module_imports_itself_through_others(
+    kvstore: list[Module], tiering: list[Module]
+) -> None:
+    assert import_cycles(kvstore + tiering) == []
+
+
+def test_every_module_is_in_a_room_and_no_room_is_crowded(
+    kvstore: list[Module], tiering: list[Module]
+) -> None:
+    assert beside_rooms(kvstore + tiering) == []
+    assert crowded_rooms(kvstore + tiering) == []
+
+
+def test_no_two_modules_or_classes_of_a_package_share_a_name(
+    kvstore: list[Module], tiering: list[Module]
+) -> None:
+    assert shared_names(kvstore + tiering) == []
 
 
 def test_record_stands_on_codecs_and_errors_alone(kvstore: list[Module]) -> None:
@@ -420,14 +500,16 @@ INDEX: Final = module("kvstore/index/__init__.py", "")
         ("kvstore/log/flush.py", "from kvstore.index.keys import RUN"),
         ("kvstore/log/flush.py", "from ..index import keys"),
         ("kvstore/index/keys.py", "from kvstore.log import flush"),
-        ("kvstore/meta/topics.py", "def f():\n    from kvstore.consume import pop"),
-        ("kvstore/pop/pop.py", "from kvstore import store"),
-        ("kvstore/rocketmq/adopt.py", "from ..store import Store"),
-        ("kvstore/engine/writer.py", "from . import store"),
+        ("kvstore/meta/topics.py", "def f():\n    from kvstore.pop import take"),
+        ("kvstore/pop/pop.py", "from kvstore.api import store"),
+        ("kvstore/rocketmq/adopt.py", "from ..api.store import Store"),
+        ("kvstore/engine/writer.py", "from ..api import store"),
         ("kvstore/api/store.py", "from kvstore.cli import main"),
         ("kvstore/api/store.py", "import kvstore"),
         ("kvstore/api/store.py", "from kvstore import open"),
         ("kvstore/__init__.py", "from .cli import main"),
+        ("kvstore/other/new.py", "import kvstore.errors"),
+        ("tiering/archive/block.py", "import tiering.places.place"),
     ],
 )
 def test_an_import_up_the_layers_is_found(path: str, source: str) -> None:
@@ -440,22 +522,36 @@ def test_an_import_up_the_layers_is_found(path: str, source: str) -> None:
         ("kvstore/files.py", "from kvstore.errors import DiskFull"),
         ("kvstore/log/flush.py", "from kvstore.log import append"),
         ("kvstore/pop/pop.py", "from ..index import keys"),
-        ("kvstore/rocketmq/adopt.py", "from kvstore import writer"),
-        ("kvstore/reader.py", "import kvstore.engine.writer"),
-        ("kvstore/cli/trial/demo.py", "import kvstore"),
+        ("kvstore/api/store.py", "from kvstore.engine import writer"),
+        ("kvstore/api/read_calls.py", "import kvstore.engine.writer"),
+        ("kvstore/cli/demo.py", "import kvstore"),
         ("kvstore/__init__.py", "from kvstore.api.store import Store"),
         ("kvstore/engine/writer.py", "import os, kvstores"),
+        ("tiering/merge/merge.py", "import tiering.archive.block, kvstore.errors"),
     ],
 )
 def test_an_import_down_the_layers_is_let_pass(path: str, source: str) -> None:
     assert upward_imports([module(path, source), STORE, WRITER, KEYS, INDEX]) == []
 
 
-def test_a_cycle_between_neighbours_is_found() -> None:
-    pull = module("kvstore/read/pull.py", "from kvstore.timing import delays")
-    delays = module("kvstore/timing/delays.py", "from kvstore.consume import pull")
-    assert import_cycles([pull, delays]) == ["consume", "timing"]
+def test_a_cycle_within_a_room_is_found() -> None:
+    pull = module("kvstore/read/pull.py", "from kvstore.read import cold")
+    cold = module("kvstore/read/cold.py", "from kvstore.read import pull")
+    assert import_cycles([pull, cold]) == ["kvstore.read.cold", "kvstore.read.pull"]
     assert import_cycles([pull]) == []
+
+
+def test_a_module_beside_the_rooms_and_a_crowded_room_are_found() -> None:
+    room = [module(f"tiering/merge/m{n}.py", "") for n in range(ROOM_FILES_MAX + 1)]
+    assert beside_rooms([module("kvstore/writer.py", ""), *room]) == ["kvstore.writer"]
+    assert crowded_rooms(room) == [f"tiering.merge has {ROOM_FILES_MAX + 1} files"]
+    assert crowded_rooms(room[1:]) == []
+
+
+def test_names_that_a_package_has_twice_are_found() -> None:
+    twice = [module(f"tiering/{room}/plan.py", "class Plan: ...") for room in ("merge", "policy")]
+    assert shared_names(twice) == ["tiering has 2 modules plan", "tiering has 2 classes Plan"]
+    assert shared_names([twice[0], module("kvstore/read/plan.py", "class Plan: ...")]) == []
 
 
 @pytest.mark.parametrize("source", ["import rocksdict", "from kvstore.files import Files"])
@@ -476,7 +572,7 @@ def test_an_import_of_the_engine_in_tiering_is_found(source: str) -> None:
 
 def test_an_import_of_tiering_below_the_store_is_found() -> None:
     source = "import tiering.catalog.catalog"
-    assert len(misplaced_imports_of_tiering([module("kvstore/reader.py", source)])) == 1
+    assert len(misplaced_imports_of_tiering([module("kvstore/read/reader.py", source)])) == 1
     assert misplaced_imports_of_tiering([module("kvstore/api/store.py", source)]) == []
 
 
