@@ -106,7 +106,7 @@ class NamespaceCalls(TopicCalls):
     def find_in(self, namespace: str, message_id: str) -> StoredMessage:
         """As `find`, in the topics of a namespace."""
         check_namespace(namespace)
-        return self._reader.find(message_id, lambda topic: namespace_of(topic) == namespace)
+        return self._finder.find(message_id, lambda topic: namespace_of(topic) == namespace)
 
 
 def in_namespace(namespace: str, config: C, wanted: type[C]) -> C:

@@ -26,6 +26,7 @@ from kvstore.pop.group_stats import Flying
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.popper import Popper
 from kvstore.pop.progress_history import ProgressHistory
+from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class Parts:
     _offsets: Offsets
     _namespaces: Namespaces
     _reader: Reader
+    _finder: Finder
     _writer: Writer
     _upkeep: Upkeep
     _popping: Popper

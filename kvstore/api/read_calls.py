@@ -58,7 +58,7 @@ class ReadCalls(Parts):
         store time, ms, both included.
         """
         self._check_open()
-        return self._reader.query(self._topics.get(topic), key, begin, end, limit)
+        return self._finder.query(self._topics.get(topic), key, begin, end, limit)
 
     def read_at(self, position: int) -> StoredMessage:
         """The message whose record begins at a position of the log; `MessageNotFound`,
@@ -70,7 +70,7 @@ class ReadCalls(Parts):
         """The message with a unique id or a position id; `MessageNotFound`, and `ArchiveDamaged`
         where it may be in an archive that is damaged or missing.
         """
-        return self._reader.find(message_id)
+        return self._finder.find(message_id)
 
     def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
         """The first offset stored at or after a time (ms since the epoch); the next offset if there

@@ -48,6 +48,7 @@ from kvstore.pop.popper import Popper
 from kvstore.pop.progress_history import ProgressHistory
 from kvstore.process.background import Background
 from kvstore.process.forking import refuse_in_child
+from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.record.put.batch import Host
 
@@ -143,7 +144,8 @@ class Store(Calls):
         ):
             self._offsets.recovered(self._log.end)
         self._index.topics_fresh_from(self._topics.next_id)
-        self._reader = Reader(self._log, self._index, config, is_live=self._topics.is_live)
+        self._reader = Reader(self._log, self._index, config)
+        self._finder = Finder(self._reader, self._log, self._index, self._topics.is_live)
         has_archives = next(self._index.families.rows(ARCHIVES, b""), None) is not None
         if has_archives or self._index.gone().segments:
             self._reader.read_from(self._archives())
@@ -272,6 +274,7 @@ class Store(Calls):
         self._popping = Popper(
             self._index.families,
             self._reader,
+            self._finder,
             self._topics,
             self._groups,
             self._offsets,

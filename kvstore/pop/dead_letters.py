@@ -23,6 +23,7 @@ from kvstore.meta.topics import Topic, TopicConfig, Topics
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from kvstore.pop.inflight.table import Change
 from kvstore.read.at_offsets import Away, messages_at
+from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.record.names import (
     DLQ_ATTEMPTS,
@@ -51,8 +52,9 @@ Put = Callable[[Sequence[Message]], object]
 class DeadLetters:
     """See the module. `put` returns when messages are on the disk."""
 
-    def __init__(self, reader: Reader, topics: Topics, put: Put) -> None:
+    def __init__(self, reader: Reader, finder: Finder, topics: Topics, put: Put) -> None:
         self._reader = reader
+        self._finder = finder
         self._topics = topics
         self._put = put
 
@@ -78,7 +80,7 @@ class DeadLetters:
                 copy = _copy(message, group.name, target.name, name.hex().upper(), lock.attempts)
                 # A copy is no older than what it is of.
                 begin = message.stored_at
-                if not self._reader.query(target, str(copy.message_id), begin, None, 1):
+                if not self._finder.query(target, str(copy.message_id), begin, None, 1):
                     copies.append(copy)
         self._put_what_fits(copies)
         gone = [(key, lock) for key, lock in rows if key not in stuck]

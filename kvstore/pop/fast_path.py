@@ -32,7 +32,7 @@ from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popped import Popped, Wanted, check_wanted, lock_ms
 from kvstore.pop.prefetch import read_ahead
 from kvstore.pop.receipts import HEAD_CHARS, Delivery, Receipts, pack_head
-from kvstore.read.find import LOST
+from kvstore.read.cold import READ_ERRORS
 from kvstore.read.reader import Reader
 
 _TRIES: Final = 8
@@ -221,7 +221,7 @@ class Quick:
                 if at < low or high - at < ask.limit:
                     return None
                 ahead = read_ahead(flight, self._reader, ask.topic, queue, at, ask.limit)
-        except (*LOST, ArchiveUnavailable):
+        except (*READ_ERRORS, ArchiveUnavailable):
             return None
         self._flights.reads_ahead(flight)
         # Behind what is not held any more another path goes on.

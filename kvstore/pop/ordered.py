@@ -39,7 +39,9 @@ def order_of(flight: InflightTable, reader: Reader, topic: Topic, group: str) ->
     """A flight's order; made if it is not there."""
     if flight.order is None:
         flight.order = Order.of(
-            flight, lambda queue, offsets: messages_at(reader, topic, queue, offsets, group)
+            flight.all(),
+            flight.parked(),
+            lambda queue, offsets: messages_at(reader, topic, queue, offsets, group),
         )
     return flight.order
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from kvstore.clock import Clock
-from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.inflight.waiting import TICK, Waiter, Waiting
+from kvstore.pop.inflight.table import InflightTable, Waiter
+from kvstore.pop.inflight.waiting import TICK, Waiting
 from kvstore.pop.popped import Popped
 
 _PAUSE: Final = 0.02

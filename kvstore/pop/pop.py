@@ -40,7 +40,7 @@ from kvstore.pop.popped import UNLIMITED, Popped, Wanted, check_wanted
 from kvstore.pop.receipts import Delivery, Receipts
 from kvstore.pop.take import Claim
 from kvstore.read.at_offsets import Away, first_at, messages_at
-from kvstore.read.find import AWAY
+from kvstore.read.cold import AWAY_ERRORS
 from kvstore.read.pull import SCAN_MAX
 from kvstore.read.reader import Reader
 from kvstore.read.sql import SqlFilter
@@ -303,7 +303,7 @@ class Pop:
             with self._reader.at_hand(AtHand()):
                 self._bury(claim, topic, group)
                 self._write(claim, flight)
-        except AWAY:
+        except AWAY_ERRORS:
             pass  # reading an archive is nothing to wait for under the lock
         except StoreError as e:
             _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, str(e))
@@ -365,7 +365,7 @@ class Pop:
             return
         try:
             at = self.goes_on(flight, group, topic, queue)
-        except AWAY as e:
+        except AWAY_ERRORS as e:
             claim.unavailable = e
             return
         if at < end:

@@ -41,6 +41,7 @@ from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.pop import Pop
 from kvstore.pop.receipts import Receipts
 from kvstore.pop.redrive import Redrive
+from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 
 _SECRET_BYTES: Final = 32
@@ -53,6 +54,7 @@ class Popper:
         self,
         families: Families,
         reader: Reader,
+        finder: Finder,
         topics: Topics,
         groups: Groups,
         offsets: Offsets,
@@ -67,7 +69,7 @@ class Popper:
         nonces = itertools.count(secrets.randbits(62))
         self.waiting = waiting
         self.flights = InflightTables(families, offsets, reader.bounds)
-        dead_letters = DeadLetters(reader, topics, put)
+        dead_letters = DeadLetters(reader, finder, topics, put)
         self.quick = Quick(
             families, reader, offsets, self.flights, receipts, waiting, clock, nonces
         )
@@ -98,6 +100,7 @@ class Popper:
         self.redrive = Redrive(
             families,
             reader,
+            finder,
             topics,
             offsets,
             self.flights,

@@ -42,7 +42,8 @@ from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.read.at_offsets import Away, messages_at
-from kvstore.read.find import AWAY
+from kvstore.read.cold import AWAY_ERRORS
+from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 from kvstore.record.names import (
     DLQ_ATTEMPTS,
@@ -87,6 +88,7 @@ class Redrive:
         self,
         families: Families,
         reader: Reader,
+        finder: Finder,
         topics: Topics,
         offsets: Offsets,
         flights: InflightTables,
@@ -98,6 +100,7 @@ class Redrive:
     ) -> None:
         self._families = families
         self._reader = reader
+        self._finder = finder
         self._topics = topics
         self._offsets = offsets
         self._flights = flights
@@ -142,7 +145,7 @@ class Redrive:
             for n, letter in enumerate(mine):
                 try:
                     self._original(letter)  # so that it is at hand
-                except AWAY:
+                except AWAY_ERRORS:
                     if not n:
                         raise
                     mine, behind = mine[:n], letter.message.offset
@@ -327,7 +330,7 @@ class Redrive:
     def _put_back(self, lost: list[_Letter]) -> None:
         copies = []
         for letter in lost:
-            known = self._reader.query(letter.topic, letter.message.message_id, None, None, 1)
+            known = self._finder.query(letter.topic, letter.message.message_id, None, None, 1)
             if not known:
                 copies.append(_copy(letter))
         if copies:

@@ -28,7 +28,7 @@ from kvstore.pop.popped import UNLIMITED, Popped, Wanted, lock_ms
 from kvstore.pop.prefetch import read_ahead
 from kvstore.pop.receipts import Delivery, Receipts
 from kvstore.read.at_offsets import Away, messages_at, passed_over
-from kvstore.read.find import AWAY, LOST
+from kvstore.read.cold import AWAY_ERRORS, READ_ERRORS
 from kvstore.read.pull import SCAN_MAX
 from kvstore.read.reader import Reader
 
@@ -311,10 +311,10 @@ class Claim:
         """
         try:
             found = read()
-        except AWAY as e:
+        except AWAY_ERRORS as e:
             self.unavailable = e
             return [], at
-        except LOST as e:
+        except READ_ERRORS as e:
             return [], passed_over(e, at, self.group.name)
         return found, found[-1].offset + 1 if found else high
 

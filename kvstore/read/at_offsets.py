@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from kvstore.errors import ArchiveDamaged, ArchiveMissing, RecordDamaged
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.read.find import AWAY, LOST
+from kvstore.read.cold import AWAY_ERRORS, READ_ERRORS
 from kvstore.read.pull import take
 from kvstore.read.reader import Reader
 
@@ -69,7 +69,7 @@ def messages_at(
                 away.note(e, at, following)
                 at = following
                 continue
-            except LOST as e:
+            except READ_ERRORS as e:
                 at = passed_over(e, at, group)
                 continue
             if not found:
@@ -84,9 +84,9 @@ def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) ->
     """
     try:
         return reader.offset_at(topic, queue, time, upper=False)
-    except AWAY:
+    except AWAY_ERRORS:
         raise
-    except LOST as e:
+    except READ_ERRORS as e:
         return passed_over(e, -1, group)
 
 

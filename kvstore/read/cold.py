@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from typing import Final
 
-from kvstore.errors import ArchiveDamaged
+from kvstore.errors import ArchiveDamaged, ArchiveMissing, ArchiveUnavailable, RecordDamaged
 from kvstore.index.archived import Archived
 from kvstore.index.index import Index
 from kvstore.index.keys import NO_ARCHIVE, QUEUE_MASK
@@ -22,6 +23,12 @@ from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 
 _log = logging.getLogger("kvmq")
+
+READ_ERRORS: Final = (RecordDamaged, ArchiveDamaged)
+"""Messages can't be read any more; `ArchiveDamaged` may say where to go on."""
+AWAY_ERRORS: Final = (ArchiveUnavailable, ArchiveMissing)
+"""Messages can't be read now, but may be later: a group waits for them. Caught before
+`READ_ERRORS`, because `ArchiveMissing` is one of them."""
 
 
 class Cold:

@@ -10,12 +10,10 @@ exist only if every archive that may have it could be asked."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from kvstore.errors import (
     ArchiveDamaged,
-    ArchiveMissing,
-    ArchiveUnavailable,
     CallerError,
     KeyMissing,
     MessageNotFound,
@@ -27,20 +25,13 @@ from kvstore.index.index import Index
 from kvstore.log.commitlog import CommitLog
 from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.read.cold import with_next
+from kvstore.read.cold import READ_ERRORS, with_next
+from kvstore.read.reader import Reader
 from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from kvstore.record.ids import parse_position_id
 
-if TYPE_CHECKING:
-    from kvstore.read.reader import Reader
-
 T = TypeVar("T")
 _LOOKS_MAX: Final = 8
-LOST: Final = (RecordDamaged, ArchiveDamaged)
-"""What says that messages can't be read any more, and perhaps where to go on."""
-AWAY: Final = (ArchiveUnavailable, ArchiveMissing)
-"""What says that messages can't be read now, but may be later: a group waits for them. To be caught
-before `LOST`, which has what is missing among it."""
 
 
 class Finder:
@@ -62,6 +53,7 @@ class Finder:
         self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
     ) -> StoredMessage:
         """See `Store.find`; only messages of topics that `is_own` says yes to."""
+        self._reader.check_open()
         if not isinstance(message_id, str) or not message_id:
             raise CallerError(f"message_id is {shown(message_id)}; it must be a text")
         at: list[ArchiveDamaged] = []
@@ -111,6 +103,7 @@ class Finder:
         self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
     ) -> list[StoredMessage]:
         """See `Store.query`."""
+        self._reader.check_open()
         if not isinstance(key, str) or not key:
             raise CallerError(f"key is {shown(key)}; it must be a text")
         if type(limit) is not int or limit < 1:
@@ -170,7 +163,7 @@ class Finder:
             # A reader's tail may have what was handed over since.
             if reader.cold is None or self._log.segments.has(position // self._log.segment_size):
                 return reader.record(position)
-        except (SegmentDamaged, *LOST):
+        except (SegmentDamaged, *READ_ERRORS):
             if not reader.moved_on(mark) and reader.cold is None:
                 return None
         # Perhaps it was handed over, or merged, since it was found.

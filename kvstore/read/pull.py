@@ -18,9 +18,8 @@ from typing import Final
 from kvstore.errors import ArchiveDamaged, ArchiveUnavailable, CallerError, RecordDamaged, shown
 from kvstore.message import PullResult, PullStatus, StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.read.cold import with_next
+from kvstore.read.cold import READ_ERRORS, with_next
 from kvstore.read.filters import Filter
-from kvstore.read.find import LOST
 from kvstore.read.reader import Reader
 
 SCAN_MAX: Final = 800
@@ -49,7 +48,7 @@ def pull(
     mark = reader.mark()
     try:
         return _pull(reader, topic, queue, offset, limit, max_bytes, wanted)
-    except LOST:
+    except READ_ERRORS:
         if not reader.moved_on(mark):
             raise
     # What looked damaged is gone: now the queue's bounds say so.
@@ -105,7 +104,7 @@ def take(
             _take_hot(reader, topic, queue, offset, limit, max_bytes, messages)
         else:
             _take_from_tiers(reader, topic, queue, offset, limit, max_bytes, messages)
-    except LOST as e:
+    except READ_ERRORS as e:
         if not messages:
             if reader.moved_on(mark):
                 return take(reader, topic, queue, offset, limit, max_bytes)
@@ -198,7 +197,7 @@ def _filtered(
         try:
             most = None if max_bytes is None else max(left, 1)
             batch = take(reader, topic, queue, at, min(limit, high - at), most)
-        except (ArchiveUnavailable, *LOST):
+        except (ArchiveUnavailable, *READ_ERRORS):
             if messages:
                 break
             raise

@@ -11,7 +11,6 @@ and the offset at which to go on, be it one record or a whole segment."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Final, Protocol
@@ -32,8 +31,7 @@ from kvstore.index.keys import NOWHERE
 from kvstore.log.commitlog import CommitLog
 from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
-from kvstore.read.cold import Cold
-from kvstore.read.find import LOST, Finder
+from kvstore.read.cold import READ_ERRORS, Cold
 from kvstore.record.check import check_record
 from kvstore.record.decode import decode
 from kvstore.record.decode_run import decode_run
@@ -60,10 +58,7 @@ class Reader:
         log: CommitLog,
         index: Index,
         config: StoreConfig,
-        *,
-        is_live: Callable[[str, int], bool],
     ) -> None:
-        self._finder = Finder(self, log, index, is_live)
         self._log = log
         self._index = index
         self._check_crc = config.check_crc
@@ -114,7 +109,7 @@ class Reader:
 
     def bounds(self, key: int) -> Bounds:
         """A queue's first held offset and its next one."""
-        self._check_open()
+        self.check_open()
         end = self.visible_end()
         high = self._index.next_offset(key, end)
         return Bounds(min(self._index.min_offset(key, self.first_segment(), end), high), high)
@@ -284,7 +279,7 @@ class Reader:
         mark = self.mark()
         try:
             return self._get(topic, queue, offset)
-        except LOST:
+        except READ_ERRORS:
             if not self.moved_on(mark):
                 raise
         return self.get(topic, queue, offset)
@@ -311,13 +306,13 @@ class Reader:
 
     def read_at(self, position: int) -> StoredMessage:
         """See `Store.read_at`."""
-        self._check_open()
+        self.check_open()
         if type(position) is not int:
             raise CallerError(f"position is {shown(position)}; it must be a whole number")
         mark = self.mark()
         try:
             return self._read_at(position)
-        except (MessageNotFound, SegmentDamaged, *LOST):
+        except (MessageNotFound, SegmentDamaged, *READ_ERRORS):
             if not self.moved_on(mark):
                 raise
         return self.read_at(position)
@@ -350,22 +345,6 @@ class Reader:
             if magic not in (MAGIC_V1, MAGIC_V2):
                 raise MessageNotFound(f"no record begins at {position}: {e}") from e
             raise
-
-    # --- by id and key ---
-
-    def find(
-        self, message_id: str, is_own: Callable[[str], bool] = lambda topic: True
-    ) -> StoredMessage:
-        """See `Store.find`; only messages of topics that `is_own` says yes to."""
-        self._check_open()
-        return self._finder.find(message_id, is_own)
-
-    def query(
-        self, topic: Topic, key: str, begin: int | None, end: int | None, limit: int
-    ) -> list[StoredMessage]:
-        """See `Store.query`."""
-        self._check_open()
-        return self._finder.query(topic, key, begin, end, limit)
 
     # --- by time ---
 
@@ -400,7 +379,7 @@ class Reader:
         mark = self.mark()
         try:
             return self._offset_at(topic, queue, time, upper=upper)
-        except (SegmentDamaged, *LOST):
+        except (SegmentDamaged, *READ_ERRORS):
             if not self.moved_on(mark):
                 raise
         return self.offset_at(topic, queue, time, upper=upper)
@@ -491,6 +470,7 @@ class Reader:
             )
         return facts(buffer, at, size).stored_at
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `StoreClosed` after the log was closed."""
         if self._log.closed:
             raise StoreClosed(f"{self._log.folder.parent} was closed; open it again")

@@ -19,7 +19,7 @@ from kvstore import (
     StoreConfig,
     TopicNotFound,
 )
-from kvstore.pop.inflight.waiting import Waiter
+from kvstore.pop.inflight.table import Waiter
 from tests.consume.test_costs import locks_read
 from tests.support.clock import VirtualClock
 from tests.support.stores import openings

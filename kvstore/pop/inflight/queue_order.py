@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from xxhash import xxh3_64_intdigest
 
+from kvstore.index.keys import LockKey
 from kvstore.message import StoredMessage
-from kvstore.pop.inflight.lock_rows import offsets_of
-from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 
 Read = Callable[[int, list[int]], Iterable[StoredMessage]]
 """The messages of a queue at these offsets, those that are lost left out."""
+LockRows = Iterable[tuple[LockKey, Lock]]
 
 
 def group_hash(message: StoredMessage) -> int:
@@ -55,13 +56,13 @@ class Order:
         self._parked: dict[int, _Parked] = {}
 
     @classmethod
-    def of(cls, flight: InflightTable, read: Read) -> Order:
-        """What the rows of a flight say."""
+    def of(cls, locked: LockRows, parked: LockRows, read: Read) -> Order:
+        """The order that these rows of an in-flight table give."""
         order = cls()
-        for key, lock in flight.all():
+        for key, lock in locked:
             for message in read(key.queue, offsets_of(key.first, lock.locked)):
                 order.lock(key.queue, message.offset, group_hash(message))
-        for key, lock in flight.parked():
+        for key, lock in parked:
             for message in read(key.queue, offsets_of(key.first, lock.locked)):
                 order.park(key.queue, message.offset, group_hash(message))
         return order

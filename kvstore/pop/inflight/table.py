@@ -24,19 +24,28 @@ from kvstore.pop.inflight.held import QueueLocks, Shelf
 from kvstore.pop.inflight.lock_rows import Lock, pack_lock, unpack_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvstore.index.families import Batch, Families
     from kvstore.message import StoredMessage
     from kvstore.meta.groups import GroupInfo
     from kvstore.pop.inflight.queue_order import Order
     from kvstore.pop.inflight.tally import Tally
-    from kvstore.pop.inflight.waiting import Waiter
 
 _BUCKET: Final = 7
 """Due times are counted by 1 << 7 ms."""
 _births: Final = itertools.count()
 _DUE_MAX: Final = PARKED - 1
+
+
+class Waiter:
+    """One pop that waits. `picky`: not any message of the topic will do."""
+
+    __slots__ = ("picky", "wake")
+
+    def __init__(self, wake: Callable[[], None], *, picky: bool) -> None:
+        self.wake = wake
+        self.picky = picky
 
 
 class Change:

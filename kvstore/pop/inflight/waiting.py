@@ -16,29 +16,17 @@ next, who looks for what it left; while anybody sleeps, somebody keeps watch, or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from kvstore.clock import Clock
 from kvstore.errors import StoreClosed
-
-if TYPE_CHECKING:
-    from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.table import InflightTable, Waiter
 
 TICK: Final = 0.1
 """Seconds between two glances at the clock."""
 _APART: Final = 0.05
 """Seconds by which the clocks have to come apart to be told from their usual drift."""
-
-
-class Waiter:
-    """One pop that waits. `picky`: not any message of the topic will do."""
-
-    __slots__ = ("picky", "wake")
-
-    def __init__(self, wake: Callable[[], None], *, picky: bool) -> None:
-        self.wake = wake
-        self.picky = picky
 
 
 class Waiting:

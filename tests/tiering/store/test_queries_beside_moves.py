@@ -64,7 +64,7 @@ def test_an_archive_that_was_merged_before_a_query_came_to_it_is_no_damage(
     with filled(tmp_path / "a", VirtualClock(), 4) as store:
         rows = [hand_over(store, [n]).rows[0] for n in (0, 1, 2)]
         hashed, lost = key_hash(b"orders", b"all"), list[ArchiveDamaged]()
-        looking = store._reader._finder._candidates(hashed, hashed, None, None, lost)
+        looking = store._finder._candidates(hashed, hashed, None, None, lost)
         next(looking)
         merge(store, [row.number for row in rows[:2]])
         assert all(archive not in (rows[0].number, rows[1].number) for _, archive in looking)
