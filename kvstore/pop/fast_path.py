@@ -3,10 +3,10 @@
 The idea: mostly the same is asked for again, nothing is due, and a row is acked as a whole, as it
 was popped. Then a pop is one row and one offset, and an ack one deletion; what the row is need not
 be read again, because whoever else changes rows of a flight says so by its `epoch`. What a pop asks
-for is checked and worked out once, as an `_Ask`. Everything else is left to `claim` and `settle`,
+for is checked and worked out once, as an `_Ask`. Everything else is left to `take` and `ack`,
 which do the same at two to five times the cost.
 
-Invariant: what is done here is exactly what `claim` and `settle` would have done.
+Invariant: what is done here is exactly what `take` and `ack` would have done.
 """
 
 from __future__ import annotations

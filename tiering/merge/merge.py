@@ -1,7 +1,7 @@
 """Merge: several archives -> one, in which each queue is in one piece.
 
 The idea: `choose` says which are worth it, from the catalog alone. A merge is done in steps, each
-of which is told everything it needs: a plan cuts it into stretches (`stretches`); where there is
+of which is told everything it needs: a plan cuts it into stretches (`partition`); where there is
 something to compact, each is looked at for keys; each is read, put in the order of offsets and
 encoded without what is dropped (`stretchwork`); the pieces are put together. A process of its own
 does all steps, one after the other; an executor that does many jobs at a time does the stretches

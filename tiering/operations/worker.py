@@ -1,7 +1,7 @@
 """The worker: has a store's segments and archives go where a policy says.
 
 The idea: look at what there is, ask the policy what is due (`due`), have it done one thing after
-the other (`doing`), note what was done (`history`), and look again until nothing is due. It runs
+the other (`run_due`), note what was done (`history`), and look again until nothing is due. It runs
 when it is called, or by itself in a thread. CPU-heavy steps are somebody else's (`pool.Executor`):
 a process of its own, or Spark's tasks.
 

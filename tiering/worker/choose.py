@@ -1,6 +1,6 @@
 """Merging: which archives of a store are merged next, one group after the other.
 
-The idea: `merge.choose` says which are worth it, `replacing` does it; here is what lies between,
+The idea: `merge.choose` says which are worth it, `replace` does it; here is what lies between,
 for whoever calls for it and for a worker that runs by itself: what is due otherwise is left out,
 what failed is left alone for a while, what is done is told.
 

@@ -3,7 +3,7 @@
 The idea: a look costs what is new. A sealed segment does not change, so what a policy sees of it is
 kept until a topic that was there is not, or is not as it was: then all are looked at anew. What the
 policy means for each topic is kept as long as the topics are the same; the topics of archives are
-remembered by `judging`.
+remembered by `effective_class`.
 
 Invariants: what is seen is as if everything had been looked at anew; of a segment nothing is kept
 that is larger than what `due` sees of it; nothing is changed.
