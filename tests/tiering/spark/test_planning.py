@@ -149,8 +149,10 @@ def test_a_plan_reads_no_filter_unless_keys_are_asked_for(
 def test_a_restore_and_an_attach_keep_few_archives_open(
     many: Path, census: Census, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("elsewhere", "attach", "fitting"):
-        monkeypatch.setattr(sys.modules[f"tiering.{name}"], "OPEN_BYTES", 4 * OPENING_READ)
+    for name in ("source_place", "attach", "attach_conflicts"):
+        monkeypatch.setattr(
+            sys.modules[f"tiering.operations.{name}"], "OPEN_BYTES", 4 * OPENING_READ
+        )
     assert tiering.restore(many, tmp_path / "new").messages == ARCHIVES * EACH
     assert census.opened >= ARCHIVES
     assert census.most <= 2 * AT_ONCE + 8

@@ -173,8 +173,8 @@ def test_what_a_worker_erases_is_in_no_generation_any_more(
 def test_erasing_waits_for_a_merge_that_holds_the_keys(
     tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("keyparts.PIECE_BLOCKS", "messagekeys.PIECE_BLOCKS", "keymerge._PIECES_AT_ONCE"):
-        monkeypatch.setattr(f"kvstore.index.{name}", 1)
+    for name in ("key_parts.PIECE_BLOCKS", "key_lookup.PIECE_BLOCKS", "key_merge._PIECES_AT_ONCE"):
+        monkeypatch.setattr(f"kvstore.index.message_keys.{name}", 1)
     with filled(tmp_path / "a", clock, 0, EACH) as store:
         store._housekeeper.stop()
         put_segments(store, clock, SEGMENTS, EACH)
