@@ -12,7 +12,7 @@ WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Those of the source folders that are there; mypy refuses a folder that is missing.
 SOURCES = $(wildcard kvstore tiering pyspark_kvmq tests bench)
 
-.PHONY: setup test check demo bench mutants clean
+.PHONY: setup test test-all check demo bench mutants clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -27,7 +27,11 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not long"
+
+# Those, then the long models, the crash campaigns and Spark.
+test-all: test
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m long
 
 check: setup
 	@for tool in ruff mypy vulture; do test -x $(BIN)/$$tool || \
