@@ -1,1 +1,8 @@
-"""One archive: its format (docs/archive.md), writing and reading it."""
+"""The archive: its format (docs/archive.md), its writer, its reader and its check.
+
+In here: the bytes of one archive, whatever keeps them. Not in here: where archives are kept
+(`places`), which archives a store has (`catalog`), and when one is made (`policy`, `worker`). Begin
+with `layout`, then `archive_reader`; `writer` with `blocks`, `encoding` and `ending` is the other
+direction. `columns` packs the fields of records; `lookup` finds a block, a position or a key. May
+import `keys`.
+"""

@@ -1,12 +1,13 @@
-"""Reader: one archive, of which blocks are read by ranges.
+"""Archive reader: one open archive, whose blocks are read by ranges.
 
-The idea: the end of the file says where everything is; directory, filter and fences come with it in
-at most two reads and are decoded when they are first asked, so that thousands of archives open at
-once. A message then costs one read of its block; found by position one more, of the chunk that says
-where it lies, and by key another, of the chunk that says which messages have the key.
+The idea: the end of the file says where everything is. Directory, filter and fences come with it in
+at most two reads, and each is decoded when it is first needed, so that thousands of archives open
+at once. A message then costs one read of its block. Finding it by position costs one read more, of
+the chunk that says where the message lies. Finding it by key costs another, of the chunk that says
+which messages have the key.
 
-Invariants: bytes that are not what was written are ArchiveDamaged with the archive's name, or of no
-consequence; damage costs the messages of its group only; nothing is allocated that the checked
+Invariants: bytes that differ from those written raise ArchiveDamaged with the archive's name, or
+have no effect; damage costs the messages of its group only; nothing is allocated that the checked
 bytes do not pay for; an archive is never written to, so any number of threads may read it.
 """
 
@@ -45,7 +46,7 @@ from tiering.keys.crypto import KeyProvider
 
 
 class _Tail:
-    """The end of a source, of which the last bytes are at hand."""
+    """The end of a source, whose last bytes are at hand."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -65,7 +66,7 @@ class _Tail:
 
 
 def open_lazily(source: Source, *, keys: KeyProvider | None = None) -> Archive:
-    """The archive of a source. Raises as `Archive.open` does."""
+    """Opens the archive of a source. Raises as `Archive.open` does."""
     return Archive.open(source, keys=keys, tail=_Tail(source))
 
 
@@ -76,10 +77,11 @@ T = TypeVar("T")
 _RUN_MAX: Final = 64
 """Chunks that are read together, at most."""
 _TIMES: Final = {Section.MANIFEST: 18}
-"""How many times its payload something takes that can't say: the manifest with and without its
-figures, as objects."""
+"""Memory that a decoded section takes, as a multiple of its payload, where the section can't say
+itself. The manifest: with and without its figures, as objects.
+"""
 _WHOLE_KEY: Final = 8
-"""Bits of a key hash that are the topic's."""
+"""Bits of a key hash that belong to the topic."""
 
 
 class FoundMessage(NamedTuple):
@@ -110,9 +112,9 @@ class Archive:
         self._tail_at = source.size - size
         self._raw: dict[Section, bytes] = {}
         self._decoded: dict[Section, int] = {}
-        """About what each part takes that is decoded and kept."""
+        """About how many bytes each part takes that is decoded and kept."""
         self.on_growth: Callable[[], None] | None = None
-        """Called when `memory_bytes` is another."""
+        """Called when `memory_bytes` has changed."""
         if isinstance(tail, bytes):
             for kind, place in self._places.items():
                 at = place.at - self._tail_at
@@ -123,31 +125,31 @@ class Archive:
     def open(
         cls, source: Source, *, keys: KeyProvider | None = None, tail: Source | bytes | None = None
     ) -> Archive:
-        """The archive of a source.
+        """Opens the archive of a source.
 
-        `tail` is what `read_tail` gave before and spares the reads; as a source of its own (a file
-        of a local cache) it is left where it is until something of it is needed, so that thousands
-        of open archives take next to nothing. What is behind a crc32c of its own is looked at when
-        it is first needed. Raises ArchiveDamaged, FormatTooNew.
+        `tail` is the result of an earlier `read_tail` and spares the reads. If it is a source of
+        its own (a file of a local cache), it stays there until a part of it is needed, so that
+        thousands of open archives take next to nothing. A part with a crc32c of its own is checked
+        when it is first needed. Raises ArchiveDamaged, FormatTooNew.
         """
         return cls(source, read_tail(source) if tail is None else tail, keys)
 
-    # --- what is said of the whole ---
+    # --- the archive as a whole ---
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What the archive says of itself; kept once it was asked for."""
+        """The archive's description of itself; kept once it was asked for."""
         with self._damage("section MANIFEST"):
             return with_figures(self._manifest, self.rows())
 
     @cached_property
     def _manifest(self) -> Manifest:
-        """The same as stored."""
+        """The manifest as stored."""
         return self._section(Section.MANIFEST, decode_manifest)
 
     @cached_property
     def directory(self) -> Directory:
-        """Which block holds what."""
+        """The directory: which block holds which offsets."""
         return self._section(Section.DIRECTORY, lambda data: Directory(data, self._blocks_size))
 
     def rows(self) -> DirectoryRows:
@@ -158,12 +160,12 @@ class Archive:
 
     @cached_property
     def filter(self) -> Filter | None:
-        """Which keys may be here; None for an archive without keys."""
+        """The filter of the keys that may be here; None for an archive without keys."""
         return self._section(Section.FILTER, Filter) if Section.FILTER in self._places else None
 
     @cached_property
     def key_fences(self) -> KeyFences | None:
-        """Which chunk has which keys; None for an archive without keys."""
+        """The fences that say which chunk has which keys; None for an archive without keys."""
         place = self._places.get(Section.KEY_INDEX)
         if place is None:
             return None
@@ -171,21 +173,23 @@ class Archive:
 
     @cached_property
     def position_fences(self) -> PositionFences | None:
-        """Which chunk has which positions; None for an archive without messages."""
+        """The fences that say which chunk has which positions; None for an archive without
+        messages.
+        """
         place = self._places.get(Section.POSITION_INDEX)
         if place is None:
             return None
         return self._section(Section.POSITION_FENCES, lambda data: PositionFences(data, place.size))
 
     def section_sizes(self) -> dict[str, int]:
-        """What blocks and sections take of the file."""
+        """The bytes of the file that blocks and sections take."""
         sizes = {kind.name.lower(): place.size for kind, place in self._places.items()}
         return {"blocks": self._blocks_size, **sizes}
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes: directory, filter, fences and manifest, or what they will be decoded
-        from.
+        """About how many bytes of memory the archive takes: directory, filter, fences and manifest,
+        or the bytes that they will be decoded from.
         """
         # Tuples, since other threads decode meanwhile.
         return sum(map(len, tuple(self._raw.values()))) + sum(tuple(self._decoded.values()))
@@ -207,12 +211,12 @@ class Archive:
         return None if number is None else self.directory.block_at(number, queue, offset)
 
     def read_block(self, number: int) -> Block:
-        """One block, by one ranged read. Raises ArchiveDamaged, KeyMissing."""
+        """Reads one block, by one ranged read. Raises ArchiveDamaged, KeyMissing."""
         return self.block_of(number, self.read_group(number))
 
     def read_group(self, number: int) -> BlockGroup:
-        """The group that a block is in (`directory.group_of`), by one ranged read: whoever keeps
-        groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
+        """Reads the group of a block (`directory.group_of`), by one ranged read. A caller that
+        keeps groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
         KeyMissing.
         """
         place = self.directory.group(number)
@@ -220,7 +224,7 @@ class Archive:
         return self.decode_group(place, data, asked=number)
 
     def block_of(self, number: int, group: BlockGroup) -> Block:
-        """A block of its group. Raises ArchiveDamaged."""
+        """One block of a group that was read. Raises ArchiveDamaged."""
         with self._block_damage(number):
             return group.block(number - group.number)
 
@@ -230,12 +234,12 @@ class Archive:
             yield self.decode_group(place, read_exactly(self.source, place.at, sum(place.sizes)))
 
     def all_groups(self) -> Groups:
-        """Where all groups are and what they have, in columns: for whoever reads many."""
+        """The places and blocks of all groups, in columns, for a caller that reads many."""
         return Groups(self.rows())
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
-        """Neighbouring blocks, by one ranged read: for whoever reads on. Raises as `read_block`
-        does, when it comes to the block in question.
+        """Neighbouring blocks, by one ranged read, for a caller that reads on. Raises as
+        `read_block` does, when it comes to the block in question.
         """
         if not blocks:
             return
@@ -252,12 +256,12 @@ class Archive:
             yield self.block_of(number, group)
 
     def lazy_group(self, place: GroupPlace) -> BlockGroup:
-        """A group without the bodies, which are read when somebody needs them: for whoever looks at
-        the other columns, or at those first. Raises as `read_group` does.
+        """A group without its bodies, which are read when they are needed: for a caller that looks
+        at the other columns only, or at them first. Raises as `read_group` does.
         """
         at, sizes, _ = place
         heads = sizes[0] + sizes[1]
-        # With the first bytes of the bodies, which say how much they take.
+        # With the first bytes of the bodies, which say how much the bodies take.
         data = read_exactly(self.source, at, heads + PART_HEAD.size)
         return self.decode_group(
             place, data, bodies=lambda: read_exactly(self.source, at + heads, sizes[2])
@@ -271,8 +275,8 @@ class Archive:
         asked: int | None = None,
         bodies: Callable[[], bytes] | None = None,
     ) -> BlockGroup:
-        """A group from its bytes, of which several can be read at once; `asked` is the block that
-        errors are to be about, instead of its first.
+        """Decodes a group from its bytes, which may have been read together with other groups'.
+        Errors are about the block `asked`, or else about the group's first block.
         """
         _, sizes, members = place
         topics = self._topics
@@ -291,7 +295,7 @@ class Archive:
             )  # fmt: skip
 
     def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:
-        """What the parts say that they take; the directory's figures are not in memory."""
+        """The decoded sizes that the parts state; the directory's figures are not in memory."""
         ends = (0, sizes[0], sizes[0] + sizes[1])
         fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
         most = self.directory.decoded_max
@@ -311,7 +315,8 @@ class Archive:
     # --- by position, by key ---
 
     def place(self, position: int) -> tuple[int, int] | None:
-        """Block and row of the message at a log position, by one ranged read; None: there is none.
+        """Block and row of the message at a log position, by one ranged read; None if there is
+        none.
 
         Raises ArchiveDamaged.
         """
@@ -328,20 +333,20 @@ class Archive:
     def find(
         self, low: int, high: int, begin: int | None = None, end: int | None = None
     ) -> list[int]:
-        """Positions, rising, of messages that may have a key whose hash is `low` to `high`, both
-        included; see `find_places`.
+        """Positions, rising, of messages that may have a key whose hash is between `low` and
+        `high`, both included; see `find_places`.
         """
         return [found.position for found in self.find_places(low, high, begin, end)]
 
     def find_places(
         self, low: int, high: int, begin: int | None = None, end: int | None = None
     ) -> list[FoundMessage]:
-        """The same, each with its block and row, which spares asking `place`.
+        """The same messages, each with its block and row, which spares asking `place`.
 
         For one key (in one topic, or in any: `kvstore.record.hashing.hashes`) the filter is asked
-        first. A message that has the key is always among them; one that has not is seldom. None if
-        no message was stored between the times `begin` and `end`, both included; else those of
-        other times come as well. Raises ArchiveDamaged.
+        first. Every message that has the key is found; a message that has not is seldom among them.
+        None if no message was stored between the times `begin` and `end`, both included; otherwise
+        messages of other times are found as well. Raises ArchiveDamaged.
         """
         first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
         if self.denies(low, high):
@@ -364,7 +369,7 @@ class Archive:
         return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
 
     def denies(self, low: int, high: int) -> bool:
-        """Whether no message has a key with such a hash; nothing is read for that."""
+        """Whether the filter excludes every key with such a hash; nothing is read for that."""
         first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
         return first == last and self.filter is not None and not self.filter.may_hold(first)
 
@@ -376,7 +381,7 @@ class Archive:
         )
 
     def key_pairs(self) -> Iterator[tuple[I64, I64]]:
-        """All of the key index, chunk by chunk: kept digests, ranks."""
+        """The whole key index, chunk by chunk: kept digests, ranks."""
         fences = self.key_fences
         if fences is not None:
             for chunk in range(fences.chunks):
@@ -386,7 +391,7 @@ class Archive:
                     yield pairs
 
     def placed(self) -> Iterator[PositionColumns]:
-        """All of the position index, chunk by chunk."""
+        """The whole position index, chunk by chunk."""
         fences = self.position_fences
         if fences is not None:
             for chunk in range(fences.chunks):
@@ -394,7 +399,7 @@ class Archive:
                     yield placed
 
     def _ranked(self, ranks: I64) -> list[FoundMessage]:
-        """The messages of some ranks, which rise."""
+        """The messages of some ranks, which must rise."""
         fences = self.position_fences
         if not len(ranks):
             return []
@@ -424,7 +429,7 @@ class Archive:
     def _chunks(
         self, kind: Section, chunks: Iterable[int], place: Callable[[int], tuple[int, int]]
     ) -> Iterator[tuple[int, bytes]]:
-        """Chunks, which rise, with their payloads; neighbours are read together."""
+        """Chunks, whose numbers rise, with their payloads; neighbours are read together."""
         section = self._places[kind]
         for run in _runs(chunks):
             begin, end = place(run[0])[0], place(run[-1])[1]
@@ -467,7 +472,7 @@ class Archive:
         return self._keys.key_for_reading(topic, key_id).secret
 
     def _section(self, kind: Section, decode: Callable[[bytes], T], *, is_kept: bool = True) -> T:
-        """A section decoded; its bytes are let go if whoever asks keeps what it gave."""
+        """Decodes a section. Its bytes are dropped if the caller keeps the decoded value."""
         place = self._places.get(kind)
         with self._damage(f"section {kind.name}"):
             if place is None:
@@ -488,7 +493,7 @@ class Archive:
 
     @contextmanager
     def _damage(self, what: str) -> Iterator[None]:
-        """Say of what archive, and what of it, a fault was."""
+        """Adds to an error the archive's name and the part that was at fault."""
         try:
             yield
         except (FormatError, ArchiveDamaged) as error:
@@ -498,7 +503,7 @@ class Archive:
 
 
 def _runs(chunks: Iterable[int]) -> Iterator[list[int]]:
-    """Stretches of neighbours, of a bounded length each."""
+    """Cuts chunk numbers into runs of neighbours, each of a bounded length."""
     run: list[int] = []
     for chunk in chunks:
         if run and (chunk != run[-1] + 1 or len(run) == _RUN_MAX):

@@ -1,12 +1,12 @@
-"""Block: consecutive messages of one queue, alone in a *group* or with the blocks of other queues
-that have few each, as it is read.
+"""Block: reading a *group*, which is one block or several small ones, and the blocks in it.
 
-The idea: a group is three coded parts, which are decoded for all its blocks at once and lazily: the
-fixed columns first, properties and bodies when somebody asks for a message. A block is then some of
-a group's rows, and costs next to nothing.
+The idea: a block is consecutive messages of one queue. It is alone in its group, or shares the
+group with blocks of other queues that have few messages each. A group is three coded parts, which
+are decoded for all its blocks at once and lazily: the fixed columns first, properties and bodies
+when a message is asked for. A block is then some rows of a group, and costs next to nothing.
 
-Invariants: any bytes decode to a group or ArchiveDamaged; a block that shares its group holds on to
-no more than what is its own.
+Invariants: any bytes decode to a group or raise ArchiveDamaged; a block that shares its group keeps
+only its own rows in memory.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class GroupBlocks(NamedTuple):
 
 
 class BlockGroup:
-    """A group as it was read: its blocks are had from it at next to no cost each.
+    """A group as it was read; each of its blocks costs next to nothing.
 
-    `decoded_sizes` are those of its parts, `archive` and `number` (of the first block) are for its
-    errors. Each part is checked and decoded when it is first needed, and then kept. Where `bodies`
-    reads the last part, `data` is without it. Any number of threads may use it.
+    `decoded_sizes` are those of its parts. `archive` and `number` (of the first block) are named in
+    its errors. Each part is checked and decoded when it is first needed, and then kept. Where
+    `bodies` reads the last part, `data` is without that part. Any number of threads may use a
+    group.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class BlockGroup:
         self._columns: Columns | None = None
         self._properties: list[bytes] | None = None
         self._property_columns: PropertyColumns | None = None
-        """If they were decoded with others'."""
+        """Set if they were decoded together with other groups'."""
         self._payload: bytes | None = None
         self._begins: list[int] = [0, *accumulate(blocks.stretches.counts.tolist())]
         self._text_bytes = sum(decoded_sizes)
@@ -90,21 +91,21 @@ class BlockGroup:
 
     @property
     def blocks(self) -> int:
-        """How many blocks share it."""
+        """The number of blocks that share the group."""
         return len(self._begins) - 1
 
     def __contains__(self, number: int) -> bool:
-        """Whether it has the block of that number."""
+        """Whether the block of that number is in the group."""
         return 0 <= number - self.number < self.blocks
 
     def rows_of(self, number: int) -> slice:
-        """Which of its rows are a block's, by the number that this has in the archive."""
+        """The rows of a block, given the block's number in the archive."""
         at = number - self.number
         return slice(self._begins[at], self._begins[at + 1])
 
     def block(self, index: int) -> Block:
-        """One of the blocks, by its place in the group. Decodes the fixed part; where blocks share
-        the group all of it, so that the block then takes no more than its own share of memory.
+        """One block, by its place in the group. This decodes the fixed part. Where blocks share the
+        group it decodes all parts, so that the block then takes only its own share of memory.
         Raises ArchiveDamaged.
         """
         topic, queue = self.members.topics[index], self.members.queues[index]
@@ -115,7 +116,7 @@ class BlockGroup:
         ends = columns.ends
         properties = [] if columns.is_whole else self.properties[begin:end]
         if columns.is_ordinary and columns.sizes is None:
-            # For all at once what each block would have to find out.
+            # Once for all blocks; each would have to work it out again.
             columns.record_sizes(self._owners, self.properties)
             columns.hosts  # noqa: B018 -- kept for all as well
         bodies = self.bodies[int(ends[begin]) : int(ends[end])]
@@ -125,7 +126,7 @@ class BlockGroup:
         return block
 
     def check(self) -> None:
-        """Decode all parts, whether or not something needs them. Raises ArchiveDamaged."""
+        """Decodes all parts, needed or not. Raises ArchiveDamaged."""
         try:
             for kind in PartKind:
                 self._decode(kind)
@@ -144,7 +145,7 @@ class BlockGroup:
             raise self.named(error) from None
 
     def record_sizes(self) -> Column:
-        """The sizes of the records of all blocks; bodies are not read for it."""
+        """The sizes of the records of all blocks; bodies are not read for that."""
         columns = self.columns
         if columns.is_whole:
             sizes: Column = np.diff(columns.ends)
@@ -160,7 +161,7 @@ class BlockGroup:
 
     @property
     def columns(self) -> Columns:
-        """What is fixed in the heads of all its messages. Raises ArchiveDamaged."""
+        """The fixed head fields of all messages. Raises ArchiveDamaged."""
         found = self._columns
         if found is None:
             try:
@@ -172,7 +173,7 @@ class BlockGroup:
 
     @property
     def bodies(self) -> bytes:
-        """The bodies of all its messages, or whole records. Raises ArchiveDamaged."""
+        """The bodies of all messages, or whole records. Raises ArchiveDamaged."""
         found = self._payload
         if found is None:
             try:
@@ -186,15 +187,15 @@ class BlockGroup:
 
     @property
     def properties(self) -> list[bytes]:
-        """The properties of all its messages. Raises ArchiveDamaged."""
+        """The properties of all messages. Raises ArchiveDamaged."""
         found = self._properties
         if found is None:
             found = self._properties = fields_of(self.property_columns())
         return found
 
     def property_columns(self) -> PropertyColumns:
-        """The properties of all its messages, not put together; of a group that holds no whole
-        records. Raises ArchiveDamaged.
+        """The properties of all messages in columns, not put together to fields. The group may not
+        hold whole records. Raises ArchiveDamaged.
         """
         if self._property_columns is not None:
             return self._property_columns
@@ -224,7 +225,7 @@ class BlockGroup:
         return payload
 
     def named(self, error: ArchiveDamaged) -> ArchiveDamaged:
-        """The error, saying which blocks of which archive it is about."""
+        """The error with the archive and the blocks that it is about."""
         if error.archive:
             return error
         where = "a block is"
@@ -237,9 +238,9 @@ class BlockGroup:
 
 
 def read_columns(groups: Sequence[BlockGroup], *, properties: bool = False) -> None:
-    """Decode what is fixed in the heads of all messages of several groups, and their properties if
-    asked for, faster than one after the other. What is wrong with one of them is raised when its
-    columns are asked for.
+    """Decodes the fixed head fields of all messages of several groups, and their properties if
+    asked for. This is faster than one group after the other. An error in one group is raised when
+    that group's columns are asked for.
     """
     if len(groups) == 1:
         return
@@ -278,17 +279,17 @@ class Block:
         self._texts: tuple[list[bytes], bytes] | None = None
 
     def take(self, properties: list[bytes], bodies: bytes) -> None:
-        """Let go of the group: this is the block's share of it."""
+        """Takes the block's own share, and lets go of the group."""
         self._texts = properties, bodies
         self._group = None
 
     def check(self) -> None:
-        """Decode all parts. Raises ArchiveDamaged."""
+        """Decodes all parts. Raises ArchiveDamaged."""
         self.records()
 
     def messages(self, start: int, stop: int, *, check_crc: bool = True) -> list[StoredMessage]:
         """The messages of the rows from `start` to `stop`, as `kvstore.record.decode.decode` gives
-        them; raises what it raises, and ArchiveDamaged.
+        them. Raises the errors of `decode`, and ArchiveDamaged.
         """
         start, stop = max(start, 0), min(stop, self.count)
         if stop <= start:

@@ -1,8 +1,9 @@
-"""Blocks: records of one queue after the other -> groups of blocks, and what the tail is made of.
+"""Blocks: writes records, queue after queue, as groups of blocks, and collects columns for the
+tail.
 
-The idea: groups go out as they are full; of each block and group a row is kept, and of each message
-a position and its keys' digests, in plain columns, until the indexes are made of them at the end.
-Some megabytes of records are encoded together, whatever queues they are of, because a queue may
+The idea: a group is written as soon as it is full. Until the end, when the indexes are made, plain
+columns keep one row for each block and each group, and for each message its position and its keys'
+digests. Some megabytes of records are encoded together, whatever their queues, because a queue may
 have but a few.
 
 Invariants: nothing is written twice or out of order; memory is some megabytes of records and a few
@@ -32,7 +33,7 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.keys.crypto import KeyProvider
 
 BATCH_BYTES: Final = 8 << 20
-"""Raw bytes that are encoded together, about."""
+"""Raw bytes that are encoded together, about 8 MiB."""
 MESSAGES_MAX: Final = (1 << 32) - 1
 """A message's rank takes 32 bits in memory."""
 _ROW_COLUMNS: Final = 2 + len(BlockRows._fields)
@@ -40,10 +41,10 @@ _GROUP_COLUMNS: Final = 7
 
 
 class TailColumns(NamedTuple):
-    """What the tail of an archive is made of, as far as blocks say it: `rows` are the columns of
-    the directory with one row a block (topic number, queue, then those of `BlockRows`), `groups`
-    those with one row a group (its blocks, sizes of its parts, what these decode to). Then each
-    message's position, and the digests of keys, each with the number of its message.
+    """The columns of an archive's tail, as far as blocks determine it. `rows` are the columns of
+    the directory with one row a block: topic number, queue, then those of `BlockRows`. `groups`
+    have one row a group: its blocks, the sizes of its parts, and their decoded sizes. Then come
+    each message's position, and the digests of keys, each with the number of its message.
     """
 
     rows: tuple[I64, ...]
@@ -54,7 +55,7 @@ class TailColumns(NamedTuple):
 
 
 class GrowingColumns:
-    """`TailColumns` to which more comes at the end."""
+    """`TailColumns` that grow at the end."""
 
     def __init__(self) -> None:
         self._rows = [array("q") for _ in range(_ROW_COLUMNS)]
@@ -65,11 +66,11 @@ class GrowingColumns:
 
     @property
     def messages(self) -> int:
-        """How many there are."""
+        """The number of messages."""
         return len(self._positions)
 
     def add(self, more: TailColumns) -> None:
-        """Take the columns of what comes next. Raises CallerError if an archive can't hold it."""
+        """Appends columns. Raises CallerError if an archive can't hold that many."""
         base = len(self._positions)
         if base + len(more.positions) > MESSAGES_MAX:
             raise CallerError(f"an archive holds at most {MESSAGES_MAX:,} messages")
@@ -83,7 +84,7 @@ class GrowingColumns:
         self._keyed.frombytes((more.keyed.astype(np.int64) + base).astype(np.uint32).tobytes())
 
     def all(self) -> TailColumns:
-        """All of them; nothing can be added while they are held."""
+        """All columns; nothing can be added while they are held."""
         return TailColumns(
             tuple(np.frombuffer(column, np.int64) for column in self._rows),
             tuple(np.frombuffer(column, np.int64) for column in self._groups),
@@ -94,7 +95,7 @@ class GrowingColumns:
 
 
 class TopicToWrite:
-    """A topic as it is written: with the id of the key that it is encrypted with, and the key."""
+    """A topic as it is written, with its encryption key and the key's id."""
 
     def __init__(self, topic: ArchivedTopic, keys: KeyProvider | None) -> None:
         key = keys.key_for_writing(topic.name) if keys is not None else None
@@ -107,7 +108,7 @@ class TopicToWrite:
 
 
 class _Queue(NamedTuple):
-    """Records of a queue that are not encoded yet; later ones may follow."""
+    """Records of a queue that are not encoded yet; more may follow."""
 
     number: int
     queue: int
@@ -115,8 +116,8 @@ class _Queue(NamedTuple):
 
 
 class BlockWriter:
-    """Encodes what it is given and hands on the bytes: `add` in the order of topic number and
-    queue, then `flush`. `topics` has them by their numbers, and may grow meanwhile.
+    """Encodes records and hands on the bytes: `add` in the order of topic number and queue, then
+    `flush`. `topics` has the topics by their numbers, and may grow meanwhile.
     """
 
     def __init__(
@@ -137,12 +138,12 @@ class BlockWriter:
 
     @property
     def messages(self) -> int:
-        """How many messages are written, or encoded soon."""
+        """The number of messages that are written or wait to be encoded."""
         return self.columns.messages + sum(len(some.records.starts) for some in self._waiting)
 
     def add(self, number: int, queue: int, records: RecordBatch) -> None:
-        """Take records of one queue of the topic of that number; offsets rise, also over several
-        calls for the same queue. Raises CallerError for what comes out of order.
+        """Takes records of one queue of the topic with that number. Offsets rise, also over several
+        calls for the same queue. Raises CallerError for records out of order.
         """
         if self._waiting or self._last is not None:
             before = self._waiting[-1][:2] if self._waiting else (self._last or (-1, -1))[:2]
@@ -168,13 +169,13 @@ class BlockWriter:
                 self._encode(is_last=False)
 
     def flush(self) -> None:
-        """Encode all that waits; what comes after it begins a block of its own."""
+        """Encodes all waiting records; the next ones begin a new block."""
         self._encode(is_last=True)
 
     # --- blocks ---
 
     def _encode(self, is_last: bool) -> None:
-        """Encode and write what waits, but for a last block that may still grow."""
+        """Encodes and writes the waiting records, except a last block that may still grow."""
         if not self._waiting:
             return
         fields = Fields(RecordBatch.join([some.records for some in self._waiting]))
@@ -210,7 +211,7 @@ class BlockWriter:
             self._waiting_bytes = int(rest.sizes.sum())
 
     def _stretches(self) -> Iterable[tuple[tuple[int, int], int]]:
-        """The queues that wait, each with how many records."""
+        """The waiting queues, each with its number of records."""
         counts: dict[tuple[int, int], int] = {}
         for some in self._waiting:
             key = some.number, some.queue
@@ -231,7 +232,7 @@ class BlockWriter:
             name = self._topics[number].topic.name
             raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
 
-    # --- what the tail is made of ---
+    # --- columns for the tail ---
 
     def _columns(
         self,

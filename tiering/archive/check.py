@@ -1,10 +1,10 @@
-"""Check: everything in an archive held against everything else in it.
+"""Check: compares everything in an archive with everything else in it.
 
-The idea: what `kvmq tier verify` and the worker, before it lets a segment go, want to know. Each
-checksum is looked at, each block decoded and its records checked as if they came from the log, the
-directory's figures and both indexes compared with what the records say.
+The idea: `kvmq tier verify` asks for this check, and so does the worker before it lets a segment
+go. Each checksum is verified. Each block is decoded, and its records are checked as if they came
+from the log. The directory's figures and both indexes are compared with the records.
 
-Invariants: what is wrong is reported, and the check goes on with what can still be read; memory is
+Invariants: each fault is reported, and the check goes on with all that can still be read; memory is
 a few blocks and a few dozen bytes a message.
 """
 
@@ -41,7 +41,7 @@ _SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
 
 class Problem(NamedTuple):
-    """Something that is not as it should be; `block` -1: not in one block alone."""
+    """A fault of an archive; `block` is -1 if it is not in one block alone."""
 
     archive: str
     block: int
@@ -49,9 +49,9 @@ class Problem(NamedTuple):
 
 
 def archive_problems(archive: Archive) -> Iterator[Problem]:
-    """What is wrong with an archive; nothing if it is whole.
+    """The faults of an archive; none if it is whole.
 
-    Blocks whose key is gone are not decoded, only their checksums are looked at.
+    Of blocks whose key is gone only the checksums are verified; they can't be decoded.
     """
     yield from _header(archive)
     failed = False
@@ -83,7 +83,7 @@ class _Check:
         self._positions = np.full(self._total, -1, np.int64)
         self._is_read = np.zeros(self._total, np.bool_)
         self._is_keyed = np.zeros(self._total, np.bool_)
-        """Messages of which the keys are known: they were read, and their records are whole."""
+        """Messages whose keys are known: the message was read, and its record is whole."""
         self._levels = [Levels(topic) for topic in archive.manifest.topics]
         self._last: tuple[int, BlockGroup] | None = None
         self._digests = array("I")
@@ -160,7 +160,7 @@ class _Check:
                 self._keyed.append(start + row)
 
     def _group_of(self, number: int) -> BlockGroup:
-        """The group of a block; the last one is kept, since neighbours share it."""
+        """The group of a block. The last group is kept, since neighbours share it."""
         group = self._archive.directory.group_of(number)
         if self._last is None or self._last[0] != group:
             self._last = None
@@ -171,7 +171,7 @@ class _Check:
                     f"its group takes {found.decoded_sizes} when decoded, the directory says {said}"
                 )
             if found.columns.is_whole:
-                found.check()  # a part of it nobody needs
+                found.check()  # parts that no other check needs
             self._last = group, found
         return self._last[1]
 
@@ -204,7 +204,7 @@ class _Check:
     # --- indexes ---
 
     def _position_index(self, ordinals: I64) -> Iterator[str]:
-        """Fills in the number of each rank's message."""
+        """Checks the position index; fills in the number of each rank's message."""
         rank, before = 0, None
         for placed in self._archive.placed():
             count = len(placed.positions)
@@ -254,5 +254,5 @@ def _joint(
     digests: I64,
     numbers: NDArray[np.integer],
 ) -> I64:
-    """Pairs as single numbers, each once."""
+    """Pairs as single numbers, without duplicates."""
     return np.unique(digests.astype(np.int64) << 32 | numbers.astype(np.int64))

@@ -1,12 +1,12 @@
 """Coder: a payload <-> one part of an archive: compressed, encrypted, checksummed.
 
-The idea: one object for one archive, which knows codec and level. Payloads that do not get smaller
-are kept as they are. Zstandard's frames are written without magic, sizes and checksum, which a part
-has of its own: of a dozen messages they would be a measurable share.
+The idea: one object for one archive, which knows codec and level. A payload that does not get
+smaller is kept as it is. Zstandard's frames are written without magic, sizes and checksum, since a
+part has its own: for a dozen messages they would be a measurable share.
 
-Invariants: the crc32c is looked at before anything else; never is more allocated than a part says,
-which is at most what the caller allows; the same payload and settings give the same bytes. Any
-number of threads may decode; one at a time may encode.
+Invariants: the crc32c is verified before anything else; no more is allocated than a part says, and
+a part may say at most what the caller allows; the same payload and settings give the same bytes.
+Any number of threads may decode; one at a time may encode.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tiering.keys.crypto import decrypt, encrypt
 CodecName = Literal["zstd", "lz4"]
 LEVEL_DEFAULTS: Final[dict[CodecName, int]] = {"zstd": 3, "lz4": 0}
 LEVELS: Final = {"zstd": (1, 22), "lz4": (0, 12)}
-"""The least and the greatest that each codec has."""
+"""The lowest and the highest level of each codec."""
 _LZ4_HIGH: Final = 3
-"""From this level on lz4 takes its time; below it there is one way, which is fast."""
+"""From this level on lz4 takes its time; below it all levels are alike, and fast."""
 
 _FORMAT: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
 _PLAIN_FRAME: Final = 0
 """The first byte of a frame without sizes, dictionary id and checksum."""
 _WINDOW_LOG: Final = 19
-"""Twice the usual block: what the blocks of a shared group have together."""
+"""512 KiB: twice the usual block, which is the size of the blocks that share a group."""
 
 
 def _parameters(level: int, thorough: bool) -> zstandard.ZstdCompressionParameters:
@@ -55,8 +55,8 @@ def _parameters(level: int, thorough: bool) -> zstandard.ZstdCompressionParamete
         return zstandard.ZstdCompressionParameters.from_level(
             level, source_size=1 << _WINDOW_LOG, **plain
         )
-    # Found best for blocks of this size: against the level's own settings as small, and faster; or
-    # 2 % smaller at two thirds of the speed, where there is less to be found.
+    # Measured as best for blocks of this size: as small as with the level's own settings, and
+    # faster; or, where less can be found, 2 % smaller at two thirds of the speed.
     return zstandard.ZstdCompressionParameters(
         window_log=_WINDOW_LOG,
         hash_log=17,
@@ -69,7 +69,7 @@ def _parameters(level: int, thorough: bool) -> zstandard.ZstdCompressionParamete
 
 
 class _PerThread(threading.local):
-    """What decodes, for every archive: one may not be shared by threads."""
+    """The decompressors of this thread, for every archive: threads may not share one."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor(format=_FORMAT)
@@ -79,8 +79,9 @@ _per_thread: Final = _PerThread()
 
 
 class Coder:
-    """See the module. `topic` in both methods is the archive-local topic number, `secret` the
-    topic's key (None: not encrypted), `kind` what the part is (layout.PartKind; 0 for sections).
+    """Encodes and decodes parts; see the module. `topic` in both methods is the archive-local topic
+    number, `secret` the topic's key (None: not encrypted), `kind` the kind of part
+    (layout.PartKind; 0 for sections).
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class Coder:
         topic: int = 0,
         secret: bytes | None = None,
     ) -> bytes:
-        """The part. `thorough` for what gets less small than other payloads do; `digits` for text
-        that may have ids.
+        """Encodes a payload as a part. `thorough` is for payloads that compress less than others
+        do, `digits` for text that may have ids.
         """
         found = apart(payload) if digits else None
         codec, coded = self._compress(found.text if found else payload, thorough)
@@ -148,7 +149,7 @@ class Coder:
         topic: int = 0,
         secret: bytes | None = None,
     ) -> bytes:
-        """The payload, at most `limit` bytes. Raises ArchiveDamaged."""
+        """Decodes the payload, at most `limit` bytes. Raises ArchiveDamaged."""
         if len(part) < PART_EXTRA:
             raise ArchiveDamaged(f"{len(part)} bytes are too few for a part")
         data = bytes(memoryview(part)[: -CRC.size])
@@ -216,8 +217,8 @@ class Coder:
 
 
 def rebound(part: bytes, kind: int, topic: int, to: int, secret: bytes) -> bytes:
-    """An encrypted part of one topic number as a coder would have made it for another one. Raises
-    ArchiveDamaged.
+    """Binds an encrypted part of topic number `topic` to the number `to`, with the bytes that a
+    coder would have made for that one. Raises ArchiveDamaged.
     """
     head = part[: PART_HEAD.size]
     coded = part[PART_HEAD.size : -CRC.size]

@@ -1,9 +1,10 @@
-"""Dump: what an archive holds, as plain values, from its bytes alone.
+"""Dump: the contents of an archive as plain values, from its bytes alone.
 
-The idea: an archive that came from anywhere must be readable without the store that made it. What
-`kvmq dump` shows of one is gone through here; how it looks is the command's.
+The idea: an archive must be readable without the store that made it, wherever it came from. `kvmq
+dump` prints the values that this module gives.
 
-Invariant: whatever the bytes, what can be read is given, and what can't is given as a `Problem`.
+Invariant: whatever the bytes, each readable part is given, and each unreadable one is given as a
+`Problem`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tiering.archive.layout import HEADER_MAGIC, NO_QUEUE, TRAILER_MAGIC
 
 
 def looks_like_archive(head: bytes, end: bytes) -> bool:
-    """Whether a file that begins and ends so is an archive, maybe one that is damaged."""
+    """Whether a file with this begin and end is an archive, perhaps a damaged one."""
     return head.startswith(HEADER_MAGIC) or end.endswith(TRAILER_MAGIC)
 
 
 def described(archive: Archive) -> dict[str, Any]:
-    """The manifest, and what each section takes. Raises ArchiveDamaged."""
+    """The manifest, and the size of each section in bytes. Raises ArchiveDamaged."""
     fields: dict[str, Any] = msgspec.to_builtins(archive.manifest)
     return {"size": archive.source.size, "sections": archive.section_sizes(), **fields}
 
@@ -36,8 +37,8 @@ def described(archive: Archive) -> dict[str, Any]:
 def blocks(
     archive: Archive, topic: str | None = None, queue: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every block, or those of a topic or queue, as the directory has it; the queue is None where
-    records lie that are in none. Raises ArchiveDamaged.
+    """Every block, or those of a topic or queue, as the directory has it. The queue is None for
+    records that are in no queue. Raises ArchiveDamaged.
     """
     rows = archive.rows()
     names = [found.name for found in archive.manifest.topics]
@@ -61,7 +62,9 @@ def chosen(archive: Archive, topic: str | None, queue: int | None) -> Iterator[i
 
 
 def messages(archive: Archive, number: int, start: int = 0) -> Iterator[StoredMessage | Problem]:
-    """The messages of a block from an offset on, bodies as stored, and what is wrong with it."""
+    """The messages of a block from an offset on, with bodies as stored; and the block's fault, if
+    it has one.
+    """
     try:
         block = archive.read_block(number)
         records = block.records()

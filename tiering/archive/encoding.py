@@ -1,12 +1,11 @@
 """Encoding: rows of Fields -> blocks, and the groups in which they are written.
 
-The idea: a *block* is consecutive messages of one queue, a *group* one block, or several with few
-messages each; a group is coded as if its rows were of one queue, so neither size nor time suffers
-from there being thousands of queues. Many groups are encoded at a time, because numpy's price is
-the call.
+The idea: a *block* is consecutive messages of one queue; a *group* is one block, or several with
+few messages each. A group is coded as if its rows were of one queue, so thousands of queues cost
+neither size nor time. Many groups are encoded at a time, because numpy's price is the call.
 
-Invariant: the exact bytes of every record come back: only records that their columns are known to
-give back are taken apart, and a block with any other is in a group that holds its records whole.
+Invariant: the exact bytes of every record come back. Only records that their columns give back are
+split into columns; a block with any other record is in a group that holds its records whole.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE
 
 
 class BlockSpan(NamedTuple):
-    """Which rows of Fields are to be a block: held messages of one queue, in the order of their
+    """The rows of Fields that make one block: held messages of one queue, in the order of their
     offsets. `topic_number` is archive-local, `secret` the topic's key if it is encrypted.
     """
 
@@ -39,9 +38,9 @@ class BlockSpan(NamedTuple):
 
 
 SHARED: Final = 2
-"""How many times as many bytes as one block those have together that share a group."""
+"""The bytes of blocks that share a group, as a multiple of one group's."""
 _SMALL: Final = 8
-"""A block is small if so many of them are one."""
+"""A block is small if a group's bytes hold this many of it."""
 
 
 class EncodedGroup(NamedTuple):
@@ -55,7 +54,7 @@ class EncodedGroup(NamedTuple):
 
 
 class BlockRows(NamedTuple):
-    """What the directory says of blocks, in columns, but for topic and queue."""
+    """The directory's columns of blocks, but for topic and queue."""
 
     first_offset: Column
     last_offset: Column
@@ -91,14 +90,14 @@ def encode_blocks(
     group_bytes: int = 0,
     shared: int = SHARED,
 ) -> tuple[list[EncodedGroup], BlockRows]:
-    """The blocks of many queues at once; each span begins where the one before ends.
+    """Encodes the blocks of many queues at once; each span begins where the one before ends.
 
-    Blocks that follow each other share a group of up to `shared` times `group_bytes` of records,
-    if it takes no more than `group_bytes` when encoded, else of up to `group_bytes`; unless they
-    are encrypted and of different topics, or one must hold its records whole. A group that has half
-    of `group_bytes` ends with its topic, so that who reads one topic reads little else; but not
-    where all blocks are small. Give it some megabytes, whatever topics and queues they are of: one
-    call a queue costs several times as much where queues are small.
+    Blocks that follow each other share a group of up to `shared` times `group_bytes` of records, if
+    it takes no more than `group_bytes` when encoded; else a group of up to `group_bytes`. Encrypted
+    blocks of different topics never share one, nor does a block that must hold its records whole. A
+    group that has half of `group_bytes` ends with its topic, so that a reader of one topic reads
+    little else; but not where all blocks are small. A call should have some megabytes, whatever
+    their topics and queues: one call a queue costs several times as much where queues are small.
     """
     rows = _rows_of(fields, spans)
     whole = _to_keep_whole(fields, spans)
@@ -109,7 +108,8 @@ def encode_blocks(
         are_small = _are_small(int(rows.raw_bytes[begin:end].max()), group_bytes)
         group = _encode_group(spans[begin], end - begin, payloads, coder, thorough=are_small)
         if shared > 1 and end - begin > 1 and len(group.data) > group_bytes:
-            # What hardly compresses is encoded twice: that takes less time than what does, once.
+            # A group that hardly compresses is encoded twice: that takes less time than one pass
+            # over a group that compresses well.
             mine = spans[begin:end]
             groups += encode_blocks(fields, mine, coder, group_bytes=group_bytes, shared=1)[0]
         else:
@@ -118,7 +118,7 @@ def encode_blocks(
 
 
 def _rows_of(fields: Fields, spans: Sequence[BlockSpan]) -> BlockRows:
-    """What the directory says of blocks."""
+    """The directory's columns of these blocks."""
     first = np.array([span.start for span in spans], np.int64)
     last = np.array([span.stop - 1 for span in spans], np.int64)
     if not spans:
@@ -144,7 +144,7 @@ def _grouped(
     group_bytes: int,
     shared: int,
 ) -> list[int]:
-    """Which span each group begins with, and how many there are."""
+    """The first span of each group, and its number of spans."""
     counts, sizes = rows.messages.tolist(), rows.raw_bytes.tolist()
     begins = []
     size = count = largest = 0
@@ -171,19 +171,21 @@ def _grouped(
 
 
 def _are_small(largest: int, group_bytes: int) -> bool:
-    """Whether blocks are small, of which the largest has so many bytes of records."""
+    """Whether blocks are small, given the bytes of records of the largest."""
     return largest * _SMALL <= group_bytes
 
 
 def _may_share(a: BlockSpan, b: BlockSpan) -> bool:
-    """Whether two blocks may be in one group: what is encrypted is so with its topic's key."""
+    """Whether two blocks may be in one group: a group is encrypted with one topic's key."""
     return a.secret == b.secret and (a.secret is None or a.topic_number == b.topic_number)
 
 
 def _encode_group(
     span: BlockSpan, blocks: int, payloads: Payloads, coder: Coder, *, thorough: bool
 ) -> EncodedGroup:
-    """One group, whose first block is `span`; `thorough` where blocks are small: less repeats."""
+    """Encodes one group, whose first block is `span`; `thorough` where blocks are small, since less
+    repeats in them.
+    """
     parts = [
         coder.encode(
             payload,
@@ -203,8 +205,8 @@ def _encode_group(
 def payloads_of(
     fields: Fields, spans: Sequence[BlockSpan], grouped: Sequence[int], whole: Sequence[bool]
 ) -> list[Payloads]:
-    """What the parts of each group, of the spans from `grouped[i]` to `grouped[i + 1]`, are before
-    they are coded; `whole` says which spans must be kept as whole records.
+    """The payloads of each group's parts before they are coded; a group has the spans from
+    `grouped[i]` to `grouped[i + 1]`. `whole` says which spans must be kept as whole records.
     """
     if not spans:
         return []
@@ -233,14 +235,14 @@ def payloads_of(
 
 
 def _to_keep_whole(fields: Fields, spans: Sequence[BlockSpan]) -> list[bool]:
-    """Which blocks have a record that topic, queue and columns would not give back."""
+    """The blocks with a record that topic, queue and columns would not give back."""
     if not spans:
         return []
     fields = fields.part(spans[0].start, spans[-1].stop)
     bounds = np.array([*(span.start for span in spans), spans[-1].stop], np.int64)
     bounds -= bounds[0]
     queues = np.repeat(np.array([span.queue for span in spans], np.int64), np.diff(bounds))
-    # What is in no queue has an offset here that is not the record's.
+    # A record in no queue has an offset here that is not the record's own.
     odd = ~fields.regular | (fields.queue != queues) | (queues == NO_QUEUE)
     whole: list[bool] = np.logical_or.reduceat(odd, bounds[:-1]).tolist()
     topics = fields.topics()

@@ -1,8 +1,8 @@
-"""Ending: everything of an archive behind its blocks, and the few bytes before them.
+"""Ending: writes an archive's header, and everything behind its blocks.
 
-The idea: blocks leave columns behind; directory, filter, key index, position index and manifest are
-made of these when the last block is written. Who wrote the blocks, one process from front to back
-or many a part each, makes no difference.
+The idea: blocks leave columns behind. Directory, filter, key index, position index and manifest are
+made of them when the last block is written. It makes no difference whether one process wrote the
+blocks from front to back, or many a part each.
 
 Invariant: the same columns, topics and settings give the same bytes.
 """
@@ -48,20 +48,21 @@ from tiering.keys.crypto import KeyProvider
 
 BITS_A_KEY: Final = 10
 BITS_A_MESSAGE: Final = 12
-"""Of the filter: directory, filter and fences stay below two bytes a message, and of the keys that
-are nowhere one in twenty costs a read of a small chunk of the key index, never of a block.
+"""Bits of the filter for each message. With 12, directory, filter and fences stay below two bytes a
+message. Of keys that are nowhere, one in twenty costs a read of a small chunk of the key index;
+none costs a read of a block.
 """
 
 
 class Sink(Protocol):
-    """What an archive is written to; whoever made it closes it."""
+    """The output of an archive; its maker closes it."""
 
     def write(self, data: bytes, /) -> object:
-        """Take the next bytes."""
+        """Takes the next bytes."""
 
 
 class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How an archive is written. `level` None: the codec's default."""
+    """The settings of an archive's bytes. `level` None: the codec's default."""
 
     codec: CodecName = "zstd"
     level: int | None = None
@@ -70,7 +71,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where what an archive holds comes from; see `Manifest`."""
+    """The origin of an archive's messages; see `Manifest`."""
 
     store_id: str = STORE_ID_NONE
     segments: tuple[tuple[int, int], ...] = ()
@@ -79,8 +80,8 @@ class ArchiveOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveFile:
-    """The file that is written: its header is, when this is made; `write` takes blocks, `end` adds
-    what is behind them. It knows how much it was given.
+    """An archive being written. Making it writes the header, `write` appends blocks, and `end` adds
+    the sections behind them. It counts its bytes.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -90,7 +91,7 @@ class ArchiveFile:
         self.write(head + CRC.pack(google_crc32c.value(head)))
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Appends the next bytes."""
         self._write(data)
         self.at += len(data)
 
@@ -102,14 +103,14 @@ class ArchiveFile:
         topics: Sequence[ArchivedTopic],
         columns: TailColumns,
     ) -> Manifest:
-        """Write everything behind the blocks, of which these are the topics, by their numbers, and
-        the columns. Raises CallerError if two records have one position.
+        """Writes everything behind the blocks, from the blocks' columns and the topics by their
+        numbers. Raises CallerError if two records have one position.
         """
         return _Ending(self, settings, origin, coder, topics, columns).write()
 
 
 class _Ending:
-    """See `ArchiveFile.end`."""
+    """Writes the sections; see `ArchiveFile.end`."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class _Ending:
         return key_index.sort_pairs(self._digests, ranks[self._keyed])
 
     def _chunks(self, kind: Section, chunks: Iterable[tuple[int, bytes]]) -> tuple[I64, I64]:
-        """Write the chunks of a section; returns the first value and the size of each."""
+        """Writes the chunks of a section; returns the first value and the size of each."""
         begin = self._file.at
         firsts, sizes = array("q"), array("q")
         for first, payload in chunks:
@@ -211,5 +212,5 @@ class _Ending:
 
 
 def filter_bits(keys: int, messages: int) -> int:
-    """How many bits the filter of so many keys has, however many keys a message has."""
+    """The bits of a filter for this many keys, however many keys a message has."""
     return min(BITS_A_KEY * keys, BITS_A_MESSAGE * messages)

@@ -1,9 +1,9 @@
-"""Groups: all groups of an archive side by side, for whoever reads many of them.
+"""Groups: all groups of an archive side by side, for a caller that reads many of them.
 
-The idea: a `Directory` takes few bytes, and finds one block by searching; who goes through an
-archive knows which group is next, and takes slices of plain columns.
+The idea: a `Directory` takes few bytes, and finds one block by searching. A caller that goes
+through a whole archive knows which group is next, and takes slices of plain columns.
 
-Invariant: a group is what the directory says it is, whichever of the two is asked.
+Invariant: groups and directory give the same answer about a group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tiering.archive.lookup.directory import DirectoryRows, GroupPlace, Members
 
 
 class Groups:
-    """See the module; `rows` is all that the directory says."""
+    """The groups of an archive; `rows` is its whole directory."""
 
     def __init__(self, rows: DirectoryRows) -> None:
         self.rows = rows
@@ -48,7 +48,7 @@ class Groups:
         return map(self.__getitem__, range(len(self)))
 
     def having(self, blocks: I64) -> Iterator[tuple[I64, GroupPlace]]:
-        """The groups that some blocks, rising, are in, each with those of it."""
+        """The groups of some blocks, whose numbers rise, each group with its blocks among them."""
         of = self.rows.groups[blocks]
         for mine in np.split(blocks, np.flatnonzero(np.diff(of)) + 1):
             if len(mine):

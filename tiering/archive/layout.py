@@ -1,7 +1,7 @@
 """Layout: the numbers and Structs of the archive format, which docs/archive.md describes.
 
-The idea: header, trailer, part and footer row are Structs here and nowhere else; what is in columns
-is the business of the modules that own the columns.
+The idea: header, trailer, part and footer row are Structs here and nowhere else; the modules that
+own the columns define the contents of columns.
 
 Invariants: all integers are big-endian; no number of the format stands anywhere else.
 """
@@ -21,12 +21,13 @@ HEADER: Final = struct.Struct(">8sHHI")
 """Magic, format version, 0, crc32c of the 12 bytes before."""
 HEADER_SIZE: Final = HEADER.size
 HEADER_COVERED: Final = 12
-"""How many bytes of the header its crc32c covers."""
+"""The bytes of the header that its crc32c covers."""
 
 TRAILER_MAGIC: Final = b"QMVK"
 TRAILER: Final = struct.Struct(">IQHHI4s")
-"""Size of the footer part, size of footer and all sections that are not chunked, format version, 0,
-crc32c of the 16 bytes before, magic."""
+"""Size of the footer part; size of the footer and all sections that are not chunked; format
+version; 0; crc32c of the 16 bytes before; magic.
+"""
 TRAILER_SIZE: Final = TRAILER.size
 TRAILER_COVERED: Final = 16
 
@@ -39,25 +40,25 @@ PART_HEAD: Final = struct.Struct(">BI")
 """Codec, size of the payload when decoded."""
 CRC: Final = struct.Struct(">I")
 PART_EXTRA: Final = PART_HEAD.size + CRC.size
-"""Bytes of a part beside the payload as coded."""
+"""Bytes of a part beside the coded payload."""
 PART_ASSOCIATED: Final = struct.Struct(">IB")
-"""What is authenticated with an encrypted part beside its head: topic number, kind of part."""
+"""Authenticated with an encrypted part, beside its head: topic number, kind of part."""
 DECODED_MAX: Final = 1 << 30
-"""What a part may say that its payload takes when decoded."""
+"""The largest decoded size that a part may state: 1 GiB."""
 
 RAW: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
 DIGITS_APART: Final = 0x40
-"""Added to the codec of a part whose digits are apart (tiering.archive.columns.hex_ids)."""
+"""Added to the codec of a part whose digits are kept apart (tiering.archive.columns.hex_ids)."""
 DIGITS_HEAD: Final = struct.Struct(">III")
-"""What such a part begins with: size of the text, of the digits, of the digits as coded."""
+"""The head of such a part: size of the text, of the digits, of the digits as coded."""
 ENCRYPTED: Final = 0x80
 """Added to the codec of a part that is encrypted."""
 
 
 class PartKind(IntEnum):
-    """What a part of a block holds; it is authenticated with an encrypted part."""
+    """The contents of a block's part; the kind is authenticated with an encrypted part."""
 
     FIXED = 1
     PROPERTIES = 2
@@ -67,16 +68,18 @@ class PartKind(IntEnum):
 # --- blocks ------------------------------------------------------------------------------------
 
 BLOCK_BYTES_DEFAULT: Final = 256 * 1024
-"""Raw bytes of the records of one block, at most (a larger record has one to itself); small blocks
-share a group of up to twice as many."""
+"""Raw bytes of the records of one block, at most 256 KiB; a larger record has a block to itself.
+Small blocks share a group of up to twice as many bytes.
+"""
 PARTS: Final = 3
 Sizes = tuple[int, int, int]
 """One number a part."""
 BLOCK_ROWS_MAX: Final = 1 << 16
 """Records of one block, and of one group, at most."""
 NO_QUEUE: Final = 0xFFFF_FFFF
-"""The queue, which no topic has, under which records lie that are in none: what a transaction
-prepares or takes back. Their offsets are their positions, since they have none of their own."""
+"""The queue number, which no topic has, of records that are in no queue: those that a transaction
+prepares or takes back. Such records have no offsets of their own; their positions serve as offsets.
+"""
 COLUMNS_FORMAT: Final = 1
 """Format byte of a fixed part and of a properties part that are in columns."""
 VERBATIM_FORMAT: Final = 255
@@ -86,7 +89,7 @@ VERBATIM_FORMAT: Final = 255
 
 
 class Section(IntEnum):
-    """What a section is."""
+    """The kinds of sections."""
 
     MANIFEST = 1
     DIRECTORY = 2

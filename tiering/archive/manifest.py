@@ -1,11 +1,11 @@
-"""Manifest: what an archive says of itself, in JSON that anything can read.
+"""Manifest: an archive's description of itself, in JSON that any program can read.
 
-The idea: catalog, `kvmq dump` and `kvmq restore` need to know what is in an archive, and of which
-topics; how much there is of each adds the directory. Nothing in it says when or where it was made,
-so that the same input and settings give the same bytes.
+The idea: catalog, `kvmq dump` and `kvmq restore` need to know the contents of an archive and its
+topics; the directory adds each topic's figures. The manifest does not say when or where it was
+made, so that the same input and settings give the same bytes.
 
 Invariants: sorted keys and no spaces; a field that came later has a default; fields of a later
-version are passed over.
+version are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORE_ID_NONE = "0" * 32
 
 
 class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a topic before anything is written."""
+    """The fields of a topic that are known before anything is written."""
 
     name: str
     id: int
@@ -44,12 +44,12 @@ class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivedTopic(_TopicFields, frozen=True, kw_only=True):
-    """A topic as it was when the archive was written: from this `restore` makes it again.
+    """A topic as it was when the archive was written; `restore` makes the topic again from this.
 
-    `id` is the store's. `key_index` is what of a message is in the key index ("off", "unique",
-    "all"); `key_history` is what it was, and from which log position on, where it ever changed.
-    `retention` holds the fields of `kvstore.config.Retention`. The writer fills in how much there
-    is of it, from when, and the key it is encrypted with.
+    `id` is the store's. `key_index` says which keys of a message are in the key index ("off",
+    "unique", "all"); `key_history` has its values, each with the log position from which it held,
+    where it ever changed. `retention` holds the fields of `kvstore.config.Retention`. The writer
+    fills in the topic's figures, its times, and the id of its encryption key.
     """
 
     messages: int = 0
@@ -59,11 +59,11 @@ class ArchivedTopic(_TopicFields, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in an archive. Times are ms since the epoch, positions bytes in the log.
+    """The contents of an archive. Times are ms since the epoch, positions bytes in the log.
 
-    `segments` are the stretches of log, first position to end, of which the archive holds the
-    messages; `raw_bytes` what their records took. `generation` is 0 for an archive made from
-    segments, and after a merge one more than the highest of what was merged.
+    `segments` are the ranges of the log, first position to end, whose messages the archive holds;
+    `raw_bytes` is the size of their records. `generation` is 0 for an archive made from segments.
+    After a merge it is one more than the highest of the merged archives.
     """
 
     format: int = FORMAT_VERSION
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StoredTopic(_TopicFields, frozen=True, kw_only=True, omit_defaults=True):
-    """A topic as it is written."""
+    """A topic as it is stored."""
 
 
 _DEFAULTS = {
@@ -96,13 +96,13 @@ _DEFAULTS = {
 
 
 class _StoredManifest(Manifest, frozen=True, kw_only=True):
-    """A manifest as it is written."""
+    """A manifest as it is stored."""
 
     topics: tuple[_StoredTopic, ...] = ()  # type: ignore[assignment]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it is stored: without the figures of topics, which the directory has."""
+    """The stored form of a manifest: without the figures of topics, which the directory has."""
     topics = tuple(map(_with_defaults, manifest.topics))
     stored = msgspec.convert(
         replace(manifest, topics=topics), _StoredManifest, from_attributes=True
@@ -111,15 +111,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _with_defaults(topic: ArchivedTopic) -> ArchivedTopic:
-    """The same topic, with the defaults themselves where it has their like: what is left out is
-    told by identity, which a text from another process does not have.
+    """The same topic, with the default objects themselves where its values equal them. The encoder
+    leaves out defaults by identity, which a text from another process does not have.
     """
     same = {name: value for name, value in _DEFAULTS.items() if getattr(topic, name) == value}
     return replace(topic, **same)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The inverse; raises FormatError. The figures of topics are missing: see `with_figures`."""
+    """The inverse of `encode_manifest`; raises FormatError. The figures of topics are missing: see
+    `with_figures`.
+    """
     try:
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -127,8 +129,8 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def with_figures(manifest: Manifest, rows: DirectoryRows) -> Manifest:
-    """A manifest with the figures of its topics, from the directory; FormatError if these are not
-    its topics.
+    """A manifest with the figures of its topics, from the directory; FormatError if the directory's
+    topics are others.
     """
     if len(manifest.topics) != len(rows.topic_ids):
         raise FormatError("manifest and directory do not have the same topics")
@@ -147,8 +149,8 @@ def figured(
     least_stored_at: I64,
     greatest_stored_at: I64,
 ) -> tuple[ArchivedTopic, ...]:
-    """The topics, each with the figures of its blocks: columns of one row a block, of which
-    `topic_of` says the topic's number; these rise, and each topic has a block.
+    """The topics, each with the figures of its blocks. The columns have one row a block; `topic_of`
+    has the number of its topic. These numbers rise, and each topic has a block.
     """
     if not topics:
         return ()

@@ -1,15 +1,14 @@
-"""Pieces: an archive put together of stretches of blocks, each of which was encoded by itself.
+"""Pieces: one archive put together from ranges of blocks that were encoded separately.
 
-The idea: blocks know nothing of what is before them, but for the number of their topic, to which
-what is encrypted is bound. So a stretch of an archive's records can be encoded anywhere
-(`PieceWriter`), under numbers that its topics have for now; a piece is the bytes, and the columns
-that the tail is made of. `PiecesWriter` writes pieces one behind the other, then the tail. A topic
-of which no piece has anything gets no number there; what is encrypted is bound to the new numbers,
-which changes no size.
+The idea: a block depends on nothing before it, except the number of its topic, to which encrypted
+parts are bound. So a range of an archive's records can be encoded anywhere (`PieceWriter`), under
+preliminary topic numbers. A piece is its bytes and its columns for the tail. `PiecesWriter` writes
+pieces one behind the other, then the tail. A topic that occurs in no piece gets no number there;
+encrypted parts are bound to the new numbers, which changes no size.
 
-Invariants: a piece was decoded again, and gives back what was put in; pieces come in the order of
-their queues and offsets, or are refused; the same pieces give the same bytes, whoever made them;
-one piece at a time is in memory.
+Invariants: a piece was decoded again and gives back its input; pieces that are not in the order of
+their queues and offsets are refused; the same pieces give the same bytes, on whatever machine they
+were made; one piece at a time is in memory.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _DECODED: Final = 4
 
 
 class EncodedPiece(NamedTuple):
-    """Some blocks as they are written, and their columns, in which topics have the numbers that
-    whoever asked for the piece gave them, and keys the numbers of messages from 0.
+    """Some blocks as they are written, and their columns. In these, topics have the numbers that
+    the caller gave them, and the messages of keys are numbered from 0.
     """
 
     data: bytes
@@ -49,13 +48,13 @@ class EncodedPiece(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many there are."""
+        """The number of messages."""
         return len(self.columns.positions)
 
 
 class PieceWriter:
-    """Encodes one piece: `add` as with `ArchiveWriter`, then `finish`. `topics` are those that may
-    come, by numbers that rise with their names.
+    """Encodes one piece: `add` as with `ArchiveWriter`, then `finish`. `topics` are all topics that
+    may come, by numbers that rise with their names.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class PieceWriter:
         self._blocks = BlockWriter(self._chunks.append, coder, settings.block_bytes, self._topics)
 
     def add(self, number: int, queue: int, records: Sequence[bytes]) -> None:
-        """Take records of one queue, by the number of its topic. Raises CallerError for what comes
+        """Takes records of one queue, by the number of its topic. Raises CallerError for records
         out of order.
         """
         for record in records:
@@ -79,7 +78,7 @@ class PieceWriter:
             self._blocks.add(number, queue, RecordBatch.of_records(records))
 
     def finish(self) -> EncodedPiece:
-        """The piece. Raises ArchiveDamaged if it does not give back what was put in."""
+        """The piece. Raises ArchiveDamaged if it does not give back its input."""
         self._blocks.flush()
         piece = EncodedPiece(b"".join(self._chunks), self._blocks.columns.all())
         self._chunks.clear()
@@ -95,7 +94,7 @@ class PieceWriter:
         return piece
 
     def _groups(self, piece: EncodedPiece) -> Iterator[BlockGroup]:
-        """The groups of a piece, as a reader will have them."""
+        """The groups of a piece, as a reader would have them."""
         numbers, queues, first, last, messages = piece.columns.rows[: _MESSAGES + 1]
         at = begin = 0
         for count, sizes, decoded in _shapes(piece.columns):
@@ -114,8 +113,8 @@ class PieceWriter:
 
 
 class PiecesWriter:
-    """Writes one archive of pieces to `sink`: `add` in order, then `finish`. `topics` are all that
-    the pieces may have, by the numbers that they have there.
+    """Writes one archive of pieces to `sink`: `add` in order, then `finish`. `topics` are all
+    topics that the pieces may have, by their numbers in the pieces.
     """
 
     def __init__(
@@ -137,11 +136,11 @@ class PiecesWriter:
 
     @property
     def columns(self) -> TailColumns:
-        """Those of all pieces."""
+        """The columns of all pieces."""
         return self._columns.all()
 
     def add(self, piece: EncodedPiece) -> None:
-        """Take the next piece. Raises CallerError if it is not behind the one before."""
+        """Takes the next piece. Raises CallerError if it is not behind the one before."""
         if not piece.messages:
             return
         rows = piece.columns.rows
@@ -162,12 +161,12 @@ class PiecesWriter:
         self._columns.add(piece.columns._replace(rows=(numbers, *rows[1:])))
 
     def finish(self) -> Manifest:
-        """Write everything behind the blocks."""
+        """Writes everything behind the blocks."""
         topics = [one.topic for one in self._topics]
         return self._file.end(self._settings, self._origin, self._coder, topics, self.columns)
 
     def _bound(self, piece: EncodedPiece) -> bytes:
-        """A piece's bytes, in which what is encrypted is bound to the numbers of this archive."""
+        """A piece's bytes, with encrypted parts bound to the topic numbers of this archive."""
         numbers = piece.columns.rows[0]
         moved = {
             number
@@ -197,7 +196,7 @@ class PiecesWriter:
 
 
 def check_tail(archive: Archive, columns: TailColumns) -> None:
-    """See that an archive's tail says of its blocks what they were written with. Raises
+    """Checks that an archive's tail describes its blocks as they were written. Raises
     ArchiveDamaged.
     """
     rows = archive.rows()
@@ -220,11 +219,11 @@ def check_tail(archive: Archive, columns: TailColumns) -> None:
 
 
 def _edge(rows: Sequence[I64], at: int, offset: int) -> tuple[int, int, int]:
-    """Topic number and queue of a block, and an offset of it."""
+    """Topic number and queue of a block, and the offset from one of its columns."""
     return int(rows[0][at]), int(rows[1][at]), int(rows[offset][at])
 
 
 def _shapes(columns: TailColumns) -> Iterator[tuple[int, Sizes, Sizes]]:
-    """Of each group: its blocks, sizes of its parts, and what these decode to."""
+    """For each group: its blocks, the sizes of its parts, and their decoded sizes."""
     for blocks, a, b, c, d, e, f in zip(*(g.tolist() for g in columns.groups), strict=True):
         yield blocks, (a, b, c), (d, e, f)

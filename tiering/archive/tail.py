@@ -1,10 +1,10 @@
-"""Tail: the end of an archive, which says where everything in it is.
+"""Tail: the end of an archive, which says where every section is.
 
-The idea: the trailer, of fixed size, says where the footer and all small sections begin; they are
-read with it. The footer's table says where each section is.
+The idea: the trailer, of fixed size, says where the footer and all small sections begin; one read
+gets them. The footer's table says where each section is.
 
-Invariants: trailer and footer are behind a crc32c each; sections fill the file from the end of the
-blocks to the footer, so that no two overlap and nothing is outside.
+Invariants: trailer and footer have a crc32c each; sections fill the file from the end of the blocks
+to the footer, so that no two overlap and nothing is outside.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tiering.archive.layout import (
 )
 
 FOOTER_READ: Final = 1024
-"""Bytes that hold trailer and footer."""
+"""Bytes at the end that hold trailer and footer: 1,024."""
 PLAIN: Final = Coder()
 """Decodes the parts of every archive."""
 
 
 class Source(Protocol):
-    """Where an archive's bytes come from; reads may raise what they like."""
+    """The bytes of an archive, wherever they are; reads may raise any error."""
 
     name: str
     size: int
@@ -47,7 +47,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """An archive in a file of this machine."""
+    """An archive in a local file."""
 
     def __init__(self, path: Path, files: Files) -> None:
         self.name = str(path)
@@ -61,7 +61,7 @@ class FileSource:
 
 
 class SectionPlace(NamedTuple):
-    """Where a section is."""
+    """The place of a section."""
 
     at: int
     size: int
@@ -69,8 +69,8 @@ class SectionPlace(NamedTuple):
 
 
 def read_tail(source: Source) -> bytes:
-    """Everything behind blocks and indexes, in at most two reads: what `Archive.open` takes from a
-    cache as `tail`. Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
+    """Everything behind blocks and indexes, in at most two reads; a cache gives it to
+    `Archive.open` as `tail`. Raises ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
     begin = max(source.size - OPENING_READ, 0)
     end = read_exactly(source, begin, source.size - begin)
@@ -81,7 +81,7 @@ def read_tail(source: Source) -> bytes:
 
 
 def tail_begin(source: Source, end: bytes) -> int:
-    """Where the tail begins, by an archive's last bytes. Raises ArchiveDamaged, FormatTooNew,
+    """The begin of the tail, from an archive's last bytes. Raises ArchiveDamaged, FormatTooNew,
     FormatTooOld.
     """
     if source.size < HEADER_SIZE + TRAILER_SIZE:
@@ -91,7 +91,7 @@ def tail_begin(source: Source, end: bytes) -> int:
 
 
 def read_exactly(source: Source, offset: int, size: int) -> bytes:
-    """That many bytes; ArchiveDamaged if the source has fewer."""
+    """Exactly `size` bytes; ArchiveDamaged if the source has fewer."""
     data = source.read(offset, size)
     if len(data) != size:
         raise ArchiveDamaged(
@@ -101,7 +101,7 @@ def read_exactly(source: Source, offset: int, size: int) -> bytes:
 
 
 def _trailer(source: Source, end: bytes) -> tuple[int, int]:
-    """Sizes of the footer and of all that `read_tail` reads but the trailer."""
+    """Sizes of the footer, and of all that `read_tail` reads without the trailer."""
     footer, size, version, _, crc, magic = TRAILER.unpack(end[-TRAILER_SIZE:])
     if magic != TRAILER_MAGIC:
         raise ArchiveDamaged(
@@ -128,8 +128,8 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
 
 
 def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, SectionPlace]:
-    """Where the sections are, by the last bytes of what `read_tail` gave. Raises FormatError,
-    ArchiveDamaged, FormatTooNew, FormatTooOld.
+    """The places of the sections, from the last bytes of the result of `read_tail`. Raises
+    FormatError, ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
     if len(end) < TRAILER_SIZE:
         raise FormatError("there is none")
@@ -148,7 +148,7 @@ def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, S
 
 
 def _sections(footer: bytes, footer_at: int) -> dict[Section, SectionPlace]:
-    """The sections that the footer's table names, which fill the file up to the footer."""
+    """The sections in the footer's table, which must fill the file up to the footer."""
     if not footer or len(footer) % FOOTER_ROW.size:
         raise FormatError("the footer is no table")
     rows = list(FOOTER_ROW.iter_unpack(footer))

@@ -1,7 +1,7 @@
 """Writer: records of one queue after the other -> one archive, written from front to back.
 
-The idea: blocks go out as they are full (`blocks`); what is behind them is made at the end of the
-columns that they leave behind (`ending`).
+The idea: a group of blocks is written as soon as it is full (`blocks`). The sections behind the
+blocks are made at the end, from the columns that the blocks leave behind (`ending`).
 
 Invariants: nothing is written twice or out of order; memory is some megabytes of records and a few
 dozen bytes a message; the same records and settings give the same bytes, however `add` was given
@@ -38,19 +38,19 @@ class ArchiveWriter:
 
     @property
     def messages(self) -> int:
-        """How many messages are written, or encoded soon."""
+        """The number of messages that are written or wait to be encoded."""
         return self._blocks.messages
 
     def add(self, topic: ArchivedTopic, queue: int, records: RecordBatch) -> None:
-        """Take records of one queue; offsets rise, also over several calls for the same queue.
+        """Takes records of one queue; offsets rise, also over several calls for the same queue.
 
-        Raises CallerError for what comes out of order.
+        Raises CallerError for records out of order.
         """
         if len(records.starts):
             self._blocks.add(self._number(topic), queue, records)
 
     def finish(self) -> Manifest:
-        """Write what is left, and everything behind the blocks."""
+        """Writes the rest, and everything behind the blocks."""
         self._blocks.flush()
         topics = [one.topic for one in self._topics]
         columns = self._blocks.columns.all()

@@ -1,5 +1,7 @@
-"""The catalog: which archives a store has, and reading them through bounded caches.
+"""The catalog: the archives that a store has, and reading them through bounded caches.
 
-Begin with `tiers`, which answers what the store asks; `catalog` is the rows. May import `places`,
-`archive`, `keys`.
+In here: the rows of the family `archives`, open archives, decoded blocks, and rows found again from
+the archives alone. Not in here: the bytes of one archive (`archive`), and putting objects
+(`places`). Begin with `tiers`, which answers the store's questions; `catalog` is the rows. May
+import `places`, `archive` and `keys`.
 """

@@ -1,12 +1,12 @@
-"""Opened: the archives that are open, in bounded memory, each opened once however many want it.
+"""Archive pool: the open archives, in bounded memory, each opened once for all who want it.
 
-The idea: what an open archive takes (directory, filter, fences) grows as parts of it
-are first needed; it says when, and is weighed again. Beyond the limit the one goes that was asked
-for longest ago.
+The idea: an open archive takes more memory as its directory, filter and fences are first needed. It
+reports its growth, and is weighed again. Beyond the limit the archive that was not asked for
+longest is dropped.
 
-Invariants: what is kept takes no more than the limit, but for one archive; whoever has one in hand
-keeps it for as long; a failed opening is not kept, and everybody who waited for it gets the same
-error; no lock is held while anything is read.
+Invariants: the kept archives take no more than the limit, except that one may always be kept; a
+caller that holds an archive can use it as long as it likes; a failed opening is not kept, and all
+who waited for it get the same error; no lock is held while anything is read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Final
 from tiering.archive.archive_reader import Archive
 
 _OBJECTS: Final = 8 << 10
-"""What an open archive takes besides what it says: its own objects."""
+"""Bytes of an open archive's own objects, beside those that it reports."""
 
 
 class OpenArchives:
-    """See the module. `open_one` opens an archive by its number; each takes `more` bytes besides
-    what it says.
+    """Open archives by number. `open_one` opens an archive by its number; each takes `more` bytes
+    beside those that it reports.
     """
 
     def __init__(self, open_one: Callable[[int], Archive], limit: int, more: int = 0) -> None:
@@ -40,7 +40,7 @@ class OpenArchives:
         self._under_way: dict[int, Future[Archive]] = {}
 
     def get(self, number: int) -> Archive:
-        """An archive, open; raises what opening it raises."""
+        """An open archive; raises the errors of opening it."""
         with self._lock:
             found = self._open.get(number)
             if found is not None:
@@ -55,7 +55,7 @@ class OpenArchives:
         return future.result()
 
     def at_hand(self, number: int) -> Archive | None:
-        """An archive, if it is open."""
+        """An archive, if it is open already."""
         with self._lock:
             found = self._open.get(number)
             if found is not None:
@@ -63,14 +63,14 @@ class OpenArchives:
             return found
 
     def forget(self, number: int) -> None:
-        """Let go of an archive; who asks from now on gets it opened anew."""
+        """Drops an archive; the next caller gets it opened anew."""
         with self._lock:
             self._under_way.pop(number, None)
             if number in self._open:
                 self._drop(number)
 
     def sizes(self) -> dict[int, int]:
-        """What each archive takes that is open, in bytes."""
+        """The bytes that each open archive takes."""
         with self._lock:
             return dict(self._sizes)
 
@@ -80,7 +80,7 @@ class OpenArchives:
             # The number alone: an archive that knew itself would outlive its last reader.
             archive.on_growth = partial(self._grown, number)
             with self._lock:
-                # If it is not, it was forgotten meanwhile, and is only for who waited.
+                # A forgotten archive is only for those who waited, and is not kept.
                 if self._under_way.get(number) is future:
                     self._open[number] = archive
                     self._weigh(number)

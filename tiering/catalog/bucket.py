@@ -1,11 +1,11 @@
-"""A bucket: which archives of which store a place has, and which of them hold.
+"""Bucket: the archives of each store in a place, and which of them are current.
 
-The idea: objects are named by store, position and number, and each says itself what stretches of
-the log it is of. Of two that are of the same stretches and the same class the one of the higher
-generation holds: a merge has made it of the other. What a job made counts if a commit names it.
+The idea: objects are named by store, position and number, and each archive states its ranges of the
+log. Of two archives with the same ranges and the same class the one of the higher generation is
+current: a merge has made it of the other. A job's archive counts if a commit names it.
 
-Invariant: objects that are no archives by their name are passed over, and so is what nobody has
-committed.
+Invariant: objects whose names are no archives' are ignored, and so are archives of jobs that nobody
+has committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STORE_FOLDER: Final = re.compile(r"([0-9a-f]{32})(?:-jobs)?")
 
 
 class ArchiveObject(NamedTuple):
-    """An archive in a place: its number, the position its name says, its size in bytes."""
+    """An archive in a place: its number, the position in its name, its size in bytes."""
 
     key: str
     number: int
@@ -37,7 +37,7 @@ class ArchiveObject(NamedTuple):
 
     @classmethod
     def named(cls, key: str, size: int) -> ArchiveObject | None:
-        """What an object's name says of it; None if it is no archive's."""
+        """The number and position in an object's name; None if the name is no archive's."""
         name = NAME.fullmatch(key)
         return cls(key, int(name[3]), int(name[2]), size) if name is not None else None
 
@@ -47,12 +47,12 @@ class Opened(Protocol):
 
     @property
     def object(self) -> ArchiveObject:
-        """Where it is."""
+        """The archive's object."""
         ...
 
     @property
     def manifest(self) -> Manifest:
-        """What it says of itself."""
+        """The archive's description of itself."""
         ...
 
 
@@ -60,7 +60,7 @@ One = TypeVar("One", bound=Opened)
 
 
 class StoreArchives(NamedTuple):
-    """What a place has of one store: archives that a worker put there, and those of the jobs."""
+    """The archives of one store in a place: those that a worker put, and those of the jobs."""
 
     store_id: str
     own: list[ArchiveObject]
@@ -68,7 +68,7 @@ class StoreArchives(NamedTuple):
 
 
 def stores_in(place: Place) -> list[str]:
-    """The ids of the stores that a place may have archives of, as its folders say."""
+    """The ids of the stores whose archives a place may have, from the names of its folders."""
     named = (_STORE_FOLDER.fullmatch(name) for name in place.folders())
     return sorted({name[1] for name in named if name is not None})
 
@@ -90,7 +90,7 @@ def own_archives(place: Place, store_id: str) -> list[ArchiveObject]:
 
 
 def check_one(place: Place, stores: Sequence[str]) -> None:
-    """Raise StoresAmbiguous if there are several."""
+    """Raises StoresAmbiguous if there are several stores."""
     if len(stores) > 1:
         raise StoresAmbiguous(
             f"{place.name} has archives of {len(stores)} stores; say which by store_id: "
@@ -102,8 +102,8 @@ def check_one(place: Place, stores: Sequence[str]) -> None:
 def found_in(
     place: Place, store_id: str | None, jobs: JobsOf | None = None
 ) -> StoreArchives | None:
-    """What a place has of a store; None if nothing. Without `store_id` it is of the only one there
-    is. `jobs` spares reading again what it has read. Raises StoresAmbiguous, PlaceError,
+    """The archives of a store in a place; None if there are none. Without `store_id` the place must
+    have only one store. `jobs` spares reading commits again. Raises StoresAmbiguous, PlaceError,
     FormatError, FormatTooNew, FormatTooOld.
     """
     jobs = JobsOf(place) if jobs is None else jobs
@@ -122,7 +122,7 @@ def found_in(
 def objects_of(
     place: Place, store_id: str | None, jobs: JobsOf | None = None
 ) -> tuple[str, list[ArchiveObject]]:
-    """The archives of one store in a place, and its id; those of jobs have numbers behind all
+    """The archives of one store in a place, and its id. Archives of jobs have numbers behind all
     others. `jobs` as for `found_in`. Raises NothingToRestore, StoresAmbiguous, PlaceError,
     FormatError, FormatTooNew.
     """
@@ -141,7 +141,7 @@ def objects_of(
 
 
 def newest(every: Sequence[One]) -> tuple[list[One], int]:
-    """Those that no other supersedes, in the order of the log, and how many are superseded."""
+    """The archives that no other supersedes, in log order, and the number of the others."""
     found = sorted(every, key=lambda f: (-f.manifest.generation, -f.object.number))
     kept = list(not_superseded(found, lambda f: f.manifest))
     kept.sort(key=lambda f: (f.manifest.first_position, f.object.number))

@@ -1,15 +1,16 @@
-"""The block cache: decoded blocks in bounded memory, each read once however many want it.
+"""The block cache: decoded blocks in bounded memory, each read once for all who want it.
 
-The idea: a block is asked for by archive and number. Who comes first reads it, in a reader thread
-of which there are few; who comes meanwhile waits for the same read. A queue that is read on gets
-its next blocks before it asks, as far as there are readers free. New blocks go on probation, and
-only those that are asked for a second time push out others that were: so a scan of a whole archive,
-which wants every block once, leaves alone what others come back for.
+The idea: a block is asked for by archive and number. The first caller has it read, in one of a few
+reader threads; callers that come meanwhile wait for the same read. A queue that is read on gets its
+next blocks before it asks, as far as readers are free. New blocks go on probation, and push out
+other blocks only when they are asked for a second time. So a scan of a whole archive, which wants
+every block once, leaves the blocks that others come back for.
 
-Invariants: what the cache holds never takes more than its bytes, but for the one block just read; a
-failed read is not kept, and everybody who waited for it gets the same error; what was begun before
-its archive was forgotten is for those who waited, and is not kept; no lock is held while something
-is read; at most `readers` reads are under way, whoever asks."""
+Invariants: the cached blocks never take more than the cache's bytes, but for the one block just
+read; a failed read is not kept, and all who waited for it get the same error; a read that began
+before its archive was forgotten is for those who waited, and is not kept; no lock is held while
+anything is read; at most `readers` reads are under way, whoever asks.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +24,21 @@ from kvstore.errors import StoreClosed
 from tiering.archive.block import Block
 
 _PROTECTED: Final = 0.8
-"""The share of the bytes that blocks may take that were asked for again."""
+"""The share of the bytes for blocks that were asked for a second time."""
 
 Key = tuple[int, int]
 """Archive and block."""
 
 
 class _Reading(NamedTuple):
-    """A read that is under way; `mine` tells it from a later one of the same block."""
+    """A read that is under way; `mine` tells it from a later read of the same block."""
 
     mine: object
     future: Future[Block]
 
 
 class CacheStats(NamedTuple):
-    """What the cache did since it was made, and what it holds."""
+    """The cache's counts since it was made, and its present contents."""
 
     hits: int
     reads: int
@@ -48,9 +49,10 @@ class CacheStats(NamedTuple):
 
 
 class BlockCache:
-    """See the module. `read` reads a block; it is called in a reader thread, of which more would
-    only take the processor from those who read the log. That costs more than making a small block
-    of what is in memory: `at_once` does that, or says None.
+    """Blocks by archive and number; see the module. `read` reads a block. It is called in a reader
+    thread, of which there are few: more would only take the processor from those who read the log.
+    A reader thread costs more than making a small block from bytes in memory: `at_once` does that
+    in the caller's thread, or returns None.
     """
 
     def __init__(
@@ -73,12 +75,12 @@ class BlockCache:
         self._bytes = self._protected_bytes = 0
         self._under_way: dict[Key, _Reading] = {}
         self._forgotten = 0
-        """How often something was."""
+        """The number of calls of `forget`."""
         self._hits = self._reads = self._waits = self._ahead = 0
 
     def get(self, archive: int, block: int, *, is_scan: bool = False) -> Block:
-        """A block; raises what reading it raises. Whoever reads on, in this block too, says that it
-        is a scan: that is no second wish for it.
+        """A block; raises the errors of reading it. A caller that reads on, in this block too,
+        passes `is_scan`: its next call does not count as a second wish for the block.
         """
         key = (archive, block)
         with self._lock:
@@ -104,7 +106,7 @@ class BlockCache:
             raise StoreClosed("the store was closed before the archive was read") from None
 
     def at_hand(self, archive: int, block: int, *, is_scan: bool = False) -> Block | None:
-        """A block if it is there; else it is read, if a reader is free, for who asks again."""
+        """A block if it is cached. Otherwise it is read, if a reader is free, for a later call."""
         key = (archive, block)
         with self._lock:
             found = self._there(key, is_scan)
@@ -121,8 +123,8 @@ class BlockCache:
             return found
 
     def ahead(self, archive: int, first: int, stop: int) -> None:
-        """Say that blocks from `first` to before `stop` will be asked for next: they are read if
-        a reader is free.
+        """Announces that blocks from `first` to before `stop` will be asked for next: they are read
+        if a reader is free.
         """
         with self._lock:
             for block in range(first, stop):
@@ -135,7 +137,7 @@ class BlockCache:
                     self._begin(key)
 
     def _made(self, key: Key) -> Block | None:
-        """A block that takes no read."""
+        """A block that needs no read."""
         before = self._forgotten
         block = self._at_once(*key)
         if block is not None:
@@ -145,7 +147,7 @@ class BlockCache:
         return block
 
     def forget(self, archive: int) -> None:
-        """Let go of an archive's blocks; who asks from now on has them read anew."""
+        """Drops an archive's blocks; the next callers have them read anew."""
         with self._lock:
             self._forgotten += 1
             for key in [key for key in self._under_way if key[0] == archive]:
@@ -161,7 +163,7 @@ class BlockCache:
             )
 
     def close(self) -> None:
-        """Read nothing any more; who waits gets what is being read."""
+        """Reads nothing any more; waiting callers still get the reads that are under way."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
             self._under_way.clear()
@@ -190,7 +192,7 @@ class BlockCache:
             self._probation[old] = back
 
     def _reading(self) -> dict[Key, _Reading]:
-        """What is under way, without such reads as were struck before they could end themselves."""
+        """The reads under way, without reads that were struck before they could end themselves."""
         for key in [key for key, reading in self._under_way.items() if reading.future.done()]:
             del self._under_way[key]
         return self._under_way
@@ -225,7 +227,7 @@ class BlockCache:
     # --- in a reader thread ---
 
     def _fetch(self, key: Key, mine: object) -> Block:
-        # Whatever is raised here, the pool hands to those who wait.
+        # The pool hands any exception from here to those who wait.
         try:
             block = self._read(*key)
             with self._lock:
@@ -239,6 +241,6 @@ class BlockCache:
                     del self._under_way[key]
 
     def _is_wanted(self, key: Key, mine: object) -> bool:
-        """Whether this is the read that is under way: its archive was not forgotten meanwhile."""
+        """Whether this is still the read under way: its archive was not forgotten meanwhile."""
         reading = self._under_way.get(key)
         return reading is not None and reading.mine is mine

@@ -1,12 +1,12 @@
 """The catalog: rows of the `archives` family, one an archive.
 
-The idea: a row has what is asked of an archive without opening it: where it is, which stretch of
-the log and of time it is of, how much it holds, what becomes of it. Everything else is in the
-archive. So ten thousand archives are known in a fraction of a second, and none is touched before it
-is read.
+The idea: a row answers the questions about an archive that must not cost opening it: its place, its
+ranges of the log and of time, its sizes, its state. Everything else is in the archive. So ten
+thousand archives are known in a fraction of a second, and none is touched before it is read.
 
-Invariants: a row can be read by every later version (a field that came later has a default); what
-can't be read is `FormatError` with the key."""
+Invariants: a row can be read by every later version (a field that came later has a default); an
+unreadable row is a `FormatError` with the key.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tiering.places.object_names import jobs_folder
 Tier = Literal["warm", "cold"]
 State = Literal["live", "retired"]
 TOPICS_MAX: Final = 64
-"""Of so many topics a row has the ids: ten thousand rows are to be small, too."""
+"""A row has the topics' ids up to this many: ten thousand rows should be small, too."""
 _ID: Final = 4
 
 
 class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One archive. Positions are bytes of the log, times ms since the epoch, sizes bytes.
 
-    `place` is the path (relative to the store's folder, if it is inside) or URL of where it is
-    kept, `key` its name there; `size` and `crc` (crc32c)
-    are of the whole object. `segments` are the stretches of the log it is of. `topics` are the ids
-    of its topics, 4 bytes each; None: there are more than `TOPICS_MAX`, or the row is of a version
-    that did not say. `state` "retired": nothing names it any more, its object goes at `delete_at`.
+    `place` is the path (relative to the store's folder, if it is inside) or URL of the archive's
+    place, `key` its name there; `size` and `crc` (crc32c) are of the whole object. `segments` are
+    the archive's ranges of the log. `topics` are the ids of its topics, 4 bytes each; None: there
+    are more than `TOPICS_MAX`, or the row is of a version that did not note them. `state`
+    "retired": nothing names the archive any more, and its object is deleted at `delete_at`.
     """
 
     number: int
@@ -62,12 +62,12 @@ class ArchiveRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """The archive's name in errors."""
         return f"{self.place.rstrip('/')}/{self.key}"
 
     @property
     def catalog_key(self) -> bytes:
-        """Its key in `archives`."""
+        """The row's key in `archives`."""
         return archive_key(self.first_position, self.number)
 
 
@@ -89,7 +89,7 @@ class ArchiveInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def info_of(row: ArchiveRow) -> ArchiveInfo:
-    """A row as callers see it."""
+    """A row in the form for callers."""
     return ArchiveInfo(
         key=row.key, place=row.place, tier=row.tier, messages=row.messages,
         raw_bytes=row.raw_bytes, bytes=row.size, first_position=row.first_position,
@@ -100,8 +100,8 @@ def info_of(row: ArchiveRow) -> ArchiveInfo:
 
 
 def is_own(row: ArchiveRow, store_id: bytes) -> bool:
-    """Whether an archive's object is the store's to remove. What was restored without taking it
-    along is another store's.
+    """Whether the store may remove an archive's object. An archive that was restored without being
+    adopted belongs to another store.
     """
     is_inside = "://" not in row.place and not Path(row.place).is_absolute()
     store = store_id.hex()
@@ -109,8 +109,8 @@ def is_own(row: ArchiveRow, store_id: bytes) -> bool:
 
 
 def kept_as(place: str, folder: Path) -> str:
-    """How the catalog calls a place: one inside the store's folder relative to that, so that a
-    store that is moved takes its archives along.
+    """The catalog's name of a place. A place inside the store's folder is named relative to the
+    folder, so that a store that is moved takes its archives along.
     """
     if "://" in place:
         return place
@@ -120,7 +120,7 @@ def kept_as(place: str, folder: Path) -> str:
 
 
 def pack_topics(ids: Iterable[int]) -> bytes:
-    """Ids of topics as a row has them, in order."""
+    """Ids of topics in the form of a row, in order."""
     return b"".join(number.to_bytes(_ID, "big") for number in sorted(set(ids)))
 
 
@@ -134,12 +134,12 @@ _decode: Final = msgspec.msgpack.Decoder(ArchiveRow).decode
 
 
 def encode_row(row: ArchiveRow) -> bytes:
-    """A row as it is kept."""
+    """The stored form of a row."""
     return _encode(row)
 
 
 def decode_row(key: bytes, value: bytes) -> ArchiveRow:
-    """The inverse of `encode_row`; `FormatError` for what is no row of this key."""
+    """The inverse of `encode_row`; `FormatError` if it is no row of this key."""
     number = read_archive_key(key)[1] if len(key) == len(archive_key(0, 0)) else -1
     try:
         row = _decode(value)

@@ -1,10 +1,12 @@
-"""Contents: what archives say of themselves, for an index, or a catalog, that is made anew.
+"""Contents: what archives state about themselves, to make an index or a catalog anew.
 
-The idea: the directory has every block's queue, offsets and times, the manifest the topics and the
-stretches of the log. A folder of archives is a catalog, but for what a merge has superseded: of two
-that are of the same stretches and the same class the one of the higher generation holds.
+The idea: the directory has every block's queue, offsets and times; the manifest has the topics and
+the ranges of the log. A folder of archives is therefore a catalog, except for archives that a merge
+has superseded: of two with the same ranges and the same class the one of the higher generation is
+current.
 
-Invariant: an archive of another store is left alone, and so is what can't be read."""
+Invariant: an archive of another store is left alone, and so is an unreadable one.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ from tiering.places.place import Place
 
 T = TypeVar("T")
 FOLDER: Final = "archive"
-"""Where a store keeps archives of its own, in its folder."""
+"""The folder within a store's folder for archives of its own."""
 
 _log = logging.getLogger("kvmq")
 
 
 def contents(archive: Archive, number: int) -> Contents:
-    """What an archive holds."""
+    """The contents of an archive."""
     rows = archive.rows()
     columns = (
         rows.topic_ids[rows.topics],
@@ -54,7 +56,7 @@ def contents(archive: Archive, number: int) -> Contents:
 
 
 def fields_of(topic: TopicOfArchive) -> dict[str, Any]:
-    """The fields of a topic's row that its description in an archive has."""
+    """The fields of a topic's row, from the topic's description in an archive."""
     return {
         "read_queues": topic.read_queues or topic.queues,
         "write_queues": topic.queues,
@@ -80,7 +82,7 @@ def row_of(
     crc: int,
     made_at: int = 0,
 ) -> ArchiveRow:
-    """The catalog's row of an archive, by what it says itself and where it is."""
+    """The catalog's row of an archive, from the archive's own statements and its place."""
     few = len(manifest.topics) <= TOPICS_MAX
     return ArchiveRow(
         number=number,
@@ -107,8 +109,8 @@ def row_of(
 
 
 def not_superseded(found: Iterable[T], manifest_of: Callable[[T], Manifest]) -> Iterator[T]:
-    """Archives, of which higher generations come first, without those that a merge has superseded:
-    others before them are of all their stretches of the log, and of their class.
+    """Archives, higher generations first, without those that a merge has superseded: archives
+    before them cover all their ranges of the log, in the same class.
     """
     covered: dict[str, set[tuple[int, int]]] = {}
     for one in found:
@@ -121,12 +123,12 @@ def not_superseded(found: Iterable[T], manifest_of: Callable[[T], Manifest]) -> 
 
 
 def _own_ids(found: Sequence[Manifest], store_id: str) -> set[str]:
-    """Under which ids a store has made archives, as those in its folder show it."""
+    """The ids under which a store has made archives, as the archives in its folder show them."""
     ids = {manifest.store_id for manifest in found}
     if store_id in ids:
         return {store_id, STORE_ID_NONE}
-    # It lost its index, and has a new id. If it was once restored, there are archives of the store
-    # before it as well; its log went on behind them, so no stretch is of both.
+    # The store lost its index, and has a new id. If it was once restored, there are archives of the
+    # store before it as well. Its log went on behind them, so no range belongs to both.
     makers: dict[int, set[str]] = {}
     for manifest in found:
         for first, _ in manifest.segments:

@@ -1,12 +1,13 @@
-"""Key filters at hand: which archives can't have a key, asked of all at once.
+"""Key filters: the filters of archives in memory, to rule out archives that can't have a key.
 
-The idea: an archive is opened to be asked for a key; of what was opened the filter is kept here, by
-itself, also when the archive is let go of. A key's bits are worked out once, and each filter is
-then one look at 64 bytes. When there is no more room, those that are kept stay: a query asks all
-archives in turn, and among things asked in turn the one that was asked longest ago is the next.
+The idea: an archive must be opened before it can be asked for a key. The filter of an opened
+archive is kept here by itself, also after the archive is dropped. A key's bits are worked out once;
+each filter then takes one look at 64 bytes. When there is no more room, the kept filters stay: a
+query asks all archives in turn, and of things asked in turn the one that was asked longest ago is
+the next.
 
-Invariants: what is kept takes no more than the limit; an archive that may have a key is never left
-out.
+Invariants: the kept filters take no more than the limit; an archive that may have a key is never
+left out.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Final
 from kvstore.record.hashing.key_filter import Filter, masks_of
 
 _OBJECTS: Final = 300
-"""What a filter takes besides its bytes."""
+"""Bytes of a filter's objects, beside its own bytes."""
 _TOPIC_BITS: Final = 8
 
 
 class KeyFilters:
-    """See the module; filters by the numbers of archives. None stands for one without keys."""
+    """Filters by the numbers of archives. None stands for an archive without keys."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -31,7 +32,7 @@ class KeyFilters:
         self._lock = threading.Lock()
 
     def keep(self, number: int, found: Filter | None) -> None:
-        """Keep an archive's filter, if there is room."""
+        """Keeps an archive's filter, if there is room."""
         size = _OBJECTS + (0 if found is None else found.memory_bytes)
         with self._lock:
             if number not in self._filters and self._bytes + size <= self._limit:
@@ -39,7 +40,7 @@ class KeyFilters:
                 self._bytes += size
 
     def forget(self, number: int) -> None:
-        """Let go of an archive's filter."""
+        """Drops an archive's filter."""
         with self._lock:
             found = self._filters.pop(number, self)
             if found is not self:
@@ -47,7 +48,9 @@ class KeyFilters:
                 self._bytes -= found.memory_bytes if isinstance(found, Filter) else 0
 
     def without_denied(self, numbers: list[int], low: int, high: int) -> list[int]:
-        """Those archives that may have a key whose hash is `low` to `high`, as far as is known."""
+        """The archives that may have a key whose hash is between `low` and `high`, as far as the
+        kept filters know.
+        """
         digest = low >> _TOPIC_BITS
         if digest != high >> _TOPIC_BITS:
             return numbers
@@ -62,5 +65,5 @@ class KeyFilters:
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept takes."""
+        """The bytes that the kept filters take."""
         return self._bytes

@@ -1,10 +1,11 @@
-"""Overlaps: whether archives have the same offsets of a queue.
+"""Overlaps: finds offsets of a queue that two archives both have.
 
-The idea: what an archive holds of a queue is a range, and ranges that are apart need no look. Only
-where two reach into each other the offsets themselves are read, of the blocks concerned, without
-their bodies.
+The idea: an archive holds a range of a queue's offsets, and disjoint ranges need no look. Only
+where two ranges overlap the offsets themselves are read, of the blocks concerned, without their
+bodies.
 
-Invariant: an offset that two archives have is found; what can't be read is raised, never passed.
+Invariant: an offset that two archives have is found; an unreadable block raises an error and is
+never passed over.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ I64 = NDArray[np.int64]
 
 
 class OffsetRange(NamedTuple):
-    """Offsets of a queue that the archive of that name has, from `first` to `last` but for gaps."""
+    """Offsets of a queue in the archive of that name, from `first` to `last` but for gaps."""
 
     topic: str
     queue: int
@@ -32,7 +33,7 @@ class OffsetRange(NamedTuple):
 
 
 class Twice(NamedTuple):
-    """Offsets of a queue that two archives have, from `first` to `last` but for gaps."""
+    """Offsets of a queue that two archives both have, from `first` to `last` but for gaps."""
 
     topic: str
     queue: int
@@ -42,7 +43,7 @@ class Twice(NamedTuple):
 
 
 def ranges_of(archive: Archive, name: str) -> list[OffsetRange]:
-    """What an archive has of each queue."""
+    """The range of offsets that an archive has of each queue."""
     rows, topics = archive.rows(), archive.manifest.topics
     found: dict[tuple[int, int], tuple[int, int]] = {}
     columns = (rows.topics, rows.queues, rows.first_offset, rows.last_offset)
@@ -76,8 +77,8 @@ def offsets_of(archive: Archive, topic: str, queue: int, low: int, high: int) ->
 def first_twice(
     new: Iterable[OffsetRange], others: Iterable[OffsetRange], archive: Callable[[str], Archive]
 ) -> Twice | None:
-    """Offsets that an archive of the new ones and another one, new or not, have both; None if there
-    are none. `archive` opens one by its name.
+    """The first offsets that both a new archive and another one, new or not, have; None if there
+    are none. `archive` opens an archive by its name.
     """
     queues: dict[tuple[str, int], list[OffsetRange]] = {}
     mine: set[str] = set()
@@ -98,7 +99,7 @@ def first_twice(
 
 
 def _pairs(ranges: Sequence[OffsetRange]) -> Iterator[tuple[OffsetRange, OffsetRange]]:
-    """Ranges that reach into each other; they come by their first offset."""
+    """Pairs of overlapping ranges; `ranges` must be in the order of their first offsets."""
     around: list[OffsetRange] = []
     for one in ranges:
         around = [before for before in around if before.last >= one.first]

@@ -1,10 +1,11 @@
-"""Shared reads: one read for all who want the same of an archive, none by whoever must not wait.
+"""Single flight: one read of an archive for all who want the same; none by a caller under a lock.
 
-The idea: blocks come from the cache, which reads each once; for what is no block there is `read`.
-A thread that holds a lock says so (`at_hand`), and is told to come again instead.
+The idea: blocks come from the cache, which reads each once; other parts come by `read`. A thread
+that holds a lock must not wait for a read. It says so (`at_hand`), and is told to come again
+instead.
 
-Invariants: no lock is held while anything is read; a read that failed is not kept, and everybody
-who waited for it gets the same error.
+Invariants: no lock is held while anything is read; a failed read is not kept, and all who waited
+for it get the same error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class Shared:
-    """See the module."""
+    """Reads that threads share; see the module."""
 
     def __init__(self, cache: BlockCache) -> None:
         self._cache = cache
@@ -43,7 +44,7 @@ class Shared:
 
     @property
     def kept(self) -> AtHand | None:
-        """What this thread has at hand, if it must not wait for more."""
+        """The values that this thread has at hand, if it must not wait for more."""
         kept: AtHand | None = getattr(self._local, "kept", None)
         return None if kept is None or kept.is_patient else kept
 
@@ -58,7 +59,7 @@ class Shared:
         return kept.get(("block", archive, number), lambda: self._cache.get(archive, number))
 
     def read(self, key: object, read: Callable[[], T]) -> T:
-        """What `read` reads, which `key` names."""
+        """The result of the call `read`, which `key` identifies."""
         kept = self.kept
         if kept is None:
             return self._once(key, read)

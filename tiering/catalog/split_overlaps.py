@@ -1,11 +1,12 @@
-"""Untangling: which archive has which offsets of a queue, where the ranges of their blocks overlap.
+"""Split overlaps: assigns each offset of a queue to its archive where the ranges of blocks overlap.
 
-The idea: a directory says the first and the last offset of a block, and that is enough to find
-messages as long as no other archive has some in between. Merging over what another class has, or
-erasing, leaves such blocks; of those, and only those, the offsets themselves are read.
+The idea: a directory states the first and the last offset of a block. That is enough to find
+messages as long as no other archive has offsets in between. A merge over the offsets of another
+class leaves such blocks, and so does an erasure. Of these blocks alone the offsets themselves are
+read.
 
-Invariants: what comes out does not overlap but where two archives have the same offset; a block
-that can't be read keeps the range that its directory says.
+Invariants: the resulting ranges do not overlap, except where two archives have the same offset; an
+unreadable block keeps the range that its directory states.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from tiering.archive.archive_reader import Archive
 def untangled(
     held: Iterable[ArchivedRange], archive: Callable[[int], Archive]
 ) -> list[ArchivedRange]:
-    """The same, with blocks split that others reach into. `archive` opens one by its number."""
+    """The same ranges, with blocks split where others overlap them. `archive` opens an archive by
+    its number.
+    """
     queues: dict[tuple[int, int], list[ArchivedRange]] = {}
     for one in held:
         queues.setdefault((one.topic, one.queue), []).append(one)
@@ -36,7 +39,7 @@ def untangled(
 
 
 def _clusters(held: Sequence[ArchivedRange]) -> Iterator[list[ArchivedRange]]:
-    """Stretches that overlap, together."""
+    """Groups of overlapping ranges."""
     cluster: list[ArchivedRange] = []
     end = -1
     for one in held:
@@ -70,7 +73,7 @@ def _split(cluster: list[ArchivedRange], archive: Callable[[int], Archive]) -> l
 
 
 def _rows(one: ArchivedRange, archive: Archive) -> Iterator[tuple[int, int, ArchivedRange]]:
-    """The offsets of a block, and when each was stored."""
+    """The offsets of a block, and the store time of each."""
     number = archive.block_at(one.topic, one.queue, one.first)
     assert number is not None, "the directory that said so has it"
     block = archive.read_block(number)

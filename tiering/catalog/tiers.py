@@ -1,13 +1,14 @@
-"""Tiers: what the store asks of its archives, answered from wherever they are kept.
+"""Tiers: answers the store's questions about its archives, wherever the archives are kept.
 
-The idea: the catalog says which archive is where; an archive is opened when it is first read, and
-of ten thousand only those that are read are, for as long as there is room (`opened`). Blocks come
-through one cache. A reader that goes on where it stopped is a scan: its next blocks are read before
-it asks for them.
+The idea: the catalog says where each archive is. An archive is opened when it is first read, and
+stays open while there is room (`archive_pool`); of ten thousand only those that are read are
+opened. Blocks come through one cache. A reader that goes on where it stopped is a scan: its next
+blocks are read before it asks for them.
 
-Invariants: what an object is not, or what is not there, is damage of that archive alone; a place
-that doesn't answer, or refuses, is `ArchiveUnavailable`, of which nothing is concluded; nothing is
-kept of what failed, so the next call tries again; no lock is held while anything is read."""
+Invariants: a missing or malformed object damages only its own archive; a place that doesn't answer,
+or refuses, is `ArchiveUnavailable`, which proves nothing about the archive; nothing is kept of a
+failed read, so the next call tries again; no lock is held while anything is read.
+"""
 
 from __future__ import annotations
 
@@ -58,17 +59,19 @@ from tiering.places.place import Place, open_kept
 from tiering.places.waiting import FILE, WORK, read_waits
 
 SCANS_KEPT: Final = 1024
-"""Queues of which it is known where their reader stopped."""
+"""The number of queues whose readers' last offsets are remembered."""
 FOUND_KEPT: Final = 4096
 GROUPS_KEPT: Final = 16
 GROUPS_BYTES: Final = 16 << 20
-"""Groups of small queues' blocks, and what they take decoded; one is kept whatever it takes."""
+"""Bytes of the groups of small queues' blocks, decoded: 16 MiB. One group is kept whatever it
+takes.
+"""
 QUEUE_BLOCKS_KEPT: Final = 1 << 16
-"""Blocks of queues whose offsets are kept at hand."""
+"""The number of blocks whose offsets are kept at hand, over all queues."""
 
 
 class _Queue(NamedTuple):
-    """The blocks of a queue in an archive, and the offsets they hold."""
+    """The blocks of a queue in an archive, and the offsets that they hold."""
 
     blocks: range
     firsts: list[int]
@@ -118,7 +121,7 @@ class Tiers:
         self._shared = Shared(self._cache)
         self.note(rows)
 
-    # --- which there are ---
+    # --- the catalog ---
 
     def note(self, rows: Iterable[Row]) -> None:
         """See `Archived.note`."""
@@ -138,10 +141,10 @@ class Tiers:
             self._queues.clear()
             self._queue_blocks = 0
         for number, _ in changed:
-            # Where it is may have changed, too.
+            # Its place may have changed, too.
             self._opened.forget(number)
             self._filters.forget(number)
-            # And what it is read with: a key may have been destroyed.
+            # So may its keys: one may have been destroyed.
             self._cache.forget(number)
 
     def rows(self) -> list[ArchiveRow]:
@@ -177,7 +180,7 @@ class Tiers:
         return self._shared.at_hand(kept)
 
     def _read(self, name: str, key: object, read: Callable[[], T]) -> T:
-        """What `read` reads of an archive that is no block of it."""
+        """The result of `read`, which reads a part of an archive that is no block."""
 
         def told() -> T:
             with _told(name):
@@ -186,11 +189,11 @@ class Tiers:
         return self._shared.read(key, told)
 
     def source(self, row: ArchiveRow) -> Source:
-        """What an archive's bytes come from."""
+        """The source of an archive's bytes."""
         return self.place(row).source(row.key, row.size)
 
     def place(self, row: ArchiveRow) -> Place:
-        """Where an archive is kept."""
+        """The place of an archive."""
         found = self._places.get(row.place)
         if found is None:
             found = self._places[row.place] = self._place_at(row.place)
@@ -202,15 +205,15 @@ class Tiers:
         )
 
     def use(self, places: Mapping[str, Place], keys: KeyProvider | None) -> None:
-        """Read from these places, by how the catalog calls them, and with these keys: a worker was
-        given settings for them that nobody else knows.
+        """Sets these places, by their names in the catalog, and these keys, for all later reads: a
+        worker has settings for them that the catalog does not know.
         """
         self._places.update(places)
         if keys is not None:
             self.keys = keys
 
     def _of_group(self, number: int, block: int) -> Block | None:
-        """A small queue's block, if the group that it is in is in memory."""
+        """A small queue's block, if its group is in memory."""
         archive = self._opened.at_hand(number) if self._groups else None
         if archive is None:
             return None
@@ -225,7 +228,8 @@ class Tiers:
         with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
             if archive.directory.within(block) is None:
                 return archive.read_block(block)
-            # Small queues' blocks lie together in one group: what is asked for next is in it, too.
+            # Small queues' blocks lie together in one group, which also has the blocks that are
+            # asked for next.
             key = number, archive.directory.group_of(block)
             with self._lock:
                 groups = self._groups
@@ -233,7 +237,8 @@ class Tiers:
             if group is None:
                 group = archive.read_group(block)
                 with self._lock:
-                    # Of what was noted meanwhile this knows nothing: then nobody finds it.
+                    # If the rows were noted anew meanwhile, this dictionary is the old one, and
+                    # nobody looks there.
                     groups[key] = group
                     while len(groups) > 1 and _is_too_much(groups.values()):
                         groups.pop(next(iter(groups)))
@@ -266,8 +271,8 @@ class Tiers:
         return found
 
     def _queue(self, archive: Archive, key: tuple[int, int, int]) -> _Queue:
-        """The blocks of a queue, kept while there is room: the directory takes a tenth of the
-        memory, and ten times as long.
+        """The blocks of a queue, kept while there is room. The directory takes a tenth of the
+        memory, and ten times as long to ask.
         """
         with _told(archive.name):
             blocks = archive.blocks(*key[1:])
@@ -313,7 +318,7 @@ class Tiers:
         scans = self._scans
         scans[key] = following
         if len(scans) > SCANS_KEPT:
-            with contextlib.suppress(KeyError):  # others note theirs meanwhile
+            with contextlib.suppress(KeyError):  # other threads note theirs meanwhile
                 scans.popitem(last=False)
 
     def first_from(
@@ -351,7 +356,7 @@ class Tiers:
                 found = self.record(number, position)
             except ArchiveDamaged as e:
                 if number not in self._rows:
-                    return self.at(position)  # it was replaced meanwhile
+                    return self.at(position)  # the archive was replaced meanwhile
                 lost = e
             else:
                 if found is not None:
@@ -394,7 +399,7 @@ class Tiers:
         return row.first_position, row.last_position
 
     def candidates(self, archive: int, low: int, high: int) -> list[int]:
-        """See `Archived.candidates`; where they are is remembered for `record`."""
+        """See `Archived.candidates`; the candidates' places are remembered for `record`."""
         opened = self.archive(archive)
         with _told(opened.name):
             self._filters.keep(archive, opened.filter)
@@ -412,7 +417,7 @@ class Tiers:
             with contextlib.suppress(KeyError):  # as above
                 self._found.popitem(last=False)
 
-    # --- the whole ---
+    # --- the whole store ---
 
     def numbers(self) -> Collection[int]:
         """See `Archived.numbers`."""
@@ -450,7 +455,7 @@ class Tiers:
         return out
 
     def cache_stats(self) -> CacheStats:
-        """What the block cache did."""
+        """The block cache's counts."""
         return self._cache.stats()
 
     def verify(self, *, thorough: bool) -> list[ArchiveProblem]:
@@ -472,13 +477,13 @@ class Tiers:
         return out
 
     def close(self) -> None:
-        """Read nothing any more."""
+        """Reads nothing any more."""
         self._cache.close()
 
 
 @contextlib.contextmanager
 def _told(name: str, block: int = -1, following: Callable[[], int] | None = None) -> Iterator[None]:
-    """Have what a place says of an object as what the store is told of an archive."""
+    """Turns a place's error about an object into the store's error about the archive."""
     try:
         yield
     except (ObjectNotFound, ObjectTooShort) as e:

@@ -1,11 +1,11 @@
-"""Crypto: the payload of a part <-> the same encrypted with its topic's key.
+"""Crypto: the payload of a part <-> the payload encrypted with its topic's key.
 
-The idea: AES-256-GCM of the `cryptography` package, which is asked for only when something is
-encrypted. The nonce follows from the key and everything that is encrypted or authenticated, so that
-the same input gives the same archive, and no nonce ever serves two different parts.
+The idea: AES-256-GCM of the `cryptography` package, which is imported only when something is
+encrypted. The nonce follows from the key and everything that is encrypted or authenticated. So the
+same input gives the same archive, and no nonce ever serves two different parts.
 
-Invariants: a key is never in an archive, an error or a log, only its id is; what does not decrypt
-is ArchiveDamaged.
+Invariants: a key is never in an archive, an error or a log, only its id is; bytes that do not
+decrypt raise ArchiveDamaged.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class TopicKey(NamedTuple):
 
 
 class KeyProvider(Protocol):
-    """Where the keys of topics come from."""
+    """The source of topics' keys."""
 
     def key_for_writing(self, topic: str) -> TopicKey | None:
-        """The key that the topic's messages are to be encrypted with (made if it is to have one
-        and has none yet); None for a topic that is not encrypted. Raises KeyDestroyed.
+        """The key for encrypting the topic's messages; made now if the topic is to have one and has
+        none yet. None for a topic that is not encrypted. Raises KeyDestroyed.
         """
 
     def key_for_reading(self, topic: str, key_id: str) -> TopicKey:
-        """The key of that id. Raises KeyDestroyed if it was destroyed (what it encrypted is then
-        let go by merges), KeyMissing if it is not known.
+        """The key of that id. Raises KeyDestroyed if it was destroyed (merges then drop the
+        messages that it encrypted), KeyMissing if it is not known.
         """
         ...
 
 
 def encrypt(payload: bytes, secret: bytes, associated: bytes) -> bytes:
     """Nonce, `payload` encrypted, tag. Raises EncryptionMissing."""
-    # All that differs between two parts goes into the nonce: with one nonce for two texts, or for
+    # The nonce depends on all that differs between two parts: with one nonce for two texts, or for
     # one text with two kinds of associated data, GCM gives its key away.
     digest = hashlib.blake2b(key=secret, digest_size=NONCE_SIZE)
     digest.update(len(associated).to_bytes(4, "big") + associated)
@@ -67,7 +67,7 @@ def encrypt(payload: bytes, secret: bytes, associated: bytes) -> bytes:
 
 
 def decrypt(data: bytes, secret: bytes, associated: bytes) -> bytes:
-    """What was encrypted. Raises ArchiveDamaged, EncryptionMissing."""
+    """The decrypted payload. Raises ArchiveDamaged, EncryptionMissing."""
     if len(data) < NONCE_SIZE + TAG_SIZE:
         raise ArchiveDamaged(f"{len(data)} bytes are too few for an encrypted part")
     cipher = _cipher(secret)

@@ -1,12 +1,12 @@
-"""Turns: a file that several processes change is changed by one at a time.
+"""File turns: of several processes that change a file, one at a time does.
 
-The idea: whoever changes such a file as a whole reads it, and replaces it. Between the two another
-one may have done the same, and be undone. A lock file beside it is held meanwhile, by `flock`,
-which ends with the process that holds it. The lock file goes with the turn, so nothing is left in
-somebody's folder.
+The idea: a process changes such a file as a whole: it reads the file, and replaces it. Without
+turns another process could do the same in between, and lose its change. During a turn a lock file
+beside the file is held by `flock`, which ends with the process that holds it. The lock file is
+removed at the end of the turn, so nothing is left in the user's folder.
 
-Invariants: two turns at one file never overlap, in one process or several; whoever only reads the
-file waits for nobody, and needs no right to write beside it.
+Invariants: two turns at one file never overlap, in one process or several; a process that only
+reads the file never waits, and needs no right to write beside it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _SUFFIX: Final = ".lock"
 
 @contextmanager
 def turn(path: Path) -> Iterator[None]:
-    """Hold the turn at a file; waits for whoever has it. Not to be taken twice by one thread."""
+    """Holds the turn at a file; waits for its present holder. One thread may not take it twice."""
     lock = path.with_name(path.name + _SUFFIX)
     fd = _take(lock)
     try:
         yield
     finally:
-        # While it is still held: who waits for it sees that it is not the file of that name.
+        # Removed while it is still held: a waiting process sees that it is not the file of that
+        # name any more.
         with suppress(FileNotFoundError):
             lock.unlink()
-        # A child that was forked meanwhile has the file open, too.
+        # A child process that was forked meanwhile has the file open, too.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 

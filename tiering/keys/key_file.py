@@ -1,18 +1,19 @@
 """Key file: the keys of topics whose archives are encrypted, in one small file.
 
-The idea: JSON with each topic's key and its id; whoever has the file can read the archives, so it
+The idea: JSON with each topic's key and its id. Whoever has the file can read the archives, so it
 belongs neither in the bucket with them nor in its backups. To destroy a topic's key the file is
-written anew without it, and the old one's bytes are overwritten. Of a destroyed key its id stays.
+written anew without it, and the old file's bytes are overwritten. Only the id of a destroyed key
+stays.
 
-Several processes may use one file. It is changed by one at a time (`turn`), and read again as soon
-as it is another file than the one that was read. Where the path is a link, what is changed is the
-file that it leads to, and what is written meanwhile stands beside that.
+Several processes may use one file. One at a time changes it (`turn`). It is read again as soon as
+it is another file than the one that was read. Where the path is a link, the file that it leads to
+is changed, and the temporary files stand beside that one.
 
-Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves the keys of
-before or those of after; a key is never given for another topic than the one it was made for; a key
-that was destroyed does not come back, whoever makes another meanwhile, and a new one has a new id.
-Only of a key that was destroyed by way of this file is it said that it was: another file's keys may
-be wanted again.
+Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves either the
+old keys or the new ones; a key is never given for another topic than the one it was made for; a
+destroyed key does not come back, even if another process makes a key meanwhile, and a new key has a
+new id. A key is reported as destroyed only if it was destroyed by way of this file: another file's
+keys may be wanted again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from tiering.keys.crypto import KEY_SIZE, TopicKey
 from tiering.keys.file_turns import turn
 
 _FORMAT: Final = 2
-"""1 did not have `destroyed`."""
+"""Format 1 did not have `destroyed`."""
 _ID_BYTES: Final = 8
 
 
 class _Entry(msgspec.Struct):
-    """One topic: `key_id` and `key` are empty when its key was destroyed; `destroyed` has the ids
-    of all that were.
+    """One topic. `key_id` and `key` are empty when its key was destroyed; `destroyed` has the ids
+    of all its destroyed keys.
     """
 
     topic: str
@@ -53,10 +54,10 @@ class _Content(msgspec.Struct):
 
 
 class KeyFile:
-    """A KeyProvider of the file at `path`, which need not be there yet.
+    """A KeyProvider of the file at `path`, which need not exist yet.
 
-    Topics are encrypted from when `make` gave them a key. Raises FormatError if the file is not a
-    key file.
+    A topic is encrypted from the time that `make` gives it a key. Raises FormatError if the file is
+    not a key file.
     """
 
     def __init__(self, path: str | Path, files: Files | None = None) -> None:
@@ -64,10 +65,10 @@ class KeyFile:
         self._files: Files = LocalFiles() if files is None else files
         self._lock = threading.Lock()
         self._seen: tuple[int, ...] = ()
-        """Which file `_entries` are of."""
+        """Identifies the file that `_entries` were read from."""
         self._entries: dict[str, _Entry] = {}
         if any(self._files.size(left) is not None for left in _left_of(self._path.resolve())):
-            # Who may only read leaves it to the next one that may write there.
+            # A process that may only read leaves it to the next one that may write.
             with suppress(OSError), self._changing():
                 pass
         self._read()
@@ -78,7 +79,7 @@ class KeyFile:
             return sorted(topic for topic, entry in self._read().items() if entry.key)
 
     def make(self, topic: str) -> TopicKey:
-        """The topic's key, made now if it has none (or has none any more)."""
+        """The topic's key, made now if it has none, or none any more."""
         with self._lock:
             entry = self._read().get(topic)
             if entry is not None and entry.key:
@@ -95,8 +96,8 @@ class KeyFile:
             return _key_of(entry)
 
     def destroy(self, topic: str) -> None:
-        """Make what is encrypted with the topic's key unreadable everywhere. Raises ConfigError if
-        it never had one.
+        """Makes everything that is encrypted with the topic's key unreadable everywhere. Raises
+        ConfigError if the topic never had a key.
         """
         with self._lock, self._changing() as path:
             entries = dict(self._read())
@@ -136,8 +137,8 @@ class KeyFile:
         return _key_of(entry)
 
     def _read(self) -> dict[str, _Entry]:
-        """The topics' entries; nobody changes what this returns."""
-        # Looked at each time: another process may have destroyed one.
+        """The topics' entries; callers must not change the result."""
+        # Checked each time: another process may have destroyed a key.
         found = self._files.facts(self._path)
         if found is None:
             return {}
@@ -153,7 +154,7 @@ class KeyFile:
                 len(bytes.fromhex(entry.key)) not in (0, KEY_SIZE) for entry in content.keys
             ):
                 raise ValueError
-        except ValueError:  # nothing of what was read may be said
+        except ValueError:  # the error may not quote the file
             raise FormatError(
                 f"{self._path} is not a key file of format {_FORMAT} or before"
             ) from None
@@ -161,8 +162,8 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[Path]:
-        """Hold the turn at the file that is to be changed, and give its path: that of no link, for
-        what stands beside a link and what is renamed over it is not the file.
+        """Holds the turn at the file that is to be changed, and gives its path with links resolved:
+        a file beside a link, or one renamed over it, is not the key file.
         """
         path = self._path.resolve()
         with turn(path):
@@ -173,11 +174,11 @@ class KeyFile:
         keys = [entries[topic] for topic in sorted(entries)]
         data = msgspec.json.encode(_Content(_FORMAT, keys))
         self._files.write_private(path, msgspec.json.format(data))
-        self._entries, self._seen = {}, ()  # of a key that is destroyed nothing stays here either
+        self._entries, self._seen = {}, ()  # no destroyed key stays in memory either
 
     def _erase_left(self, path: Path) -> None:
-        """Overwrite and remove files that may hold a key that is destroyed: the one that was
-        replaced, and one that a crash kept from being it.
+        """Overwrites and removes files that may hold a destroyed key: the replaced file, and a new
+        one that a crash kept from replacing it.
         """
         for left in _left_of(path):
             if self._files.size(left) is not None:
@@ -188,8 +189,8 @@ class KeyFile:
 
 
 def _left_of(path: Path) -> tuple[Path, Path]:
-    """The names of what a crash may leave beside the file: the one that is being replaced, and the
-    one that is being written.
+    """The names of the files that a crash may leave beside the key file: the one that is being
+    replaced, and the one that is being written.
     """
     return path.with_name(path.name + ".old"), path.with_name(path.name + ".new")
 

@@ -1,11 +1,11 @@
-"""Keys: where a setting says that they are, and what a job takes along into another process.
+"""Key sources: the provider that a setting names, and the keys that a job takes into another
+process.
 
-The idea: a provider is a caller's, may hold locks or connections and needn't survive a pickle. The
-worker asks it beforehand for every key that a job may need; the job has the answers.
+The idea: a provider is the caller's object. It may hold locks or connections and needn't survive a
+pickle. The worker asks it beforehand for every key that a job may need; the job has the answers.
 
-Invariants: a job has the keys of its own topics and no others; a key that was destroyed is told
-apart from one that the provider knows nothing of: only of the first can it be said that what it
-encrypted is gone for good.
+Invariants: a job has the keys of its own topics and no others; a destroyed key is told apart from a
+key that the provider does not know: only the messages of a destroyed key are gone for good.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from tiering.keys.key_file import KeyFile
 
 
 def provider_of(given: str | Path | KeyProvider | None, files: Files) -> KeyProvider | None:
-    """The provider that a setting names: itself, or that of a key file by its path."""
+    """The provider of a setting: the provider itself, or that of the key file at a path."""
     return KeyFile(given, files) if isinstance(given, str | Path) else given
 
 
 class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):
-    """A `KeyProvider` of what was asked before. `destroyed` names the topics that had a key and
-    have none now, `gone` the keys (topic, id) that the provider says were destroyed.
+    """A `KeyProvider` of answers that were asked for beforehand. `destroyed` names the topics that
+    had a key and have none now. `gone` are the keys (topic, id) that the provider reports as
+    destroyed.
     """
 
     writing: dict[str, TopicKey] = {}
@@ -57,15 +58,15 @@ class KeysAtHand(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def is_gone(self, topic: str, key_id: str) -> bool:
-        """Whether nobody will read again what that key encrypted: it is known to be destroyed."""
+        """Whether the key is known to be destroyed: nobody will read its messages again."""
         return (topic, key_id) in self.gone
 
 
 def keys_at_hand(
     keys: KeyProvider | None, topics: Iterable[str], used: Iterable[tuple[str, str]] = ()
 ) -> KeysAtHand | None:
-    """What `keys` has for writing `topics` and for reading what was encrypted with the keys `used`
-    (topic, key id); None without a provider.
+    """The keys that `keys` has for writing `topics`, and for reading messages that were encrypted
+    with the keys `used` (topic, key id). None without a provider.
     """
     if keys is None:
         return None
@@ -81,7 +82,7 @@ def keys_at_hand(
             continue
         if key is not None:
             writing[topic] = key
-            # Whoever reads back what was just written asks for it.
+            # Reading back the new archive asks for it.
             reading[topic, key.key_id] = key
     for topic, key_id in sorted(wanted):
         try:

@@ -1,8 +1,8 @@
-"""What an object store's client reports, as our errors.
+"""Client errors: turns an object store client's exceptions into our errors.
 
-The idea: the client tells by the kind of its exception what went wrong, and for the rest by a text
-that holds the server's answer. Status and code are taken out of that; the text itself is not passed
-on, because it can quote addresses that are signed and requests that are signed for.
+The idea: the client tells the kind of failure by the kind of its exception, and the rest by a text
+that holds the server's answer. Status and code are taken out of that text. The text itself is not
+passed on, because it can quote signed addresses and signed requests.
 
 Invariant: every failure becomes a `PlaceError`, or a `Transient` if asking again may help.
 """
@@ -38,7 +38,7 @@ _CREDENTIAL_TRIES: Final = 3
 
 
 def exists_already(e: Exception) -> bool:
-    """Whether the name is taken (or was being taken by somebody else just then)."""
+    """Whether the name is taken, or was being taken by another caller at that moment."""
     return type(e).__name__ in ("AlreadyExistsError", "PreconditionError")
 
 
@@ -49,7 +49,7 @@ def status_of(e: Exception) -> int:
 
 
 def failure(e: Exception, what: str, place: str, key: str) -> Exception:
-    """The error to raise in the place of the client's."""
+    """The error to raise in place of the client's."""
     text = str(e)
     kind = type(e).__name__
     status = status_of(e)
@@ -97,7 +97,7 @@ def _denied(what: str, place: str, said: str) -> PlaceError:
 
 
 def _said(text: str, status: int) -> str:
-    """What the server answered, in a few words that can't hold a secret."""
+    """The server's answer, in a few words that can't hold a secret."""
     code = _CODE.search(text)
     if status:
         return f"HTTP {status}" + (f" {code[1] or code[2]}" if code else "")

@@ -5,7 +5,7 @@ a hard link, which the file system refuses where the name is taken; then the fol
 name leads to the whole object or to nothing, also after a power cut, and of two workers one wins.
 
 Invariants: the root folder is never made by a put, so that a share that is not mounted is an error
-and not an archive on the wrong disk. A missing root says nothing about what it holds: it is
+and not an archive on the wrong disk. A missing root says nothing about its contents: it is
 `PlaceUnavailable`, never `ObjectNotFound`.
 """
 
@@ -52,12 +52,14 @@ _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 _UNFINISHED: Final = ".part"
 _LEFTOVER: Final = re.compile(r"((?:[^/]+/)*)\.([^/]+?)(?:\.[0-9a-f]{16})?\.part")
-"""What `Files.write_new` writes before it is whole, and a probe: folder, and name of the object."""
+"""A file that `Files.write_new` has not finished, or a probe: folder, and name of the object."""
 _T = TypeVar("_T")
 
 
 class LocalPlace:
-    """See `tiering.places.place.Place`. `retry_for` is in seconds: how long a share may be away."""
+    """A place in a folder; see `tiering.places.place.Place`. `retry_for` is in seconds: for so long
+    calls wait for a share that is away.
+    """
 
     def __init__(self, root: Path, *, files: Files, clock: Clock, retry_for: float = 10.0) -> None:
         self._root = root
@@ -91,7 +93,7 @@ class LocalPlace:
         path = self._path(key)
 
         def read() -> bytes:
-            held = self._info(key).size  # first: a reader allocates what it is asked for
+            held = self._info(key).size  # first: a reader allocates the size that it is asked for
             fits = offset + size <= held
             data = self._files.read(path, offset, size) if fits and size else b""
             if len(data) != size:
@@ -128,7 +130,7 @@ class LocalPlace:
                 if found.key.startswith(prefix) and is_key(found.key):
                     yield found
         except ObjectNotFound:
-            return  # the folder; nothing was ever put into it
+            return  # no such folder: nothing was ever put into it
 
     def folders(self) -> Sequence[str]:
         """See `Place.folders`."""
@@ -153,7 +155,7 @@ class LocalPlace:
                 if left is not None and f"{left[1]}{left[2]}".startswith(prefix):
                     yield found
         except ObjectNotFound:
-            return  # the folder; nothing was ever put into it
+            return  # no such folder: nothing was ever put into it
 
     def remove_leftover(self, key: str) -> None:
         """See `Place.remove_leftover`."""
@@ -210,7 +212,7 @@ class LocalPlace:
         return ObjectInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def _walk(self, folder: str) -> Iterator[ObjectInfo]:
-        """Every file, unfinished ones too; what goes meanwhile is passed over."""
+        """Every file, unfinished ones too; files that vanish meanwhile are passed over."""
         for name in self._ask(lambda: self._names(folder), "list", folder):
             key = folder + name
             path = self._root / key

@@ -1,12 +1,14 @@
-"""How archives are called in a place: the store's id, then first position, number and class.
+"""Object names: an archive's name in a place: the store's id, then first position, number and
+class.
 
-The idea: a name says whose an archive is and which, so that many stores may share a place, and what
-a place lists can be sorted without reading it. All that jobs put lies in a folder beside the
-store's, so that it is not listed with the store's own archives; what of it counts, its commits say
-(`commits`). Numbers are in all its names, so that what is new is found without listing the rest.
+The idea: a name identifies the store and the archive. So many stores may share a place, and a
+place's list can be sorted without reading objects. All objects of jobs lie in a folder beside the
+store's, so that they are not listed with the store's own archives; the commits (`commits`) say
+which of them count. All names of jobs' objects hold numbers, so that new objects are found without
+listing the rest.
 
-Invariants: no two archives of any store have the same name; what a job makes has no name that one
-of a worker could have.
+Invariants: no two archives of any store have the same name; no job's object has a name that a
+worker's object could have.
 """
 
 from __future__ import annotations
@@ -18,39 +20,39 @@ SUFFIX: Final = ".kvarc"
 NAME: Final = re.compile(rf"([0-9a-f]{{32}})/(\d{{20}})-(\d{{8,}})-([^/]*){re.escape(SUFFIX)}")
 """An archive's name: store id, first position, number, class."""
 JOBS_FOLDER: Final = re.compile(r"([0-9a-f]{32})-jobs")
-"""The folder of all that a store's jobs put: store id."""
+"""The folder of all objects that a store's jobs put: store id."""
 OF_JOB: Final = re.compile(r"([0-9a-f]{32})-jobs/made/(\d{8})/(\d{12})-([0-9a-f]{32})/")
-"""What is in the name of an archive that a job makes, unfinished or not: store id, group, the
+"""The part of a name that all archives of a job have, unfinished or not: store id, group, the
 number of commits when the job began, job.
 """
 OF_VERSION_1: Final = re.compile(r"([0-9a-f]{32})/job-([0-9a-f]{32})\.commit")
 """A commit's name before format 2: store id, job."""
 GROUP: Final = 256
-"""Commits, in one group of what jobs have made."""
+"""The number of commits in one group of jobs' archives."""
 
 
 def is_of_jobs(key: str) -> bool:
-    """Whether an object is what jobs put into a place."""
+    """Whether an object is one that jobs put into a place."""
     return JOBS_FOLDER.fullmatch(key.partition("/")[0]) is not None
 
 
 def jobs_folder(store_id: str) -> str:
-    """What the names of all that a store's jobs put begin with."""
+    """The prefix of the names of all objects that a store's jobs put."""
     return f"{store_id}-jobs/"
 
 
 def group_folder(store_id: str, group: int) -> str:
-    """What the names of the archives of a group's jobs begin with."""
+    """The prefix of the names of a group's archives."""
     return f"{store_id}-jobs/made/{group:08d}/"
 
 
 def job_name(begun: int, job: str) -> str:
-    """A job, told apart from an earlier one that was to do the same."""
+    """The name of a job; it differs from that of an earlier attempt at the same work."""
     return f"{begun:012d}-{job}"
 
 
 def job_folder(store_id: str, begun: int, job: str) -> str:
-    """What the names of a job's archives begin with."""
+    """The prefix of the names of a job's archives."""
     return f"{group_folder(store_id, begun // GROUP)}{job_name(begun, job)}/"
 
 

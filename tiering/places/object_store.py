@@ -1,14 +1,14 @@
-"""Archives on object stores: S3, Google, Azure, and servers that speak as they do.
+"""Archives on object stores: S3, Google, Azure, and servers with the same protocols.
 
-The idea: the client (obstore) does the talking and the signing; what is added here are the promises
-of `tiering.places.place.Place`. A small object is one conditional put. A large one goes up in parts
-under a name of its own, because the client's uploads in parts can't be conditional, and is then
-copied to its name on the server, on condition that the name is free; S3 does such a copy as an
-upload in parts whose completion is conditional.
+The idea: the client (obstore) does the talking and the signing. This module adds the promises of
+`tiering.places.place.Place`. A small object is one conditional put. A large one goes up in parts
+under a name of its own, because the client's uploads in parts can't be conditional. Then the server
+copies it to its name, on condition that the name is free; S3 does such a copy as an upload in parts
+whose completion is conditional.
 
-Invariants: no put with `if_absent` is ever sent without the condition. A "taken" is settled by
-comparing bytes, because it is also what a retry hears whose first try got through. Nothing but the
-client's own text knows the secrets, and that text is not passed on.
+Invariants: no put with `if_absent` is ever sent without the condition. A "taken" is decided by
+comparing bytes, because a retry also hears it if its first try had succeeded. Only the client's own
+text knows the secrets, and that text is not passed on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tiering.places.retry import Retry, Transient
 from tiering.places.settings import Address, check_endpoint, number, seconds
 
 UNFINISHED: Final = ".uploading"
-"""The folder, in the place's, of what has not got its name yet."""
+"""The folder, in the place's, of objects that do not have their names yet."""
 
 _CLASSES: Final = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _OF_CLIENT: Final = frozenset(
@@ -76,7 +76,7 @@ _ENDPOINTS: Final = (
     "azure_endpoint",
     "azure_storage_endpoint",
 )
-"""As settings; in capitals, as the environment has them."""
+"""Names of the endpoint in the settings; in capitals, in the environment."""
 _UNKNOWN: Final = re.compile(r"Configuration key: '(\w+)'")
 _PART: Final = 8 << 20
 _PARTS_AT_ONCE: Final = 3
@@ -112,7 +112,7 @@ class ObjectPlace:
         self._lock = threading.Lock()
         self._stores: dict[tuple[float, int], Any] = {}
         self._obstore = _client_library(name)
-        self._reading()  # so that a setting that can't be is refused now
+        self._reading()  # A check, so that an impossible setting is refused now.
 
     def __reduce__(self) -> tuple[Callable[..., ObjectPlace], tuple[object, ...]]:
         return _opened_again, (self._address, self._settings, self._files, self._clock)
@@ -156,7 +156,7 @@ class ObjectPlace:
             self._upload(key, content, pace)
             return self._done(key, content, None)
         try:
-            return check_same(self, self.info(key), content)  # rather than upload it for nothing
+            return check_same(self, self.info(key), content)  # the same bytes need no upload
         except ObjectNotFound:
             pass
         unfinished = f"{UNFINISHED}/{secrets.token_hex(8)}/{key}"
@@ -184,7 +184,7 @@ class ObjectPlace:
                     max_concurrency=_PARTS_AT_ONCE,
                 )
             except Exception as e:
-                # The client gives up the parts itself, also when it was our side that failed.
+                # The client itself gives up the parts, also when the failure was on our side.
                 if chunks.error is not None:
                     raise chunks.error from None
                 raise self._failure(e, f"upload {key}", key) from None
@@ -197,7 +197,9 @@ class ObjectPlace:
     def _commit(
         self, key: str, content: Content, send: Callable[[], None], if_absent: bool
     ) -> ObjectInfo | None:
-        """Send what gives the object its name; what is there, if the name is taken by the same."""
+        """Sends the request that names the object; returns the present object if it has the same
+        bytes.
+        """
         try:
             send()
         except Exception as e:
@@ -208,7 +210,7 @@ class ObjectPlace:
         try:
             return check_same(self, self.info(key), content)
         except ObjectNotFound:
-            # Taken by somebody who has not finished, or whose object went again.
+            # Taken by a caller that has not finished, or whose object was removed again.
             raise Transient("the name was taken and is free again") from None
 
     def _done(self, key: str, content: Content, found: ObjectInfo | None) -> ObjectInfo:
@@ -222,7 +224,9 @@ class ObjectPlace:
         return found
 
     def _discard(self, key: str) -> None:
-        """Delete what has served, if that can be done; `leftovers` shows it if not."""
+        """Deletes an object that is not needed any more, if that is possible; otherwise `leftovers`
+        shows it.
+        """
         try:
             self._obstore.delete(self._reading(), key)
         except Exception:
@@ -254,7 +258,7 @@ class ObjectPlace:
         return self._retry.run(read, f"read {key}", self.name)
 
     def _range(self, key: str, offset: int, size: int) -> bytes:
-        """What there is of it; an answer may be short."""
+        """The bytes that there are of a range; an answer may be short."""
         try:
             return bytes(self._obstore.get_range(self._reading(), key, start=offset, length=size))
         except Exception as e:
@@ -280,7 +284,7 @@ class ObjectPlace:
         try:
             return _info(self._obstore.head(self._reading(), key))
         except FileNotFoundError:
-            # Such an answer has no body to say whether it is the object or the bucket.
+            # Such an answer has no body to say whether the object or the bucket is missing.
             self._range(key, 0, 1)
             raise Transient("it is there for a read, and not for a look") from None
         except Exception as e:
@@ -296,7 +300,7 @@ class ObjectPlace:
                 yield found
 
     def _pages(self, folder: str) -> Iterator[ObjectInfo]:
-        """Every object in a folder; a list that broke is taken up behind its last name."""
+        """Every object in a folder; a listing that broke is resumed behind its last name."""
         stream: Iterator[Any] | None = None
         last: str | None = None
 
@@ -390,7 +394,7 @@ class ObjectPlace:
             )
 
     def _try_out(self, send: Callable[[], None]) -> bool:
-        """Send it; whether it was refused because the name is taken."""
+        """Sends a request; returns whether it was refused because the name is taken."""
 
         def once() -> bool:
             try:
@@ -412,7 +416,7 @@ class ObjectPlace:
         return self._store(self._upload_timeout, 0)
 
     def _uploading(self) -> Any:
-        """For parts the client itself tries again: one that fails must not cost the others."""
+        """The client for parts, which retries itself: one failed part must not cost the others."""
         return self._store(self._upload_timeout, _PART_TRIES)
 
     def _store(self, timeout: float, tries: int) -> Any:
@@ -459,14 +463,16 @@ class ObjectPlace:
 def _config(
     address: Address, settings: dict[str, object], client: dict[str, object], name: str
 ) -> dict[str, object]:
-    """What the client's store is made with; also says to the client what an endpoint implies."""
+    """The configuration of the client's store. It also states the settings that an endpoint
+    implies.
+    """
     for key in _ENDPOINTS:
         given = settings.get(key, os.environ.get(key.upper()))
         if given is not None and check_endpoint(given, name).startswith("http://"):
             client.setdefault("allow_http", True)
     defaults: dict[str, object] = {}
     if address.scheme == "s3":
-        # A single delete is what every server that speaks S3 knows.
+        # Every server that speaks S3 knows the single delete.
         defaults = {"copy_if_not_exists": "multipart", "disable_bulk_delete": "true"}
     return defaults | settings
 

@@ -1,12 +1,12 @@
-"""Objects in a place: their names, what is put in them, and a reader of one.
+"""Objects: names and contents of objects in a place, and a reader of one object.
 
-The idea: every kind of place keeps the same promises about names and contents, so these are checked
+The idea: every kind of place makes the same promises about names and contents, so these are checked
 here, once. A `Content` can be read again from its start, because an upload may have to be tried
-again, and because "it is there already" is settled by comparing bytes.
+again, and because bytes are compared when the object is there already.
 
-Invariants: a name that passed `check_key` stays inside its place, whatever its kind, and never
-begins a part with a dot: such names are the place's own, for what is not finished. A `Content`
-gives exactly `size` bytes, or raises.
+Invariants: a name that passed `check_key` stays inside its place, whatever its kind, and no part of
+it begins with a dot: such names are the place's own, for unfinished objects. A `Content` gives
+exactly `size` bytes, or raises.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tiering.errors import ObjectExists, ObjectNameIllegal, PlaceError
 KEY_BYTES_MAX: Final = 512
 PART_BYTES_MAX: Final = 200
 ARCHIVE_MAX: Final = 4 << 30
-"""Bytes that a merge may make one object of: object stores copy objects of up to 5 GiB."""
+"""The most bytes that a merge may put into one object, 4 GiB: object stores copy objects of up to 5
+GiB.
+"""
 CHUNK: Final = 8 << 20
 """Bytes of one step of a copy or a comparison."""
 
@@ -30,7 +32,7 @@ Pace = Callable[[int], object]
 """Called with a number of bytes before they are moved; may wait, or raise to end the call."""
 
 Given = bytes | bytearray | memoryview | Path | str | BinaryIO
-"""What can be put: bytes, the path of a file, or a stream that can seek."""
+"""The forms of content: bytes, the path of a file, or a stream that can seek."""
 
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+@,-]*")
 
@@ -44,7 +46,7 @@ class ObjectInfo(NamedTuple):
 
 
 class ReadablePlace(Protocol):
-    """As much of a place as a reader of one object needs."""
+    """The calls of a place that a reader of one object needs."""
 
     @property
     def name(self) -> str:
@@ -57,7 +59,7 @@ class ReadablePlace(Protocol):
 
 
 class ObjectSource:
-    """One object, to be read in ranges; the size is in bytes, the name leads to it."""
+    """One object, to be read in ranges; `size` is in bytes, `key` is its name."""
 
     def __init__(self, place: ReadablePlace, key: str, size: int) -> None:
         self._place = place
@@ -91,7 +93,7 @@ def check_key(key: str, place: str) -> str:
 
 
 class Content:
-    """What is to be put. One thread at a time may read it."""
+    """The content of an object to put. One thread at a time may read it."""
 
     def __init__(self, given: Given, files: Files) -> None:
         self._files = files
@@ -137,7 +139,7 @@ class Content:
             self._stream.seek(self._start + offset)
             return self._stream.read(size)
         except OSError as e:
-            # Not the place's fault, so not to be taken for one.
+            # Not the place's fault, so it must not look like one.
             raise PlaceError(f"what is to be put can't be read: {e}") from e
 
     def _size_of_file(self) -> int:
@@ -151,7 +153,7 @@ class Content:
 
 
 class Chunks:
-    """A content's chunks for the client, which can't be relied on to pass on what they raise."""
+    """A content's chunks for the client, which may lose the errors that they raise."""
 
     def __init__(self, content: Content, pace: Pace | None) -> None:
         self._chunks = content.chunks(CHUNK, pace)
@@ -171,7 +173,7 @@ class Chunks:
 
 
 def check_same(place: ReadablePlace, found: ObjectInfo, content: Content) -> ObjectInfo:
-    """The object that is there, if it has just these bytes; else `ObjectExists`."""
+    """The present object, if it has exactly these bytes; else `ObjectExists`."""
     offset = 0
     same = found.size == content.size
     if same:

@@ -1,12 +1,12 @@
-"""Where archives are kept: what every kind of place can do, and how one is opened.
+"""Place: the calls that every kind of place for archives has, and how a place is opened.
 
 The idea: a place keeps whole, immutable objects under names. It can do little, so that a folder, a
-network share and every object store can do it alike: put (for the first who comes), read a range,
-list, delete. Nothing else in tiering knows which kind it talks to.
+network share and every object store can do the same: put (the first caller wins), read a range,
+list, delete. No other room of tiering knows which kind it talks to.
 
 Invariants: a name leads to a whole object or to none, whatever was cut off. Of two callers that put
-different bytes under one name with `if_absent` just one succeeds. What a place is called holds no
-secret, and neither do its errors.
+different bytes under one name with `if_absent` just one succeeds. A place's name holds no secret,
+and neither do its errors.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LOCAL_RETRY: Final = 10.0
 
 class Place(Protocol):
     """A place for archives. Threads may share one, and it can be pickled: a spawned process opens
-    what it gets anew. (A forked one must open its own.)
+    its copy anew. (A forked one must open its own.)
 
     All calls raise `PlaceUnavailable` when the place did not answer in time after all tries,
-    `PlaceDenied` when it refuses, `ObjectNameIllegal` for a name that can't be.
+    `PlaceDenied` when it refuses, `ObjectNameIllegal` for an impossible name.
     """
 
     @property
@@ -47,12 +47,12 @@ class Place(Protocol):
     def put(
         self, key: str, given: Given, *, if_absent: bool = True, pace: Pace | None = None
     ) -> ObjectInfo:
-        """Put a whole object; durable, and seen by all, when the call returns.
+        """Puts a whole object; it is durable, and visible to all, when the call returns.
 
-        With `if_absent` a name that is taken is `ObjectExists`, unless the object there has the
-        same bytes: then it is done. `pace` is called with a number of bytes before as many are
-        moved (again, where they are moved again). Neither it nor a stream that is given may use
-        an object store: they are called from inside the client. `PlaceFull` if there is no room.
+        With `if_absent` a taken name raises `ObjectExists`, unless the object there has the same
+        bytes: then the put is done. `pace` is called with a number of bytes before as many are
+        moved (again, where they are moved again). Neither `pace` nor a given stream may use an
+        object store: they are called from inside the client. `PlaceFull` if there is no room.
         """
         ...
 
@@ -61,7 +61,7 @@ class Place(Protocol):
         ...
 
     def info(self, key: str) -> ObjectInfo:
-        """What is there by that name; `ObjectNotFound` if nothing is."""
+        """The object of that name; `ObjectNotFound` if there is none."""
         ...
 
     def size(self, key: str) -> int:
@@ -69,13 +69,13 @@ class Place(Protocol):
         ...
 
     def source(self, key: str, size: int | None = None) -> ObjectSource:
-        """An object to be read in ranges; one request for its size, if the caller does not know."""
+        """An object to be read in ranges; asks for its size once if the caller does not know it."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """The objects whose names begin so, in no promised order. A hint: what is listed may be
-        gone, what was just put may not be listed yet; `info` tells. Only the folder that the prefix
-        names is looked through.
+        """The objects whose names begin with `prefix`, in no promised order. The list is a hint: a
+        listed object may be gone, and a new one may not be listed yet; `info` tells. Only the
+        folder that the prefix names is searched.
         """
         ...
 
@@ -84,29 +84,27 @@ class Place(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Have the object gone; nothing if it is."""
+        """Deletes the object; does nothing if it is gone."""
         ...
 
     def leftovers(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """What puts that were cut off have left, of objects whose names begin so; `list` shows none
-        of it. The names are the place's own, for `remove_leftover`.
+        """The leftovers of interrupted puts, of objects whose names begin with `prefix`; `list`
+        shows none of them. The names are the place's own, for `remove_leftover`.
         """
         ...
 
     def remove_leftover(self, key: str) -> None:
-        """Delete one of the leftovers, whose put is not under way any more; nothing if it is gone
-        already.
-        """
+        """Deletes one leftover, whose put is not under way any more; does nothing if it is gone."""
         ...
 
     def remove_leftovers(self, before: int) -> int:
-        """Delete those last written before that time, in milliseconds since the epoch; returns how
-        many. Younger ones may belong to a put under way.
+        """Deletes leftovers last written before that time, in milliseconds since the epoch; returns
+        their number. Younger ones may belong to a put under way.
         """
         ...
 
     def check(self, *, create: bool = False) -> None:
-        """Try out that the place is there, may be written to and refuses a name that is taken;
+        """Tests that the place is there, can be written to, and refuses a taken name;
         `PlaceUnsuitable` if it does not refuse. `create` makes a missing local folder.
         """
         ...
@@ -122,8 +120,9 @@ def open_place(
     """The place at a path, or at a `file://`, `s3://`, `gs://` or `az://` URL.
 
     Settings come from the URL's query and from `options`, which wins (docs/places.md lists them);
-    secrets only from `options` or the environment. Nothing is asked of the place yet: see `check`.
-    `PlaceIllegal` for what is no place, `ExtraMissing` where the extra `cloud` is not installed.
+    secrets only from `options` or the environment. This sends no request to the place yet: see
+    `check`. `PlaceIllegal` if `where` is no place, `ExtraMissing` where the extra `cloud` is not
+    installed.
     """
     files = LocalFiles() if files is None else files
     clock = SystemClock() if clock is None else clock
@@ -146,7 +145,7 @@ def open_place(
 def open_kept(
     where: str, folder: Path, *, options: Mapping[str, object], files: Files, clock: Clock
 ) -> Place:
-    """The place that the catalog or the policy of the store in `folder` calls so; `options` are
+    """The place with that name in the catalog or the policy of the store in `folder`; `options` are
     settings of the object stores.
     """
     # Relative to the store, so that a store that moved takes its archives along.

@@ -1,12 +1,12 @@
-"""Putting: an archive comes to where it belongs, announced before and read back after.
+"""Publish: puts an archive into its place, announced before and read back after.
 
-The idea: the name is noted, the object put on condition that the name is free, and read back. What
-goes wrong takes the object away again; so does the next worker, if this one was killed in between.
-A copy from one place to another can be made by somebody else (`copy_remotely`); who announced it
-before and settles it after is the worker.
+The idea: the name is noted, the object is put on condition that the name is free, and it is read
+back. After a failure the object is removed again; if this worker was killed in between, the next
+one removes it. Another process can copy from one place to another (`copy_remotely`); the worker
+announces the copy before and settles it after.
 
-Invariant: only what was put here is ever taken away. A name that somebody else was first to take
-(another worker, another copy of this store) is theirs, and stays.
+Invariant: only an object that was put here is ever removed. A name that another caller was first to
+take (another worker, another copy of this store) is theirs, and stays.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Pace = Callable[[int], object]
 def put_announced(
     intents: Intents, intent: Intent, place: Place, path: Path, uploading: Pace, reading: Pace
 ) -> None:
-    """Put the file at `path` under the intent's name. The intent is to be forgotten once the
-    catalog has it. Raises PlaceError, ArchiveDamaged, TieringStopped: then the object is removed
-    again, or stays announced where the place refuses that too, and the next run removes it.
+    """Puts the file at `path` under the intent's name. The caller forgets the intent once the
+    catalog has the archive. Raises PlaceError, ArchiveDamaged, TieringStopped. The object is then
+    removed again; where the place refuses that too it stays announced, and the next run removes it.
     """
     intents.note(intent)
     try:
@@ -60,12 +60,12 @@ def _read_back(place: Place, intent: Intent, pace: Pace) -> None:
 
 
 class CopyJob(msgspec.Struct, frozen=True, kw_only=True):
-    """An object that is to be copied: `key` in a place, to where its intent says. Places are told
-    with their settings; `target` is the intent's, as this machine calls it.
+    """The copy of one object: from `key` in a place to the intent's place. Places come with their
+    settings; `target` is the path or URL of the intent's place on this machine.
     """
 
     name: str
-    """What errors call it."""
+    """The object's name in errors."""
     source: str
     key: str
     target: str
@@ -78,7 +78,7 @@ class CopyJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_remotely(job: CopyJob) -> None:
-    """Copy an object, and read it back: what a task is asked to do. Made twice at once it is the
+    """Copies an object, and reads it back, on behalf of the worker. Two copies at once make the
     same object. Raises as `put_announced` does.
     """
     source = open_place(job.source, options=job.source_options or None)
@@ -101,9 +101,9 @@ def at_hand(
     place: Place, key: str, size: int, due: int, copy: Path, *, name: str,
     pace: Pace | None = None, files: Files | None = None,
 ) -> Iterator[tuple[Path, int]]:  # fmt: skip
-    """A file with the bytes of an object, which errors call `name`, and its crc32c: the object
-    itself where the place is a folder of this machine; else a copy of it, at `copy`, as long as
-    this lasts. Raises as `fetch_checked` does.
+    """A file with the bytes of an object, which errors call `name`, and its crc32c. It is the
+    object itself where the place is a folder of this machine; else it is a copy at `copy`, which
+    lasts as long as this context. Raises as `fetch_checked` does.
     """
     files = files or LocalFiles()
     if "://" not in place.name:
@@ -131,9 +131,9 @@ def fetch_checked(
     place: Place, key: str, size: int, due: int, path: Path, *, name: str,
     pace: Pace | None = None, files: Files | None = None,
 ) -> int:  # fmt: skip
-    """Copy an object, which errors call `name`, to a file; returns its crc32c. Raises
-    `ArchiveDamaged` if that is not the one that is due (0: a catalog that was found again doesn't
-    know it).
+    """Copies an object, which errors call `name`, to a file; returns its crc32c. Raises
+    `ArchiveDamaged` if that is not the expected one (0: a catalog that was found again doesn't know
+    it).
     """
     found = fetch(place, key, size, path, files or LocalFiles(), pace=pace)
     _check_crc(found, due, name)
@@ -141,12 +141,12 @@ def fetch_checked(
 
 
 def _at_once(size: int) -> None:
-    """No pace: the worker took its share before it asked."""
+    """No pace: the worker took its share of the rate before it asked."""
 
 
 def take_away(place: Place, intent: Intent) -> bool:
-    """Have what was announced and never came into the catalog gone, if it is there and is what was
-    announced; returns whether something went. Raises PlaceError.
+    """Removes an announced object that never came into the catalog, if it is there and has the
+    announced bytes; returns whether it was removed. Raises PlaceError.
     """
     try:
         if place.size(intent.key) != intent.size:

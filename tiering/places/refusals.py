@@ -1,9 +1,9 @@
-"""Refusals: what the operating system refuses is an error of kvmq's own; what any error says.
+"""Refusals: turns the operating system's refusals into kvmq's own errors; gives any error's text.
 
-The idea: a step asks for many files, and some hand an `OSError` through. Whoever calls the step
-waits for a `StoreError`; so the outermost call of each says it here, once.
+The idea: a step uses many files, and some calls let an `OSError` through. The caller of a step
+expects a `StoreError`; so the outermost call of each step converts it here, once.
 
-Invariant: nothing but an `OSError` is changed.
+Invariant: only an `OSError` is changed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def typed(folder: Path) -> Iterator[None]:
-    """Have what the operating system refuses as `DiskFull`, or as `FileRefused`; `folder` is what
-    is named where the refusal names no file.
+    """Raises the operating system's refusals as `DiskFull`, or as `FileRefused`; `folder` is named
+    where the refusal names no file.
     """
     try:
         yield
@@ -35,6 +35,8 @@ def typed(folder: Path) -> Iterator[None]:
 
 
 def told_of(why: Exception) -> str:
-    """What an error says; of one that nobody expected also its kind, since it may say nothing."""
+    """The text of an error; with its kind if the error was not expected, since its text may be
+    empty.
+    """
     is_known = isinstance(why, StoreError | OSError)
     return str(why) if is_known else f"{type(why).__name__}: {why}"

@@ -1,8 +1,8 @@
-"""Trying again: for how long, and with what pauses.
+"""Retry: repeats a request that failed for a passing reason, for how long and with what pauses.
 
-The idea: whoever asks a place raises `Transient` for what may pass by itself. Pauses double from
-try to try and are drawn at random from their upper half, so that many who failed together don't
-come back together.
+The idea: a request to a place raises `Transient` for a failure that may pass by itself. Pauses
+double from try to try and are drawn at random from their upper half, so that many callers that
+failed together don't come back together.
 
 Invariant: no try begins later than `total` seconds after the first one did.
 """
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 class Transient(Exception):
-    """What may pass; `verdict` is what it is if it does not, `tries` how often to ask at most."""
+    """A failure that may pass. `verdict` is the error if it does not, `tries` the most tries."""
 
     def __init__(
         self, found: str, verdict: type[PlaceError] = PlaceUnavailable, tries: int = 1 << 30
@@ -37,7 +37,7 @@ def at_random() -> float:
 
 
 class Retry:
-    """Times are in seconds: `total` for all tries, `first` and `most` for a pause."""
+    """The limits of retrying, in seconds: `total` for all tries, `first` and `most` for a pause."""
 
     def __init__(
         self,
@@ -55,7 +55,9 @@ class Retry:
         self._draw = draw
 
     def run(self, ask: Callable[[], _T], what: str, place: str) -> _T:
-        """What `ask` gives, in the end; a `PlaceError` that says `what` was asked of `place`."""
+        """The result of `ask`, in the end; else a `PlaceError` that says `what` was asked of
+        `place`.
+        """
         begun = self._clock.monotonic()
         pause = self._first
         tries = 0

@@ -1,7 +1,8 @@
-"""A place's URL and settings: taken apart, and checked.
+"""Settings: a place's URL and settings, split and checked.
 
-The idea: a URL goes into catalogs, logs and messages, so it must hold no secret. What looks like
-one is refused there, not just hidden, and pointed to `options` or the environment.
+The idea: a URL goes into catalogs, logs and messages, so it must hold no secret. A setting that
+looks like a secret is refused there, not just hidden; the error points to `options` or the
+environment.
 
 Invariant: no message of this module quotes a setting's value, a user or a password.
 """
@@ -30,7 +31,7 @@ def is_remote(where: str) -> bool:
 
 
 class Address(NamedTuple):
-    """A URL without its settings; `name` is what the place is called."""
+    """A URL without its settings; `name` is the place's name."""
 
     scheme: str
     bucket: str
@@ -44,7 +45,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Take a URL apart; `PlaceIllegal`, which quotes no more than is safe, if it is none."""
+        """Splits a URL; if it is none, raises `PlaceIllegal`, which quotes no more than is safe."""
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -114,14 +115,14 @@ def settings_of(address: Address, options: Mapping[str, object]) -> dict[str, ob
 
 
 def seconds(settings: dict[str, object], name: str, default: float, place: str) -> float:
-    """Take a duration out of the settings."""
+    """Takes a duration out of the settings."""
     return number(settings, name, default, place, least=0.0, most=86_400.0)
 
 
 def number(
     settings: dict[str, object], name: str, default: float, place: str, *, least: float, most: float
 ) -> float:
-    """Take a number out of the settings; `PlaceIllegal` if it is none, or out of range."""
+    """Takes a number out of the settings; `PlaceIllegal` if it is none, or out of range."""
     given = settings.pop(name, default)
     try:
         found = float(given) if isinstance(given, str | int | float) else -1.0
@@ -133,7 +134,7 @@ def number(
 
 
 def check_endpoint(url: object, place: str) -> str:
-    """An endpoint, if it is the URL of one: the client ends the thread over some that are not."""
+    """An endpoint, if it is the URL of one: some bad texts make the client end the thread."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         good = (

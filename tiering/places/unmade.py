@@ -1,9 +1,10 @@
-"""Unmade: what a process that was cut off has half made, in the worker's folder.
+"""Unmade: clears the worker's folders of half-made archives that an interrupted process left.
 
-The idea: archives are made, and copied, in folders of their own, which the next one who works there
-clears. What lies there may hold messages that are to be erased, so files are overwritten.
+The idea: archives are made, and copied, in folders of their own. The next process that works in
+such a folder clears it. A half-made archive may hold messages that are to be erased, so files are
+overwritten.
 
-Invariant: nothing that a catalog names lies there.
+Invariant: no file that a catalog names lies in such a folder.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Final
 from kvstore.files import Files
 
 ATTACH: Final = "attach/made"
-"""Where an attach makes archives, in the worker's folder."""
+"""The folder where an attach makes archives, within the worker's folder."""
 
 
 def overwrite_all(folder: Path, files: Files) -> list[str]:
-    """Overwrite and remove every file in a folder, and the folder; returns their names there."""
+    """Overwrites and removes every file in a folder, and the folder; returns their names there."""
     removed = []
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if path.is_file():

@@ -1,6 +1,6 @@
-"""Reading objects whole: to see that they are what was put, or to have them in a file.
+"""Verify copy: reads an object whole, to compare its crc32c or to have it in a file.
 
-The idea: in steps of a few megabytes, each after `pace` was asked, with the crc32c of it all.
+The idea: it reads in steps of a few megabytes, each after `pace` was asked, with the crc32c of all.
 
 Invariant: never more than one step of an object is in memory.
 """
@@ -24,7 +24,7 @@ def read_whole(
     pace: Pace | None = None,
     take: Callable[[bytes], object] | None = None,
 ) -> int:
-    """Read an object of `size` bytes; returns its crc32c. `take` is given each step's bytes."""
+    """Reads an object of `size` bytes; returns its crc32c. `take` is given each step's bytes."""
     crc = 0
     for data in _steps(place, key, size, pace):
         crc = google_crc32c.extend(crc, data)
@@ -36,7 +36,7 @@ def read_whole(
 def fetch(
     place: ReadablePlace, key: str, size: int, path: Path, files: Files, *, pace: Pace | None = None
 ) -> int:
-    """Copy an object to a file, which is there whole or not at all; returns its crc32c."""
+    """Copies an object to a file, which is there whole or not at all; returns its crc32c."""
     crc = 0
 
     def chunks() -> Iterator[bytes]:

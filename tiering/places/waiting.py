@@ -1,12 +1,12 @@
-"""Waiting: what could not be moved is left alone for a while, longer each time.
+"""Waiting: pauses before a failed move is tried again, longer each time.
 
-The idea: making a segment's archives reads and encodes all of it. A segment that is damaged, or
-whose place is away, would cost that at each look, and come to nothing. So a failure is noted, by
-the segment's name or the place's, and a worker that runs by itself tries again after 1 minute, then
-2, 4 and so on, up to an hour. What somebody calls for (`Worker.run_once`) is tried at once.
+The idea: making a segment's archives reads and encodes all of it. A damaged segment, or one whose
+place is away, would cost that at each look, for nothing. So a failure is noted, by the segment's
+name or the place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so
+on, up to an hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
 
-Invariants: what went well is not waited for; what is said in the file is what a worker knows; a
-file that can't be read, or written, changes no move.
+Invariants: a success ends the wait; the file says the same as the worker knows; a file that can't
+be read or written changes no move.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kvstore.files import Files
 from tiering.places.refusals import told_of
 
 WORK: Final = "tiering"
-"""The worker's folder, in the store's."""
+"""The worker's folder, within the store's."""
 FILE: Final = "waiting.json"
-"""In the worker's folder."""
+"""The file's name within the worker's folder."""
 FIRST: Final = 60.0
-"""Seconds until something is tried a second time."""
+"""Seconds until the second try."""
 MOST: Final = 3600.0
 _log = logging.getLogger("kvmq")
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is left alone: a segment ("segment 5"), or a place by its path or URL. `tiers`
-    are those that nothing comes to meanwhile, `tries` how often it went wrong, `until` when it is
-    tried again (ms since the epoch).
+    """One thing that is left alone: a segment ("segment 5"), or a place by its path or URL. `tiers`
+    are the tiers that get nothing meanwhile, `tries` the number of failures, `until` the time of
+    the next try (ms since the epoch).
     """
 
     what: str
@@ -47,7 +47,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waits:
-    """What a worker leaves alone."""
+    """The things that a worker leaves alone."""
 
     def __init__(self, path: Path, files: Files, clock: Clock) -> None:
         self._path = path
@@ -55,11 +55,11 @@ class Waits:
         self._clock = clock
         self._all: dict[str, Wait] = {}
         self._over: dict[str, float] = {}
-        """By what is waited for when that is over, on the monotonic clock."""
+        """The end of each wait, on the monotonic clock."""
         self._noted: list[Wait] | None = None
 
     def begin(self, *, anew: bool) -> None:
-        """A run begins; `anew`: it tries everything at once, and counts from nothing."""
+        """Begins a run. With `anew` it tries everything at once, and counts failures from 0."""
         if anew:
             self._all.clear()
             self._over.clear()
@@ -69,11 +69,11 @@ class Waits:
         return self._clock.monotonic() < self._over.get(what, 0.0)
 
     def why(self, what: str) -> str:
-        """Why something is left alone."""
+        """The reason why something is left alone."""
         return self._all[what].why
 
     def failed(self, what: str, tiers: Iterable[str], why: Exception) -> None:
-        """It went wrong; it is left alone for twice as long as the last time."""
+        """Notes a failure; the next wait is twice as long as the last one."""
         before = self._all.get(what)
         tries = before.tries + 1 if before is not None else 1
         seconds = min(MOST, FIRST * 2.0 ** min(tries - 1, 32))
@@ -84,17 +84,17 @@ class Waits:
         )
 
     def over(self, what: str) -> None:
-        """It went well."""
+        """Notes a success."""
         self._all.pop(what, None)
         self._over.pop(what, None)
 
     def keep(self, there: Collection[str]) -> None:
-        """Forget segments that are not there any more."""
+        """Forgets segments that do not exist any more."""
         for what in [w for w in self._all if w.startswith("segment ") and w not in there]:
             self.over(what)
 
     def note(self) -> None:
-        """Write down what is left alone, if that has changed."""
+        """Writes the waits to the file, if they have changed."""
         waits = sorted(self._all.values(), key=lambda wait: wait.what)
         if waits == self._noted:
             return
@@ -109,7 +109,7 @@ class Waits:
 
 
 def read_waits(path: Path, files: Files) -> list[Wait]:
-    """What the last run of a worker left alone; nothing, if that can't be told."""
+    """The waits that a worker's last run left; none, if the file can't be read."""
     try:
         if files.size(path) is None:
             return []

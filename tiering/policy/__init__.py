@@ -1,5 +1,6 @@
-"""The policy: retention classes, schedule, prices, plan.
+"""The policy: retention classes, the schedule, trusted time, prices and plans.
 
-In here: decisions as values; what is decided is done in `worker`. Begin with `policy`, then
+In here: decisions as values, worked out by pure functions from segments, archives, topics and the
+time. Not in here: carrying them out (`worker`). Begin with `policy`, then `retention_classes` and
 `schedule`. May import `catalog` and the rooms below it.
 """

@@ -1,7 +1,7 @@
 """Durations as text: "36h" and back.
 
-The idea: what an operator writes into a policy's file, what a retention class is called and what a
-plan says are the same few letters: ms, s, m, h, d.
+The idea: a policy's file, the name of a retention class and a plan all write durations with the
+same units: ms, s, m, h, d.
 
 Invariant: `parsed(text_of(n)) == n` for every whole number of milliseconds, 0 or more.
 """

@@ -1,12 +1,13 @@
-"""Judging: the class by which each archive is judged today, by the policy and the topics of today.
+"""Effective class: the class by which each archive is judged today, by today's policy and topics.
 
-The idea: an archive is judged by its topics, of which its row in the catalog has the ids if they
-are few. Of one whose row has none the topics are asked only if it makes a difference which they
-are: while every topic there is would have the same become of it, its name says enough. Otherwise
-its manifest is read, once, and the ids are remembered.
+The idea: an archive is judged by its topics. Its row in the catalog has their ids if they are few.
+If the row has none, the archive's manifest is read only if the topics make a difference: as long as
+every topic of the store would lead to the same fate, the class in its name is enough. A manifest is
+read once, and the ids are remembered.
 
-Invariants: an archive of which no topic is left is judged by its name; so is, until the next run,
-one that can't be read: whoever is to delete it asks again (`topics_of`), and hears why.
+Invariants: an archive whose topics are all deleted is judged by its name. So is, until the next
+run, one that can't be read: before it is deleted, `topics_of` is asked again, and raises the
+reason.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ ManifestOf = Callable[[ArchiveRow], Manifest]
 
 
 class Today:
-    """The topics that there are, and what the policy means for them."""
+    """The present topics, and the policy's meaning for them."""
 
     def __init__(
         self, policy: Policy, names: Mapping[int, str], traits: Mapping[str, TopicTraits]
     ) -> None:
         self.policy = policy
         self.names = names
-        """By id."""
+        """Names of topics by id."""
         self.traits = traits
         self._classes: dict[tuple[str, bytes], RetentionClass] = {}
 
     def class_of(self, made_as: str, topics: bytes) -> RetentionClass:
-        """The class of an archive with these topics that was made as that class."""
+        """The class of an archive with these topics that was made as the class `made_as`."""
         found = self._classes.get((made_as, topics))
         if found is None:
             names = [self.names[n] for n in read_topics(topics) if n in self.names]
@@ -58,7 +59,9 @@ class Today:
 
     @cached_property
     def extremes(self) -> Sequence[RetentionClass]:
-        """Classes between which that of any archive lies, unless it has none of the topics."""
+        """The extreme classes: that of any archive lies between them, unless none of its topics is
+        left.
+        """
         lives = (life_of(self.policy, traits).kind for traits in self.traits.values())
         kinds = {kind for kind in lives if kind is not None}
         if not kinds:
@@ -78,8 +81,8 @@ def _extremes(ages: Iterable[int | None]) -> set[int | None]:
 
 
 class Judge:
-    """See the module. `manifest_of` reads an archive's manifest; `check` may raise to end a long
-    round of that.
+    """Judges archives. `manifest_of` reads an archive's manifest; `check` may raise to end a long
+    round of such reads.
     """
 
     def __init__(self, manifest_of: ManifestOf, check: Callable[[], None] = lambda: None) -> None:
@@ -90,7 +93,7 @@ class Judge:
         self._away: set[str] = set()
 
     def begin(self) -> None:
-        """Ask again, once, what could not be read."""
+        """Begins a run: archives that could not be read are tried again, once."""
         self._away.clear()
 
     def archives(self, rows: Iterable[ArchiveRow], today: Today, now_ms: int) -> list[Archived]:
@@ -114,17 +117,19 @@ class Judge:
         return today.class_of(row.retention_class, known)
 
     def topics_of(self, row: ArchiveRow) -> bytes:
-        """The ids of an archive's topics; raises if it takes reading it, and that can't be."""
+        """The ids of an archive's topics; raises if they are only in the manifest and that can't be
+        read.
+        """
         known = row.topics if row.topics is not None else self._learned.get(row.number)
         if known is None:
             manifest = self._manifest_of(row)
             known = pack_topics(topic.id for topic in manifest.topics)
-            # Neighbours have mostly the same.
+            # Neighbouring archives mostly have the same topics.
             known = self._learned[row.number] = self._same.setdefault(known, known)
         return known
 
     def _is_open(self, row: ArchiveRow, today: Today, now_ms: int) -> bool:
-        """Whether it makes a difference which topics it has."""
+        """Whether the archive's fate depends on its topics."""
         age = now_ms - row.last_stored_at
         kinds = (read_class(row.retention_class), *today.extremes)
         return len({fate(today.policy, row.tier, kind, age) for kind in kinds}) > 1
@@ -138,7 +143,8 @@ class Judge:
         except (TieringStopped, StoreClosed):
             raise
         except (StoreError, OSError) as e:
-            # A place that is away answers none; what is damaged says nothing of the others.
+            # A place that is away answers for none of its archives; a damaged archive says nothing
+            # of others.
             is_away = isinstance(e, PlaceUnavailable | PlaceDenied)
             self._away.add(row.place if is_away else row.name)
             _log.warning("tiering: %s is judged by its name: %s", row.name, e)

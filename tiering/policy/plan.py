@@ -1,15 +1,15 @@
-"""What a policy would move now, and what it costs and saves a month, beside other policies.
+"""Plan: the moves that a policy makes now, and its monthly cost and savings, beside other policies.
 
-The idea: what is stored today, and what comes in each month as it did so far, grows older under
-each way of keeping it; the bytes in each tier at the end of each month, times the prices, are what
-it costs. A way of keeping is three ages (end of hot, of warm, of cold) for each class, so that an
-alternative is a change of ages ("all hot", "hot for half as long"), and pure arithmetic.
+The idea: the data stored today, and the data that will come in each month at the rate so far, grow
+older under each way of keeping them. The cost is the bytes in each tier at the end of each month,
+times the prices. A way of keeping is three ages (end of hot, of warm, of cold) for each class. So
+an alternative is a change of ages ("all hot", "hot for half as long"), and pure arithmetic.
 
-Alternatives are asked as if they had been in force from the beginning: what was deleted does not
-come back, what is held today counts.
+Each alternative is computed as if it had been in force from the beginning: deleted data does not
+come back, and the data held today counts.
 
 Invariants: pure; a plan is JSON-able as it is; bytes of archives are `ratio` times those of their
-records, measured on the archives there are, or assumed, and the plan says which.
+records, measured on the existing archives, or assumed, and the plan says which.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from tiering.policy.prices import GB, MONTH, Prices
 from tiering.policy.schedule import Agenda, Archived, Part, Segment, due
 
 RATIOS: Final = {"zstd": 0.27, "lz4": 0.47}
-"""Bytes of an archive for one of records, where no archive says: JSON of about 1 KB a message."""
+"""Bytes of an archive for one byte of records, where no archive exists yet: JSON of about 1 KB a
+message.
+"""
 MONTHS: Final = 12
 _MONTH_MS: Final = MONTH * 1000
 _SPAN_MIN_MS: Final = 3_600_000
-"""What came in within less time says nothing about a month."""
+"""Data that came in within less than an hour says nothing about a month."""
 _MEASURED_MIN: Final = 1 << 20
-"""Raw bytes of archives from which on their ratio says something."""
+"""The least raw bytes of archives whose ratio counts as measured: 1 MiB."""
 _PART_BYTES: Final = 16 << 20
 """Bytes that one request uploads at most."""
 
@@ -46,7 +48,7 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class Month(msgspec.Struct, frozen=True):
-    """The end of a month (0: today, once what is due is done), and what the month costs. `storage`,
+    """The end of a month (0: today, after the due moves), and the month's cost. `storage`,
     `requests` and `transfer` add up to `cost`.
     """
 
@@ -60,7 +62,7 @@ class Month(msgspec.Struct, frozen=True):
 
 class Alternative(msgspec.Struct, frozen=True):
     """One way of keeping: `months[1:]` are the coming ones. `per_month` is their mean cost,
-    `saves_per_month` what that is less than keeping everything hot.
+    `saves_per_month` its difference to keeping everything hot.
     """
 
     name: str
@@ -84,10 +86,10 @@ class MoveOfPart(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """See the module. Sizes are bytes, costs in `currency`, instants ms.
+    """The result of `make_plan`. Sizes are bytes, costs in `currency`, instants ms.
 
-    `moves` is what is due now; `before` and `after` are the tiers without and with it. `ratio` is
-    measured if `is_ratio_measured`. `bytes_per_month` of records came in so far; 0 if what is there
+    `moves` are the moves due now; `before` and `after` are the tiers without and with them. `ratio`
+    is measured if `is_ratio_measured`. `bytes_per_month` of records came in so far; 0 if the data
     spans less than an hour. `waits_for_hours` and `held` are the agenda's.
     """
 
@@ -115,7 +117,7 @@ class _Ages(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What is there already: raw bytes of a class, as old as the newest of them."""
+    """Data that exists already: raw bytes of a class, as old as the newest message among them."""
 
     ages: _Ages
     raw: int
@@ -124,7 +126,7 @@ class _Held(NamedTuple):
 
 
 class _Comes(NamedTuple):
-    """What comes in: raw bytes of a class each ms."""
+    """Incoming data: raw bytes of a class each ms."""
 
     ages: _Ages
     rate: float
@@ -142,7 +144,7 @@ def make_plan(
     ratio: float | None = None,
     read_share: float = 0.0,
 ) -> Plan:
-    """Work a plan out; the arguments are those of `due.due`.
+    """Works a plan out; the arguments are those of `schedule.due`.
 
     `ratio` None: measured, else assumed for the codec. `read_share` of the cold bytes are read each
     month, beside the one reading that verifies each upload.
@@ -179,7 +181,7 @@ def make_plan(
     )
 
 
-# --- what is due ----------------------------------------------------------------------------
+# --- the due moves ---------------------------------------------------------------------------
 
 
 def _ratio(policy: Policy, archives: Iterable[Archived]) -> tuple[float, bool]:
@@ -234,7 +236,7 @@ def _after(
     return Amounts(before.hot - sum(s.bytes for s in agenda.segments), tiers["warm"], tiers["cold"])
 
 
-# --- what there will be ---------------------------------------------------------------------
+# --- the coming months ------------------------------------------------------------------------
 
 
 def _flows(
@@ -242,7 +244,7 @@ def _flows(
 ) -> tuple[list[_Held], list[_Comes]]:
     held = []
     totals: dict[_Ages, int] = defaultdict(int)
-    # New segments hold the same topics as those of today: they leave as late as the slowest.
+    # New segments hold the same topics as today's: they leave as late as the slowest topic.
     slowest = max((_or_inf(s.leaves_hot) for s in segments), default=inf)
     for segment in segments:
         hot = inf if not policy.moves else _or_inf(segment.leaves_hot)
@@ -250,7 +252,7 @@ def _flows(
             held.append(_Held(_ages(part, hot), part.bytes, part.newest, cold=False))
             totals[_ages(part, slowest)] += part.bytes
         if not segment.parts and not policy.moves:
-            # Without places there are no classes: all of it stays as it is.
+            # Without places there are no classes: all data stays where it is.
             held.append(_Held(_Ages(inf, inf, inf), segment.bytes, segment.newest or 0, cold=False))
             totals[_Ages(inf, inf, inf)] += segment.bytes
     for archive in archives:
@@ -305,7 +307,7 @@ def _gone_cold(held: Iterable[_Held], comes: Iterable[_Comes], at_ms: float, now
 
 
 class _View(NamedTuple):
-    """What turns bytes into costs."""
+    """The parameters that turn bytes into costs."""
 
     prices: Prices
     ratio: float
@@ -313,7 +315,7 @@ class _View(NamedTuple):
     now: int
 
     def month(self, number: int, raw: Amounts, uploaded: float) -> Month:
-        """A month at whose end `raw` bytes are there, in which so many raw bytes went cold."""
+        """A month in which `uploaded` raw bytes went cold and at whose end there are `raw`."""
         prices, ratio = self.prices, self.ratio
         tiers = Amounts(raw.hot, raw.warm * ratio, raw.cold * ratio)
         storage = sum(
@@ -321,7 +323,7 @@ class _View(NamedTuple):
             for tier in Amounts.__struct_fields__
         )
         sent = uploaded * ratio
-        # Each part is put, and read back to verify it; what is read is read in requests as large.
+        # Each part is put, and read back to verify it; a read request is as large as a put.
         read = sent + tiers.cold * self.read_share
         calls = ceil(sent / _PART_BYTES) + ceil(read / _PART_BYTES)
         requests = calls / 1000 * prices.cold.requests

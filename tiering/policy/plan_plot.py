@@ -1,9 +1,9 @@
-"""A plan as a picture: what each alternative costs month by month, and where the bytes are.
+"""Plan plot: a plan as a picture: each alternative's cost month by month, and the bytes by tier.
 
 The idea: two panels. Left, the cost of each coming month, a line for each alternative; right, the
 bytes in each tier at the end of the last one, a bar for each. This policy is drawn thicker.
 
-Invariant: nothing here is needed to make a plan; matplotlib is imported when a plot is asked for.
+Invariant: no plan needs this module; matplotlib is imported when a plot is asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDTH: Final = {True: 3.0, False: 1.2}
 
 
 def plot_plan(plan: Plan, target: Path) -> None:
-    """Draw a plan into a file; its suffix says what kind (.svg, .png, .pdf).
+    """Draws a plan into a file; the suffix gives the kind (.svg, .png, .pdf).
 
     Raises `ExtraMissing` without matplotlib.
     """

@@ -1,11 +1,11 @@
-"""A tiering policy: for how long messages are hot, warm and cold, where archives go, and when.
+"""Policy: how long messages are hot, warm and cold, where archives go, and when moves happen.
 
-The idea: one frozen Struct, checked once when it is made, loadable from TOML. What it says holds
-for every topic whose own `Retention` does not say otherwise, field by field. What follows from it
-for a topic is worked out in `classes`, what is to be done now in `due`. See docs/tiering.md.
+The idea: one frozen Struct, checked once when it is made, loadable from TOML. It holds for every
+topic whose own `Retention` does not say otherwise, field by field. Its consequences for a topic are
+worked out in `retention_classes`, the moves due now in `schedule`. See docs/tiering.md.
 
 Invariant: a `Policy` that exists does not contradict itself; each refusal names the fields that do,
-and what to do about it.
+and the remedy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tiering.policy.durations import parsed, text_of
 from tiering.policy.prices import Prices, check_prices
 
 Tier = Literal["warm", "cold"]
-"""Where an archive is."""
+"""The tier of an archive."""
 
 BLOCK_MIN: Final = 4 << 10
 BLOCK_MAX: Final = 64 << 20
@@ -49,40 +49,40 @@ _DURATIONS: Final = (
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When sealed segments become archives, and when those go. Durations are seconds, sizes bytes.
+    """When segments become archives and archives are deleted. Durations are seconds, sizes bytes.
 
-    `hot_for`: as raw segments; `warm_for`: then as archives in `warm`; `cold_for`: then in `cold`;
-    then deleted. All three count from a message's store time, one behind the other. None means no
-    limit of that kind. A topic's own `Retention` goes before, field by field. Without `warm`
-    messages go from hot to `cold` and stay there for `warm_for` longer. With neither place nothing
-    moves, and deleting raw segments is the store's retention alone.
+    Messages are kept as raw segments for `hot_for`, then as archives in `warm` for `warm_for`, then
+    in `cold` for `cold_for`; then they are deleted. All three count from a message's store time,
+    one behind the other. None means no limit of that kind. A topic's own `Retention` goes before,
+    field by field. Without `warm` messages go from hot to `cold` and stay there for `warm_for`
+    longer. With neither place nothing moves, and only the store's retention deletes raw segments.
 
     `warm` is a folder, `cold` a folder or a URL such as s3://bucket/prefix. A relative folder is in
     the store's; `~` is the home folder.
 
     `codec` ("zstd" or "lz4"), `level` and `block_bytes` (raw bytes of records in a block, 4 KiB to
-    64 MiB) are how archives are made.
+    64 MiB) are the settings of archives.
 
     `max_bytes`: when the raw segments take more, the oldest move though their time has not come.
     `hours`: work is begun within these local hours only, from the first to before the second; (22,
-    6) is the night. `watermarks` are shares of the disk in use: from the first on, what is due is
-    done at any hour; from the second on the oldest segment moves though its time has not come.
+    6) is the night. `watermarks` are shares of the disk in use: from the first on, due moves begin
+    at any hour; from the second on the oldest segment moves though its time has not come.
     None: the disk does not matter. They must be below those at which the store deletes.
 
     `read_rate`, `upload_rate`: bytes a second at most, None for no limit. `grace`: how long a
     replaced object stays for readers that have it open. `merge_bytes`: a worker that runs by itself
     merges neighbouring archives into larger ones, of so many bytes at most; None: it never does.
-    `dead_letters_for`: dead letters whose
-    topic has no retention of its own are kept for at least so long in all; None: without limit.
-    `tombstones_for`: how long compaction keeps a message with an empty body, which says that its
-    key is deleted. `clock_doubt`: a leap of the clock is believed after it has lasted for so long.
+    `dead_letters_for`: dead letters whose topic has no retention of its own are kept for at least
+    so long in all; None: without limit. `tombstones_for`: how long compaction keeps a message with
+    an empty body, which says that its key is deleted. `clock_doubt`: a leap of the clock is
+    believed after it has lasted for so long.
 
     `prices` are for `plan` alone.
 
     >>> Policy(hot_for=86400, warm_for=7 * 86400, warm="archive").warm_for
     604800
 
-    Raises `PolicyIllegal` for what is out of range or contradicts itself.
+    Raises `PolicyIllegal` for fields that are out of range or contradict each other.
     """
 
     hot_for: float | None = None
@@ -117,15 +117,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_toml(cls, text: str, relative_to: Path | None = None) -> Policy:
-        """Read a policy from TOML, the names being this class's; durations may be texts such as
+        """Reads a policy from TOML with the names of this class; durations may be texts like
         "36h" or "90d". A relative path in `warm` or `cold` is relative to the store's folder, or to
         `relative_to`, for a policy that is in a file there.
 
         >>> Policy.from_toml('hot_for = "1d"\\nwarm = "archive"').hot_for
         86400.0
 
-        Raises `PolicyIllegal` for what is not TOML, and for a name or a value that is not a
-        policy's.
+        Raises `PolicyIllegal` for a text that is not TOML, and for a name or a value that is not
+        a policy's.
         """
         if not isinstance(text, str):
             raise PolicyIllegal(f"the policy is {text!r}; it must be a text in TOML")
@@ -163,9 +163,9 @@ def is_open(policy: Policy, hour: int, disk_used: float) -> bool:
 def check_with_store(
     policy: Policy, retention: Retention, watermarks: tuple[float, float, float]
 ) -> None:
-    """Raise `PolicyIllegal` if the store would delete raw segments that the policy is to move, or
-    refuse puts for a full disk before the policy moves any:
-    `retention` and `watermarks` are the store's (`StoreConfig`).
+    """Raises `PolicyIllegal` if the store would delete raw segments that the policy is to move, or
+    would refuse puts for a full disk before the policy moves any segment. `retention` and
+    `watermarks` are the store's (`StoreConfig`).
     """
     if not policy.moves:
         return
@@ -219,15 +219,15 @@ def _seconds(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placed(place: object, folder: Path) -> object:
-    """A place of a policy that is in a file in a folder; what is no path stays as it is."""
+    """A place of a policy that is in a file in `folder`; a value that is no path stays as it is."""
     if not isinstance(place, str) or not place.strip() or "://" in place:
         return place
     return str(folder / expanded(place))
 
 
 def expanded(place: str) -> str:
-    """A path with the home folder in the place of `~`. Raises `PolicyIllegal` if nobody knows where
-    that is, and for a URL that lost a slash.
+    """A path with `~` replaced by the home folder. Raises `PolicyIllegal` if the home folder is
+    unknown, and for a URL that lost a slash.
     """
     try:
         return str(local_path(place, "a place"))

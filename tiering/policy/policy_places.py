@@ -1,9 +1,10 @@
-"""The places of a policy, opened for one store.
+"""Policy places: the places of a policy, opened for one store.
 
-The idea: a policy names places as texts, and only a store tells what a relative one means. So here
-is found out what no text shows: two names of one folder, and folders that are the store's own.
+The idea: a policy names places as texts, and only a store can resolve a relative one. So this
+module finds the conflicts that no text shows: two names of one folder, and folders that are the
+store's own.
 
-Invariant: no archive is ever kept where the store keeps, or clears away, something else.
+Invariant: no archive is ever put where the store keeps, or clears away, other files.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from tiering.places.waiting import WORK
 from tiering.policy.policy import Policy, expanded
 
 _OWN: Final = frozenset({"commitlog", "index", WORK})
-"""Folders of a store that are no place for archives."""
+"""Folders of a store that may not be places for archives."""
 
 
 def open_places(
     policy: Policy, folder: Path, options: Mapping[str, object], files: Files, clock: Clock
 ) -> dict[Tier, Place]:
-    """The places by tier; `options` are settings of object stores. Raises PolicyIllegal, and what
-    opening one does.
+    """The places by tier; `options` are settings of object stores. Raises PolicyIllegal, and the
+    errors of opening a place.
     """
     found: dict[Tier, Place] = {}
     tiers: tuple[tuple[Tier, str | None], ...] = ("warm", policy.warm), ("cold", policy.cold)
@@ -49,7 +50,7 @@ def open_places(
 
 
 def _really(place: Place) -> str:
-    """A place, whatever it is called: its URL, or its folder's path."""
+    """A place's identity under all its names: its URL, or its folder's real path."""
     if is_remote(place.name):
         return place.name
     is_url = place.name.startswith("file://")

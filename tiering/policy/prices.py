@@ -1,9 +1,9 @@
-"""What storing, asking and transferring costs, tier by tier.
+"""Prices: the cost of storing, requesting and transferring data, tier by tier.
 
 The idea: three figures a tier, each as it stands in a provider's price list. The defaults are
 examples, of the size that public price lists of large clouds showed in 2026 for a region in the
-United States: an SSD volume, a volume of large disks, an object store in its standard class. Give
-your own; nothing but plans and Spark's views use them.
+United States: an SSD volume, a volume of large disks, an object store in its standard class. Users
+should give their own; only plans and Spark's views use them.
 
 Invariants: a price is finite and not negative; a GB is 10^9 bytes, a month 30 days.
 """
@@ -35,7 +35,7 @@ class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each tier costs; the defaults are examples, see the module."""
+    """The prices of each tier; the defaults are examples, see the module."""
 
     hot: TierPrice = TierPrice(gb_month=0.08)
     warm: TierPrice = TierPrice(gb_month=0.045)
@@ -44,7 +44,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_prices(prices: Prices) -> None:
-    """Raise `PolicyIllegal` for a price that is none."""
+    """Raises `PolicyIllegal` for a value that is no price."""
     for tier in ("hot", "warm", "cold"):
         price = getattr(prices, tier)
         for name in price.__struct_fields__:

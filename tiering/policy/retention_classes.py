@@ -1,16 +1,16 @@
 """Retention classes: which messages of a segment go into one archive, so that it expires whole.
 
-The idea: what happens to a message after it left hot follows from two ages, counted from its store
-time: when it goes from warm to cold, and when it ends. Topics for which these are the same share
-archives; the ages are the class's name ("warm8d-cold38d"), so an archive says by itself when it
-ends, also to a restore that has nothing else. Ages of a day and more are rounded up to whole hours,
-from thirty days on to whole days, so that near neighbours share.
+The idea: the fate of a message that left hot follows from two ages, counted from its store time:
+when it goes from warm to cold, and when it ends. Topics with the same two ages share archives; the
+ages are the class's name ("warm8d-cold38d"), so an archive says by itself when it ends, also to a
+restore that has nothing else. Ages of a day and more are rounded up to whole hours, from thirty
+days on to whole days, so that near neighbours share.
 
-Apart from the rest are *compacted* topics, which are rewritten by key, and *encrypted* ones, whose
-blocks share a group with no other topic and which go at once when their key is destroyed.
+Two kinds of topics have classes of their own. *Compacted* topics are rewritten by key. *Encrypted*
+topics share a group of blocks with no other topic, and go at once when their key is destroyed.
 
-Invariants: rounding only ever keeps a message longer; `read_class(life.name)` gives back what the
-name was made from; a class never holds a message whose topic wants another end.
+Invariants: rounding only ever keeps a message longer; `read_class(kind.name)` gives back the class
+`kind`; a class never holds a message whose topic wants another end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NAME: Final = re.compile(
 
 
 class TopicTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a topic decides its class. `kind` is `TopicInfo.kind`."""
+    """The traits of a topic that decide its class. `kind` is `TopicInfo.kind`."""
 
     name: str
     kind: str = "normal"
@@ -49,10 +49,10 @@ class TopicTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionClass(msgspec.Struct, frozen=True):
-    """What happens to messages once they left hot. Ages are ms since the store time; None: never.
+    """The fate of messages once they left hot. Ages are ms since the store time; None: never.
 
     `first` is the tier an archive begins in, unless it is old enough for cold by then;
-    `leaves_warm` and `ends` are when it goes cold, and when it is deleted.
+    `leaves_warm` and `ends` are the ages at which it goes cold and is deleted.
     """
 
     first: Tier
@@ -63,7 +63,7 @@ class RetentionClass(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The stable text name; what an archive's manifest has as `retention_class`."""
+        """The stable text name; an archive's manifest has it as `retention_class`."""
         parts = []
         goes_cold = self.first == "cold" or self.leaves_warm is not None
         if self.first == "warm":
@@ -74,19 +74,19 @@ class RetentionClass(msgspec.Struct, frozen=True):
         return "-".join(parts)
 
     def tier_at(self, age: int) -> Tier:
-        """The tier in which an archive whose last message is so old belongs."""
+        """The tier of an archive whose last message has this age."""
         if self.leaves_warm is not None and age > self.leaves_warm:
             return "cold"
         return self.first
 
     def is_over(self, age: int) -> bool:
-        """Whether an archive whose last message is so old may be deleted."""
+        """Whether an archive whose last message has this age may be deleted."""
         return self.ends is not None and age > self.ends
 
 
 class Life(msgspec.Struct, frozen=True):
-    """A topic's way through the tiers: `leaves_hot` is the age at which it may leave the raw
-    segment, ms (None: never for its age); `kind` what comes then (None: there is no place).
+    """A topic's way through the tiers. `leaves_hot` is the age in ms at which it may leave the raw
+    segment (None: never for its age); `kind` is its class from then on (None: there is no place).
     """
 
     leaves_hot: int | None
@@ -94,7 +94,7 @@ class Life(msgspec.Struct, frozen=True):
 
 
 def life_of(policy: Policy, topic: TopicTraits) -> Life:
-    """What a policy means for a topic. Pure.
+    """The life of a topic under a policy. Pure.
 
     A field that the topic's own retention leaves None is the policy's. System topics (timers,
     transactions) leave hot as the policy says and never end: a record there may be due in years.
@@ -132,7 +132,7 @@ def life_of(policy: Policy, topic: TopicTraits) -> Life:
 
 
 def read_class(name: str) -> RetentionClass:
-    """A class from its name; `PolicyIllegal` for what is no class's."""
+    """A class from its name; `PolicyIllegal` if the name is no class's."""
     found = _NAME.fullmatch(name)
     if found is None or not (found["warm"] or found["cold"]):
         raise PolicyIllegal(
@@ -150,9 +150,9 @@ def read_class(name: str) -> RetentionClass:
 def class_of_archive(
     policy: Policy, name: str, topics: Iterable[str], known: Mapping[str, TopicTraits]
 ) -> RetentionClass:
-    """The class by which an archive is judged today: of its topics that are still there, as the
-    policy is now, the one that keeps it longest. If none is there, or there is no place any more,
-    what it was made as.
+    """The class by which an archive is judged today: of the classes that its remaining topics have
+    under the present policy, the one that keeps it longest. If no topic remains, or the policy has
+    no place any more, it is the class that the archive was made as.
 
     Raises `PolicyIllegal` if `name` is no class's.
     """

@@ -1,14 +1,15 @@
-"""What is due: which segments become archives, which archives go cold, what is deleted, and why.
+"""Schedule: the segments due to become archives, the archives due to go cold or be deleted, and
+why.
 
-The idea: pure functions of what there is and of the time. All messages of a segment leave hot
-together, the oldest segment first: a segment is due when every class in it is, that is at the
+The idea: pure functions of segments, archives and the time. All messages of a segment leave hot
+together, the oldest segment first. A segment is due when every class in it is, that is at the
 *greatest* `leaves_hot` among its topics, for its newest message. So age alone never takes from
-readers what a topic's `hot_for` promises; that disks are freed in time is what `max_bytes` and the
-watermarks are for, which move the oldest segments whatever their topics say. From then on classes
-are apart: each goes cold, and is deleted, by the store time of its own last message, however late
-or early it left hot.
+readers what a topic's `hot_for` promises. Freeing disks in time is the task of `max_bytes` and the
+watermarks, which move the oldest segments whatever their topics ask for. From then on classes are
+apart: each goes cold, and is deleted, by the store time of its own last message, however late or
+early it left hot.
 
-Invariants: nothing is deleted before its class's whole time is over; what is due stays due as time
+Invariants: nothing is deleted before its class's whole time is over; a due move stays due as time
 passes; segments go in the order of their numbers, none before an older one that stays.
 """
 
@@ -24,17 +25,18 @@ from tiering.policy.policy import Policy, Tier, is_open
 from tiering.policy.retention_classes import RetentionClass, TopicTraits, life_of
 
 Why = Literal["age", "size", "disk", "erased"]
-"""What made something due: its time is over, `max_bytes`, a watermark, or it holds what is to be
-erased."""
+"""The reason why a move is due: its time is over, `max_bytes`, a watermark, or it holds messages
+that are to be erased.
+"""
 
 Fate = Literal["stays", "goes cold", "goes"]
-"""What becomes of an archive now."""
+"""The fate of an archive now."""
 
 _EVER: Final = "without limit"
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one topic has in a segment: bytes of records, and the newest store time among them."""
+    """One topic's share of a segment: bytes of records, and the newest store time among them."""
 
     topic: str
     bytes: int
@@ -42,7 +44,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one class has in a segment; becomes one archive."""
+    """One class's share of a segment; becomes one archive."""
 
     kind: RetentionClass
     bytes: int
@@ -51,9 +53,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A sealed segment. `bytes` is what its file takes; store times are ms, None if they can't be
-    told; `leaves_hot` is the age at which all its topics may go (None: never), `held_by` the topic
-    that asks for it. `parts` are in the order of their classes' names.
+    """A sealed segment. `bytes` is the size of its file; store times are ms, None if they are
+    unknown; `leaves_hot` is the age at which all its topics may go (None: never), `held_by` the
+    topic that asks for it. `parts` are in the order of their classes' names.
     """
 
     number: int
@@ -66,8 +68,8 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """An archive as the catalog has it; `kind` from `classes.class_of_archive`. `last_stored_at` is
-    ms, `raw_bytes` what its records took in the log.
+    """An archive as the catalog has it; `kind` from `retention_classes.class_of_archive`.
+    `last_stored_at` is ms, `raw_bytes` the size of its records in the log.
     """
 
     key: str
@@ -100,7 +102,7 @@ class SegmentDue(msgspec.Struct, frozen=True):
 
 
 class ArchiveDue(msgspec.Struct, frozen=True):
-    """An archive that goes cold, or goes (`to` None)."""
+    """An archive that goes cold, or is deleted (`to` None)."""
 
     key: str
     bytes: int
@@ -109,8 +111,8 @@ class ArchiveDue(msgspec.Struct, frozen=True):
 
 
 class OldestHot(msgspec.Struct, frozen=True):
-    """The oldest segment that stays hot: until when (ms since the epoch, None: no limit), and for
-    the sake of which topic.
+    """The oldest segment that stays hot: until when (ms since the epoch, None: no limit), and the
+    topic that holds it.
     """
 
     number: int
@@ -119,8 +121,8 @@ class OldestHot(msgspec.Struct, frozen=True):
 
 
 class Agenda(msgspec.Struct, frozen=True):
-    """What is due. `waits_for_hours`: it is, but not at this hour, so that `segments` and
-    `archives` are what would be done and nobody may begin it now.
+    """The due moves. `waits_for_hours`: something is due, but not at this hour; `segments` and
+    `archives` are then the moves that would be made, and none may begin now.
     """
 
     segments: tuple[SegmentDue, ...]
@@ -142,10 +144,10 @@ def segment_of(
     shares: Iterable[Share],
     known: Mapping[str, TopicTraits],
 ) -> Segment:
-    """A segment from what its topics have in it; `times` are its oldest and newest store time.
+    """A segment from its topics' shares; `times` are its oldest and newest store time.
 
-    Shares of topics that are not in `known` (they were deleted) hold nothing and are archived
-    nowhere.
+    Topics that are not in `known` were deleted. Their shares do not hold the segment, and are
+    archived nowhere.
     """
     kinds: dict[RetentionClass, list[Share]] = {}
     slowest: tuple[int | None, str] | None = None
@@ -159,7 +161,7 @@ def segment_of(
         if life.kind is not None:
             kinds.setdefault(life.kind, []).append(share)
     if slowest is None:
-        # Nobody reads it any more, but its records can still be dumped: as any topic's.
+        # Nobody reads it any more, but its records can still be dumped, as any topic's.
         slowest = (life_of(policy, TopicTraits(name="")).leaves_hot, "")
     parts = [
         Part(
@@ -183,12 +185,13 @@ def due(
     disk_used: float,
     other_bytes: int = 0,
 ) -> Agenda:
-    """What is due now. Pure.
+    """The agenda of moves due now. Pure.
 
-    `segments` are the sealed ones, oldest first; `other_bytes` what raw segments take besides (the
-    active one); `now_ms` should come from `trusted.observe`, which no leap of the clock moves;
-    `hour` is local, `disk_used` a share, 0 to 1. At the second watermark the oldest segment goes,
-    and no other for that reason: the caller asks again after it, with the disk as it is then.
+    `segments` are the sealed ones, oldest first; `other_bytes` is the size of the other raw
+    segments (the active one); `now_ms` should come from `trusted.observe`, which no leap of the
+    clock moves; `hour` is local, `disk_used` a share, 0 to 1. At the second watermark the oldest
+    segment goes, and no other for that reason: the caller asks again after it, with the disk as it
+    is then.
     """
     leaving: list[SegmentDue] = []
     held: OldestHot | None = None
@@ -226,7 +229,7 @@ def _leaving(
 
 
 def due_at_once(policy: Policy, segment: Segment, now_ms: int) -> SegmentDue | None:
-    """What becomes of a segment that leaves whatever its age, because something in it is to be
+    """The move of a segment that leaves whatever its age, because it holds messages that are to be
     erased; None: the policy has no place for it. Pure.
     """
     if not policy.moves:
@@ -235,7 +238,7 @@ def due_at_once(policy: Policy, segment: Segment, now_ms: int) -> SegmentDue | N
 
 
 def _newest_of(segments: Sequence[Segment]) -> list[int | None]:
-    """Each segment's newest store time; one that can't be told is no later than what is behind."""
+    """Each segment's newest store time; an unknown one is no later than those behind it."""
     out: list[int | None] = []
     behind: int | None = None
     for segment in reversed(segments):
@@ -255,7 +258,7 @@ def _segment_due(segment: Segment, why: Why, reason: str, now: int) -> SegmentDu
 
 
 def fate(policy: Policy, tier: Tier, kind: RetentionClass, age: int) -> Fate:
-    """What becomes of an archive in a tier whose last message is so old, by its class. Pure."""
+    """The fate of an archive in a tier, by its class and the age of its last message. Pure."""
     if kind.is_over(age):
         return "goes"
     if tier == "warm" and policy.cold is not None and kind.tier_at(age) == "cold":

@@ -1,7 +1,7 @@
-"""What a store has to say about itself for a policy to be applied to it.
+"""Snapshot: the facts about a store that a policy needs.
 
-The idea: a policy looks at segments and topics, not at a store. These protocols are the little that
-is asked of one; `kvstore.Store` has it, and so has whatever a test puts in its place.
+The idea: a policy looks at segments and topics, not at a store. These protocols are the few
+questions that it asks; `kvstore.Store` answers them, and so does any stand-in of a test.
 
 Invariant: nothing here reads a record, or changes anything.
 """
@@ -24,7 +24,7 @@ class Topic(Protocol):
 
     @property
     def id(self) -> int:
-        """Given once."""
+        """The topic's number in the store; given once."""
         ...
 
     @property
@@ -34,12 +34,12 @@ class Topic(Protocol):
 
     @property
     def kind(self) -> str:
-        """Such as "normal" or "compacted"."""
+        """The kind: "normal", "compacted" and others."""
         ...
 
     @property
     def retention(self) -> Retention:
-        """Its own; what is None there is the policy's."""
+        """The topic's own retention; the policy's value holds where a field is None."""
         ...
 
 
@@ -53,7 +53,7 @@ class ShareStats(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Of records."""
+        """Bytes of its records."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class Stats(Protocol):
 
     @property
     def bytes(self) -> int:
-        """What its file takes."""
+        """The size of the segment's file."""
         ...
 
     @property
@@ -87,14 +87,16 @@ class Stats(Protocol):
 
     @property
     def topics(self) -> Sequence[ShareStats]:
-        """What each has in it."""
+        """Each topic's share of the segment."""
         ...
 
 
 def traits_of(
     topics: Sequence[Topic], encrypted: Collection[str] = frozenset()
 ) -> dict[str, TopicTraits]:
-    """What decides each topic's class, by name; `encrypted` names those with a key of their own."""
+    """The traits that decide each topic's class, by name; `encrypted` names the topics with a key
+    of their own.
+    """
     return {
         t.name: TopicTraits(
             name=t.name, kind=t.kind, retention=t.retention, encrypted=t.name in encrypted
@@ -104,8 +106,8 @@ def traits_of(
 
 
 def encrypted_of(topics: Sequence[Topic], keys: KeyProvider | None) -> frozenset[str]:
-    """The topics whose messages are to be encrypted, those too whose key was destroyed: they can't
-    be archived before they have another.
+    """The topics whose messages are to be encrypted, including those whose key was destroyed: these
+    can't be archived before they have another key.
     """
     return frozenset(t.name for t in topics if keys is not None and _is_encrypted(t.name, keys))
 

@@ -1,15 +1,15 @@
-"""The time by which things are deleted: the wall clock, less whatever it leapt.
+"""Trusted time: the time by which messages are deleted: the wall clock, less its leaps.
 
-The idea: durations are measured on store times against the wall clock, and an operator, a dead
-battery or a wrong time server may set that forward by a year: then all would be over at once. So
-the time that counts here follows the wall clock only as fast as the monotonic clock shows time to
-pass. What the wall clock is ahead of that is a leap, and is believed only after it has lasted for
-`clock_doubt`. What happened between two processes (the machine was off, or its clock was set:
-nobody can tell) is a leap as well: after a long stop what is due waits for `clock_doubt` once more.
-A clock that goes back takes the trusted time back with it, at once.
+The idea: durations are measured on store times against the wall clock. An operator, a dead battery
+or a wrong time server may set that forward by a year: then everything would be over at once. So the
+time that counts here follows the wall clock only as fast as the monotonic clock shows time to pass.
+A lead of the wall clock is a leap, and is believed only after it has lasted for `clock_doubt`. The
+time between two processes is a leap as well (the machine was off, or its clock was set: nobody can
+tell): after a long stop due deletions wait for `clock_doubt` once more. A clock that goes back
+takes the trusted time back with it, at once.
 
-Store times themselves never go back (the log sees to that). So what was put while the clock was
-ahead is kept longer, what was put while it was behind has the time of the message before it.
+Store times themselves never go back (the log sees to that). So a message put while the clock was
+ahead is kept longer; a message put while it was behind has the time of the message before it.
 
 Invariants: the trusted time is never ahead of the wall clock; a leap forward that is taken back
 within `clock_doubt` never moves it.
@@ -22,20 +22,20 @@ from typing import Final
 import msgspec
 
 DRIFT: Final = 1 / 1000
-"""How much faster than the monotonic clock the wall clock may run and still not leap: adjusting a
-clock slowly (slewing) stays below.
+"""How much faster than the monotonic clock the wall clock may run without a leap; adjusting a clock
+slowly (slewing) stays below.
 """
 DRIFT_MAX_MS: Final = 60_000
 JITTER_MS: Final = 1_000
-"""What is no leap in any case: the two clocks are not read at one moment."""
+"""A difference of up to 1,000 ms is no leap: the two clocks are not read at one moment."""
 
 
 class Trusted(msgspec.Struct, frozen=True):
-    """What is known of the time; kept from one process to the next by whoever uses it.
+    """The known state of the time; the caller keeps it from one process to the next.
 
-    `now_ms` is the trusted time, ms since the epoch; `wall_ms` the wall clock at that look. If that
-    is ahead by a leap, `doubted_ms` is the least that it has been ahead, as a time that goes on
-    since, and `lasted_ms` for how long (both 0: there is no leap).
+    `now_ms` is the trusted time, ms since the epoch; `wall_ms` the wall clock at that look. If the
+    wall clock is ahead by a leap, `doubted_ms` is the least that it has been ahead, as a time that
+    goes on since, and `lasted_ms` for how long (both 0: there is no leap).
     """
 
     now_ms: int
@@ -61,12 +61,12 @@ def observe(
     if wall_ms <= now + slack:
         return Trusted(wall_ms, wall_ms)
     if not before.lasted_ms or wall_ms + slack < before.doubted_ms + passed:
-        # A leap begins; or one was taken back in part, and what is left of it is another.
+        # A leap begins; or one was taken back in part, and the rest is another leap.
         return _doubt(now, wall_ms, clock_doubt)
-    # What the clock leapt once more meanwhile is not believed with it.
+    # A second leap meanwhile is not believed together with the first.
     doubted = min(before.doubted_ms + passed, wall_ms)
-    # Where nobody saw the time pass, what the wall clock says did counts up to half the doubt: one
-    # look at a clock that leapt is never enough, and short runs once a day do get on.
+    # Time that no process saw pass counts as the wall clock says, up to half the doubt: one look at
+    # a clock that leapt is never enough, and short runs once a day still make progress.
     unseen = min(max(wall_ms - before.wall_ms, 0), int(clock_doubt * 500))
     lasted = before.lasted_ms + (unseen if elapsed is None else passed)
     if lasted <= clock_doubt * 1000:

@@ -1,6 +1,6 @@
-"""The trusted clock: `trusted`, kept in a small file from one look, and one process, to the next.
+"""Trusted clock: the state of `trusted`, kept in a small file between looks and between processes.
 
-Invariant: what can't be kept costs trust, and nothing else: after it was lost things wait longer.
+Invariant: losing the file costs trust and nothing else: deletions then wait longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger("kvmq")
 
 
 def clock_before(path: Path, files: Files) -> Trusted | None:
-    """What a worker knew of the time at its last look; None if there was none."""
+    """The state of the time at a worker's last look; None if there was none."""
     if files.size(path) is not None:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError):
             return msgspec.json.decode(files.read(path), type=Trusted)
@@ -28,7 +28,7 @@ def clock_before(path: Path, files: Files) -> Trusted | None:
 
 
 class TrustedClock:
-    """The time by which a worker lets things go; `doubt` in seconds, see `Policy.clock_doubt`."""
+    """The time by which a worker deletes; `doubt` in seconds, see `Policy.clock_doubt`."""
 
     def __init__(self, path: Path, files: Files, clock: Clock, doubt: float) -> None:
         self._path = path

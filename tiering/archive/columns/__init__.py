@@ -1,5 +1,6 @@
 """Columns: the fields of many records, packed by kind.
 
-Begin with `header_fields` and `properties`; `integers` and `text_columns` are what they are made
-of.
+In here: a group's fields <-> bytes, uncompressed. Not in here: compression and encryption
+(`archive.coder`) and the cutting into blocks (`archive.encoding`). Begin with `header_fields` and
+`properties`; both are built on `integers` and `text_columns`. May import `archive.layout`.
 """

@@ -1,12 +1,12 @@
-"""Several: columns of integers of several payloads, decoded at one go.
+"""Batch columns: decodes integer columns of several payloads in one pass.
 
 The idea: a call of numpy takes about as long for the few hundred rows of a group as for some
 thousand. So a column is unpacked for the rows of all payloads together, each row with the minimum
-and the bits of its own. Columns of few distinct values, which are seldom, are decoded one by one in
-between.
+and the bits of its own payload. Columns of few distinct values are rare; they are decoded one by
+one in between.
 
-Invariant: where each payload is read next is inside of it, or all is not well: whoever is done sees
-to it that each was read to its end, and to nowhere else.
+Invariant: the next byte to read lies inside each payload, unless a payload is damaged: at the end
+the caller checks that each payload was read exactly to its end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tiering.archive.columns.integers import (
 from tiering.archive.columns.packed import windows
 
 _PADDING: Final = bytes(8)
-"""A number is taken out of the eight bytes from where it begins."""
+"""A number is cut out of the eight bytes that begin where it begins."""
 
 
 class RowCounts:
-    """Rows of several payloads, so many of each, numbered through."""
+    """The rows of several payloads, numbered through; `counts` has the rows of each payload."""
 
     def __init__(self, counts: Column) -> None:
         if not counts.all():
@@ -50,14 +50,14 @@ class RowCounts:
         return starmap(slice, pairwise(self.bounds.tolist()))
 
     def spread(self, values: Column) -> Column:
-        """What there is of each payload, for each of its rows."""
+        """Repeats each payload's value for each of its rows."""
         return values.repeat(self.counts)
 
 
 class Several:
-    """See the module: the payloads one behind the other, where each is read next, where each ends.
+    """Several payloads, one behind the other, with the next byte to read and the end of each.
 
-    Reading raises ArchiveDamaged, or IndexError behind the last.
+    Reading raises ArchiveDamaged, or IndexError behind the last payload.
     """
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
@@ -68,11 +68,11 @@ class Several:
 
     @property
     def is_done(self) -> bool:
-        """Whether each was read to its end."""
+        """Whether each payload was read to its end."""
         return self.ats == self.ends
 
     def column(self, which: list[int], rows: RowCounts) -> Column:
-        """The next column of some of them, by their numbers, which has so many rows in each."""
+        """The next column of the payloads `which`; `rows` has the number of rows in each."""
         data, size = self.data, len(which)
         least, first, bits, begin = [0] * size, [0] * size, [0] * size, [0] * size
         sums: list[int] = []
@@ -111,7 +111,9 @@ class Several:
     def _unpacked(
         self, rows: RowCounts, bits: list[int], begin: list[int], sums: list[int]
     ) -> Column:
-        """What each row has above the least of its payload; the first of differences has none."""
+        """Each row's distance from the minimum of its payload; the first row of a column of
+        differences has none.
+        """
         width = np.array(bits, np.int64)
         firsts = rows.begins.copy()
         firsts[sums] += 1
@@ -124,7 +126,7 @@ class Several:
 
 
 def _summed(rows: RowCounts, found: Column, first: Column, which: list[int]) -> Column:
-    """Differences added up, in some payloads."""
+    """Adds up the differences of some payloads."""
     begins = rows.begins
     found[begins[which]] = first[which]
     sums = np.cumsum(found)

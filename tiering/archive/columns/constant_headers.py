@@ -1,9 +1,10 @@
-"""Seldom: what differs seldom among the records of a group, and how it is told that nothing does.
+"""Constant headers: the head fields that are mostly the same in all records of a group.
 
-The idea: flags, version, retries, hosts are the same in all rows as a rule, and so are the bytes
-that say it, of each group and the next. They are read once, and what they say is kept by them.
+The idea: flags, version, retries and hosts are usually the same in all rows. So the bytes that
+encode them repeat from group to group. They are decoded once, and the result is cached by these
+bytes.
 
-Invariant: what fits no record's field is never told as constant.
+Invariant: a value that fits no record's field is never taken for a constant.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from tiering.archive.columns.integers import CONSTANT, Column, read_signed
 FOLLOWS: Final = b"\x00"
 """Every body CRC is that of the body."""
 SELDOM: Final = 7
-"""Columns that are the same in all rows as a rule."""
+"""The number of columns that are usually the same in all rows."""
 U32_MAX: Final = 0xFFFF_FFFF
 _I32_OFFSET: Final = 1 << 31
 _CONSTANTS_MAX: Final = 128
-"""Bytes that these take at most, if so."""
+"""The most bytes that these columns take if all are constant."""
 _VALUES: Final = struct.Struct(f"={SELDOM}q")
 
 T = TypeVar("T", int, Column)
 
 
 def misfits(flags: T, system_flags: T, version: T, reconsume_times: T) -> T:
-    """What is not zero where one of them does not fit its field."""
+    """Not zero where one of the values does not fit its field."""
     unsigned = flags | system_flags | (reconsume_times + _I32_OFFSET)
     return unsigned & ~U32_MAX | (version - 1) & ~1
 
 
 class Constants(NamedTuple):
-    """What differs seldom, where it is the same in all rows: one value a column, and whether
-    `decode` has its shortcut for such messages.
+    """The columns where all rows have the same values: one value a column. `is_ordinary` says
+    whether `decode` has its shortcut for such messages.
     """
 
     flags: int
@@ -49,36 +50,36 @@ class Constants(NamedTuple):
     prepared_position: int
     born_host: int
     store_host: int
-    """Of IPv4, its 8 bytes as a number, and so the other."""
+    """An IPv4 host's 8 bytes as one number, as in `born_host`."""
     is_ordinary: bool
 
     def columns(self, count: int) -> Iterable[Column]:
-        """The columns of so many rows; they take no memory, and can't be written to."""
-        # All rows lie at the same place: a third of what `broadcast_to` takes.
+        """The columns for `count` rows; they take no memory, and can't be written to."""
+        # All rows share one place in memory: a third of the time of `broadcast_to`.
         values = _VALUES.pack(*self[:SELDOM])
         return np.ndarray((SELDOM, count), np.int64, values, 0, (_VALUES.size // SELDOM, 0))
 
 
 class Varying(NamedTuple):
-    """The same where it does differ, a column each."""
+    """The same columns where values differ, one array each."""
 
     each: Sequence[Column]
     is_ordinary: bool
 
     def columns(self, count: int) -> Iterable[Column]:
-        """These; they have so many rows."""
+        """The columns; they have `count` rows already."""
         assert len(self.each[0]) == count, "of the same group"
         return self.each
 
 
 def host_of(number: int) -> bytes:
-    """The bytes of a host of IPv4, of which columns have a number."""
+    """The bytes of an IPv4 host from its number in the columns."""
     return number.to_bytes(8, "big", signed=True)
 
 
 def constants_of(data: bytes) -> Constants | None:
-    """The columns that differ seldom, if those bytes are all of them, none differs here, and CRCs
-    are the bodies'; None: look at each.
+    """The columns, if `data` is all of them, none differs within the group, and the CRCs are the
+    bodies'. None: decode each column.
     """
     return _constants(data) if len(data) <= _CONSTANTS_MAX else None
 

@@ -1,12 +1,12 @@
-"""Columns: what is fixed in the heads of a group's records <-> the payload of its first part.
+"""Header fields: the fixed head fields of a group's records <-> the payload of its first part.
 
-The idea: a column a field, the ones that differ from record to record first, so that behind them
-the same bytes stand in every group. What follows from others (sizes, mostly the body's CRC) or from
-the directory (how many rows a block has, and its first offset) is not kept. A group may instead
-hold whole records; it then has only the columns by which they are found.
+The idea: each field is a column. The columns that differ from record to record come first, so that
+behind them the same bytes stand in every group. A value that follows from others (sizes, mostly the
+body's CRC) or from the directory (a block's rows and its first offset) is not kept. A group may
+instead hold whole records; it then has only the columns by which they are found.
 
 Invariants: a record that is regular (see `tiering.archive.columns.records`) comes back byte for
-byte; any bytes give columns, none of which has more rows than BLOCK_ROWS_MAX, or ArchiveDamaged.
+byte; any bytes give columns, none of more than BLOCK_ROWS_MAX rows, or raise ArchiveDamaged.
 """
 
 from __future__ import annotations
@@ -74,20 +74,22 @@ _MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 
 
 class Owners(NamedTuple):
-    """Whose some rows are: the topics' names in UTF-8 and the queues, one each or one a row."""
+    """The queues that rows belong to: the topics' names in UTF-8 and the queue ids, either one for
+    all rows or one a row.
+    """
 
     topics: bytes | list[bytes]
     queues: int | Column
 
     @property
     def topic_sizes(self) -> int | Column:
-        """How long the names are."""
+        """The lengths of the names in bytes."""
         if isinstance(self.topics, bytes):
             return len(self.topics)
         return np.fromiter(map(len, self.topics), np.int64, len(self.topics))
 
     def middles(self, versions: Column) -> list[bytes]:
-        """What stands between bodies and properties."""
+        """The bytes between body and properties of each row."""
         topics = self.topics
         each = [topics] * len(versions) if isinstance(topics, bytes) else topics
         pairs = list(zip(versions.tolist(), each, strict=True))
@@ -104,7 +106,7 @@ def _middle(version: int, name: bytes) -> bytes:
 
 
 class Stretches(NamedTuple):
-    """The messages of a group, block by block: how many, and their first and last offsets."""
+    """The messages of a group, block by block: their number, and their first and last offsets."""
 
     counts: Column
     first_offsets: Column
@@ -163,14 +165,14 @@ def encode_whole(fields: Fields, inner: Column) -> bytes:
 
 
 def _missing(offsets: Column, inner: Column) -> Column:
-    """How many offsets each block lacks before each of its rows."""
+    """The number of offsets that each block lacks before each of its rows."""
     begins = inner[:-1]
     found: Column = offsets - np.arange(len(offsets))
     return found - np.repeat(found[begins], np.diff(inner))
 
 
 def offsets_of(missing: Column, stretches: Stretches) -> Column:
-    """The offsets of messages, before each of which so many are missing in its block. Raises
+    """The offsets of messages, from the number of offsets missing before each in its block. Raises
     ArchiveDamaged.
     """
     counts, firsts = stretches.counts, stretches.first_offsets
@@ -192,13 +194,15 @@ _ROWS: Final = (
     "reconsume_times", "prepared_position", "_born_host", "_store_host", "body_crc", "sizes",
     "_born_more", "_store_more",
 )  # fmt: skip
-"""What of Columns has a value a row."""
+"""The fields of Columns that have a value a row."""
 
 
 class Columns:
-    """The columns of one group, or of some of its rows. `is_whole`: it has no more than `offset`,
-    `position`, `stored_at`, and `ends`, between which its records are, not its bodies. `constants`:
-    what differs seldom, if it is known to be the same in all rows.
+    """The columns of one group, or of some of its rows.
+
+    `is_whole`: the group has only `offset`, `position`, `stored_at` and `ends`, and the `ends` are
+    those of its records, not of its bodies. `constants`: the columns that are mostly constant, if
+    they are known to be the same in all rows.
     """
 
     constants: Constants | None = None
@@ -221,7 +225,7 @@ class Columns:
         self.stored_at, self._at = decode_times(payload, self._at, counts, self.position)
         self.body_crc: Column | None = None
         self.sizes: Column | None = None
-        """Of whole records, once they were asked for."""
+        """Sizes of whole records, once they were asked for."""
         if not self.is_whole:
             self.born_at = self._next() + self.stored_at
         lengths = self._next()
@@ -240,8 +244,9 @@ class Columns:
         ends: Column,
         seldom: Constants | Varying,
     ) -> Columns:
-        """Those that were decoded and checked elsewhere: offsets, positions, store and born times;
-        then the bodies' `ends`, and what differs seldom. CRCs are the bodies', hosts of IPv4.
+        """Columns that were decoded and checked elsewhere: offsets, positions, store and born
+        times; then the bodies' `ends`, and the columns that are mostly constant. CRCs are the
+        bodies', hosts are IPv4.
         """
         found = object.__new__(cls)
         found.offset, found.position, found.stored_at, found.born_at = often
@@ -280,7 +285,7 @@ class Columns:
         if constants is None:
             self._read_each()
             return
-        # As a rule: the same bytes in each group.
+        # Mostly the same bytes in each group.
         self._take(constants)
         self._at = len(self._payload)
 
@@ -315,7 +320,7 @@ class Columns:
             raise ArchiveDamaged("it has a number that does not fit its field")
 
     def _read_more(self, bit: int) -> list[bytes]:
-        """By row: what follows the first 8 bytes of its host."""
+        """By row: the bytes behind the first 8 of its host."""
         rows = np.flatnonzero(self.system_flags & bit).tolist()
         more = np.empty(len(rows), _MORE)
         more["middle"] = self._next(len(rows))
@@ -327,7 +332,7 @@ class Columns:
 
     @cached_property
     def is_ordinary(self) -> bool:
-        """Whether all messages are ones for which `decode` has its shortcut."""
+        """Whether `decode` has its shortcut for all of the messages."""
         return (
             not self.is_whole
             and self.body_crc is None
@@ -337,7 +342,7 @@ class Columns:
 
     @cached_property
     def hosts(self) -> tuple[list[bytes], list[bytes]]:
-        """Every row's born host and store host."""
+        """The born host and store host of every row."""
         born, store = _host_list(self._born_host), _host_list(self._store_host)
         if self.has_v6:
             born = [a + b for a, b in zip(born, self._born_more, strict=True)]
@@ -366,7 +371,7 @@ class Columns:
     def records(
         self, start: int, stop: int, owners: Owners, bodies: list[bytes], properties: list[bytes]
     ) -> list[bytes]:
-        """The records of these rows, of which these are the bodies and properties."""
+        """The records of these rows, from their bodies and properties."""
         versions = self.version[start:stop]
         if max(map(len, properties)) > PROPERTIES_MAX:
             raise ArchiveDamaged("its properties are too long for a record")
@@ -417,7 +422,7 @@ class Columns:
     def _widen(
         self, out: list[bytes], heads: np.ndarray[tuple[int], np.dtype[np.void]], start: int
     ) -> None:
-        """Put heads with the hosts they have in the place of those with IPv4 ones."""
+        """Replaces heads with IPv4 hosts by heads with the rows' real hosts."""
         born, store = self.hosts
         for i, flags in enumerate((heads["system_flags"] & HOSTS_V6).tolist()):
             if flags:

@@ -1,12 +1,12 @@
-"""Digits: ids in hexadecimal, taken out of the text that they stand in.
+"""Hex ids: takes hexadecimal ids out of a text, and puts them back.
 
-The idea: ids of requests, traces and events are random, but written as text, where compression
-spends five or six bits on each of their digits, and each breaks off what repeats around it. So a
-run of digits, as long as ids are, is replaced by one byte that says its length, and goes as half as
-many bytes to a stream of its own. The text is then shorter, more alike, and faster to compress.
+The idea: ids of requests, traces and events are random, but written as text. There compression
+spends five or six bits on each digit, and each id breaks off the repetition around it. So a run of
+digits of an id's length is replaced by one byte that says its length, and its digits go to a stream
+of their own, two a byte. The text is then shorter, more uniform, and faster to compress.
 
-Invariants: `together` gives back what `apart` was given, byte for byte; any bytes give a payload of
-exactly the size that is expected, or ArchiveDamaged, and nothing is allocated before that is known.
+Invariants: `together` returns the input of `apart`, byte for byte; any bytes give a payload of
+exactly the expected size, or raise ArchiveDamaged, and nothing is allocated before that is known.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from kvstore.errors import ArchiveDamaged
 
 _FIRST_MARK: Final = 0x0E
 _LENGTHS: Final = (16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 48, 56, 64, 80, 96, 128)
-"""Digits that a run may have: mark `_FIRST_MARK + i` stands for `_LENGTHS[i]` of them. The one mark
-behind these stands for a UUID with its dashes."""
+"""The lengths in digits that a run may have: mark `_FIRST_MARK + i` stands for `_LENGTHS[i]`
+digits. The one mark behind these stands for a UUID with its dashes.
+"""
 _UUID_MARK: Final = _FIRST_MARK + len(_LENGTHS)
 _MARKS: Final = len(_LENGTHS) + 1
 _MARK_OF: Final = np.zeros(_LENGTHS[-1] + 2, np.int64)
-"""By length; 0 is no mark."""
+"""Mark by length; 0 is no mark."""
 _MARK_OF[np.array(_LENGTHS)] = np.arange(_FIRST_MARK, _UUID_MARK)
 _BYTES: Final = [bytes((i,)) for i in range(256)]
 _USUAL: Final = 32
@@ -37,11 +38,11 @@ _UUID_DIGITS: Final = 32
 _DASHES: Final = (8, 13, 18, 23)
 _DASH: Final = b"-"
 _DIGITS_OF: Final = np.zeros(256, np.int64)
-"""By mark: how many digits."""
+"""Number of digits by mark."""
 _DIGITS_OF[_FIRST_MARK : _FIRST_MARK + _MARKS] = (*_LENGTHS, _UUID_DIGITS)
 
 _LEADING: Final = np.array([8 - (i ^ 255).bit_length() for i in range(256)])
-"""Ones that a byte begins with, and ends with."""
+"""The number of ones that a byte begins with, and ends with."""
 _TRAILING: Final = np.array([((i + 1) & -(i + 1)).bit_length() - 1 for i in range(256)])
 
 
@@ -53,7 +54,9 @@ class Apart(NamedTuple):
 
 
 def apart(payload: bytes) -> Apart | None:
-    """The payload taken apart; None where it has no ids, or a byte of it would look like a mark."""
+    """Splits a payload into text and digits. None if it has no ids, or if one of its bytes would
+    look like a mark.
+    """
     found = np.frombuffer(payload, np.uint8)
     if bool((found - np.uint8(_FIRST_MARK) < _MARKS).any()):
         return None
@@ -83,7 +86,7 @@ def apart(payload: bytes) -> Apart | None:
 def _with_dashes(
     payload: bytes, found: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Where ids begin and end in runs of digits and dashes, and their marks."""
+    """The begin and end of each id in runs of digits and dashes, and its mark."""
     some = ends - begins >= _LENGTHS[0]
     begins, ends = begins[some], ends[some]
     sizes = ends - begins
@@ -94,7 +97,7 @@ def _with_dashes(
         is_uuid[is_uuid] = found[begins[is_uuid] + at] == _DASH[0]
     marks = np.where(dashes == 0, _MARK_OF[np.minimum(sizes, len(_MARK_OF) - 1)], 0)
     marks[is_uuid] = _UUID_MARK
-    # What has dashes and is no UUID: each piece by itself.
+    # A run with dashes that is no UUID: each piece by itself.
     pieces: list[tuple[int, int, int]] = []
     left = (dashes > 0) & ~is_uuid & (sizes > _LENGTHS[0])
     for begin, end in zip(begins[left].tolist(), ends[left].tolist(), strict=True):
@@ -113,8 +116,8 @@ def _with_dashes(
 
 
 def _runs(bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where runs of ones begin and end: all of 16 or more, some shorter."""
-    # Whatever is that long has eight in a row that begin where a byte of bits does.
+    """The begin and end of runs of ones: all runs of 16 or more, and some shorter ones."""
+    # A run of that length has eight ones in a row that begin where a byte of bits does.
     full = np.flatnonzero(bits == 0xFF)
     if not len(full):
         return full, full
@@ -126,14 +129,14 @@ def _runs(bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 
 def together(text: bytes, digits: bytes, size: int) -> bytes:
-    """The payload, which is of `size` bytes. Raises ArchiveDamaged."""
+    """Puts the payload together, which must have `size` bytes. Raises ArchiveDamaged."""
     found = _all_alike(text, digits, size)
     return _of_any_length(text, digits, size) if found is None else found
 
 
 def _all_alike(text: bytes, digits: bytes, size: int) -> bytes | None:
-    """The payload, if all ids have as many digits as the most usual ones: half the time, since the
-    marks need not be looked for first. None: they don't.
+    """Puts the payload together if all ids have as many digits as the most usual ones; None if they
+    have not. It takes half the time, since the marks need not be searched first.
     """
     count, rest = divmod(2 * len(digits), _USUAL)
     if rest or not count or len(text) + count * (_USUAL - 1) != size:
@@ -143,7 +146,7 @@ def _all_alike(text: bytes, digits: bytes, size: int) -> bytes | None:
     try:
         found = form % tuple(runs)
     except TypeError:
-        # As many digits, but not as many marks: there are others among them.
+        # As many digits, but fewer or more marks: some ids have another length.
         return None
     return found if len(found) == size else None
 
@@ -162,7 +165,7 @@ def _of_any_length(text: bytes, digits: bytes, size: int) -> bytes:
     for i in uuids:
         one = runs[i]
         runs[i] = b"-".join((one[:8], one[8:12], one[12:16], one[16:20], one[20:]))
-    # As a form to fill in: a piece of text at a time takes twice as long.
+    # As a format string to fill in: a loop over the pieces of text takes twice as long.
     form = text.replace(b"%", b"%%")
     for mark in set(marks.tolist()):
         form = form.replace(_BYTES[mark], b"%b")

@@ -1,13 +1,12 @@
 """Integers: columns of 64-bit numbers <-> bytes, and varints.
 
 The idea: a column is a constant, or numbers above a minimum, or differences above a least
-difference (a column that rises evenly takes no bits at all), or indexes of few distinct values;
-each packed at the number of bits that the largest needs. Columns of many blocks are encoded in one
-go: with a dozen rows a block, numpy's price is the call, not the row.
+difference (a column that rises evenly takes no bits at all), or indexes of few distinct values.
+Each form is packed at the number of bits that its largest number needs. Columns of many blocks are
+encoded in one go: with a dozen rows a block, numpy's price is the call, not the row.
 
-Invariants: all of int64 round-trips, since differences are taken modulo 2**64; which form is taken
-depends on the values alone; nothing is allocated by a number read from bytes before it is known
-that so many rows were expected.
+Invariants: all of int64 round-trips, since differences are taken modulo 2**64; the form depends on
+the values alone; a number read from bytes allocates nothing before the caller expects as many rows.
 """
 
 from __future__ import annotations
@@ -35,23 +34,24 @@ _LONG: Final = 0xF8
 """From this number on a varint takes more than one byte."""
 _DISTINCT_MAX: Final = 256
 _DISTINCT_FROM: Final = 12
-"""Columns narrower than that (in bits) are not looked through for few distinct values."""
+"""Columns narrower than this many bits are not searched for few distinct values."""
 _DISTINCT_ROWS: Final = 24
-"""So many rows must be there, and are looked at first."""
+"""A column needs this many rows for distinct values, and this many are looked at first."""
 _SHORT: Final = 40
-"""Columns of so many rows are unpacked without numpy."""
+"""Columns of up to this many rows are unpacked without numpy."""
 _TAKEN: Final = 8
 WINDOW_BITS: Final = 57
-"""Numbers of so many bits at most are within the eight bytes that begin where they do."""
+"""A number of at most this many bits lies within the eight bytes that begin where it does."""
 _WINDOWS_KEPT: Final = 1024
-"""Rows for which it is known where numbers of some width lie, for all who ask."""
+"""For up to this many rows the places of numbers of some width are kept, for all callers."""
 _MASK: Final = (1 << 64) - 1
 _BYTES: Final = [bytes((i,)) for i in range(256)]
 
 
 def write_varint(value: int) -> bytes:
-    """`value`, 0 to 2**64 - 1, in 1 to 9 bytes: itself below 0xF8, else 0xF7 and how many bytes
-    follow, and these, the highest first.
+    """`value`, 0 to 2**64 - 1, in 1 to 9 bytes. Below 0xF8 it is the byte itself. Otherwise the
+    first byte is 0xF7 plus the number of bytes that follow, which are the value's, the highest
+    first.
     """
     if value < _LONG:
         return bytes((value,))
@@ -79,7 +79,7 @@ def write_signed(value: int) -> bytes:
 
 
 def read_signed(data: bytes, at: int) -> tuple[int, int]:
-    """As `read_varint`, with a sign."""
+    """Like `read_varint`, with a sign."""
     value, at = read_varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 
@@ -90,7 +90,7 @@ def write_bytes(value: bytes) -> bytes:
 
 
 def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    """As `write_bytes` wrote it. Raises ArchiveDamaged."""
+    """The inverse of `write_bytes`, and the index behind it. Raises ArchiveDamaged."""
     size, at = read_varint(data, at)
     if size > len(data) - at:
         raise ArchiveDamaged(f"{size} bytes should follow in a block, {len(data) - at} do")
@@ -101,8 +101,8 @@ def read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def encode_columns(values: Column, bounds: Column) -> list[bytes]:
-    """One column for each of the stretches `bounds[i]` to `bounds[i + 1]`, none of them empty, into
-    which `values` fall.
+    """Encodes one column for each slice of `values`, from `bounds[i]` to `bounds[i + 1]`; no slice
+    may be empty.
     """
     starts, counts = bounds[:-1], np.diff(bounds)
     least = np.minimum.reduceat(values, starts)
@@ -112,7 +112,7 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
         return _constants(least)
     deltas = np.empty_like(values)
     np.subtract(values[1:], values[:-1], out=deltas[1:])
-    # The first row of a stretch has no difference: it repeats the next one, so as not to count.
+    # The first row of a slice has no difference. It repeats the next one, so as not to count.
     deltas[starts] = deltas[np.minimum(starts + 1, len(values) - 1)]
     least_delta = np.minimum.reduceat(deltas, starts)
     delta_width = _widths(least_delta, np.maximum.reduceat(deltas, starts))
@@ -134,14 +134,15 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
 
 
 def encode_stretches(values: Column, bounds: Column, inner: Column) -> list[bytes]:
-    """The same for numbers that rise within shorter stretches, `inner[i]` to `inner[i + 1]`, some
-    of which make up one of `bounds` each: where it pays, first values and differences apart.
+    """The same for numbers that rise within shorter slices, `inner[i]` to `inner[i + 1]`, some of
+    which make up one slice of `bounds`. Where it pays, first values and differences are encoded
+    apart.
     """
     out = encode_columns(values, bounds)
     if len(inner) == len(bounds):
         return out
     firsts = np.searchsorted(inner, bounds)
-    # Behind each first value stand as many differences as there are rows but it; often none.
+    # Behind each first value stand as many differences as there are other rows; often none.
     steps = bounds - firsts
     is_step = np.ones(len(values), np.bool_)
     is_step[inner[:-1]] = False
@@ -160,7 +161,7 @@ def encode_stretches(values: Column, bounds: Column, inner: Column) -> list[byte
 
 
 def encode_column(values: Column) -> bytes:
-    """One column; none at all for no values."""
+    """One column; no bytes for no values."""
     if not len(values):
         return b""
     return encode_columns(values, np.array((0, len(values)), np.int64))[0]
@@ -174,7 +175,9 @@ def _constants(values: Column) -> list[bytes]:
 
 
 def _widths(least: Column, most: Column) -> Column:
-    """Bits that most - least takes; one too many where rounding to a float goes up, never less."""
+    """The bits that most - least takes; one too many where rounding to a float goes up, never too
+    few.
+    """
     span = (most - least).view(np.uint64).astype(np.float64)
     widths: Column = np.minimum(np.frexp(span)[1], _WIDTH_MAX).astype(np.int64)
     return widths
@@ -183,7 +186,7 @@ def _widths(least: Column, most: Column) -> Column:
 def _use_distinct(
     out: list[bytes], values: Column, bounds: Column, which: NDArray[np.bool_]
 ) -> None:
-    """Put indexes of distinct values in the place of columns that are smaller so."""
+    """Replaces columns by indexes of distinct values where those are smaller."""
     for i in np.flatnonzero(which).tolist():
         rows = values[int(bounds[i]) : int(bounds[i + 1])]
         if len(set(rows[:_DISTINCT_ROWS].tolist())) * 2 <= _DISTINCT_ROWS:
@@ -203,14 +206,14 @@ def _distinct(values: Column) -> bytes | None:
 def _pack_all(
     rest: NDArray[np.uint64], starts: Column, stops: Column, widths: Column
 ) -> list[bytes]:
-    """What `_pack` makes of each stretch."""
+    """The result of `_pack` for each slice."""
     out = [b""] * len(starts)
     for bits in set(widths.tolist()):
         if not bits:
             continue
         which = np.flatnonzero(widths == bits)
         counts = stops[which] - starts[which]
-        # Eight rows take `bits` bytes, so a stretch that begins at a row divisible by 8 begins at a
+        # Eight rows take `bits` bytes, so a slice that begins at a row divisible by 8 begins at a
         # whole byte.
         room = (counts + 7) & -8
         begins = np.cumsum(room) - room
@@ -273,7 +276,9 @@ def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
 
 
 def decode_stretches(data: bytes, at: int, counts: Column) -> tuple[Column, int]:
-    """What `encode_stretches` made of stretches of so many values each. Raises ArchiveDamaged."""
+    """The inverse of `encode_stretches`; `counts` has the number of values of each slice. Raises
+    ArchiveDamaged.
+    """
     count = int(counts.sum())
     if data[at : at + 1] != b"\x04":
         return decode_column(data, at, count)
@@ -283,8 +288,8 @@ def decode_stretches(data: bytes, at: int, counts: Column) -> tuple[Column, int]
 
 
 def rising(firsts: Column, steps: Column, counts: Column) -> Column:
-    """The values of stretches of so many each, by the first value of each and the differences
-    behind these.
+    """The values of slices of `counts` values each, from the first value of each and the
+    differences behind it.
     """
     begins = np.cumsum(counts) - counts
     is_step = np.ones(len(steps) + len(firsts), np.bool_)
@@ -324,7 +329,8 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
     if bits == wide * 8 and wide in (1, 2, 4, 8):
         return np.frombuffer(data, f">u{wide}", count, at).astype(np.uint64), stop
     if count <= _SHORT:
-        # One long number, from which each is cut: a numpy call takes as long as many of these.
+        # One long number, from which each value is cut: one numpy call takes as long as many such
+        # cuts.
         joint = int.from_bytes(data[at:stop], "big") >> (-count * bits & 7)
         mask = (1 << bits) - 1
         cut = [joint >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
@@ -340,7 +346,9 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
 
 
 def _windows(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Of numbers of so many bits: the byte that each begins in, and the bits before it there."""
+    """For numbers of `bits` bits: the byte in which each begins, and the bits before it in that
+    byte.
+    """
     if count > _WINDOWS_KEPT:
         return _windows_of(bits, count)
     begins, shifts = _kept_windows(bits)
@@ -365,18 +373,19 @@ def _short() -> ArchiveDamaged:
 
 
 def total(values: Column, what: str, limit: int) -> int:
-    """The sum of a column of lengths. Raises ArchiveDamaged if one is negative or the sum above
-    `limit`.
+    """The sum of a column of lengths. Raises ArchiveDamaged if a length is negative or the sum is
+    above `limit`.
     """
-    # As floats the sum can't run over; rounding says at most that an absurd sum is absurd.
+    # A sum of floats can't overflow. Rounding only changes by how much an absurd sum is absurd.
     if len(values) and (int(values.min()) < 0 or float(values.sum(dtype=np.float64)) > limit):
         raise ArchiveDamaged(f"{what} in a block take more than the {limit} bytes there are")
     return int(values.sum()) if len(values) else 0
 
 
 def by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
-    """Things of these sizes cut into stretches of at most so many bytes and `rows`, or of a larger
-    one alone: the first of each, and the one behind its last.
+    """Cuts items of these sizes into slices of at most `most` bytes and `rows` items; an item of
+    more bytes gets a slice of its own. Yields the first item of each slice, and the one behind its
+    last.
     """
     ends = np.cumsum(sizes)
     rows = len(ends) if rows is None else rows
@@ -393,7 +402,9 @@ def by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tupl
 
 
 def bounds_of(lengths: Sequence[int] | Column) -> Column:
-    """Where things of these lengths, one behind the other, begin, and where the last ends."""
+    """The begin of each item and the end of the last, for items of these lengths one behind the
+    other.
+    """
     out = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=out[1:])
     return out

@@ -1,10 +1,11 @@
-"""Joint: the fixed columns of several groups, decoded at one go.
+"""Joint columns: decodes the fixed columns of several groups in one pass.
 
-The idea: column by column, for all groups together (see `tiering.archive.columns.batch_columns`);
-where some have it in one kind and some in another, for those of a kind.
+The idea: it goes column by column, for all groups together (see
+`tiering.archive.columns.batch_columns`). Where groups encode a column in different kinds, it
+decodes the groups of each kind together.
 
-Invariants: it gives what each group by itself gives; where anything is wrong, or of a form that is
-not meant for it, it gives nothing at all, and whoever decodes one by one finds out what and where.
+Invariants: the result is the same as of each group by itself; for damaged or unusual bytes there is
+no result at all, and the caller decodes one group after the other to find the fault and its place.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from tiering.archive.layout import BLOCK_ROWS_MAX, COLUMNS_FORMAT, DECODED_MAX
 def decode_jointly(
     payloads: Sequence[bytes], stretches: Sequence[Stretches]
 ) -> list[Columns] | None:
-    """The columns of groups with these fixed parts; None: decode them one by one. They are slices,
-    of columns that are kept as a whole by each.
+    """The columns of groups with these fixed parts; None: decode them one by one. They are slices
+    of larger columns, which each slice keeps in memory.
     """
     try:
         return _Groups(payloads, stretches).columns()
@@ -55,7 +56,9 @@ class _Groups(Several):
         self._rows = RowCounts(np.add.reduceat(self._inner.counts, bounds_of(self._blocks)[:-1]))
 
     def columns(self) -> list[Columns] | None:
-        """See `decode_jointly`. Raises ArchiveDamaged; IndexError for what has no end."""
+        """The columns of all groups, see `decode_jointly`. Raises ArchiveDamaged; IndexError for a
+        payload without an end.
+        """
         if not self._begin():
             return None
         offset = offsets_of(self._next(), self._inner)
@@ -83,24 +86,24 @@ class _Groups(Several):
         return int(self._inner.counts.min()) > 0
 
     def _ends_of_bodies(self) -> list[Column]:
-        """Where the bodies of each group begin, and where its last ends."""
+        """The begin of each group's bodies, and the end of its last one."""
         lengths = self._next()
         if int(lengths.min()) < 0 or int(lengths.max()) > DECODED_MAX:
             raise ArchiveDamaged("a body is longer than any")
-        # One more than rows, of each group.
+        # One more than the rows of each group.
         counts = self._rows.counts + 1
         ends = rising(np.zeros(len(counts), np.int64), lengths, counts)
         if int(ends.max()) > DECODED_MAX:
             raise ArchiveDamaged("bodies are longer than any")
         return [ends[a:b] for a, b in pairwise(bounds_of(counts).tolist())]
 
-    # --- what is next in some groups, their rows one behind the other ---
+    # --- the next column of some groups, their rows one behind the other ---
 
     def _next(self) -> Column:
         return self.column(self.every, self._rows)
 
     def _rising(self, which: list[int]) -> Column:
-        """Numbers that may be told by first values and differences of blocks."""
+        """Numbers that may be encoded as first values and differences of blocks."""
 
         def split(some: list[int], rows: RowCounts) -> Column:
             for i in some:
@@ -118,7 +121,7 @@ class _Groups(Several):
         )
 
     def _times(self, position: Column) -> Column:
-        """Store times, which may be told by positions."""
+        """Store times, which may be encoded by positions."""
 
         def along(some: list[int], rows: RowCounts) -> Column:
             ends = []
@@ -139,7 +142,7 @@ class _Groups(Several):
         of_kind: Callable[[list[int], RowCounts], Column],
         of_others: Callable[[list[int]], Column],
     ) -> Column:
-        """A column that is of a kind in some groups, and not in others."""
+        """A column that is of one kind in some groups, and of another in others."""
         is_some = [self.data[self.ats[i]] == kind for i in which]
         some = list(compress(which, is_some))
         others = list(compress(which, map(not_, is_some)))
@@ -157,7 +160,7 @@ class _Groups(Several):
         return self._rows if which == self.every else RowCounts(self._rows.counts[which])
 
     def _seldom(self) -> Sequence[Constants | Varying] | None:
-        """What differs seldom in each group, to its end."""
+        """The columns of each group that are mostly constant, up to its end."""
         rests = [self.data[at:end] for at, end in zip(self.ats, self.ends, strict=True)]
         found = [one for one in map(constants_of, rests) if one is not None]
         if len(found) == len(rests):

@@ -1,10 +1,11 @@
-"""Joint properties: the properties of several groups, in columns, decoded at one go.
+"""Joint properties: decodes the properties of several groups, in columns, in one pass.
 
-The idea: of the groups that begin with the same shape, as those of like topics do, ids and numbers
-are unpacked together (see `tiering.archive.columns.batch_columns`), and each has its slice.
+The idea: groups of similar topics begin with the same shape. Their ids and numbers are unpacked
+together (see `tiering.archive.columns.batch_columns`), and each group gets its slice.
 
-Invariants: it gives what each group by itself gives; of those among which one has several shapes,
-or anything wrong, it gives nothing, and whoever decodes one by one finds out what and where.
+Invariants: the result is the same as of each group by itself; if one of the groups has several
+shapes or is damaged there is no result, and the caller decodes one group after the other to find
+the fault and its place.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _ID_BYTES: Final = ID_DIGITS // 2
 def decode_properties_jointly(
     payloads: Sequence[bytes], born: Sequence[Column]
 ) -> list[PropertyColumns | None]:
-    """The properties of groups with these parts, of records born at these times; None: of this one
-    by itself.
+    """The properties of groups with these parts, whose records were born at these times. None for a
+    group: decode it by itself.
     """
     out: list[PropertyColumns | None] = [None] * len(payloads)
     by_head: dict[bytes, list[int]] = {}
@@ -63,7 +64,7 @@ def decode_properties_jointly(
 def _decoded(
     head: bytes, payloads: Sequence[bytes], born: Sequence[Column]
 ) -> Sequence[PropertyColumns | None]:
-    """Of groups that begin alike."""
+    """The properties of groups that begin with the same shape."""
     shapes, _ = read_shapes(head, len(born[0]))
     names = sorted(value_names(shapes[0]))
     none = [None] * len(born)
@@ -86,7 +87,7 @@ def _decoded(
 
 
 class _Values(Several):
-    """Values by name, which begin behind so many bytes."""
+    """Values by name; in each part they begin behind the given number of bytes."""
 
     def __init__(self, payloads: Sequence[bytes], born: Sequence[Column], begin: int) -> None:
         super().__init__(payloads)
@@ -94,7 +95,7 @@ class _Values(Several):
         self._each = born
         self._rows = RowCounts(np.array(list(map(len, born))))
         self._left = [DECODED_MAX] * len(born)
-        """Bytes that may still come of each."""
+        """Bytes that may still come from each group."""
 
     def next(self) -> Sequence[Texts]:
         """The values of the next name, group by group. Raises ArchiveDamaged, IndexError."""

@@ -1,12 +1,13 @@
-"""Packed: integers at as few bits as they need, in files, and at as few bytes, in memory.
+"""Packed: integers at as few bits as they need in files, and at as few bytes in memory.
 
-The idea: three forms. A *column* is a minimum and what lies above it at a fixed number of bits. A
-*sorted column* is Elias and Fano's: low bits as they are, high bits in unary, so that it takes two
-bits more than the logarithm of the mean step, whatever single steps are like. `Narrow` is what
-stays in memory: any one value is had without decoding the others.
+The idea: three forms. A *column* is a minimum, and the distances from it at a fixed number of bits.
+A *sorted column* is Elias and Fano's: low bits as they are, high bits in unary. It takes two bits
+more than the logarithm of the mean step, however single steps differ. `Narrow` is the form in
+memory: it gives any one value without decoding the others.
 
-Invariants: what a column says of itself is compared with the bytes there are before anything is
-allocated by it; values are 64 bits and may wrap, so that differences of any two are kept exactly.
+Invariants: the sizes that a column states are compared with the bytes that are there before
+anything is allocated; values are 64 bits and may wrap, so that differences of any two are kept
+exactly.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ _COLUMN: Final = Struct(">qB")
 _SORTED: Final = Struct(">qBI")
 """First value, low bits, bytes of the high bits; then the low bits, then the high bits."""
 _WINDOW_MAX: Final = 56
-"""The most bits that, beginning anywhere in a byte, lie in the 8 bytes from there on."""
+"""The most bits that lie in 8 bytes, wherever in the first byte they begin."""
 _WIDEST: Final = 64
 _SLOPE_MAX: Final = 1 << 30
 _STRAIGHT_MAX: Final = 1 << 61
-"""So that neither slope times count nor what is left of a value runs over."""
+"""A bound for which neither slope times count nor a value's distance from the line overflows."""
 _PIECE: Final = 1 << 16
-"""Values packed at a time."""
+"""The number of values packed at a time."""
 _TAKEN: Final = 8
-"""Bytes that a value lies in, from the one in which it begins."""
+"""The bytes that hold a value, from the one in which it begins."""
 
 
 def width_of(greatest: int) -> int:
-    """How many bits values up to `greatest` are packed at."""
+    """The number of bits at which values up to `greatest` are packed."""
     width = greatest.bit_length()
     return width if width <= _WINDOW_MAX else _WIDEST
 
 
 def size_of(width: int, count: int) -> int:
-    """Bytes of `count` values packed at `width` bits."""
+    """The bytes of `count` values packed at `width` bits."""
     return (width * count + 7) // 8
 
 
 def pack(values: U64, width: int) -> bytes:
-    """Values packed at `width` bits, which `width_of` their greatest gave."""
+    """Packs values at `width` bits, which is `width_of` their greatest."""
     if width == 0:
         return b""
     rows = np.ascontiguousarray(values, dtype=">u8").view(np.uint8).reshape(-1, 8)
@@ -60,7 +61,7 @@ def pack(values: U64, width: int) -> bytes:
 
 
 def unpack(data: bytes | memoryview, width: int, count: int) -> U64:
-    """The inverse of `pack`. Raises FormatError for bytes that are not of that size."""
+    """The inverse of `pack`. Raises FormatError for bytes of another size."""
     if width > _WINDOW_MAX and width != _WIDEST:
         raise FormatError(f"values of {width} bits are never packed")
     if len(data) != size_of(width, count):
@@ -99,7 +100,7 @@ def encode_sorted(values: I64) -> bytes:
 
 
 class ByteReader:
-    """Reads what this module writes, and Structs, one behind the other; raises FormatError."""
+    """Reads the columns of this module, and Structs, one behind the other; raises FormatError."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -141,16 +142,17 @@ class ByteReader:
         return ((high | lows) + np.uint64(first & 0xFFFF_FFFF_FFFF_FFFF)).astype(np.int64)
 
     def end(self) -> None:
-        """Raise FormatError unless everything was read."""
+        """Raises FormatError unless everything was read."""
         if self._at != len(self._data):
             raise FormatError(f"{len(self._data) - self._at} bytes are left over")
 
 
 class Narrow:
-    """A column in memory: `column[i]` is had at once, at as few bits each as the widest needs.
+    """A column in memory: `column[i]` is found at once; each value takes as few bits as the widest
+    needs.
 
-    What is kept of a value is how far it lies from a straight line through the first and the last,
-    if that takes fewer bits: of columns that count up, nothing.
+    A value is kept as its distance from a straight line through the first and the last value, if
+    that takes fewer bits: nothing at all for columns that count up.
     """
 
     __slots__ = ("_base", "_data", "_slope", "_width", "count")
@@ -168,7 +170,7 @@ class Narrow:
                     self._base, self._width, self._slope, above = base, width, slope, straight
         pieces = range(0, self.count if self._width else 0, _PIECE)
         packed = [pack(above[at : at + _PIECE], self._width) for at in pieces]
-        # Whatever value is wanted, so many bytes can be taken from where it begins.
+        # From where any value begins, this many bytes can be read.
         self._data = b"".join((*packed, bytes(_TAKEN))) if packed else b""
 
     def __len__(self) -> int:
@@ -194,24 +196,24 @@ class Narrow:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes, its own objects left out."""
+        """The bytes of memory that it takes, without its own objects."""
         return len(self._data)
 
 
 def _is_near(values: I64) -> bool:
-    """Whether a straight line through the values stays far from running over."""
+    """Whether a straight line through the values stays far from overflowing."""
     return int(values.min()) > -_STRAIGHT_MAX and int(values.max()) < _STRAIGHT_MAX
 
 
 def _above(values: I64) -> tuple[int, int, U64]:
-    """The least value, the bits that each takes above it, and what each has above it."""
+    """The minimum, the bits that each value takes above it, and each value's distance from it."""
     base = int(values.min()) if len(values) else 0
     above = (values - np.int64(base)).view(np.uint64)
     return base, width_of(int(above.max())) if len(values) else 0, above
 
 
 def _windows(data: bytes, begin: I64, width: int) -> U64:
-    """The values of `width` bits that begin at these bits; 8 bytes follow behind the last."""
+    """The values of `width` bits that begin at these bits; 8 bytes must follow the last."""
     if width == _WIDEST:
         aligned: U64 = np.frombuffer(data, ">u8", (len(data) // 8))[begin >> 6].astype(np.uint64)
         return aligned
@@ -219,11 +221,11 @@ def _windows(data: bytes, begin: I64, width: int) -> U64:
 
 
 def windows(data: bytes, at: int, begins: I64, shifts: U64, width: int | U64) -> U64:
-    """Values of `width` bits, 1 to 57 (or, where each has its own, 0 to 57), each of which begins
-    in one of the bytes `begins`, counted from index `at`, behind so many bits of it; 8 bytes follow
-    behind the one where the last begins.
+    """Values of `width` bits, 1 to 57; or 0 to 57 where each has its own width. Each begins in one
+    of the bytes `begins`, counted from index `at`, behind `shifts` bits of that byte. 8 bytes must
+    follow the one where the last begins.
     """
-    # The eight bytes from where each begins, without what lies around it.
+    # The eight bytes from where each begins, without the bits around the value.
     taken = np.ndarray((len(data) - _TAKEN + 1 - at,), ">u8", data, at, (1,))
     found = taken[begins].astype(np.uint64)
     found <<= shifts

@@ -1,13 +1,13 @@
 """Properties: the properties fields of a block's records <-> bytes, in columns by name.
 
-The idea: nearly all messages of a queue have the same names in the same order (a *shape*), so names
-are written once and values go to a column a name. A column of values is kept as what it looks like:
-one value, unique ids, numbers with the same text before them, few distinct values, or text. Blocks
-are encoded many at a time, see `tiering.archive.block`.
+The idea: nearly all messages of a queue have the same names in the same order (a *shape*). So names
+are written once, and values go to a column a name. The form of a column follows from its values:
+one value, unique ids, numbers behind the same text, few distinct values, or text. Many blocks are
+encoded at a time, see `tiering.archive.encoding`.
 
 Invariants: a field that its shape and values don't give back exactly has the shape VERBATIM and is
-kept as it is; any bytes decode to as many fields as there are rows, or ArchiveDamaged; no more is
-allocated than `limit`, the size of the records that are to come out, allows.
+kept as it is; any bytes decode to as many fields as there are rows, or raise ArchiveDamaged; no
+more is allocated than `limit` allows, which is the size of the resulting records.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tiering.archive.columns.values import Values, decode_values, encode_values,
 from tiering.archive.layout import COLUMNS_FORMAT
 
 Shape = tuple[bytes, ...]
-"""The names, in order, and behind them one byte: what the field ends with."""
+"""The names, in order, and behind them one byte: the field's ending."""
 
 
 class Even(NamedTuple):
-    """Fields that all have one ordinary shape, taken apart: each name's values, in the order of
+    """Fields that all have one ordinary shape, split: the values of each name, in the order of
     rows.
     """
 
@@ -58,8 +58,8 @@ _VERBATIM: Final[Shape] = (b"\x02",)
 def encode_properties(
     fields: Sequence[bytes], even: Even | None, bounds: Column, times: Column
 ) -> list[bytes]:
-    """The part's payload for each block; block i has the fields `bounds[i]` to `bounds[i + 1]`, of
-    records born at `times`; `even` is what `take_apart_even` gave.
+    """The part's payload for each block. Block i has the fields `bounds[i]` to `bounds[i + 1]`, of
+    records born at `times`. `even` is the result of `take_apart_even`.
     """
     shapes, shape_of, by_name = _take_apart(fields, even)
     columns: list[list[bytes]] = [[] for _ in range(len(bounds) - 1)]
@@ -76,7 +76,7 @@ def encode_properties(
 def _take_apart(
     fields: Sequence[bytes], even: Even | None
 ) -> tuple[list[Shape], Column, dict[bytes, tuple[list[bytes], Column]]]:
-    """All shapes; the shape's number of each row; and by name the values and their rows."""
+    """All shapes; the number of each row's shape; and by name the values and their rows."""
     if even is not None:
         rows = np.arange(len(fields))
         found = {name: (values, rows) for name, values in even.columns.items()}
@@ -96,7 +96,7 @@ def _take_apart(
             members.append([])
         match = _matcher(shape)
         taken, begin = groups[number], row
-        # The next ones mostly have the same shape: no need to find out which, then.
+        # The next rows mostly have the same shape, so it need not be searched then.
         while row < count and (matched := match(fields[row])):
             taken.append(matched.groups())
             row += 1
@@ -106,7 +106,9 @@ def _take_apart(
 
 
 def take_apart_even(fields: Sequence[bytes]) -> Even | None:
-    """Fields that all have one ordinary shape, several times as fast as others; None for others."""
+    """Splits fields that all have one ordinary shape, several times as fast as other fields; None
+    for other fields.
+    """
     shape = _shape_of(fields[0]) if fields else _VERBATIM
     names = shape[:-1]
     count, size = len(fields), len(names)
@@ -123,8 +125,8 @@ def take_apart_even(fields: Sequence[bytes]) -> Even | None:
         values = [pair.removeprefix(stem) for pair in column]
         left -= np.fromiter(map(len, values), np.int64, count) + len(stem)
         columns[name] = values
-    # All pieces together are as long as all fields. So a name that is not there makes a row's rest
-    # negative and none positive; and where no row has a rest, its pieces are its own.
+    # All pieces together are as long as all fields. So a missing name makes a row's rest negative,
+    # and no row's rest positive. Where no row has a rest, its pieces are its own.
     return None if left.any() else Even(shape, columns)
 
 
@@ -150,7 +152,7 @@ def _by_name(
 
 
 def _shape_of(field: bytes) -> Shape:
-    """The shape of a field; VERBATIM where there is none that gives it back."""
+    """The shape of a field; VERBATIM if no shape gives the field back."""
     if not field:
         return (_OPEN,)
     end = _TERMINATED if field.endswith(VALUE_END_BYTE) else _OPEN
@@ -167,18 +169,20 @@ def _shape_of(field: bytes) -> Shape:
 
 
 def value_names(shape: Shape) -> Shape:
-    """Whose columns a row of this shape takes values from; all fields kept whole are one column."""
+    """The names whose columns a row of this shape takes values from. All fields that are kept whole
+    share one column.
+    """
     return (b"",) if shape == _VERBATIM else shape[:-1]
 
 
 def size_of(shape: Shape) -> int:
-    """Bytes that it adds to the values in each field."""
+    """The bytes that a shape adds to the values in each field."""
     return sum(map(len, shape[:-1])) + 2 * (len(shape) - 1)
 
 
 def _matcher(shape: Shape) -> Callable[[bytes], re.Match[bytes] | None]:
     if shape == _VERBATIM:
-        # Takes one, and looks at the next anew.
+        # It takes one field, and looks at the next anew.
         return _Once().match
     if len(shape) == 1:
         return re.compile(b"").fullmatch
@@ -187,7 +191,7 @@ def _matcher(shape: Shape) -> Callable[[bytes], re.Match[bytes] | None]:
 
 
 class _Once:
-    """Matches the first field it is given, whole, and no other."""
+    """Matches exactly the first field that it is given."""
 
     _whole: Final = re.compile(b"(.*)", re.DOTALL)
 
@@ -202,7 +206,7 @@ class _Once:
 
 
 def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]:
-    """What stands before the columns: shapes, and the rows' where there are several."""
+    """The bytes before the columns: the shapes, and each row's shape where there are several."""
     written = [
         write_varint(len(shape) - 1) + b"".join(map(write_bytes, shape[:-1])) + shape[-1]
         for shape in shapes
@@ -222,8 +226,8 @@ def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]
 
 
 class PropertyColumns(NamedTuple):
-    """The properties of rows as a block has them: by name the values, in the order of rows, of
-    those rows whose shape has the name. `shape_of` says which of `shapes` a row has.
+    """The properties of rows as a block has them. `shape_of` says which of `shapes` a row has. By
+    name they hold the values of the rows whose shape has the name, in the order of rows.
     """
 
     shapes: list[Shape]
@@ -232,8 +236,8 @@ class PropertyColumns(NamedTuple):
 
     @property
     def plain_names(self) -> Shape | None:
-        """The names, if all rows have the same, each once, and nothing else: then a field is these
-        names with their values, each ended. None if not.
+        """The names, if all rows have the same ones, each once, and nothing else: then a field is
+        these names with their values, each followed by its separator. None if not.
         """
         names, end = self.shapes[0][:-1], self.shapes[0][-1:]
         is_ended = end == (_TERMINATED,) if names else end == (_OPEN,)
@@ -242,8 +246,8 @@ class PropertyColumns(NamedTuple):
 
 
 def decode_properties(data: bytes, count: int, times: Column, limit: int) -> list[bytes]:
-    """The fields of `count` rows, of records born at `times`. Raises ArchiveDamaged, also if they
-    would take more than `limit` bytes.
+    """The fields of `count` rows, of records born at `times`. Raises ArchiveDamaged, also if the
+    fields would take more than `limit` bytes.
     """
     return fields_of(decode_property_columns(data, count, times, limit))
 
@@ -258,7 +262,7 @@ def fields_of(found: PropertyColumns) -> list[bytes]:
 
 
 def decode_property_columns(data: bytes, count: int, times: Column, limit: int) -> PropertyColumns:
-    """The same as `decode_properties`, not put together. Raises as that does."""
+    """The same as `decode_properties`, in columns and not put together. Raises the same errors."""
     if not data or data[0] != COLUMNS_FORMAT:
         raise ArchiveDamaged("the properties of a block are of an unknown format")
     shapes, at = read_shapes(data, count)
@@ -279,7 +283,7 @@ def decode_property_columns(data: bytes, count: int, times: Column, limit: int) 
 
 
 def read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
-    """The shapes that stand before the columns, at most so many, and the index behind them. Raises
+    """The shapes that stand before the columns, at most `most`, and the index behind them. Raises
     ArchiveDamaged.
     """
     number, at = read_varint(data, 1)
@@ -305,7 +309,7 @@ def read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
 def _read_columns(
     data: bytes, at: int, shapes: list[Shape], shape_of: Column, times: Column, limit: int
 ) -> tuple[dict[bytes, Texts], int]:
-    """The values of each name, in the order of rows; `limit` bounds them all together."""
+    """The values of each name, in the order of rows; `limit` bounds the bytes of all together."""
     uses: dict[bytes, dict[int, int]] = {}
     for number, shape in enumerate(shapes):
         for name in value_names(shape):
@@ -324,7 +328,7 @@ def _read_columns(
 
 
 def _form(shape: Shape) -> bytes:
-    """What makes a field of its values by `%`."""
+    """The format string that makes a field of its values by `%`."""
     if shape == _VERBATIM:
         return b"%b"
     text = b"\x02".join(name.replace(b"%", b"%%") + b"\x01%b" for name in shape[:-1])
@@ -332,7 +336,7 @@ def _form(shape: Shape) -> bytes:
 
 
 def _build(shape: Shape, columns: list[list[bytes]], count: int) -> list[bytes]:
-    """The fields of rows that are all of one shape."""
+    """The fields of rows that all have one shape."""
     names = value_names(shape)
     if len(set(names)) != len(names):
         return _build_mixed(

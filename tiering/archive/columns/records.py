@@ -1,11 +1,11 @@
 """Records: the bytes of many records -> columns, with numpy.
 
-The idea: where a record's fields are depends on few of its bytes, so all records of a batch are
-taken apart at once, column by column, whatever queues they belong to. A host is one number of 8
-bytes, or with IPv6 that and two more. Records that have an IPv6 host are few, and read one by one.
+The idea: the places of a record's fields depend on few of its bytes. So all records of a batch are
+split at once, column by column, whatever their queues. A host is one number of 8 bytes; an IPv6
+host has two more. Records with an IPv6 host are few, and are read one by one.
 
-Invariant: nothing outside a record's own bytes is looked at, and nothing of a record is left out:
-one that is `regular` is rebuilt from its columns, topic, body and properties, byte for byte.
+Invariant: only a record's own bytes are read, and none of them is left out: a `regular` record is
+rebuilt from its columns, topic, body and properties, byte for byte.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _NAMES: Final = HEAD.names or ()
 class RecordBatch(NamedTuple):
     """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
 
-    They were checked before (`kvstore.record.check`); `with_bodies`: their body CRCs were as well.
-    `stays`: the buffer is there all the time, and need not be copied from to be let go.
+    They were checked before (`kvstore.record.check`); `with_bodies`: their body CRCs were checked
+    too. `stays`: the buffer stays valid, so the records need not be copied out of it.
     """
 
     buffer: Buffer
@@ -115,9 +115,9 @@ def slices(buffer: Buffer, starts: Column, stops: Column) -> list[bytes]:
 class Fields:
     """The fields of a batch's records, in columns; one row a record, in the batch's order.
 
-    `born_host` and `store_host` are the first 8 bytes of the hosts as a number, `born_more` and
-    `store_more` the 12 others of IPv6 ones, by row. Rows that are not `regular` are records that
-    don't follow their own lengths: of those only `sizes`, offset, position and store time count.
+    `born_host` and `store_host` are the first 8 bytes of the hosts as a number; `born_more` and
+    `store_more` are the 12 further bytes of IPv6 hosts, by row. A row that is not `regular` is a
+    record that contradicts its own lengths: only its size, offset, position and store time count.
     """
 
     queue: Column
@@ -191,12 +191,12 @@ class Fields:
         return self.position
 
     def _read_v6(self, columns: dict[str, Column], row: int) -> None:
-        """Read one head again, whose hosts are not both of 8 bytes."""
+        """Reads one head again whose hosts are not both of 8 bytes."""
         flags = int(columns["system_flags"][row]) & HOSTS_V6
         head = HEADS[flags]
         start = int(self._starts[row])
         if self.sizes[row] < head.size:
-            columns["size"][row] = -1  # not its size: so not regular
+            columns["size"][row] = -1  # wrong on purpose: the row is not regular
             return
         values = dict(zip(_NAMES, head.unpack_from(self._buffer, start), strict=True))
         for name, more, bit in (
@@ -212,7 +212,7 @@ class Fields:
             columns[name][row] = values[name]
 
     def _measure(self, view: NDArray[np.uint8], good: NDArray[np.bool_]) -> None:
-        """Find the parts behind the head; sets `regular`."""
+        """Finds the parts behind the head; sets `regular`."""
         stops = self._starts + self.sizes
         self._body_at = self._starts + BODY_AT + self._extra
         body_end = self._body_at + self.body_size
@@ -261,12 +261,12 @@ class Fields:
         return self.property_list[row]
 
     def records(self, start: int, stop: int) -> list[bytes]:
-        """The records of these rows, whole."""
+        """The whole records of these rows."""
         starts = self._starts[start:stop]
         return slices(self._buffer, starts, starts + self.sizes[start:stop])
 
     def rest(self, start: int) -> RecordBatch:
-        """The records from a row on: copies, unless the buffer that they came in stays."""
+        """The records from a row on: copies, unless the buffer stays valid."""
         if not self._stays:
             return RecordBatch.of_records(
                 self.records(start, self.count), with_bodies=self.with_bodies
@@ -275,7 +275,7 @@ class Fields:
         return RecordBatch(self._buffer, starts, sizes, self.with_bodies, stays=True)
 
     def wrong_crcs(self) -> NDArray[np.bool_]:
-        """Of which rows the body CRC is not that of the body."""
+        """The rows whose body CRC is not that of the body."""
         count = self.count
         if self.with_bodies:
             return np.zeros(count, np.bool_)

@@ -1,10 +1,10 @@
-"""Texts: one value a row, as a block has them, to be had as a list or laid side by side.
+"""Text columns: one text a row, read as a list of values or as all bytes side by side.
 
-The idea: whoever wants messages takes values one by one; whoever wants a column takes all their
-bytes at once, and where each begins. What a block says in short (one value, ids, numbers, few
-different values) becomes either without the other.
+The idea: a caller that wants messages takes values one by one. A caller that wants a column takes
+all bytes at once, with the begin of each value. The short forms of a block (one value, ids,
+numbers, few distinct values) become either one directly, without the other in between.
 
-Invariant: both ways say the same, byte for byte.
+Invariant: both ways give the same values, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ID_DIGITS: Final = 32
 DIGITS_MAX: Final = 18
 """Decimal digits that always fit 64 bits."""
 _LETTER: Final = np.uint8(0x40)
-"""The bit that letters have, and digits lack; they are capitals without the next lower one."""
+"""The bit that letters have and digits lack. A letter without the next lower bit is a capital."""
 _POWERS: Final = 10 ** np.arange(DIGITS_MAX + 1, dtype=np.int64)
 _FOUR: Final = 4
 _FOURS: Final = np.frombuffer(b"".join(b"%04d" % i for i in range(10**_FOUR)), np.uint32)
@@ -29,21 +29,21 @@ _FOURS: Final = np.frombuffer(b"".join(b"%04d" % i for i in range(10**_FOUR)), n
 
 
 class Joined(NamedTuple):
-    """The bytes of all values, and where each begins and the last ends."""
+    """The bytes of all values, the begin of each, and the end of the last."""
 
     data: bytes
     bounds: Column
 
 
 class Texts(Protocol):
-    """See the module."""
+    """A column of texts; see the module."""
 
     def values(self) -> list[bytes]:
-        """One value after the other."""
+        """The values as a list."""
         ...
 
     def joined(self) -> Joined:
-        """All of them side by side."""
+        """The values side by side."""
         ...
 
 
@@ -54,7 +54,7 @@ def joined_of(values: list[bytes]) -> Joined:
 
 
 class Listed(NamedTuple):
-    """Values as they are."""
+    """Values that are in a list already."""
 
     given: list[bytes]
 
@@ -99,12 +99,12 @@ class Ids(NamedTuple):
 
     def _digits(self) -> bytes:
         found = np.frombuffer(self.raw.hex().encode("ascii"), np.uint8)
-        # As capitals, by the bit that sets them apart: a third of what `upper` takes.
+        # To capitals by one bit: a third of the time of `upper`.
         return (found - ((found & _LETTER) >> 1)).tobytes()
 
 
 class Numbers(NamedTuple):
-    """Numbers behind the same text, with leading zeros to `width` digits (0: with none)."""
+    """Numbers behind the same text, with leading zeros to `width` digits (0: without zeros)."""
 
     prefix: bytes
     width: int
@@ -135,7 +135,7 @@ class Numbers(NamedTuple):
             left = more
         if least == digits:
             return Joined(wide.tobytes(), np.arange(count + 1) * (stem + digits))
-        # A shorter one lacks the first places behind the text.
+        # A shorter number lacks the first places behind the text.
         is_there = np.ones((count, stem + digits), np.bool_)
         sizes = np.full(count, stem + least)
         for place, power in enumerate(_POWERS[digits - 1 : least - 1 : -1].tolist(), stem):
@@ -146,7 +146,7 @@ class Numbers(NamedTuple):
 
 
 class Distinct(NamedTuple):
-    """Few different values, and which of them each row has."""
+    """Few distinct values, and the index of each row's value."""
 
     distinct: list[bytes]
     which: Column
@@ -162,7 +162,7 @@ class Distinct(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Values in the midst of other bytes."""
+    """Values within a larger buffer."""
 
     data: bytes
     bounds: Column
@@ -178,7 +178,7 @@ class Pieces(NamedTuple):
 
 
 def beside(parts: Sequence[Texts]) -> Joined:
-    """The values of several side by side: where all are said in the same way, at one go."""
+    """The values of several columns side by side; in one pass if all have the same form."""
     first = parts[0]
     if isinstance(first, Ids):
         ids = [one.raw for one in parts if isinstance(one, Ids)]
@@ -197,7 +197,7 @@ def beside(parts: Sequence[Texts]) -> Joined:
 
 
 def joined_beside(parts: Sequence[Joined]) -> Joined:
-    """What is side by side in each part, side by side."""
+    """Joins several joined columns side by side."""
     if len(parts) == 1:
         return parts[0]
     sizes = np.concatenate([np.diff(part.bounds) for part in parts])

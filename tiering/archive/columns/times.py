@@ -1,12 +1,12 @@
-"""Times: the store times of a group's records, told by where these stood in the log.
+"""Times: the store times of a group's records, encoded by the records' positions in the log.
 
 The idea: in a group of several queues' blocks the store times go up and down, and so do the
-positions. But a log is written from front to back: who knows a record's position nearly knows when
-it was stored. So what is kept is how far each time is from a straight line between the group's
+positions. But a log is written from front to back, so a record's position nearly tells when it was
+stored. The column therefore keeps how far each time is from a straight line between the group's
 first record and its last, where that takes less than the times themselves.
 
-Invariants: whole numbers only, so that every machine draws the same line; any bytes decode to as
-many times as there are positions, or ArchiveDamaged.
+Invariants: the line is drawn with whole numbers only, so that every machine draws the same one; any
+bytes decode to as many times as there are positions, or raise ArchiveDamaged.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tiering.archive.columns.integers import (
 )
 
 LINE: Final = 5
-"""The kind of a column, behind those of `integers`."""
+"""The kind of such a column; the kinds of `integers` have the numbers below."""
 _INT64_MAX: Final = (1 << 63) - 1
 _PRODUCT_MAX: Final = 1 << 62
-"""What a length of log, in bytes, times a length of time, in ms, may come to."""
+"""The most that a length of log, in bytes, times a length of time, in ms, may come to."""
 
 
 def encode_times(times: Column, positions: Column, bounds: Column, inner: Column) -> list[bytes]:
-    """The column for each group; group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
-    `inner[i]` to `inner[i + 1]`. Positions are not negative.
+    """The column for each group. Group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
+    the rows `inner[i]` to `inner[i + 1]`. Positions are not negative.
     """
     out = encode_stretches(times, bounds, inner)
     several = np.diff(np.searchsorted(inner, bounds)) > 1
@@ -55,8 +55,8 @@ def encode_times(times: Column, positions: Column, bounds: Column, inner: Column
 
 
 def decode_times(data: bytes, at: int, counts: Column, positions: Column) -> tuple[Column, int]:
-    """The times of records at `positions`, of blocks with `counts` each, which begin at index `at`,
-    and the index behind them. Raises ArchiveDamaged.
+    """The times of records at `positions`, of blocks with `counts` records each, from the column at
+    index `at`, and the index behind it. Raises ArchiveDamaged.
     """
     if data[at : at + 1] != bytes((LINE,)):
         return decode_stretches(data, at, counts)
@@ -66,8 +66,8 @@ def decode_times(data: bytes, at: int, counts: Column, positions: Column) -> tup
 
 
 def read_line(data: bytes, at: int) -> tuple[int, int, int]:
-    """The time that the line at index `at` begins with and how long it takes, and the index behind
-    it. Raises ArchiveDamaged.
+    """The first time and the duration of the line at index `at`, and the index behind it. Raises
+    ArchiveDamaged.
     """
     first, at = read_signed(data, at + 1)
     takes, at = read_signed(data, at)
@@ -75,12 +75,12 @@ def read_line(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def lines(positions: Column, counts: Column, ends: Sequence[tuple[int, int]]) -> Column:
-    """The times that lines say of the records of groups, so many of each; `ends` has with what time
-    each group's line begins, and how long it takes.
+    """The times on the lines of groups with `counts` records each. `ends` has the first time and
+    the duration of each group's line.
     """
     begins = np.cumsum(counts) - counts
     least = np.minimum.reduceat(positions, begins)
-    # What does not fit 64 bits comes round: no time then, but no error either.
+    # A time beyond 64 bits wraps: it is no real time then, but no error either.
     length = np.maximum((np.maximum.reduceat(positions, begins) - least) & _INT64_MAX, 1)
     first, takes = (np.array(column, np.int64) for column in zip(*ends, strict=True))
     return _line(positions, *(column.repeat(counts) for column in (least, length, first, takes)))

@@ -1,11 +1,12 @@
-"""Values: what the records of a block have under one name of properties <-> a column of bytes.
+"""Values: the values that a block's records have under one property name <-> a column of bytes.
 
-The idea: a column is kept as what it looks like: one value, unique ids (16 bytes in the parts that
-RocketMQ makes them of, the time as the difference to when the record was born), numbers behind the
-same text, few distinct values, or text. Stretches are encoded many at a time.
+The idea: the form of a column follows from its values: one value, unique ids, numbers behind the
+same text, few distinct values, or text. A unique id is its 16 bytes, split into the parts that
+RocketMQ makes it of; its time is kept as the difference to the record's born time. The columns of
+many blocks are encoded at a time.
 
 Invariants: values come back byte for byte; any bytes decode to as many values as there are rows, of
-at most `limit` bytes together, or ArchiveDamaged.
+at most `limit` bytes together, or raise ArchiveDamaged.
 """
 
 from __future__ import annotations
@@ -48,31 +49,31 @@ _DISTINCT: Final = 3
 _TEXT: Final = 4
 
 _ID: Final = np.dtype([("source", ">i8"), ("token", ">u2"), ("time", ">u4"), ("counter", ">u2")])
-"""How the 16 bytes of a unique id are split: as RocketMQ makes them, but any will do."""
+"""The split of a unique id's 16 bytes: as RocketMQ makes them, but any bytes will do."""
 ID_PARTS: Final = 4
-"""The third is the difference to when the record was born."""
+"""The parts of an id; the third is the difference to the record's born time."""
 _TIME_MASK: Final = 0xFFFF_FFFF
 _DIGITS: Final = b"0123456789"
 _FEW: Final = 256
-"""So many different values of one name in all stretches are few."""
+"""At most this many distinct values of one name, in all blocks together, are few."""
 _DISTINCT_SHARE: Final = 2
-"""Values are kept as distinct ones where there are at least so many rows a value."""
+"""Distinct values are used where there are at least this many rows a value."""
 
 
 class Values:
-    """The values of one name: in the order of rows, and how many each block has."""
+    """The values of one name in the order of rows, and the number of values in each block."""
 
     def __init__(self, values: list[bytes], rows: Column, bounds: Column) -> None:
         self.values = values
         self.rows = rows
         per_block = np.searchsorted(rows, bounds)
         self.blocks = np.flatnonzero(np.diff(per_block))
-        """Which blocks have any."""
+        """The blocks that have any value."""
         self.bounds = np.append(per_block[self.blocks], len(values)).astype(np.int64)
 
 
 def encode_values(found: Values, times: Column) -> list[bytes]:
-    """The column for each stretch that has any values, of records born at `times`."""
+    """The column for each block that has any values, of records born at `times`."""
     values = found.values
     ids = _encode_ids(found, times)
     if ids is not None:
@@ -100,8 +101,8 @@ def encode_values(found: Values, times: Column) -> list[bytes]:
 
 
 def _encode_few(found: Values, every: list[bytes]) -> list[bytes]:
-    """The same for values of which there are few different ones in all, `every`, in order: what
-    each stretch has of them is found out with numbers. Empty where its own are too many.
+    """The same for values with few distinct ones in all, `every`, in order: the distinct values of
+    each block are found by numbers. Empty if a block has too many.
     """
     numbers = {value: i for i, value in enumerate(every)}
     codes = np.fromiter(map(numbers.__getitem__, found.values), np.int64, len(found.values))
@@ -139,7 +140,7 @@ def _encode_text(rows: list[bytes]) -> bytes:
 
 
 def _encode_ids(found: Values, times: Column) -> list[bytes] | None:
-    """Columns of unique ids, if all values are such."""
+    """Columns of unique ids; None unless all values are ids."""
     joined = b"".join(found.values)
     count = len(found.values)
     if len(joined) != ID_DIGITS * count or set(map(len, found.values)) != {ID_DIGITS}:
@@ -152,7 +153,7 @@ def _encode_ids(found: Values, times: Column) -> list[bytes] | None:
         return None
     ids = np.frombuffer(raw, _ID)
     born = times[found.rows]
-    # The difference of two times that mostly are the same: a constant, or nearly.
+    # The difference of two times that mostly are the same: constant, or nearly.
     time = (ids["time"].astype(np.int64) - born) & _TIME_MASK
     columns = [
         encode_columns(column, found.bounds)
@@ -167,8 +168,8 @@ def _encode_ids(found: Values, times: Column) -> list[bytes] | None:
 
 
 def _encode_numbers(found: Values) -> list[bytes]:
-    """Columns of decimal numbers behind a text that all rows of a block share; empty where they
-    are none.
+    """Columns of decimal numbers behind a text that all rows of a block share; empty for blocks
+    whose values are no such numbers.
     """
     values, starts = found.values, found.bounds[:-1]
     out = [b""] * len(starts)
@@ -210,7 +211,9 @@ def _encode_numbers(found: Values) -> list[bytes]:
 
 
 def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[Texts, int, int]:
-    """As many values as `born` has rows, the index behind them, and how much they take."""
+    """The values of as many rows as `born` has, the index behind them, and the bytes that they
+    take.
+    """
     count = len(born)
     if not count:
         return Listed([]), at, 0
@@ -244,8 +247,8 @@ def _read_ids(data: bytes, at: int, born: Column) -> tuple[Ids, int]:
 
 
 def ids_of(parts: Sequence[Column], born: Column) -> bytes:
-    """Ids of messages born at these times, 16 bytes each, of the columns of their parts, of each of
-    which so many low bits count as there is room for.
+    """Ids of messages born at these times, 16 bytes each, from the columns of their parts. Each
+    part takes as many low bits as it has room for.
     """
     ids = np.empty(len(born), _ID)
     ids["source"], ids["token"], since_born, ids["counter"] = parts
@@ -261,14 +264,14 @@ def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[Numbers
 
 
 def read_number_form(data: bytes, at: int, count: int, limit: int) -> tuple[bytes, int, int]:
-    """The text before numbers and how many digits they have, and the index behind them. Raises
+    """The text before the numbers and their number of digits, and the index behind them. Raises
     ArchiveDamaged.
     """
     prefix, at = read_bytes(data, at)
     width = data[at] if at < len(data) else DIGITS_MAX + 1
     if width > DIGITS_MAX:
         raise ArchiveDamaged(f"a column of numbers in a block has {width} digits")
-    # Short of a few digits a row this is what comes out; the rows' lengths are checked as well.
+    # The size of the result, but for a few digits a row; the rows' lengths are checked as well.
     _allow(len(prefix) * count, limit)
     return prefix, width, at + 1
 
@@ -295,5 +298,5 @@ def _allow(size: int, limit: int) -> None:
 
 
 def too_large(limit: int) -> ArchiveDamaged:
-    """What is raised where more would come out than there may be."""
+    """The error for a result that is larger than allowed."""
     return ArchiveDamaged(f"the properties of a block take more than the {limit} bytes there are")

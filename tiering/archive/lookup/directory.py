@@ -1,11 +1,11 @@
-"""Directory: which block holds which offsets of which queue, and where it is.
+"""Directory: the offsets that each block holds, its queue, and its place in the file.
 
-The idea: blocks lie in the file one behind the other, in the order of topic, queue and offset. So
-their place is the sum of the sizes before, and topic and queue are said once a queue. Where queues
-have few messages, several blocks (each still of one queue, with a number of its own) are coded
-together in one *group*, which is what is read; most groups are one block. In memory is only what
-finding a block takes, at as few bytes as the widest value of each column needs; what only checks
-and lists need (`DirectoryRows`) is decoded again for them.
+The idea: blocks lie in the file one behind the other, in the order of topic, queue and offset. So a
+block's place is the sum of the sizes before it, and topic and queue are stored once a queue. Where
+queues have few messages, several blocks (each still of one queue, with a number of its own) are
+coded together in one *group*, which is read as a whole; most groups are one block. Memory holds
+only the columns that finding a block needs, each value at as few bytes as the widest of its column
+takes. The columns that only checks and lists need (`DirectoryRows`) are decoded again for them.
 
 Invariants: rows are in that order; a queue's offset ranges rise and do not overlap.
 """
@@ -32,7 +32,7 @@ BLOCKS_MAX: Final = 1 << 16
 
 
 class Row(NamedTuple):
-    """One block as the directory has it."""
+    """One block's row in the directory."""
 
     topic_number: int
     queue: int
@@ -48,8 +48,8 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Blocks that are coded together: how many, and what the group's parts take in the file and
-    when decoded.
+    """Blocks that are coded together: their number, and the sizes of the group's parts in the file
+    and when decoded.
     """
 
     blocks: int
@@ -58,8 +58,8 @@ class Group(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The blocks of a group, from `first` on: each one's topic number, queue, messages, first and
-    last offset.
+    """The blocks of a group, from `first` on: topic number, queue, messages, first and last offset
+    of each.
     """
 
     first: int
@@ -71,7 +71,7 @@ class Members(NamedTuple):
 
 
 class GroupPlace(NamedTuple):
-    """A group of an archive: where in the file it begins, the sizes of its parts, its blocks."""
+    """A group of an archive: its begin in the file, the sizes of its parts, its blocks."""
 
     at: int
     sizes: Sizes
@@ -79,7 +79,7 @@ class GroupPlace(NamedTuple):
 
 
 class DirectoryRows(NamedTuple):
-    """All of a directory, in columns of one row a block, but for topics' ids, and the sizes of
+    """A whole directory in columns of one row a block, except the topics' ids, and the sizes of
     groups' parts in the file and when decoded.
     """
 
@@ -118,8 +118,8 @@ class DirectoryRows(NamedTuple):
 def encode_directory(
     topic_ids: Sequence[int], columns: Sequence[I64], groups: Sequence[I64]
 ) -> bytes:
-    """The payload; `columns` are those of `Row` in its order but for the last, `groups` those of
-    `Group`, with the triples one by one; rows are in the directory's order.
+    """The payload. `columns` are the fields of `Row` in its order, without the last; `groups` are
+    those of `Group`, with each triple as three columns. Rows are in the directory's order.
     """
     (
         topics, queues, first_offset, last_offset, count, first_position, last_position, least,
@@ -174,7 +174,7 @@ class _Parsed(NamedTuple):
 
 
 def _parse(payload: bytes, blocks_size: int) -> _Parsed:
-    """The columns as stored; FormatError unless they can be those of blocks of that many bytes."""
+    """The columns as stored; FormatError unless they can describe blocks of that many bytes."""
     cursor = ByteReader(payload)
     topics, queues, blocks, groups = cursor.head(_HEAD)
     if (
@@ -209,7 +209,7 @@ def _parse(payload: bytes, blocks_size: int) -> _Parsed:
 
 
 def decode_rows(payload: bytes, blocks_size: int) -> DirectoryRows:
-    """All of a directory; `blocks_size` is what all blocks take in the file. Raises FormatError."""
+    """A whole directory; `blocks_size` is the size of all its blocks. Raises FormatError."""
     p = _parse(payload, blocks_size)
     topics = np.repeat(np.arange(len(p.topic_ids)), p.per_topic)
     return DirectoryRows(
@@ -231,7 +231,9 @@ def decode_rows(payload: bytes, blocks_size: int) -> DirectoryRows:
 
 
 class Directory:
-    """What finding a block takes. Raises FormatError for a payload that is no directory."""
+    """The columns that finding a block takes. Raises FormatError for a payload that is no
+    directory.
+    """
 
     __slots__ = (
         "_by_id", "_ends", "_first_block", "_first_in_group", "_first_offset", "_first_queue",
@@ -259,7 +261,7 @@ class Directory:
         self._properties = Narrow(p.group_properties)
         first_in_group = _starts(p.per_group)
         self._first_in_group = Narrow(first_in_group)
-        # Two numbers a block would be half of it all where each queue has a message or two.
+        # Two numbers a block would be half of the memory where each queue has a message or two.
         least, greatest = p.least, p.least + p.time_span
         if self.groups < self.blocks:
             least = np.minimum.reduceat(least, first_in_group[:-1])
@@ -300,7 +302,7 @@ class Directory:
     def block_at(self, number: int, queue: int, offset: int) -> int | None:
         """The block with the first held offset that is not below `offset`; None: there is none.
 
-        That block may end before a gap in which `offset` lies only if it holds a later one.
+        That block may end before a gap in which `offset` lies only if it holds a later offset.
         """
         blocks = self.blocks_of(number, queue)
         at = bisect_right(blocks, offset, key=self._first_offset.__getitem__) - 1
@@ -344,8 +346,8 @@ class Directory:
         return self._first_offset[block] + self._span[block]
 
     def last_with(self, block: int) -> int:
-        """The last offset that is lost with a block, if those that share its group are too: of the
-        same queue, as far as there is no gap, in which others may have something.
+        """The last offset that is lost with a block, if the blocks that share its group are lost
+        too: of the same queue, up to the first gap, whose offsets other archives may have.
         """
         last, blocks = self.last_offset(block), self.within(block)
         if blocks is None:
@@ -362,19 +364,19 @@ class Directory:
         return self._span[block] + 1 - self._missing[block]
 
     def stored_within(self, block: int) -> tuple[int, int]:
-        """The least and the greatest store time in a block and those that share its group."""
+        """The least and the greatest store time in a block's whole group."""
         group = self.group_of(block)
         least = self._least[group]
         return least, least + self._time_span[group]
 
     def group_of(self, block: int) -> int:
-        """The group that a block is in."""
+        """The number of a block's group."""
         if self.groups == self.blocks:
             return block
         return bisect_right(range(self.groups), block, key=self._first_in_group.__getitem__) - 1
 
     def place(self, block: int) -> tuple[int, Sizes]:
-        """Where in the file the group of a block is, and the sizes of its parts."""
+        """The place of a block's group in the file, and the sizes of its parts."""
         group = self.group_of(block)
         at = self._ends[group - 1] if group else HEADER_SIZE
         fixed, properties = self._fixed[group], self._properties[group]
@@ -389,7 +391,7 @@ class Directory:
         return blocks if len(blocks) > 1 else None
 
     def members(self, block: int) -> Members:
-        """All blocks that share a group with a block, this among them."""
+        """All blocks of a block's group, this one among them."""
         blocks = self.within(block)
         if blocks is None:
             number, queue = self.queue_of(block)
@@ -419,12 +421,12 @@ class Directory:
         )
 
     def group(self, block: int) -> GroupPlace:
-        """The group that a block is in."""
+        """The group of a block."""
         return GroupPlace(*self.place(block), self.members(block))
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes."""
+        """The bytes of memory that it takes."""
         columns = (getattr(self, name, None) for name in self.__slots__)
         return sum(column.memory_bytes for column in columns if isinstance(column, Narrow))
 

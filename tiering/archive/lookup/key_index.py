@@ -1,11 +1,12 @@
-"""Key index: which messages may have a key, in chunks of sorted (digest, rank) pairs, and fences.
+"""Key index: the messages that may have a key, in chunks of sorted (digest, rank) pairs, and
+fences.
 
-The idea: a digest is the 32 bits of a key's hash, a rank the place of a message in the order of
-positions. Candidates are compared with the record anyway, so of each digest only as many upper bits
-are kept as tell the archive's keys apart (one wrong candidate in 16 lookups); the topic's 8 bits
-are not kept at all, since the message's block says what topic it is of. So a pair takes 7 bits and
-a rank, and the position index, which has to be looked into next for the message's block, turns the
-rank into a position.
+The idea: a digest is the upper 32 bits of a key's hash; a rank is the place of a message in the
+order of positions. Candidates are compared with the record anyway. So only as many upper bits of
+each digest are kept as tell the archive's keys apart (one wrong candidate in 16 lookups). The
+topic's 8 bits are not kept at all, since the message's block tells its topic. So a pair takes 7
+bits and a rank. The position index, which a look-up reads next to find the message's block, turns
+the rank into a position.
 
 Invariants: pairs rise, over chunks too; chunks hold `CHUNK` pairs each, the last one the rest.
 """
@@ -29,16 +30,16 @@ _DIGEST_BITS: Final = 32
 _SPARE_BITS: Final = 4
 """Bits of a digest beyond those that number the keys: 2 ** -4 of lookups see a wrong candidate."""
 _HEAD: Final = Struct(">BQI")
-"""Of the fences: bits of a digest that are not kept, pairs, chunks."""
+"""The fences' head: dropped bits of a digest, pairs, chunks."""
 
 
 def dropped_bits(keys: int) -> int:
-    """How many lower bits of a digest an archive of that many keys does not keep."""
+    """The number of lower bits of a digest that an archive with that many keys does not keep."""
     return max(_DIGEST_BITS - keys.bit_length() - _SPARE_BITS, 0)
 
 
 def sort_pairs(digests: NDArray[np.uint32], ranks: NDArray[np.uint32]) -> I64:
-    """Pairs in order, each once, as digest << 32 | rank."""
+    """Pairs in order, without duplicates, as digest << 32 | rank."""
     joint = digests.astype(np.uint64) << np.uint64(32) | ranks.astype(np.uint64)
     joint.sort()
     if len(joint):
@@ -47,7 +48,7 @@ def sort_pairs(digests: NDArray[np.uint32], ranks: NDArray[np.uint32]) -> I64:
 
 
 def encode_chunks(pairs: I64) -> Iterator[tuple[int, bytes]]:
-    """The first kept digest and the payload of each chunk of what `sort_pairs` gave."""
+    """The first kept digest and the payload of each chunk of the pairs from `sort_pairs`."""
     drop = dropped_bits(len(pairs))
     for at in range(0, len(pairs), CHUNK):
         some = pairs[at : at + CHUNK].view(np.uint64)
@@ -63,7 +64,7 @@ def encode_fences(pairs: int, firsts: I64, sizes: I64) -> bytes:
 
 
 class KeyFences:
-    """Which chunk has which digests. Raises FormatError for a payload that is none."""
+    """The digests of each chunk. Raises FormatError for a payload that is no fences."""
 
     __slots__ = ("_ends", "_firsts", "chunks", "drop", "pairs")
 
@@ -87,7 +88,7 @@ class KeyFences:
         return range(max(first - 1, 0), stop)
 
     def place(self, chunk: int) -> tuple[int, int]:
-        """Where in its section a chunk is: from, to."""
+        """The begin and end of a chunk in its section."""
         return (self._ends[chunk - 1] if chunk else 0), self._ends[chunk]
 
     def decode(self, chunk: int, payload: bytes) -> tuple[I64, I64]:
@@ -107,12 +108,12 @@ class KeyFences:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes."""
+        """The bytes of memory that it takes."""
         return self._firsts.memory_bytes + self._ends.memory_bytes
 
 
 def chunk_ends(sizes: I64, section_size: int) -> Narrow:
-    """Where each chunk ends in its section; FormatError if they are not all of it."""
+    """The end of each chunk in its section; FormatError if the chunks do not fill the section."""
     if len(sizes) and (int(sizes.min()) <= 0 or int(sizes.max()) > section_size):
         raise FormatError("a chunk's size is none")
     ends = np.cumsum(sizes)

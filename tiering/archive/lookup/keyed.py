@@ -1,9 +1,10 @@
-"""Keyed: which keys a message of an archive is found by.
+"""Keyed: the keys by which a message of an archive is found.
 
-The idea: the same as in a segment: what the topic's `key_index` took when the message was put.
+The idea: they are the same as in a segment: those that the topic's `key_index` chose when the
+message was put.
 
-Invariants: writer and verification ask here, so they can't disagree; what a transaction took back
-is found by no key, as in a segment.
+Invariants: writer and verification both ask here, so they can't disagree; a message that a
+transaction took back is found by no key, as in a segment.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ _UNIQUE: Final = UNIQUE_ID.encode()
 _KEYS: Final = KEYS.encode()
 
 KEY_LEVELS: Final = {"off": 0, "unique": 1, "all": 2}
-"""What a topic's `key_index` takes of a message: nothing, its unique id, its keys as well."""
+"""The keys of a message that a topic's `key_index` takes: none, its unique id, its other keys as
+well.
+"""
 
 
 def digests_of(properties: bytes, level: int) -> set[int]:
-    """The digests (upper 32 bits of the key hashes) that a message is found by."""
+    """The digests (upper 32 bits of the key hashes) by which a message is found."""
     if not level:
         return set()
     unique, keys, _ = names_of(properties)
@@ -37,8 +40,8 @@ def digests_of(properties: bytes, level: int) -> set[int]:
 
 
 def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tuple[I64, I64]:
-    """The same for many messages with the same names of properties, whose values and whose levels
-    these are: digests, and the row of each.
+    """The same for many messages with the same property names, from their values and levels: the
+    digests, and the row of each.
     """
     digests: list[int] = []
     rows: list[int] = []
@@ -60,13 +63,13 @@ def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tup
 
 
 def is_taken_back(system_flags: I64) -> NDArray[np.bool_]:
-    """Which messages, by their system flags, a transaction took back."""
+    """The messages, by their system flags, that a transaction took back."""
     found: NDArray[np.bool_] = (system_flags & TRANSACTION_MASK) == ROLLBACK
     return found
 
 
 class Levels:
-    """Which keys of a topic's messages are indexed, by position; as `key_index` was at the put."""
+    """The `key_index` levels of a topic's messages, by position, as they were at the put."""
 
     def __init__(self, topic: ArchivedTopic) -> None:
         history = topic.key_history or ((-(1 << 63), topic.key_index),)

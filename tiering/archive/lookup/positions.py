@@ -1,12 +1,12 @@
-"""Position index: where the message of a log position lies, in chunks by position, and fences.
+"""Position index: the block and row of each log position, in chunks by position, and fences.
 
 The idea: the messages of an archive in the order of their positions have ranks; `CHUNK` ranks make
-a chunk. In it the positions are a sorted column, and each message's block is its place in the list
-of the chunk's blocks: a segment has many messages, but few queues that take them in turn. What row
-of the block it is follows by counting from the block's first in the chunk, since a block's
-positions rise; where they do not, the rows are there.
+a chunk. In a chunk the positions are a sorted column. Each message's block is an index into the
+list of the chunk's blocks: a segment has many messages, but few queues that take them in turn. The
+row in the block follows by counting from the block's first row in the chunk, since a block's
+positions rise; where they do not, the rows are stored.
 
-Invariants: positions rise strictly; a rank says its chunk.
+Invariants: positions rise strictly; a rank tells its chunk.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tiering.archive.lookup.key_index import chunk_ends
 CHUNK: Final = 4096
 """Messages in a chunk."""
 _HEAD: Final = Struct(">QI")
-"""Of the fences: messages, chunks."""
+"""The fences' head: messages, chunks."""
 _CHUNK_HEAD: Final = Struct(">BH")
-"""How a chunk's rows are kept (below), number of different blocks."""
+"""The form of a chunk's rows (below), number of different blocks."""
 _COUNTED, _KEPT = 0, 1
 
 
@@ -68,7 +68,7 @@ def _distinct(blocks: I64) -> tuple[I64, NDArray[np.intp], I64]:
 
 
 def _counted(index: I64, first_rows: I64) -> I64:
-    """The rows, where each block's follow one on the other from its first row on."""
+    """The rows, where each block's rows follow one another from its first row on."""
     order = np.argsort(index, kind="stable")
     grouped = index[order]
     begins = np.searchsorted(grouped, np.arange(len(first_rows)))
@@ -83,7 +83,7 @@ def encode_fences(messages: int, firsts: I64, sizes: I64) -> bytes:
 
 
 def decode_chunk(payload: bytes, count: int) -> PositionColumns:
-    """A chunk of `count` messages; FormatError if it is none."""
+    """A chunk of `count` messages; FormatError if the payload is no such chunk."""
     cursor = ByteReader(payload)
     kind, distinct = cursor.head(_CHUNK_HEAD)
     positions = cursor.sorted(count)
@@ -99,7 +99,7 @@ def decode_chunk(payload: bytes, count: int) -> PositionColumns:
 
 
 class PositionFences:
-    """Which chunk has which positions. Raises FormatError for a payload that is none."""
+    """The positions of each chunk. Raises FormatError for a payload that is no fences."""
 
     __slots__ = ("_ends", "_firsts", "chunks", "messages")
 
@@ -113,12 +113,12 @@ class PositionFences:
         cursor.end()
 
     def chunk_of(self, position: int) -> int | None:
-        """The chunk that has a position, if any has."""
+        """The chunk that has a position, if any chunk has it."""
         at = bisect_right(range(self.chunks), position, key=self._firsts.__getitem__)
         return at - 1 if at else None
 
     def place(self, chunk: int) -> tuple[int, int]:
-        """Where in its section a chunk is: from, to."""
+        """The begin and end of a chunk in its section."""
         return (self._ends[chunk - 1] if chunk else 0), self._ends[chunk]
 
     def count(self, chunk: int) -> int:
@@ -127,5 +127,5 @@ class PositionFences:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes."""
+        """The bytes of memory that it takes."""
         return self._firsts.memory_bytes + self._ends.memory_bytes

@@ -1,12 +1,13 @@
-"""Commit log: the commits of a store's jobs in a place, read once each, and how one is added.
+"""Commit log: reads the commits of a store's jobs in a place, each once, and adds a commit.
 
-The idea: a commit is put on condition under the next number, which one job alone gets; so each was
-compared with all before it. Who reads begins with the checkpoint, takes older commits sixteen at a
-time from pages, and asks for newer ones by their numbers until there is none. Nothing is listed.
+The idea: a commit is put under the next number on condition that the number is free, so one job
+alone gets it; each commit was therefore compared with all before it. A reader begins with the
+checkpoint, takes older commits sixteen at a time from pages, and asks for newer ones by their
+numbers until there is none. Nothing is listed.
 
-Invariants: commits are never changed, and none is passed over; checkpoint and pages can go without
-anything being lost, and an older checkpoint in place of a newer one only costs reading; a page is
-put before the checkpoint that relies on it.
+Invariants: commits are never changed, and none is passed over; checkpoint and pages can be deleted
+without loss, and an older checkpoint in place of a newer one only costs reading; a page is put
+before the checkpoint that relies on it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ from tiering.places.object_names import checkpoint_key, commit_key, page_key
 from tiering.places.place import Place
 
 AT_ONCE: Final = 16
-"""Small objects that are read at once: a bucket takes its time for each."""
+"""Small objects that are read at the same time: a bucket takes its time for each."""
 _TRIES: Final = 5
 _log = logging.getLogger("kvmq")
 
 
 class CommitLog:
-    """See the module. One thread at a time; `head` is as of the last `look`."""
+    """The commits of one store's jobs. One thread at a time may use it; `head` is as of the last
+    `look`.
+    """
 
     def __init__(self, place: Place, store_id: str) -> None:
         self.place = place
@@ -55,7 +58,9 @@ class CommitLog:
     # --- reading ---
 
     def look(self) -> CommitHead:
-        """What all commits come to now. Raises FormatError, FormatTooNew, PlaceError."""
+        """Looks for new commits; returns the head of all commits. Raises FormatError, FormatTooNew,
+        PlaceError.
+        """
         if not self._has_looked:
             self.head = self._checkpoint()
             self._has_looked = True
@@ -65,7 +70,7 @@ class CommitLog:
             found = self._read(range(first, first + window))
             for one in found:
                 if one is None:
-                    # A later one may have come while these were read; the next look has it.
+                    # A later commit may have come while these were read; the next look finds it.
                     return self.head
                 self.head = followed(self.head, one)
             window = AT_ONCE
@@ -83,8 +88,8 @@ class CommitLog:
         return found + self.head.tail[max(number - paged, 0) :]
 
     def counting(self) -> list[Commit]:
-        """The commits that count, as of the last look; of those that were asked for before, only
-        newer ones are read. Raises as `look`.
+        """The commits that count, as of the last look. Of commits that an earlier call returned,
+        none is read again. Raises as `look`.
         """
         first = max(self._counting_to, self.head.counts_from)
         self._counting += enumerate(self.since(first), first)
@@ -101,7 +106,7 @@ class CommitLog:
             except ObjectNotFound:
                 return CommitHead()
             except (FormatError, ObjectTooShort) as e:
-                # It may have been replaced after its size was asked for.
+                # The object may have been replaced after its size was asked for.
                 error = e
         _log.warning("all commits are read instead: %s", error)
         return CommitHead()
@@ -119,7 +124,7 @@ class CommitLog:
         return [self._commit(one) for one in range(number, number + PAGE)]
 
     def _commit(self, number: int) -> Commit:
-        """A commit that must be there."""
+        """A commit that must exist."""
         key = commit_key(self.store_id, number)
         try:
             return decode_commit(self._bytes(key), f"{self.place.name}/{key}")
@@ -149,16 +154,17 @@ class CommitLog:
     # --- writing ---
 
     def append(self, commit: Commit) -> bool:
-        """Put a commit behind those of `head`. False if another job was first: `head` has its
-        commit then. Raises PlaceError, and then it may still come to be there, as long as no other
-        commit takes its number; CommitUncertain if the place can't be asked whether it is there.
+        """Puts a commit behind those of `head`. Returns False if another job was first; `head` then
+        has that job's commit. Raises PlaceError: the commit may then still appear, as long as no
+        other commit takes its number. Raises CommitUncertain if the place can't be asked whether
+        the commit is there.
         """
         number = self.head.number
         key = commit_key(self.store_id, number)
         try:
             self.place.put(key, encode_commit(commit))
         except PlaceError as e:
-            # The put may have got through, and its answer not.
+            # The put may have succeeded although its answer was lost.
             if not self._is_there(commit, e):
                 if not isinstance(e, ObjectExists) and self.head.number == number:
                     raise
@@ -168,7 +174,7 @@ class CommitLog:
         return True
 
     def _is_there(self, commit: Commit, error: PlaceError) -> bool:
-        """Look again; whether the next commit is this one."""
+        """Looks again; returns whether the next commit is this one."""
         number = self.head.number
         try:
             self.look()
@@ -183,10 +189,10 @@ class CommitLog:
         return self.head.number > number and self.since(number)[0] == commit
 
     def note(self, head: CommitHead) -> None:
-        """Put a checkpoint; before it the pages that are full. Raises PlaceError."""
+        """Puts a checkpoint, and before it the pages that are full. Raises PlaceError."""
         while len(head.tail) >= PAGE:
             key = page_key(self.store_id, head.paged)
-            # Replaced, if it is there and damaged; else it is the same.
+            # Replaces a damaged page; an intact one is the same.
             self.place.put(key, encode_page(head.tail[:PAGE]), if_absent=False)
             head = replace(head, tail=head.tail[PAGE:])
         self.place.put(checkpoint_key(self.store_id), encode_head(head), if_absent=False)
@@ -194,7 +200,7 @@ class CommitLog:
 
 
 class JobsOf:
-    """The commit logs of a place, by store, for who asks for them again."""
+    """The commit logs of a place, by store, for callers that ask for them repeatedly."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -1,11 +1,12 @@
-"""Commits: what a job adds to a place, and what all commits so far come to.
+"""Commits: the archives that one job adds to a place, and the sum of all commits so far.
 
-The idea: commits are numbered, so each follows on all before it. What the next job has to know of
-them is small and doesn't grow with their number: for each queue the first and the next offset, and
-the end of positions. That is a `CommitHead`. It is kept beside the commits, and can be made again.
+The idea: commits are numbered, so each follows on all before it. The next job needs to know little
+of them, and that doesn't grow with their number: for each queue the first and the next offset, and
+the end of positions. This sum is a `CommitHead`. It is kept beside the commits, and can be made
+again from them.
 
-Invariants: all here is plain data; a head follows from its commits alone, but for `swept` and
-`cleared`, which say how far something was tidied up and may lag behind.
+Invariants: all here is plain data; a head follows from its commits alone, except `swept` and
+`cleared`, which say how far the jobs' leftovers were removed and may lag behind.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class HeldRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommittedArchive(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive that a commit names: its name in the place, bytes, crc32c and what it holds.
-    Positions are of its first record and behind its last one.
+    """An archive that a commit names: its name in the place, size in bytes, crc32c and contents.
+    `first_position` and `end_position` are those of its first record and behind its last one.
     """
 
     key: str
@@ -47,9 +48,9 @@ class CommittedArchive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job made. `begun` is the number of commits that there were when it began; `query` and
-    `batch` say of which batch of a stream it is. With `overwrites` no commit before it counts.
-    One with `aborts` is of no job, and names those that never count.
+    """The result of a job. `begun` is the number of commits that there were when the job began;
+    `query` and `batch` identify the batch of a stream. With `overwrites` no commit before it
+    counts. A commit with `aborts` is of no job, and names those that never count.
     """
 
     job: str = ""
@@ -63,13 +64,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What the commits before `number` come to.
+    """The sum of the commits before `number`.
 
     Those before `counts_from` were overwritten, and the archives of those before `cleared` are
-    gone. `queues` has the first and the next offset of each queue, by topic, of what counts.
-    `queries` has the last batch of each stream. `tail` are the commits behind the last page. `ids`
-    are those of topics, from so many `lists`. What jobs begun before `swept` have left is gone;
-    it was last looked for at `swept_at`, in ms.
+    gone. `queues` has the first and the next offset of each queue, by topic, of the commits that
+    count. `queries` has the last batch of each stream. `tail` are the commits behind the last page.
+    `ids` are the ids of topics, from the first `lists` lists. Leftovers of jobs that began before
+    `swept` are gone; the last sweep was at `swept_at`, in ms.
     """
 
     number: int = 0
@@ -121,7 +122,7 @@ def followed(head: CommitHead, commit: Commit) -> CommitHead:
             queues[one.topic][one.queue] = min(first, one.first), max(end, one.last + 1)
     queries = head.queries
     if commit.query:
-        # No batch is committed behind a later one: a job looks for that first.
+        # No batch is committed behind a later one: a job checks that first.
         queries = {**queries, commit.query: commit.batch}
     return replace(
         head,
@@ -180,7 +181,7 @@ class _Page(msgspec.Struct):
 def _decoded(data: bytes, kind: type[_Decoded], name: str, called: str) -> _Decoded:
     try:
         version = msgspec.json.decode(data, type=_Version).format
-        # First of all: a later format may have other fields.
+        # The version first: a later format may have other fields.
         if version <= FORMAT:
             return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:

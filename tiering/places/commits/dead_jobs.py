@@ -1,12 +1,12 @@
-"""Dead jobs: what jobs have put that does not count, and how it goes.
+"""Dead jobs: removes archives that jobs have put and that do not count.
 
-The idea: what a job's commit does not name, the job removes when it ends. What is left of a job
-that died goes a day later. A job that is given up is first named by a commit that aborts it: from
-then on none of its archives can come to count, so they can go, even if a put of its commit is still
-on its way.
+The idea: a job removes the archives that its commit does not name when it ends. Archives of a job
+that died are removed a day later. A job that is given up is first named by a commit that aborts it.
+From then on none of its archives can come to count, so they can be removed, even if a put of its
+commit is still on its way.
 
-Invariants: nothing goes that a commit names or could still name; what was overwritten goes once the
-commit that overwrites it is there.
+Invariants: no archive is removed that a commit names or could still name; overwritten archives are
+removed once the commit that overwrites them is there.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tiering.places.object_names import (
 from tiering.places.place import ObjectInfo, Place
 
 DAY: Final = 86_400_000
-"""Ms after which what a job has left, and not committed, is taken for a dead job's."""
+"""Ms after which archives that a job has left uncommitted are taken for a dead job's."""
 HOUR: Final = 3_600_000
-"""Ms between two looks for what dead jobs have left."""
+"""Ms between two searches for the leftovers of dead jobs."""
 
 
 def remove_unnamed(log: CommitLog, begun: int, job: str) -> list[str]:
-    """Remove what a job has put that no commit names, as of the log's last look. Returns the names.
-    The job must have a commit, or be aborted.
+    """Removes archives that a job has put and no commit names, as of the log's last look. Returns
+    the names. The job must have a commit, or be aborted.
     """
     folder = job_folder(log.store_id, begun, job)
     named = _named(log.since(begun))
@@ -50,8 +50,8 @@ def remove_unnamed(log: CommitLog, begun: int, job: str) -> list[str]:
 
 
 def abort(log: CommitLog, begun: int, job: str) -> list[str]:
-    """Give a job up, unless it has a commit, and remove what it has put that no commit names.
-    Returns the names. Raises PlaceError, CommitUncertain, and then all of it stays.
+    """Gives a job up, unless it has a commit, and removes archives that it has put and no commit
+    names. Returns the names. Raises PlaceError, CommitUncertain; then all of them stay.
     """
     folder = job_folder(log.store_id, begun, job)
     if not any(True for _ in log.place.list(folder)):
@@ -66,7 +66,7 @@ def abort(log: CommitLog, begun: int, job: str) -> list[str]:
 
 
 def clear_overwritten(log: CommitLog) -> list[str]:
-    """Remove the archives of commits that were overwritten. Returns the names."""
+    """Removes the archives of commits that were overwritten. Returns the names."""
     head = log.head
     if head.cleared >= head.counts_from:
         return []
@@ -82,21 +82,22 @@ def sweep(place: Place, now: int, age: int = DAY) -> list[str]:
     """`sweep_jobs` for the jobs of all stores in a place."""
     named = (JOBS_FOLDER.fullmatch(name) for name in place.folders())
     stores = {name[1] for name in named if name is not None}
-    # A job may have died before any of its archives had got its name.
+    # A job may have died before any of its archives had its final name.
     stores |= {left[1] for i in place.leftovers() if (left := OF_JOB.search(i.key)) is not None}
     return [name for one in sorted(stores) for name in sweep_jobs(CommitLog(place, one), now, age)]
 
 
 def sweep_jobs(log: CommitLog, now: int, age: int = DAY) -> list[str]:
-    """Remove what dead jobs have left, last written so many ms ago, and what was overwritten;
-    nothing if that was done within the hour. Returns the names, but for those of unfinished puts.
+    """Removes the leftovers of dead jobs that were last written `age` ms ago or earlier, and
+    overwritten archives; does nothing if that was done within the hour. Returns the names, but for
+    those of unfinished puts.
     """
     head = log.look()
     if abs(now - head.swept_at) < HOUR:
         return []
     removed = clear_overwritten(log)
     first = head.swept // GROUP
-    # From the first job on that is listed: of one that is not named here all commits are read.
+    # From the first listed job on: to judge a job that is not named here, all commits are read.
     named = _named(log.since(first * GROUP))
     swept = head.number
     for group in range(first, head.number // GROUP + 1):

@@ -1,9 +1,9 @@
-"""Topic ids: which id a topic has in the archives of a store's jobs.
+"""Topic ids: the id of each topic in the archives of a store's jobs.
 
-The idea: topics have ids in archives, which tasks that know nothing of each other must give alike.
-Lists of ids are put on condition, numbered one behind the other; a task that comes second reads the
-first one's list, and goes on behind it. A job is told what was known when it began, so that it
-reads newer lists alone.
+The idea: topics have ids in archives, and tasks that do not know each other must give the same
+ones. Lists of ids are put on condition, numbered one behind the other. A task that comes second
+reads the first one's list, and goes on behind it. A job gets the ids that were known when it began,
+so that it reads newer lists alone.
 
 Invariants: lists are never changed; an id is given to one topic, and a topic has one.
 """
@@ -22,7 +22,7 @@ from tiering.places.place import Place
 
 
 class TopicIds(NamedTuple):
-    """The ids of topics by name, by the first so many lists."""
+    """The ids of topics by name, from the first `lists` lists."""
 
     ids: Mapping[str, int]
     lists: int
@@ -60,8 +60,8 @@ def take_ids(
     known: TopicIds = NO_IDS,
     given: Mapping[str, int] | None = None,
 ) -> TopicIds:
-    """Ids with which each of these topics has one; `given` are ids that they have to have, and that
-    no other may get. Raises FormatError, PlaceError.
+    """Ids that include one for each of these topics. `given` are ids that these topics must have,
+    and that no other topic may get. Raises FormatError, PlaceError.
     """
     given = given or {}
     while True:
@@ -77,4 +77,4 @@ def take_ids(
         try:
             place.put(ids_key(store_id, known.lists), msgspec.json.encode(new, order="sorted"))
         except ObjectExists:
-            continue  # another task was first: what it gave holds
+            continue  # another task was first: its ids hold
