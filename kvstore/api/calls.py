@@ -1,4 +1,4 @@
-"""Every call of a store, in one class: `Store` has them, `api.namespace_view` passes them on."""
+"""All calls of a store in one class: `Store` has them, `api.namespace_view` passes them on."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from kvstore.api.read_calls import ReadCalls
 
 
 class Calls(PutCalls, ReadCalls, PopCalls, NamespaceCalls, ExchangeCalls, OffsetCalls):
-    """See the module."""
+    """The calls of all subjects."""

@@ -1,7 +1,7 @@
 """Calls that exchange topics, groups and offsets with RocketMQ, as its JSON files.
 
-Invariants: what is there already stays as it is unless that is asked for; all that an import
-changes is one batch.
+Invariants: existing topics, groups, offsets and files stay as they are unless the caller asks
+otherwise; all changes of an import are one batch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kvstore.rocketmq.file_layouts import CONFIG
 
 
 class ConfigImport(msgspec.Struct, frozen=True):
-    """What an import of configuration made: topics, groups and offsets that are new; how many were
-    there already and stayed (`kept`); what could not be taken, and why (`notes`).
+    """The result of importing a configuration: topics, groups and offsets that are new; how many
+    were there already and stayed (`kept`); those that could not be taken, and why (`notes`).
     """
 
     topics: int
@@ -39,7 +39,7 @@ class ConfigImport(msgspec.Struct, frozen=True):
 
 
 class ExchangeCalls(Parts):
-    """See the module."""
+    """Calls that exchange configuration with RocketMQ."""
 
     def export_rocketmq(self, folder: str | Path, *, overwrite: bool = False) -> ExportReport:
         """Write topics, groups and offsets as RocketMQ's JSON into `folder/config`, for a broker
@@ -72,7 +72,7 @@ class ExchangeCalls(Parts):
                 name = self._topics.name_of(topic)
                 if name is None:
                     continue  # its topic was deleted by a version that left offsets
-                # What is popped and not done would be lost to who goes on from there.
+                # Messages popped and not done would be lost to a group that goes on from there.
                 used, flying = self._topics.get(name), self._flying(group.id, topic)
                 offset = committed_of(self._reader, self._offsets, group, used, queue, flying)
                 if offset is not None:
@@ -148,7 +148,9 @@ class ExchangeCalls(Parts):
         groups: list[GroupInfo],
         notes: list[str],
     ) -> tuple[int, int]:
-        """Put offsets that are not there into a batch; returns how many, and how many are."""
+        """Puts offsets that are not there into a batch; returns how many it put, and how many were
+        there.
+        """
         topic_ids = {info.name: info.id for info in topics}
         group_ids = {info.name: info.id for info in groups}
         taken = kept = 0

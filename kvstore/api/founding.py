@@ -1,9 +1,9 @@
-"""Founding a store's index from a log that is there: rebuilding ours, importing RocketMQ's.
+"""Makes a store's index from an existing log: rebuilds ours, imports RocketMQ's.
 
-The idea of a rebuild: `opening.rebuild` leaves a folder that the next opening rebuilds, and that
-opening is here. The idea of an import: the log is taken into a folder beside the target (full files
-as hard links, the last one as a copy), the index is built there, and the folder gets the target's
-name when all files are on the disk.
+The idea of a rebuild: `opening.rebuild` leaves a folder that the next opening rebuilds, and this
+module does that opening. The idea of an import: the log is taken into a folder beside the target
+(full files as hard links, the last one as a copy), the index is built there, and the folder gets
+the target's name when all files are on the disk.
 
 Invariant of an import: the target is there whole or not at all; no byte of the source changes.
 """
@@ -25,10 +25,10 @@ from kvstore.rocketmq.source import read_source
 
 
 class RebuildReport(msgspec.Struct):
-    """What was done: `set_aside` is where an index that could not be used is now; the rest as in
-    `RecoveryReport`. Where its `damage` says that segments are missing at the log's end, the
-    offsets of their messages are given again: if the segments are anywhere, put them back and
-    rebuild once more before anything is put.
+    """The result of a rebuild: `set_aside` is where an index that could not be used is now; the
+    rest as in `RecoveryReport`. If its `damage` says that segments are missing at the log's end,
+    the offsets of their messages are given again: if the segments still exist elsewhere, put them
+    back and rebuild once more before anything is put.
     """
 
     recovery: RecoveryReport
@@ -36,9 +36,10 @@ class RebuildReport(msgspec.Struct):
 
 
 class ImportReport(msgspec.Struct, frozen=True):
-    """What was imported. `cut_reason` says why the log ends where it does, if not because nothing
-    was written behind; `lost_records` are whole records behind that, which RocketMQ would not reach
-    either."""
+    """The result of an import. `cut_reason` says why the log ends where it does, unless nothing was
+    written behind; `lost_records` are whole records behind that end, which RocketMQ would not reach
+    either.
+    """
 
     target: str
     adopted: Adopted

@@ -1,4 +1,4 @@
-"""Calls about namespaces as a whole; what is done inside of one is `kvstore.api.namespace_view`."""
+"""Calls about namespaces as a whole; calls inside one are `kvstore.api.namespace_view`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ C = TypeVar("C", TopicConfig, GroupConfig)
 
 
 class NamespaceCalls(TopicCalls):
-    """See the module."""
+    """Calls that list, make and delete namespaces."""
 
     def namespaces(self) -> list[str]:
-        """The names of all namespaces, also of those that only names of topics and groups speak of
-        (as in a store that RocketMQ wrote).
+        """The names of all namespaces, including those that occur only in names of topics and
+        groups (as in a store that RocketMQ wrote).
         """
         self._check_open()
         return self._namespaces.all()

@@ -49,7 +49,7 @@ _ORIGIN: Final = DLQ_ORIGIN_TOPIC.encode()
 
 
 def _speaking(view: type[T]) -> type[T]:
-    """Have the errors of all calls name topics and groups as the namespace does."""
+    """Makes the errors of all calls name topics and groups as the namespace does."""
     for name, call in list(vars(view).items()):
         if inspect.isfunction(call) and not name.startswith("_"):
             setattr(view, name, _spoken(call))
@@ -70,7 +70,9 @@ def _spoken(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @_speaking
 class Namespace:
-    """See the module, and `Store` for what each call does. `name` is the namespace's."""
+    """The calls of one namespace, see the module; `Store` says what each call does. `name` is the
+    namespace's.
+    """
 
     def __init__(self, store: Calls, name: str) -> None:
         self.name = check_namespace(name)
@@ -93,7 +95,7 @@ class Namespace:
         """A message, fresh from the store, as this namespace sees it."""
         message.topic = self._out(message.topic)
         if _ORIGIN in message.raw_properties:
-            # A dead letter says where it comes from.
+            # A dead letter says its origin.
             said = dict(message.properties)
             for name in _ORIGINS:
                 if name in said:
@@ -107,7 +109,7 @@ class Namespace:
     def _group(self, info: GroupInfo) -> GroupInfo:
         dead = info.dead_letter_topic
         if dead is not None:
-            # One that was set from outside may be another's; then it is shown as it is.
+            # A topic set from outside may be another namespace's; then it is shown as it is.
             dead = unwrap(self.name, dead) or dead
         return msgspec.structs.replace(info, name=self._out(info.name), dead_letter_topic=dead)
 
@@ -123,7 +125,7 @@ class Namespace:
 
     def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
         """See `Store.put_batch`."""
-        # What is no message the store refuses, by its place in the batch.
+        # The store refuses values that are no messages, by their place in the batch.
         own = [
             msgspec.structs.replace(m, topic=self._in(m.topic)) if isinstance(m, Message) else m
             for m in as_batch(messages)
@@ -148,7 +150,7 @@ class Namespace:
         return [self._own(m) for m in self._store.query(self._in(topic), key, *args, **more)]
 
     def read_at(self, position: int) -> StoredMessage:
-        """See `Store.read_at`; what another namespace has there is `MessageNotFound`."""
+        """See `Store.read_at`; a message of another namespace is `MessageNotFound`."""
         message = self._store.read_at(position)
         if unwrap(self.name, message.topic) is None:
             raise MessageNotFound(f"no record of namespace {self.name!r} begins at {position}")

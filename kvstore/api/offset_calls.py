@@ -1,10 +1,10 @@
-"""Calls about how far groups are: committing, resetting, history and lag.
+"""Calls about groups' progress: committing, resetting, history and lag.
 
-The idea: an offset is what a group wants next; all below is done. What a group that never committed
-in a queue would begin with is its `start`.
+The idea: an offset is the next message a group wants; all below is done. A group that never
+committed in a queue begins at its `start`.
 
-Invariants: what is refused changes nothing, and of several offsets none is set; a reset is one
-batch with whatever else is known of the messages that are given back (`Offsets.resetting`).
+Invariants: a refused call changes nothing, and of several offsets none is set; a reset is one batch
+with all other rows about the messages that are given back (`Offsets.resetting`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvstore.record.validate import check_group
 
 
 class OffsetCalls(Parts):
-    """See the module."""
+    """Calls about groups' offsets."""
 
     def commit_offset(
         self, group: str, topic: str, queue: int, offset: int, *, sync: bool = False
@@ -51,10 +51,10 @@ class OffsetCalls(Parts):
         self._log.check_writable()
         given = listed("commits", commits)
         while not self._commit_all(given, sync=sync):
-            pass  # somebody else has just made one of the groups
+            pass  # another thread has just made one of the groups
 
     def _commit_all(self, commits: Sequence[object], *, sync: bool) -> bool:
-        """Commit all, and make the groups that are new, in one batch; False if one of those is
+        """Commits all, and makes the groups that are new, in one batch; False if one of those is
         there by now.
         """
         wanted: list[tuple[str, int, int, int]] = []
@@ -77,7 +77,7 @@ class OffsetCalls(Parts):
         new = [group for group in dict.fromkeys(group for group, *_ in wanted) if group not in ids]
         known_before = [Commit(ids[g], t, q, at) for g, t, q, at in wanted if g in ids]
         self._noting.settle({(c.group, c.topic) for c in known_before})
-        # A group that nobody finds yet has nothing under lock.
+        # A group that nobody can find yet has no message under lock.
         with self._popping.committing(known_before), ExitStack() as making:
             batch = self._index.families.batch()
             made: list[GroupInfo] = []
@@ -105,12 +105,14 @@ class OffsetCalls(Parts):
         return committed_of(self._reader, self._offsets, known, used, queue, flying)
 
     def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
-        """What `committed_offset` was in a queue and from when on, oldest first; the last one is
-        what it is now, unless that is so for longer than `StoreConfig.offset_history_for`.
+        """The committed offsets of a queue, each with the time from which it held, oldest first.
+        The last one is `committed_offset` now, unless that has held for longer than
+        `StoreConfig.offset_history_for`.
 
-        Of each `StoreConfig.offset_history_interval` the last is kept. What a group is done with
-        that pops is noted when an interval is over, and when it is asked for here; a store that is
-        open read-only shows what was noted."""
+        The last offset of each `StoreConfig.offset_history_interval` is kept. The progress of a
+        group that pops is recorded when an interval is over, and when it is asked for here; a store
+        that is open read-only shows what was recorded.
+        """
         self._check_open()
         used = self._topics.get(topic)
         bounds = self._reader.bounds(used.key(queue))

@@ -1,4 +1,4 @@
-"""The parts of an open store that calls are handed to, as the store wires them."""
+"""The parts of an open store to which the calls are handed, as the store wires them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ T = TypeVar("T")
 
 
 def listed(name: str, values: Iterable[T]) -> list[T]:
-    """What a caller gave for several things, as a list; `CallerError` if it is none."""
+    """The several values a caller gave, as a list; `CallerError` if they are none."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise CallerError(f"{name} is {shown(values)}; it must be a list")
     return list(values)
 
 
 class Parts:
-    """See the module. A read-only store has no `_writer`, `_upkeep`, `_popping` and
-    `_noting`."""
+    """The parts of a store. A read-only store has no `_writer`, `_upkeep`, `_popping` and
+    `_noting`.
+    """
 
     path: Path
     config: StoreConfig
@@ -60,7 +61,7 @@ class Parts:
     _noting: ProgressHistory
 
     def __reduce__(self) -> NoReturn:
-        # What pickling runs into by itself says nothing to who gave a store to a process.
+        # Pickling's own error would not help a program that gave a store to another process.
         raise CallerError(
             f"the store in {self.path} can't be pickled or copied, nor given to another process: "
             "only the process that opened it uses it. Give the process the messages; have it "
@@ -72,13 +73,13 @@ class Parts:
             raise StoreClosed(f"{self.path} was closed; open it again")
 
     def _flights(self) -> InflightTables:
-        """What says what is under way. A reader pops nothing: it has these for a look alone."""
+        """The in-flight tables. A reader pops nothing: it has them for one look alone."""
         if self._log.writable:
             return self._popping.flights
         return InflightTables(self._index.families, self._offsets, self._reader.bounds)
 
     def _flying(self, group: int, topic: int) -> Flying:
-        """What has the group's flight in a topic, to look at."""
+        """Gives the group's in-flight table in a topic, to look at."""
         flights = self._flights()
         if self._log.writable:
             return partial(flights.flying, group, topic)

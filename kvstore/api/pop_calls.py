@@ -1,4 +1,4 @@
-"""Calls that pop, ack and change locks."""
+"""Calls that pop and ack messages, change locks, and give dead letters back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_WAIT: Final = 0.0
 
 
 class PopCalls(Parts):
-    """See the module."""
+    """Calls about messages under lock."""
 
     def pop(
         self,
@@ -63,8 +63,8 @@ class PopCalls(Parts):
     def _begin_pop(
         self, wake: Callable[[], None], group: str, topic: str, wait: float, *asked: Any
     ) -> tuple[list[Popped], Poll | None]:
-        """What `kvstore.aio` pops by: a pop that doesn't hold its thread. If there is nothing and
-        `wait` is more than 0 there is a poll, which was just looked at; `wake` is called, from any
+        """A pop that doesn't hold its thread, for `kvstore.aio`. If there is nothing and `wait` is
+        more than 0 s, the result has a poll, which was just looked at; `wake` is called, from any
         thread, when it is to be looked at again. `asked` is as `Pop.pop` takes it.
         """
         self._log.check_writable()
@@ -87,8 +87,8 @@ class PopCalls(Parts):
             raise
 
     def _give_back(self, popped: Sequence[Popped]) -> None:
-        """Undo a pop whose messages nobody has seen: they are due at once, and the attempt does
-        not count. What somebody else has by now stays as it is.
+        """Undoes a pop whose messages nobody has seen: they are due at once, and the attempt does
+        not count. Messages that another pop has by now stay as they are.
         """
         self._log.check_writable()
         for one in popped:

@@ -10,7 +10,7 @@ from kvstore.message import Message, PutResult
 
 
 class PutCalls(Parts):
-    """See the module."""
+    """Calls that put one message or a batch."""
 
     def put(
         self,

@@ -10,7 +10,7 @@ from kvstore.read.sql import SqlFilter
 
 
 class ReadCalls(Parts):
-    """See the module."""
+    """Calls that read and change nothing."""
 
     def get(self, topic: str, queue: int, offset: int) -> StoredMessage:
         """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none

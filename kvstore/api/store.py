@@ -1,12 +1,14 @@
 """The store: opens, wires and closes its parts, and hands each call to the part that does it.
 
-The idea: writing is `writer`, reading `reader` and `consume.pull`, what is known of topics, groups
-and offsets `meta`, checkpoints and retention `upkeep`, what happens by itself `housekeeper`. Here
-is only who talks to whom, and in which order they begin and end.
+The idea: `engine.writer` writes, `read.reader` and `read.pull` read, `pop.popper` pops, `meta`
+knows topics, groups and offsets, `engine.upkeep` makes checkpoints and applies retention, and
+`engine.housekeeper` runs all jobs that no call asked for. This module only says which parts know
+each other, and in which order they begin and end.
 
 Invariants: a store that is open holds its folder's lock (unless read-only); after `close` every
-call raises `StoreClosed`, and in a forked child `StoreForked`; `close` leaves a checkpoint
-at the end of the log, so that the next opening has nothing to do."""
+call raises `StoreClosed`, and in a forked child `StoreForked`; `close` leaves a checkpoint at the
+end of the log, so that the next opening has nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -82,10 +84,12 @@ class Store(Calls):
         self._closed = False
         refuse_in_child(self)
         self._ending: list[Callable[[], None]] = []
-        """What ends what this opening began, in the order in which it was begun."""
+        """Functions that end the parts this opening began, in the order in which they were
+        begun.
+        """
         self._close_lock = threading.Lock()
         self.threads: list[Background] = []
-        """What works for this store by itself: its own threads, and a tiering worker's."""
+        """Threads that work for this store by themselves: its own, and a tiering worker's."""
         self._tiers: Archived | None = None
         self._archives_lock = threading.Lock()
         found = store_folder.look(self.path, given)
@@ -157,7 +161,7 @@ class Store(Calls):
             self._open_writing(config, host, last_stored)
 
     def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:
-        """What a store that is opened for reading only does without."""
+        """Opens the parts that a read-only store does without."""
         self._wake = self._log.prepare_wanted
         self._waiting = Waiting(config.clock)
         seen_when_durable = config.visibility == "flushed"
@@ -202,7 +206,7 @@ class Store(Calls):
             config,
             archived=self._archives,
         )
-        """What a tiering worker asks of this store."""
+        """The calls of a tiering worker."""
         self._housekeeper = Housekeeper(
             config.clock, self._wake, self._jobs(), housekeeping_interval(config)
         )
@@ -210,7 +214,7 @@ class Store(Calls):
         self.threads.append(self._housekeeper.thread)
 
     def _jobs(self) -> list[Job]:
-        """What is done while nobody asks for it."""
+        """The jobs of the housekeeper."""
         upkeep = self._upkeep
         return [
             Job("the next segment", self._log.wants_next, self._log.prepare_next),
@@ -230,7 +234,7 @@ class Store(Calls):
         ]
 
     def _merge_keys(self) -> None:
-        """A step of it; the other jobs have a look before the next one."""
+        """Merges one step; the other jobs have a look before the next one."""
         self._index.merge_next()
         self._wake.set()
 
@@ -239,7 +243,7 @@ class Store(Calls):
         self._wake.set()
 
     def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
-        """What is known of topics, groups and offsets; nothing of it is read before it is used."""
+        """Opens topics, groups and offsets; no row of them is read before it is used."""
         self._topics = Topics(
             self._index.families,
             default_key_index=config.key_index,
@@ -254,7 +258,7 @@ class Store(Calls):
         self._offsets = Offsets(self._index, config, read_only=read_only)
 
     def _archives(self) -> Archived:
-        """What reads the store's archives; a store without any never imports it."""
+        """The reader of the store's archives; a store without any never imports it."""
         with self._archives_lock:
             if self._tiers is None:
                 from tiering.catalog.tiers import Tiers  # noqa: PLC0415
@@ -347,8 +351,8 @@ class Store(Calls):
         return Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
 
     def segments(self, progress: Progress | None = None) -> list[SegmentStats]:
-        """What each sealed, wholly checkpointed segment holds, oldest first, and when that was
-        stored; from the index alone.
+        """The messages of each sealed, wholly checkpointed segment, in numbers, oldest first, and
+        when they were stored; from the index alone.
         """
         self._check_open()
         return segment_stats(self._log, self._index, self._topics, progress)
@@ -388,7 +392,9 @@ class Store(Calls):
             self._end()
 
     def _end(self) -> None:
-        """End what was begun, the last first, each whatever becomes of the others."""
+        """Ends all parts that were begun, the last first; an error of one doesn't keep the
+        others.
+        """
         with ExitStack() as ending:
             for step in self._ending:
                 ending.callback(step)
@@ -403,8 +409,8 @@ class Store(Calls):
             self._upkeep.checkpoint(clean=True)
             self._index.tidy()
         except StoreError:
-            # The next opening recovers what could not be finished here; only a failed sync has to
-            # be told.
+            # The next opening recovers everything that could not be finished here; only a failed
+            # sync has to be told.
             if self._log.failure is not None:
                 raise
 
@@ -424,5 +430,5 @@ class Store(Calls):
         return f"<kvstore.Store {self.path} {state}>"
 
 
-# Where store and tiering meet: what is restored becomes a store.
+# Store and tiering meet here: restored archives become a store.
 set_founder(restoring.found)

@@ -1,7 +1,7 @@
 """Calls that make, change, list and delete topics and groups.
 
-Invariant: what is deleted goes in one batch with all that is keyed by it: index, offsets, their
-history, and whatever else hangs on `Topics.removing` and `Groups.removing`.
+Invariant: a deleted topic or group goes in one batch with all rows keyed by it: index, offsets,
+their history, and all that `Topics.removing` and `Groups.removing` add.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
 
 
 class TopicCalls(Parts):
-    """See the module."""
+    """Calls about topics and groups."""
 
     def create_topic(
         self,
@@ -151,10 +151,10 @@ class TopicCalls(Parts):
         topic_ids = {self._topics.get(name).id for name in topics}
         group_ids = {self._groups.get(name).id for name in groups}
         if topics:
-            # Most of the tail, before anybody has to wait for it.
+            # Most of the tail now, before other threads have to wait.
             self._upkeep.checkpoint()
         with (
-            # First, and for those ids: whoever pops has a flight's lock when he asks for a topic.
+            # First, and for those ids: a pop holds a table's lock when it asks for a topic.
             self._popping.flights.deleting(group_ids, topic_ids),
             self._topics.lock,
             self._groups.lock,
@@ -178,9 +178,9 @@ class TopicCalls(Parts):
         self._take_late(gone)
 
     def _take_late(self, gone: list[TopicInfo]) -> None:
-        """Remove what puts that had begun before their topic was deleted have written since."""
+        """Removes rows of deleted topics that puts wrote which had begun before the deletion."""
         with self._log.lock:
-            pass  # whoever waited for it has written now
+            pass  # every put that waited for the lock has written now
         late = [info for info in gone if self._index.in_tails(info.id, info.read_queues)]
         if late:
             self._upkeep.checkpoint()
@@ -266,7 +266,7 @@ class TopicCalls(Parts):
             "attributes": UNSET if attributes is None else attributes_of(attributes),
         }
         changed = self._groups.alter(name, {k: v for k, v in changes.items() if v is not UNSET})
-        # There may be room now for who waits.
+        # Waiting pops may find room now.
         self._popping.waiting.made_room(changed.id)
         return changed
 
@@ -281,5 +281,5 @@ class TopicCalls(Parts):
 
 
 def _steps(backoff: Any) -> Any:
-    """What was given as a tuple, if it is a sequence; what it is else, the check tells."""
+    """The backoff as a tuple, if it is a sequence; any other value is left to the check."""
     return tuple(backoff) if isinstance(backoff, list | tuple) else backoff

@@ -1,6 +1,7 @@
 """The engine of an open store: writing, checkpoints, retention, verification, figures.
 
-In here: what a store does whether or not it is asked. Which messages a group gets is `pop`; how an
-index is made is `opening`. Begin with `writer`, then `upkeep` and `housekeeper`; `segment_handover`
-is what a tiering worker asks for. May import `opening` and the rooms below it.
+In here: the work that a store does whether or not a call asks for it. Not in here: choosing the
+messages a group gets, which is `pop`, and making an index, which is `opening`. Begin with `writer`,
+then `upkeep` and `housekeeper`; `segment_handover` has the calls of a tiering worker. `api` imports
+these modules. This room may import `opening` and the rooms below it.
 """

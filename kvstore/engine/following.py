@@ -1,11 +1,13 @@
-"""Following: a store that was opened for reading only finds what its writer has moved since.
+"""Lets a store that is open for reading only find the messages that its writer has moved since.
 
-The idea: such an opening sees the index as it was at one moment. What goes from the log after that
-went for good, or to archives: the index as it is now tells which, so it is opened once more, for
-the catalog and the places of archived messages alone. Everything else stays as it was seen.
+The idea: such an opening sees the index as it was at one moment. Segments that leave the log after
+that are deleted for good, or their messages are in archives. The present index tells which, so it
+is opened once more, for the catalog and the places of archived messages alone. Everything else
+stays as it was seen.
 
 Invariants: nothing is opened anew before something is missing; an index that can't be opened just
-now changes nothing."""
+now changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from kvstore.read.reader import Reader
 
 
 class Follower:
-    """See the module."""
+    """Follows the writer of a store that is open for reading only; see the module."""
 
     def __init__(
         self, log: CommitLog, index: Index, reader: Reader, archives: Callable[[], Archived]
@@ -39,13 +41,15 @@ class Follower:
         self._looked_at: list[tuple[str, int | None]] = []
 
     def look(self, *, is_missing: bool) -> None:
-        """Take note of what left the log. `is_missing`: something was not where it should be."""
+        """Learns which messages left the log. `is_missing`: a message was not where it should
+        be.
+        """
         segments = self._log.segments
         segments.look_again()
         if segments.removals == self._seen and not is_missing:
             return
         with self._lock:
-            # Damage is missed again and again; the index is opened if it was written to since.
+            # Damage is met again and again; the index is opened only if it was written to since.
             written = self._written()
             if segments.removals == self._seen and written == self._looked_at:
                 return
@@ -66,7 +70,7 @@ class Follower:
             self._follow(newer, rows, left)
 
     def _written(self) -> list[tuple[str, int | None]]:
-        """What tells whether the index was written to."""
+        """A mark that changes when the index is written to."""
         files, path = self._log.files, self._index.families.path
         names = [n for n in files.list_dir(path) if n.endswith(".log") or n.startswith("MANIFEST")]
         return [(name, files.size(path / name)) for name in names]
@@ -86,6 +90,6 @@ class Follower:
         self._seen = self._log.segments.removals
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Closes the index that was opened."""
         if self._newer is not None:
             self._newer.close()

@@ -1,12 +1,13 @@
-"""The housekeeper: one thread for what has to be done while nobody asks for it.
+"""The housekeeper: one thread for the work that no call asks for.
 
-The idea: it wakes when the log says that something is due (the next segment, a checkpoint) and at
-an interval, and does one job after the other. Everything it does can be done by a call as well; a
-store works without it, only less promptly. A job waits for nothing but the disk, since the others
-wait for it: one that wants a pause is due again later.
+The idea: it wakes at an interval, and when the log says that a job is due (the next segment, a
+checkpoint); it does one job after the other. A call can do each of its jobs as well; a store works
+without it, only less promptly. A job waits for nothing but the disk, since the others wait for it:
+a job that wants a pause is due again later.
 
-Invariant: a job that fails, whatever it raises, is logged, shown in `Store.stats` and tried again
-later; the other jobs are done all the same."""
+Invariant: a job that fails, with whatever error, is logged, shown in `Store.stats` and tried again
+later; the other jobs are done all the same.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Again(NamedTuple):
 
 
 def housekeeping_interval(config: StoreConfig) -> float:
-    """Seconds from one turn to the next: no more than anything that is promised by then."""
+    """Seconds from one turn to the next: no more than the shortest time promised."""
     promised = config.offset_sync_interval
     return _INTERVAL if not promised else min(_INTERVAL, promised)
 
@@ -48,7 +49,7 @@ class Job:
 
 
 class Housekeeper:
-    """See the module. `interval` is in seconds."""
+    """The thread that runs the jobs, see the module. `interval` is in seconds."""
 
     def __init__(
         self, clock: Clock, wake: threading.Event, jobs: list[Job], interval: float
@@ -79,7 +80,7 @@ class Housekeeper:
         except BaseException as e:
             self._failed(job, e, was_due=was_due)
         else:
-            # One that failed is over when it was done; to be not due is no success.
+            # A failure is over only when the job was done; a job that is not due has not succeeded.
             if was_due or not job.failed_when_due:
                 job.failure = None
         failures = [job.failure for job in self.jobs if job.failure is not None]

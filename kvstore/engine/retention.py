@@ -1,14 +1,15 @@
-"""Which raw segments may go, and letting them go.
+"""Decides which segments of the log may be deleted, and deletes them.
 
 The idea: a segment is as old as its last message, which is as old as the first one behind it.
-Expired ones go at the set hour, or at any time above the first watermark; above the second the
-oldest goes, expired or not, until the disk is below it again. One segment at a time, with a pause
-between.
+Expired segments go at the set hour, or at any time above the first watermark; above the second
+watermark the oldest goes, expired or not, until the disk is below it again. They go one at a time,
+with a pause between.
 
-Invariants: nothing goes from a store without a retention of its own, nor from one whose segments
-go to archives, however full the disk is (its puts stop instead); the active segment stays, and so
-does one that is not wholly checkpointed; a segment leaves the index before its file goes, so a
-minimum offset never points into nothing."""
+Invariants: nothing goes from a store without a retention of its own, nor from one whose segments go
+to archives, however full the disk is (its puts stop instead); the active segment stays, and so does
+one that is not wholly checkpointed; a segment leaves the index before its file goes, so a minimum
+offset never points into nothing.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def let_go(
     pause: Callable[[float], bool],
     interval: float,
 ) -> int:
-    """Drop segments until none has to go, `interval` seconds apart; `pause` returns True to stop
+    """Deletes segments until none has to go, `interval` seconds apart; `pause` returns True to stop
     early.
     """
     dropped = 0

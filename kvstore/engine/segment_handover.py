@@ -1,16 +1,17 @@
-"""Hand-over: what whoever makes archives asks of an open store, and tells it.
+"""The hand-over: a worker that makes archives reads segments here, and replaces them by archives.
 
 The idea: a worker takes a sealed segment's entries and keys from here, makes archives of its
 records, and says `hand_over`: one WriteBatch in which catalog, places, runs and keys change
 together; then the segment's file goes. Between the two a crash leaves an orphan file, which the
 next opening removes. Merging, expiring and erasing are `swap`: the same batch without segments.
 
-What is read meanwhile finds its messages where they are: the archives are known to the reader
-before a place names them, and whoever meets a segment that is gone looks again.
+Reads find their messages meanwhile: the reader knows the archives before a place names them, and a
+read that meets a missing segment looks again.
 
 Invariants: a segment goes once its messages are in archives that were read back, which is the
-caller's promise, and not before the batch is on the disk; nothing is handed over that is not sealed
-and wholly checkpointed."""
+caller's promise, and not before the batch is on the disk; only sealed and wholly checkpointed
+segments are handed over.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ __all__ = ["Arriving", "Entries", "Queue", "Row", "Sealed", "SegmentHandover"]
 
 
 class SegmentHandover:
-    """See the module. `store.handover` is one."""
+    """The calls of a tiering worker, see the module. `store.handover` is one."""
 
     def __init__(
         self,
@@ -74,10 +75,10 @@ class SegmentHandover:
         self._upkeep = upkeep
         self.config = config
         self.archived = archived
-        """What reads the store's archives; made when it is first asked for."""
+        """Gives the reader of the store's archives; made when it is first asked for."""
         self._tiered = upkeep.is_tiered
 
-    # --- what there is ---
+    # --- reading ---
 
     @property
     def store_id(self) -> bytes:
@@ -109,14 +110,14 @@ class SegmentHandover:
         return self._log.segments.path(segment)
 
     def stats(self, segments: Sequence[int]) -> Iterator[SegmentStats]:
-        """What some of the sealed segments hold, one after the other; what a sealed one does
-        changes only when a topic is deleted.
+        """Figures of some sealed segments, one after the other; those of a segment change only when
+        a topic is deleted.
         """
         return stats_of(segments, self._log, self._index, self._topics)
 
     def entries(self, segment: int) -> Iterator[Entries]:
-        """What the index has of a segment, in slices of some 256 k entries. What is not among it
-        (messages of topics that were deleted, prepared halves) no queue has.
+        """The index's entries of a segment, in slices of some 256 k entries. Messages that no queue
+        has are left out: those of deleted topics, and prepared halves.
         """
         low, high = segment_range(segment, segment + 1)
         base = segment * self._log.segment_size
@@ -145,16 +146,16 @@ class SegmentHandover:
         return self._index.families.rows(ARCHIVES, b"")
 
     def here(self, topic: int, queue: int) -> tuple[list[Here], int]:
-        """What the store has of a queue, by first offset, and its next offset. What was put since
-        the last checkpoint counts for the next offset alone.
+        """The runs and places of a queue, by first offset, and its next offset. Messages put since
+        the last checkpoint count for the next offset alone.
         """
         return here(self._index.families, (topic, queue)), self._index.end(topic << 32 | queue)
 
-    # --- what is changed ---
+    # --- changing ---
 
     def give_up(self, segments: int, topics: int) -> tuple[int, int]:
-        """Leave so many segments out of the log, and so many topic ids out of those that are given;
-        returns the first of the positions, and of the ids. They are for `take_in`.
+        """Leaves so many segments out of the log, and so many topic ids unused; returns the first
+        of the positions, and of the ids. They are for `take_in`.
         """
         self._log.check_writable()
         return self._upkeep.give_up(segments), self._topics.take_ids(topics)
@@ -166,10 +167,10 @@ class SegmentHandover:
         ends: Mapping[Queue, int],
         topics: Sequence[ArchivedTopic] = (),
     ) -> None:
-        """Have archives come into the store that hold what no queue has, and topics with them, all
-        or nothing. The archives are where their rows say, and were read back; their positions are
-        such as `give_up` gave. `ends` are queues that go on behind what comes, with the next offset
-        that they have now.
+        """Takes archives into the store whose messages no queue has, and topics with them, all or
+        nothing. The archives are where their rows say, and were read back; their positions come
+        from `give_up`. `ends` are queues that go on behind the archives' messages, with the next
+        offset that they have now.
 
         Raises `CallerError`, with nothing changed, for a stretch of offsets that a queue has or has
         given meanwhile, and for a topic that was made meanwhile.
@@ -180,7 +181,7 @@ class SegmentHandover:
         ]
         keys = [topic << 32 | queue for topic, queue in ends]
         with self._coming(arriving):
-            # What was put meanwhile to one of these queues is a conflict, and not in a tail then.
+            # Messages put meanwhile to one of these queues are a conflict, and then not in a tail.
             self._upkeep.checkpoint()
             with self._topics.lock, self._log.lock:
                 for (topic, queue), due in ends.items():
@@ -201,17 +202,17 @@ class SegmentHandover:
                 self._topics.settle_rows(infos)
 
     def attach(self) -> None:
-        """Say that a worker looks after this store: from here on segments don't go by age or size
+        """Says that a worker looks after this store: from here on segments don't go by age or size
         alone.
         """
         self._upkeep.is_tiered = True
 
     def detach(self) -> None:
-        """Say that it doesn't any more: what the store's settings say holds again."""
+        """Says that the worker has gone: the store's settings hold again."""
         self._upkeep.is_tiered = self._tiered
 
     def take_number(self) -> int:
-        """A number for an archive that is to arrive: no other ever has it."""
+        """A number for a new archive: no other archive ever has it."""
         return self._index.take_archive_number()
 
     def hand_over(
@@ -222,13 +223,14 @@ class SegmentHandover:
         *,
         erase: bool = False,
     ) -> int:
-        """Have archives take the place of segments, and remove these; returns how many queues they
+        """Replaces segments by archives, and removes the segments; returns how many queues they
         had. The archives are where their rows say, and were read back.
 
         `unkept` are the queues (topic id, queue) of which the segments' messages are in no archive:
-        expired, or not to be read. With `erase` the segments' files are overwritten first, also if
-        the store's settings don't ask for it. Raises `CallerError`, with nothing changed, for a
-        segment that is not there or not sealed, and for a queue that nothing is said about.
+        expired, or unreadable. With `erase` the segments' files are overwritten first, even if the
+        store's settings don't ask for it. Raises `CallerError`, with nothing changed, for a segment
+        that is not there or not sealed, and for a queue that is in neither the archives nor
+        `unkept`.
         """
         self._log.check_writable()
         with self._upkeep.leaving:
@@ -241,7 +243,7 @@ class SegmentHandover:
                     "or not sealed and in a checkpoint; ask `sealed` which are"
                 )
             is_erased = erase or self.config.secure_erase
-            # What is to be erased was named by somebody; all else goes by itself.
+            # A caller named the messages to be erased; no warning is due for those.
             gone = set() if erase else set(unkept)
             unread = [(n, unread_in(self._index.families, n, gone)) for n in segments if gone]
             with self._coming(arriving):
@@ -253,8 +255,8 @@ class SegmentHandover:
         return queues
 
     def let_go(self, archive: int, name: str, rows: Iterable[Row]) -> None:
-        """Have the messages of an archive go, since their time is over, and change rows of the
-        catalog; what no group has read of them is told.
+        """Deletes the messages of an expired archive and changes rows of the catalog; warns of
+        messages that no group has read.
         """
         unread = unread_in_archive(self._index.families, archive)
         self.swap([archive], rows=rows)
@@ -268,9 +270,9 @@ class SegmentHandover:
         queues: Iterable[Queue] | None = None,
         rows: Iterable[Row] = (),
     ) -> None:
-        """Have archives take the places of `old` ones, and change rows of the catalog, at once.
-        Where nothing arrives that has a queue, its messages are gone. `queues` are all that the old
-        ones hold anything of (None: they are looked for, among all places there are).
+        """Replaces `old` archives by new ones, and changes rows of the catalog, at once. A queue
+        that no new archive has loses its messages. `queues` are all that the old archives hold
+        anything of (None: they are looked for, among all places there are).
         """
         self._log.check_writable()
         changed = list(rows)
@@ -279,19 +281,19 @@ class SegmentHandover:
         self.archived().note(changed)
 
     def forget_keys(self) -> None:
-        """Take the keys of messages that left the log out of the key index, where those of others
-        are among them: now, not when the last of these leaves. For whoever erases.
+        """Removes the keys of messages that left the log from the key index now, even where they
+        are merged with keys of other messages: not only when the last of these leaves. For erasing.
         """
         self._log.check_writable()
         self._index.forget_left_keys()
 
     def set_rows(self, rows: Iterable[Row]) -> None:
-        """Change rows of the catalog alone; None: the row goes, which no place may name then."""
+        """Changes rows of the catalog alone; None removes the row, which no place may name then."""
         self.swap((), rows=rows)
 
     @contextlib.contextmanager
     def _coming(self, arriving: Sequence[Arriving]) -> Iterator[None]:
-        """Have the reader know archives before a place names them; not, if that fails."""
+        """Tells the reader of archives before a place names them; takes that back if it fails."""
         rows = [(archive_key(a.first_position, a.number), a.row) for a in arriving]
         archived = self.archived()
         archived.note(rows)

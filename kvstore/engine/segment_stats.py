@@ -1,10 +1,10 @@
-"""What sealed segments hold, topic by topic: what `Store.segments` and tiering's plans ask.
+"""Figures of sealed segments, topic by topic, for `Store.segments` and tiering's plans.
 
-The idea: the runs of a segment say sizes and store times of all its entries; they are summed by
+The idea: the runs of a segment have sizes and store times of all its entries; they are summed by
 topic with numpy, a few thousand entries at a time. No record is read.
 
-Invariants: a segment that is not wholly checkpointed is left out; what a deleted topic left behind
-is not counted; a run that can't be read is left out (`verify` tells of it).
+Invariants: a segment that is not wholly checkpointed is left out; messages of deleted topics are
+not counted; a run that can't be read is left out (`verify` reports it).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ENTRIES: Final = 1 << 17
 
 
 class TopicShare(msgspec.Struct, frozen=True):
-    """What one topic has in a segment: messages, bytes of their records, and the store times (ms)
-    of the oldest and the newest.
+    """One topic's share of a segment: messages, bytes of their records, and the store times (ms) of
+    the oldest and the newest.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class SegmentStats(msgspec.Struct, frozen=True):
 
 
 class _Sum:
-    """What is known so far of one topic in one segment."""
+    """The sums so far of one topic in one segment."""
 
     __slots__ = ("bytes", "messages", "newest", "oldest")
 
@@ -66,7 +66,7 @@ class _Sum:
 def segment_stats(
     log: CommitLog, index: Index, topics: Topics, progress: Progress | None = None
 ) -> list[SegmentStats]:
-    """Look at every sealed segment that is wholly checkpointed."""
+    """Figures of every sealed segment that is wholly checkpointed."""
     size = log.segment_size
     end = min(log.end, index.checkpoint.position) // size
     numbers = [n for n in log.segments.numbers if n < end]
@@ -139,7 +139,7 @@ def _add(out: dict[int, _Sum], topics: list[int], values: list[bytes]) -> None:
     columns, starts = unpack_many(values)
     sizes = np.add.reduceat(columns.sizes, starts)
     counts = np.diff(starts, append=len(columns.sizes))
-    # Not the first and the last: what came from elsewhere may not rise.
+    # Not the first and the last: store times of imported messages may not rise.
     oldest = np.minimum.reduceat(columns.stored_at, starts)
     newest = np.maximum.reduceat(columns.stored_at, starts)
     for topic, n, size, low, high in zip(

@@ -1,4 +1,4 @@
-"""Figures about an open store: what `Store.stats` and `kvmq stats` show."""
+"""Figures about an open store, for `Store.stats` and `kvmq stats`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def collect(
     upkeep: Upkeep | None = None,
     threads: Sequence[Background] = (),
 ) -> StoreStats:
-    """Look at everything once."""
+    """Collects all figures once."""
     tails = [t for t in index.tails if t is not None]
     return StoreStats(
         path=str(path),

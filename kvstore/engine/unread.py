@@ -1,8 +1,8 @@
-"""Unread: which messages no group has taken, before they are deleted.
+"""Counts the messages that no group has taken before they are deleted.
 
 The idea: the index says which offsets of which queues a segment or an archive holds, and each
-group's offset says how far it has come. Nothing of the log or of archives is read, and memory grows
-with the queues that go alone.
+group's offset says how far it has come. Neither the log nor an archive is read, and memory grows
+only with the queues of the segment or archive that goes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Queue = tuple[int, int]
 def unread_in(
     families: Families, segment: int, queues: Collection[Queue] | None = None
 ) -> dict[int, int]:
-    """The messages of a segment (of some queues) that were handed out to no group, nor passed over
-    by a commit: topic id -> how many. Topics without any are not in it.
+    """The messages of a segment (of some queues) that were neither handed out to a group nor passed
+    over by a commit: topic id -> how many. Topics without any are not in it.
     """
     held: dict[Queue, list[tuple[int, int]]] = {}
     for key, value in families.rows(RUNS, *segment_range(segment, segment + 1)):
@@ -48,8 +48,8 @@ def unread_in(
 
 
 def unread_in_archive(families: Families, archive: int) -> dict[int, int]:
-    """The same of an archive, by the places that name it; offsets that it has not are counted too,
-    where compaction or damage left gaps.
+    """The same of an archive, by the places that name it. Offsets that the archive lacks, where
+    compaction or damage left gaps, are counted too.
     """
     held: dict[Queue, list[tuple[int, int]]] = {}
     begun: tuple[Queue, int] | None = None

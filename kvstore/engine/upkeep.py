@@ -1,10 +1,11 @@
-"""Upkeep: checkpoints, sealing and retention of an open store, asked for or by itself.
+"""Upkeep: checkpoints, sealing and retention of an open store.
 
-The idea: what the housekeeper does and what a call can have done at once are the same methods; each
-has a `..._due` that is asked often and costs next to nothing.
+The idea: the housekeeper and the store's calls use the same methods; each has a `..._due` that is
+asked often and costs next to nothing.
 
 Invariants: a checkpoint covers flushed records only; one that failed is done again before the next;
-a segment leaves the index before its file goes."""
+a segment leaves the index before its file goes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ _log = logging.getLogger("kvmq")
 
 
 class Upkeep:
-    """See the module. `last_stored` says the newest store time given, under the log's lock."""
+    """Checkpoints, seals and deletes segments, see the module. `last_stored` says the newest store
+    time given, under the log's lock.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Upkeep:
         self.deleted_unread = 0
         """Messages that went with their segments and that no group had taken, since the opening."""
         self._is_crowded = False
-        """Whether it was told that the disk fills, and nothing may be deleted."""
+        """Whether it was logged that the disk fills and nothing may be deleted."""
         self._last_stored = 0
         self._checkpoint_lock = threading.Lock()
         self.leaving = threading.Lock()
@@ -107,8 +110,8 @@ class Upkeep:
             self._index.seal_next()
 
     def give_up(self, count: int) -> int:
-        """Leave so many segments out of the log, which goes on behind them: their positions are for
-        messages that come from elsewhere. Returns the first of the positions.
+        """Leaves so many segments out of the log, which goes on behind them: their positions are
+        for messages that come from elsewhere. Returns the first of the positions.
         """
         log, index, size = self._log, self._index, self._log.segment_size
         self.seal()  # so that little is left to be done while puts wait
@@ -117,8 +120,8 @@ class Upkeep:
             log.seal()
             first = log.end // size
             leaving = range(first, first + count)
-            # What the log goes on in is there before the index says so: else a recovery would find
-            # nothing behind the gap, and go on within it.
+            # The next segment is there before the index says so: else a recovery would find nothing
+            # behind the gap, and go on within it.
             log.segments.create(leaving.stop)
             there = log.segments.numbers
 
@@ -158,7 +161,7 @@ class Upkeep:
         config, size = self._config, self._log.segment_size
         self._retention_at = config.clock.monotonic() + config.retention_interval
         if self._index.checkpoint.position // size < self._log.end // size:
-            # What is not wholly checkpointed can't go: a sealed segment must not wait for that.
+            # A segment must be wholly checkpointed to go: a sealed one must not wait for that.
             self.checkpoint()
 
     def retention_due(self) -> bool:
@@ -188,7 +191,7 @@ class Upkeep:
         )
 
     def _tell_if_crowded(self, used: float) -> None:
-        """Say once that the disk fills and nothing may be deleted for it: puts will stop."""
+        """Logs once that the disk fills and nothing may be deleted for it: puts will stop."""
         _, force_at, stop_at = self._config.watermarks
         before, self._is_crowded = self._is_crowded, used >= force_at
         retention = self._config.retention
@@ -212,7 +215,7 @@ class Upkeep:
                 self.tell_unread(f"segment {why.number}, {why.reason}", unread)
 
     def tell_unread(self, deleted: str, unread: dict[int, int]) -> None:
-        """Say what was deleted that no group has taken. (Deleted topics have no messages.)"""
+        """Logs deleted messages that no group has taken. (Deleted topics have no messages.)"""
         named = {name: n for topic, n in unread.items() if (name := self._name_of(topic))}
         if not named:
             return
@@ -232,8 +235,8 @@ def _is_tiered(retention: Retention) -> bool:
 
 
 def drop_orphans(log: CommitLog, index: Index, config: StoreConfig) -> None:
-    """Remove segments that left the index, with retention or to archives, before a crash kept their
-    files from going.
+    """Removes the files of segments that left the index, by retention or into archives, just before
+    a crash.
     """
     if log.writable:
         gone = index.gone()

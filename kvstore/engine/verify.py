@@ -1,12 +1,12 @@
-"""Verify: every record against its CRCs, and the index against the log.
+"""Verifies a store: every record against its CRCs, and the index against the log.
 
 The idea: a segment at a time. Its records are walked, past damage, and those that carry a CRC over
-the whole record are held against that as well; what the index should say of
-them is noted in columns and held against the columns of what it says: every entry with its queue,
-offset, size, tag and time, every key's hash, a place for every queue. At last every place is held
-against the run, or the archive, that has to stand behind it, and every archive against the catalog.
+the whole record are checked against that as well. The entries that the index should have are noted
+in columns and compared with the columns of its own entries: every entry with its queue, offset,
+size, tag and time, every key's hash, a place for every queue. At last every place is compared with
+the run, or the archive, that has to stand behind it, and every archive with the catalog.
 
-Invariant: changes nothing; what is wrong is listed with where it is, the rest is still looked at.
+Invariant: changes nothing; a problem is listed with its place, and the rest is still looked at.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from kvstore.record.walk import Kind, walk
 I64 = NDArray[np.int64]
 _PROBLEMS_MAX = 1000
 _FIELDS = 6
-"""What is compared of an entry: position, queue, offset, size, tag hash, store time."""
+"""The compared fields of an entry: position, queue, offset, size, tag hash, store time."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something that is not as it should be; -1 and "" where a field says nothing."""
+    """One thing that is wrong; a field that says nothing is -1 or ""."""
 
     kind: str
     message: str
@@ -73,9 +73,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class VerifyReport(msgspec.Struct):
-    """What was looked at, and what was wrong with it (the first 1,000 problems; `problems_found`
-    counts all).
-    """
+    """The figures of a check, and its problems (the first 1,000; `problems_found` counts all)."""
 
     records: int = 0
     bytes: int = 0
@@ -93,7 +91,7 @@ class VerifyReport(msgspec.Struct):
             self.problems.append(problem)
 
     def forget(self, count: int) -> None:
-        """Take back all problems but the first `count`."""
+        """Drops all problems but the first `count`."""
         self.problems_found = count
         del self.problems[count:]
 
@@ -139,12 +137,12 @@ def verify(
 
 
 def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list[int]:
-    """The segments there are; what is missing between them, or before the first, is a problem."""
+    """The segments there are; one missing between them, or before the first, is a problem."""
     size = log.segment_size
     stop = -(-end // size)
     log.segments.look_again()
     found = [n for n in log.segments.numbers if n < stop]
-    # Behind the look at what is there: what goes meanwhile is no problem.
+    # After the look at the segments: one that goes meanwhile is no problem.
     gone = index.gone()
     due = max(gone.below // size, log.segments.retired_below)
     left = gone.segments | log.segments.left
@@ -183,7 +181,7 @@ def _check_places(
         if place.segment >= ARCHIVE_FIRST or topic not in names:
             continue
         behind = run_key(place.segment, topic, queue, place.first)
-        # Looked at again: retention may have taken both since the walk began.
+        # Asked again: retention may have taken both since the walk began.
         if get(RUNS, behind) is None and get(PLACES, key) == value:
             what = f"place says segment {place.segment}, where no run begins with its offset"
             report.add(Problem("index", what, -1, names[topic], queue, place.first))
@@ -215,7 +213,7 @@ def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyR
         try:
             held = cold.archived.contents(number).held
         except (ArchiveDamaged, ArchiveUnavailable, FormatTooNew, FormatTooOld):
-            continue  # told of already
+            continue  # reported already
         for one in held:
             there = places.get((one.topic, one.queue), [])
             at = bisect_right(there, one.first, key=lambda place: place.first) - 1
@@ -226,7 +224,7 @@ def _check_held(index: Index, names: dict[int, str], cold: Cold, report: VerifyR
 
 
 class _Segment:
-    """One segment's records, and what the index should say of them."""
+    """One segment's records, and the entries that the index should have of them."""
 
     def __init__(
         self,
@@ -242,7 +240,9 @@ class _Segment:
     ) -> None:
         self._property_crc = property_crc
         self.newest = newest
-        """The newest store time so far: what the index has where a clock was stepped back."""
+        """The newest store time so far: the index has it for a record whose clock was stepped
+        back.
+        """
         self._log = log
         self._index = index
         self._topics = topics
@@ -257,7 +257,7 @@ class _Segment:
         self._key_positions = array("q")
 
     def verify(self) -> None:
-        """Look at the records, then at the index."""
+        """Checks the records, then the index."""
         try:
             self._walk()
         except SegmentDamaged as e:
@@ -343,7 +343,7 @@ class _Segment:
         self._report.add(Problem("index", what, position, name, queue & QUEUE_MASK, offset))
 
     def _index_entries(self) -> I64:
-        """What the runs say, as rows of `_FIELDS`."""
+        """The index's own entries, from the runs, as rows of `_FIELDS`."""
         low, high = segment_range(self._number, self._number + 1)
         found = [np.zeros((0, _FIELDS), dtype=np.int64)]
         before: RunKey | None = None

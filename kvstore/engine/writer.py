@@ -1,13 +1,15 @@
-"""Putting messages: from the caller's values to the log and the index tail, under one lock, in one
+"""Puts messages: from the caller's values to the log and the index tail, under one lock, in one
 pass.
 
-The idea: everything that doesn't depend on place is prepared before the lock
-(`record.prepare`); under it the batch gets offsets and positions, is noted in the tail and copied
-into the log; durability is waited for behind it. The log's `end` moves last, behind all segments of
-a batch: nobody sees a row or a byte before that, and until then all of it can be taken back.
+The idea: all work that doesn't depend on a message's place is done before the lock
+(`record.put.prepare`). Under it the batch gets offsets and positions, is noted in the tail and
+copied into the log. The wait for the disk comes after it. The log's `end` moves last, behind all
+segments of a batch: nobody sees a row or a byte before that, and until then all of it can be taken
+back.
 
 Invariants: a put that is refused changed nothing: no byte in the log, no row in the tail, no offset
-given; store times never fall; what is in the tail below the log's end is in the log."""
+given; store times never fall; every row in the tail below the log's end has its record in the log.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def store_host(config: StoreConfig) -> Host:
 
 
 class Writer:
-    """See the module."""
+    """Puts messages into a store; see the module."""
 
     def __init__(
         self,
@@ -133,12 +135,12 @@ class Writer:
         return self._put_all(messages, now)
 
     def _begin(self) -> int:
-        """See that there may be a put; returns its time."""
+        """Checks that a put is possible; returns its time."""
         log = self._log
         log.check_writable()
         log.check_disk()
         if log.end - self._index.checkpoint.position >= self._tail_max:
-            # The housekeeper can't keep up: whoever puts does its work, before anything is written.
+            # The housekeeper can't keep up: the put does its work, before anything is written.
             self._checkpoint_now()
         return self._clock.now_ms()
 
@@ -217,7 +219,7 @@ class Writer:
         return PutResult(one.message_id, topic, queue, offset, position, size, status)
 
     def _settle(self, end: int, unindexed: int) -> PutStatus:
-        """What follows a put, outside the lock: see to the checkpoint, wait for the disk."""
+        """Ends a put, outside the lock: checkpoints if that is due, waits for the disk."""
         if unindexed >= self._tail_due:
             self._wake.set()
         if self._sync:
@@ -264,13 +266,15 @@ class Writer:
             self._log.append_pieces(pieces, position + len(data), count)
 
     def _take_back(self, tail: Tail, mark: tuple[int, int, int], before: int) -> None:
-        """Undo what a put that failed did beside the log, which has undone its own part."""
+        """Undoes the work of a failed put beside the log, which has undone its own part."""
         if self._log.end == before:
             tail.cut(mark)
             self._index.give_back()
 
     def _stretches(self, sizes: list[int]) -> list[tuple[int, int]]:
-        """Which messages go into the active segment (maybe none), which into each one behind."""
+        """Which messages go into the active segment (maybe none), and which into each one
+        behind.
+        """
         room = self._log.room()
         stretches = []
         a = 0

@@ -1,6 +1,6 @@
-"""Attributes: texts of the caller's own, kept with a topic or a group.
+"""Attributes: the caller's own texts, kept with a topic or a group.
 
-Invariant: what passes here can be written to a row and read from it again.
+Invariant: attributes that pass `attributes_of` can be written to a row and read from it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvstore.errors import (
 
 
 def attributes_of(given: object) -> dict[str, str]:
-    """What a caller gave as attributes; `CallerError` if it is no mapping of texts to texts."""
+    """The caller's attributes as a dict; `CallerError` if they are no mapping of texts to texts."""
     if not isinstance(given, Mapping):
         raise CallerError(
             f"attributes are {shown(given)}; they must be a mapping of texts to texts"

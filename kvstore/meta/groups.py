@@ -1,10 +1,10 @@
 """Consumer groups as rows of the `groups` family.
 
-The idea: a row has what a group was made with; what of it popping needs on its way is plain fields
-of `GroupInfo`, so nothing is worked out twice. Rows of before a field was there have its default.
+The idea: a row has the settings a group was made with. Popping reads them as plain fields of
+`GroupInfo`, so nothing is worked out twice. Rows written before a field existed have its default.
 
 Invariants: a row is on the disk before anything can be keyed by the group's id; ids are given once,
-and what is keyed by one goes with its row; what is refused changes nothing.
+and all rows keyed by one go with its row; a refused call changes nothing.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ CACHED_MAX: Final = 1 << 17
 _KEPT_OF_A_BATCH: Final = 1024
 """Groups of one call that are kept in memory: of many thousands most are not used at once."""
 DEFAULT_BACKOFF: Final[tuple[float, ...]] = ()
-"""At once: a lock's own time is what a group waits."""
+"""No backoff: a group waits only as long as the lock itself lasts."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group is made with.
+    """The settings a group is made with.
 
     `max_attempts`: deliveries of a message before it is a dead letter. `backoff`: seconds until the
-    next delivery, by how many there were (the last one holds for all that follow); used when a lock
-    runs out or is given back without a time. `dead_letter_topic`: None is `%DLQ%` and the group's
-    name. `start`: what a group that is new in a queue gets first: "begin", "end", or the messages
-    stored from a time on (ms since the epoch). `max_in_flight`: messages under lock at a time, over
-    all queues; None: no limit.
+    next delivery, by the number of deliveries so far (the last one holds for all that follow); used
+    when a lock runs out or is given back without a time. `dead_letter_topic`: None is `%DLQ%` and
+    the group's name. `start`: the first message for a group that is new in a queue: "begin", "end",
+    or the messages stored from a time on (ms since the epoch). `max_in_flight`: messages under lock
+    at a time, over all queues; None: no limit.
     """
 
     name: str
@@ -93,7 +93,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.dead_letter_topic or DLQ_PREFIX + self.name
 
     def backoff_after(self, attempts: int) -> float:
-        """Seconds until the next delivery, after that many (1 or more)."""
+        """Seconds until the next delivery, after that many deliveries (1 or more)."""
         if not self.backoff:
             return 0.0
         return self.backoff[min(max(attempts, 1), len(self.backoff)) - 1]
@@ -103,8 +103,8 @@ Removing = Callable[[Batch, GroupInfo], None]
 
 
 class Groups:
-    """See the module. What a group's removal has to take along is added by `removing`, in the same
-    batch; `removed` are told when it is written.
+    """The groups of a store, see the module. `removing` adds rows that go with a group, in the same
+    batch; `removed` are called when it is written.
     """
 
     def __init__(self, families: Families, log_end: Callable[[], int]) -> None:
@@ -125,7 +125,8 @@ class Groups:
             raise MessageIllegal(f"the group is {shown(name)}; it must be a text")
         found = self._cache.get(name)
         if found is None:
-            # Under the lock: what is altered or deleted meanwhile must not be kept as it was.
+            # Under the lock: a group that is altered or deleted meanwhile must not be kept as it
+            # was.
             with self._lock:
                 row = self._families.get(GROUPS, name.encode("utf-8", "surrogatepass"))
                 if row is not None:
@@ -141,7 +142,7 @@ class Groups:
     def get(self, name: str) -> GroupInfo:
         """A group; `GroupNotFound`."""
         try:
-            return self._cache[name]  # what nearly every call finds, at a third of `find`
+            return self._cache[name]  # nearly every call ends here, at a third of `find`'s cost
         except (KeyError, TypeError):
             pass
         found = self.find(name)
@@ -169,7 +170,7 @@ class Groups:
     def stage(
         self, batch: Batch, configs: Iterable[GroupConfig], *, exist_ok: bool = False
     ) -> list[GroupInfo]:
-        """Put new groups into a batch, under `lock`; what is wrong with one of them is raised. When
+        """Puts new groups into a batch, under `lock`; raises an error for the first wrong one. When
         it is written: `settle`.
         """
         made: list[GroupInfo] = []
@@ -193,7 +194,7 @@ class Groups:
         return made
 
     def _since(self, info: GroupInfo) -> GroupInfo:
-        """A group that begins at the end does so at the end there is now. That is on the disk: no
+        """A group that begins at the end does so at the log's present end. That is on the disk: no
         later record can come to stand below it.
         """
         if info.start != "end":
@@ -201,7 +202,7 @@ class Groups:
         return msgspec.structs.replace(info, since=self._log_end())
 
     def settle(self, made: Sequence[GroupInfo]) -> None:
-        """Say that what `stage` put into a batch was written."""
+        """Marks groups as written that `stage` put into a batch."""
         self._next_id += len(made)
         for info in made[:_KEPT_OF_A_BATCH]:
             self._keep(info)
@@ -217,7 +218,7 @@ class Groups:
         return name in self._cache or self._families.get(GROUPS, name.encode()) is not None
 
     def alter(self, name: str, changes: dict[str, Any]) -> GroupInfo:
-        """Change fields of a group, durably; the others stay."""
+        """Changes fields of a group, durably; the others stay."""
         with self._lock:
             old = self.get(name)
             new = _checked(msgspec.structs.replace(old, **changes))
@@ -245,7 +246,7 @@ class Groups:
         return infos
 
     def settle_delete(self, infos: Iterable[GroupInfo]) -> None:
-        """Say that what `stage_delete` put into a batch was written."""
+        """Marks groups as removed that `stage_delete` put into a batch."""
         for info in infos:
             self._cache.pop(info.name, None)
             if self._names is not None:
@@ -295,7 +296,7 @@ def _new(config: GroupConfig, number: int) -> GroupInfo:
 
 
 def _checked(info: GroupInfo) -> GroupInfo:
-    """The group with its values in the form they are kept in; `CallerError` for what is none."""
+    """The group with its values in the form they are kept in; `CallerError` for illegal values."""
     _check_count("max_attempts", info.max_attempts, ATTEMPTS_MAX)
     if type(info.ordered) is not bool:
         raise CallerError(f"ordered is {shown(info.ordered)}; it must be True or False")

@@ -1,9 +1,9 @@
-"""The history of offsets: rows that say what a group was done with, and when.
+"""The history of offsets: rows that say how far a group was, and when.
 
-The idea: the time is cut into stretches of `offset_history_interval`; the key of a row has the
-beginning of a stretch, the value what is added to it. So what comes later in a stretch takes the
-place of what was there, and nothing is read for it. What is older than `offset_history_for` is not
-shown, and removed in slices by `sweep`.
+The idea: the time is cut into stretches of `offset_history_interval`. The key of a row has the
+beginning of a stretch, the value has the offset and the rest of the time. So a later commit in a
+stretch overwrites the earlier one, and nothing is read for it. Rows older than `offset_history_for`
+are not shown; `sweep` removes them in slices.
 
 Invariants: there is one row a stretch and queue at most; `now` gives no time before that of a row
 that was put since the opening.
@@ -29,24 +29,26 @@ _ROW: Final = Struct(
 _SWEPT_AT_ONCE: Final = 2000
 """Queues' histories that one slice of a sweep looks at: some 20 ms."""
 _SWEEPS: Final = 8
-"""Sweeps in the time that history is kept: so much longer at most is a row on the disk."""
+"""Sweeps in the time that history is kept: a row stays on the disk one interval longer at most."""
 _SWEEP_MIN: Final = 60.0
 _SWEEP_FIRST: Final = 10.0
-"""Seconds after the opening: those who open often and shortly sweep too, but not each time."""
+"""Seconds after the opening: a program that opens often and shortly sweeps too, but not each
+time.
+"""
 _END: Final = b"\xff" * 9
-"""Behind every key of a queue's history, added to what they begin with."""
+"""Behind every key of a queue's history, added to the beginning they share."""
 
 
 class OffsetCommit(msgspec.Struct, frozen=True):
-    """What a group was done with at a time (ms since the epoch): all below `offset`."""
+    """The progress of a group at a time (ms since the epoch): all below `offset` was done."""
 
     offset: int
     committed_at: int
 
 
 class NewNote(NamedTuple):
-    """A row to write: its queue by the key in `offsets`, what is done there and by how many
-    recoveries, and the time of the row before it.
+    """A row to write: its queue by the key in `offsets`, the offset below which all is done, the
+    number of recoveries, and the time of the row before it.
     """
 
     key: bytes
@@ -56,7 +58,7 @@ class NewNote(NamedTuple):
 
 
 class History:
-    """See the module. A queue is named by its key in `offsets`."""
+    """The rows of offset history, see the module. A queue is named by its key in `offsets`."""
 
     def __init__(self, families: Families, config: StoreConfig) -> None:
         self._families = families
@@ -69,12 +71,12 @@ class History:
 
     @property
     def is_on(self) -> bool:
-        """Whether any is kept."""
+        """Whether any history is kept."""
         return self._kept_ms > 0
 
     def now(self) -> int:
-        """The time of a row that is written now; a clock that is set back doesn't change their
-        order. Who only looks moves nothing: by the clock the next row may be earlier than that.
+        """The time of a row that is written now; a clock that is set back doesn't change the rows'
+        order. A look alone moves nothing: by the clock the next row may be earlier than that.
         """
         return max(self._last_ms, self._clock.now_ms())
 
@@ -94,7 +96,7 @@ class History:
             self.put(batch, queue, offset, recoveries, at)
 
     def rows(self, queue: bytes) -> list[tuple[int, int, int]]:
-        """What there is of a queue: times, offsets and recoveries, oldest first."""
+        """The rows of a queue: times, offsets and recoveries, oldest first."""
         oldest = self._clock.now_ms() - self._kept_ms
         found: list[tuple[int, int, int]] = []
         for key, row in self._families.rows(OFFSET_HISTORY, queue, queue + _END):
@@ -109,7 +111,7 @@ class History:
     def last(self, queue: bytes) -> OffsetCommit | None:
         """The last row of a queue until now, as it was written; None if there is none."""
         it = self._families.iter(OFFSET_HISTORY)
-        # What an earlier opening wrote by a clock that was ahead is not the last.
+        # A row that an earlier opening wrote by a clock that was ahead is not the last.
         it.seek_for_prev(history_key(queue, self.now()))
         if not self._families.valid(it) or it.key()[: len(queue)] != queue:
             return None
@@ -121,8 +123,8 @@ class History:
         return bool(self._swept) or self._clock.monotonic() >= self._sweep_at
 
     def sweep(self) -> int:
-        """Remove history that is too old, of some queues; the next call goes on behind them.
-        Returns how many there were with such.
+        """Removes history that is too old, of some queues; the next call goes on behind them.
+        Returns how many queues had such history.
         """
         oldest = max(0, self._clock.now_ms() - self._kept_ms)
         batch, it = self._families.batch(), self._families.iter(OFFSET_HISTORY)

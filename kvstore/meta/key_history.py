@@ -1,4 +1,4 @@
-"""What a topic's key index took, and from which log position on: its settings so far, in a row.
+"""The history of a topic's `key_index` setting: the log position from which each setting held.
 
 The idea: a crash or a rebuild puts older records into the index again, and they have to be found by
 the keys they were put with, not by those that today's setting takes. So a change of the setting is
@@ -19,11 +19,11 @@ History = tuple[tuple[int, KeyIndex], ...]
 
 KEPT: Final = 32
 LEVELS: Final[dict[KeyIndex, int]] = {"off": 0, "unique": 1, "all": 2}
-"""What each takes of a message: nothing, the unique id, its keys as well."""
+"""The keys that each setting takes of a message: none, the unique id, its KEYS tokens as well."""
 
 
 def begun(key_index: KeyIndex, since: int, keys_since: tuple[int, int]) -> History:
-    """The history of a row that has none: what it says of where its keys begin."""
+    """The history of a topic whose row has none: the row says where its keys begin."""
     unique, tokens = keys_since
     found: dict[int, KeyIndex] = {since: "off"}
     if key_index != "off":
@@ -34,7 +34,8 @@ def begun(key_index: KeyIndex, since: int, keys_since: tuple[int, int]) -> Histo
 
 
 def changed(history: History, key_index: KeyIndex, end: int, log_start: int) -> History:
-    """The history with a setting that holds from `end` on, without what is of no record any more.
+    """The history with a setting that holds from `end` on, without settings of which no record is
+    left.
 
     `history` has one setting at least.
     """
@@ -48,7 +49,9 @@ def changed(history: History, key_index: KeyIndex, end: int, log_start: int) -> 
 
 
 def within(history: History, end: int) -> History:
-    """The history for a log that ends at `end`: what was to hold further on holds from there."""
+    """The history for a log that ends at `end`: a setting that was to hold behind it holds from
+    there.
+    """
     return tuple(sorted({min(position, end): setting for position, setting in history}.items()))
 
 
@@ -63,5 +66,5 @@ def level_at(history: History, position: int) -> int:
 
 
 def exact_from(history: History) -> int:
-    """The position from which on the history says no more than was taken."""
+    """The position from which on the history says exactly what was taken."""
     return history[1][0] if len(history) >= KEPT else 0

@@ -1,13 +1,13 @@
-"""Namespaces: what a name in one is called in the store, and which there are.
+"""Namespaces: the store's name of each topic and group in one, and the list of them.
 
 The idea: RocketMQ's convention. `orders` in namespace `tenant-a` is `tenant-a%orders` in the log,
-its group's dead letters are in `%DLQ%tenant-a%billing`: `%RETRY%` and `%DLQ%` stay in front. So
-what belongs to a namespace is three ranges of names, and nobody keeps a list of it. Only that a
-namespace was made is a row of its own (`meta`, `namespace/` and its name), since it may be empty.
+its group's dead letters are in `%DLQ%tenant-a%billing`: `%RETRY%` and `%DLQ%` stay in front. So the
+names of a namespace are three ranges of names, and nobody keeps a list of them. Only the fact that
+a namespace was made is a row of its own (`meta`, `namespace/` and its name), since it may be empty.
 
 Invariants: a namespace has no `%` in its name, so the first one behind such a prefix ends it: a
-name in the store belongs to one namespace at most, and to a name in a namespace there is exactly
-one in the store, whatever it looks like.
+name in the store belongs to one namespace at most, and a name in a namespace has exactly one name
+in the store, however it is spelled.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def check_namespace(name: str) -> str:
 
 
 def wrap(namespace: str, name: str) -> str:
-    """What the store calls a topic or group of a namespace."""
+    """The store's name of a namespace's topic or group."""
     front, bare = _apart(name)
     if not bare:
-        # With the namespace in front it would look like one.
+        # With the namespace in front it would look like a legal name.
         raise MessageIllegal(f"{shown(name)} is no name of a topic or group: nothing stands in it")
     return f"{front}{namespace}{SEPARATOR}{bare}"
 
 
 def unwrap(namespace: str, name: str) -> str | None:
-    """What a namespace calls a topic or group of the store; None if it is not its own."""
+    """The namespace's own name of the store's topic or group; None if it is not its own."""
     front, bare = _apart(name)
     begin = namespace + SEPARATOR
     return front + bare[len(begin) :] if bare.startswith(begin) else None
@@ -79,7 +79,7 @@ def namespace_of(name: str) -> str | None:
 
 
 def speak_own_names(namespace: str, error: StoreError) -> None:
-    """Have an error call the topics and groups that it quotes as their namespace does."""
+    """Makes an error name the topics and groups that it quotes as their namespace does."""
     # A filter's error quotes the filter, in which a name of the store means nothing.
     if isinstance(error, FilterIllegal):
         return
@@ -111,11 +111,11 @@ def ranges(namespace: str) -> list[tuple[bytes, bytes]]:
     return found
 
 
-# --- which there are ---
+# --- the list of namespaces ---
 
 
 class Namespaces:
-    """See the module."""
+    """The namespaces of a store; see the module."""
 
     def __init__(self, families: Families) -> None:
         self._families = families
@@ -133,7 +133,9 @@ class Namespaces:
         batch.delete(META, _ROW + name.encode())
 
     def all(self) -> list[str]:
-        """Those that were made, and those that names of topics and groups speak of."""
+        """All namespaces: those that were made, and those that occur in names of topics and
+        groups.
+        """
         rows = self._families.rows(META, _ROW, _AFTER_ROWS)
         found = {key[len(_ROW) :].decode() for key, _ in rows}
         for family in (TOPICS, GROUPS):
@@ -141,7 +143,7 @@ class Namespaces:
         return sorted(found)
 
     def _named(self, family: str) -> Iterator[str]:
-        """Namespaces that names in a family speak of, by one look for each and one for each name
+        """Namespaces that occur in names of a family, by one look for each and one for each name
         without one.
         """
         it = self._families.iter(family)

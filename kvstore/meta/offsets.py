@@ -3,22 +3,22 @@
 The idea: one small row per group and queue, written when it changes, and in the same batch one of
 its history: the time is cut into stretches of `offset_history_interval`, and the last commit of a
 stretch is its row (`history`). So a commit is two puts whatever there was before; nothing is read
-for it. Pops write the first row alone, which is how far they have read; what a popping group is
-done with is noted in the history by somebody else (`moved`, `write_notes`; see `consume.noting`).
+for it. Pops write the first row alone, which is how far they have read. The progress of a popping
+group is written to the history later (`moved`, `write_notes`), by `pop.progress_history`.
 
 RocksDB may be ahead of the log after a power cut (an offset was committed, the message it stands
 behind was lost), and new messages may have taken the lost places before the offset is asked for. So
 each opening after an unclean end notes where it found the log's end, numbered; a row says how many
 of these there were when it was written. The lowest of those that are newer than the row bounds it:
-the offset is clamped to what its queue had there, when it is first read.
+the offset is clamped to its queue's next offset at that end, when it is first read.
 
-Who writes offsets together with something else adds them to his own batch with `stage`, and says
-`settle` when it is written.
+A caller that writes offsets together with other rows adds them to its own batch with `stage`, and
+says `settle` when it is written.
 
-Invariants: what `get` and `history` return is never above the queue's next offset, nor above the
-offset of a message that nobody has seen yet; nothing is looked at before it is asked for; whoever
-wrote a row last is right: what is remembered of commits only spares writing the same again, and
-goes when somebody else writes.
+Invariants: `get` and `history` never return an offset above the queue's next offset, nor above the
+offset of a message that nobody has seen yet; nothing is looked at before it is asked for; the last
+writer of a row is right: remembered commits only spare writing the same again, and are forgotten
+when another caller writes.
 """
 
 from __future__ import annotations
@@ -59,16 +59,19 @@ _PASSED_ROW: Final = Struct(">QIQ")  # the same, and how many messages filters h
 _RECOVERIES: Final = b"recoveries"  # u32: how many there are of the next
 _RECOVERED: Final = b"recovered/"  # and a number, u32 -> u64: the log's end as it was found
 _SEEK_EACH: Final = 8
-"""So many deleted topics are looked for group by group; for more, all rows are read once."""
+"""Up to this many deleted topics are looked for group by group; for more, all rows are read
+once.
+"""
 _ID_MAX: Final = (1 << 32) - 1
 _SAID_MAX: Final = 1 << 16
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group is in a queue: all below `committed` is done; None where it never committed
-    one, then it would begin at its `start`. `lag` is how many messages it has still to do: those
-    that are `unread`, and those that are `in_flight`, handed out or redriven and not acked yet.
-    `passed_over`: how many its filters have refused since its offset was last set; they are done.
+    """How far a group is in a queue: all below `committed` is done. It is None if the group never
+    committed an offset there; the group would then begin at its `start`. `lag` is how many messages
+    it has still to do: those that are `unread`, and those that are `in_flight`, handed out or
+    redriven and not acked yet. `passed_over`: how many its filters have refused since its offset
+    was last set; they are done.
     """
 
     group: str
@@ -103,7 +106,7 @@ class Commit(NamedTuple):
 
 
 class PopProgress(Protocol):
-    """What of a flight matters here."""
+    """The part of an in-flight table that offsets need."""
 
     group: int
     topic: int
@@ -114,9 +117,9 @@ Resetting = Callable[[Batch, GroupInfo, Topic, Mapping[int, int]], AbstractConte
 
 
 class Offsets:
-    """See the module. Each of `resetting` is entered before a reset is written, with its batch and
-    the new offsets by queue: to take its locks and add its own rows; it is left when the batch was
-    written, with the exception if it was not.
+    """The offsets of all groups, see the module. Each of `resetting` is entered before a reset is
+    written, with its batch and the new offsets by queue: to take its locks and add its own rows. It
+    is left when the batch was written, with the exception if it was not.
     """
 
     def __init__(self, index: Index, config: StoreConfig, *, read_only: bool) -> None:
@@ -126,7 +129,7 @@ class Offsets:
         self._clock = config.clock
         self.kept: Final = History(index.families, config)
         self.moved: Callable[[int, int, int], None] = lambda group, topic, now: None
-        """Told, before it is written, that a group takes messages of a topic, and when."""
+        """Called before a group's pop is written, with the group, the topic and the time."""
         self._sync_interval = config.offset_sync_interval
         self.resetting: list[Resetting] = []
         self._lock = threading.Lock()
@@ -141,7 +144,7 @@ class Offsets:
     # --- recoveries ---
 
     def recovered(self, end: int) -> None:
-        """Note where an opening after an unclean end found the log's end; before the first put."""
+        """Notes where an opening after an unclean end found the log's end; before the first put."""
         if self._read_only:
             return  # its log grows no more: the queue's next offset says the same
         batch = self._families.batch()
@@ -190,7 +193,9 @@ class Offsets:
             return self._first_read(key, topic << 32 | queue, bounds)
 
     def _first_read(self, key: bytes, queue: int, bounds: Bounds) -> Committed | None:
-        """Read a row of before a recovery, or one beyond its queue; what is clamped is written."""
+        """Reads a row from before a recovery, or one beyond its queue; a clamped offset is
+        written.
+        """
         row = self._families.get(OFFSETS, key)
         if row is None:
             return None
@@ -206,12 +211,12 @@ class Offsets:
 
     @property
     def recoveries(self) -> int:
-        """How many openings after an unclean end there were: what a row has to note."""
+        """How many openings after an unclean end there were, for a row to note."""
         return self._recoveries
 
     def held(self, queue: int, offset: int, recoveries: int, bounds: Bounds) -> int:
-        """What is left, for the log there is, of an offset that a row noted so many recoveries ago.
-        `queue` is topic id << 32 | queue id.
+        """An offset that a row noted so many recoveries ago, clamped to the log there is. `queue`
+        is topic id << 32 | queue id.
         """
         return self._clamped(offset, recoveries, queue, bounds)
 
@@ -237,7 +242,7 @@ class Offsets:
             middle = (low + high) // 2
             below = self._below(queue, middle, end)
             if below is None:
-                # A gap that damage left: what counts is what comes behind it.
+                # Damage left a gap here: the position behind it counts.
                 behind = index.after(queue, middle, 0)
                 if behind is None or behind >= high or not self._is_below(queue, behind, end):
                     high = middle
@@ -258,13 +263,15 @@ class Offsets:
         return found[0] < end if found else self._index.archived_below(queue, offset, end)
 
     def history(self, group: int, topic: int, queue: int, bounds: Bounds) -> list[OffsetCommit]:
-        """What a group had committed in a queue, oldest first; see `Store.offset_history`."""
+        """The offsets that a group had committed in a queue, oldest first; see
+        `Store.offset_history`.
+        """
         found = self.kept.rows(offset_key(group, topic, queue))
         highest: dict[int, int] = {}
         for _, offset, recoveries in found:
             highest[recoveries] = max(offset, highest.get(recoveries, 0))
         key_of_queue = topic << 32 | queue
-        # One search for all rows of as many recoveries: what the queue had is the same for them.
+        # One search for all rows of as many recoveries: the queue's end is the same for them.
         bound = {
             recoveries: self._clamped(offset, recoveries, key_of_queue, bounds)
             for recoveries, offset in highest.items()
@@ -293,14 +300,16 @@ class Offsets:
     # --- committing ---
 
     def check(self, offset: int, next_offset: int) -> None:
-        """Raise `CallerError` for what can't be committed in a queue with this next offset."""
+        """Raises `CallerError` for an offset that can't be committed in a queue with this next
+        offset.
+        """
         if type(offset) is not int or not 0 <= offset <= next_offset:
             raise CallerError(f"offset is {shown(offset)}; this queue takes 0 to {next_offset}")
 
     def commit(self, commits: Collection[Commit], batch: Batch, *, sync: bool = False) -> None:
-        """Set groups' offsets, which were checked: the next messages they want. They are added to
-        `batch`, and that is written. What says what is known already is not; with `sync`, all of it
-        is on the disk at the end.
+        """Sets groups' offsets, which were checked: the next messages they want. They are added to
+        `batch`, and that is written. Offsets that are known to be stored already are left out; with
+        `sync`, all of them are on the disk at the end.
         """
         with self._lock:
             rows = {
@@ -323,7 +332,7 @@ class Offsets:
                 said.update(rows)
 
     def stage(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
-        """Add to somebody's batch that a group wants `offset` next; when it is written: `settle`.
+        """Adds to a caller's batch that a group wants `offset` next; when it is written: `settle`.
 
         The offset was checked, or is that of a message that was read.
         """
@@ -332,8 +341,8 @@ class Offsets:
     def stage_next(
         self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int, now: int
     ) -> None:
-        """Add to the batch of a pop where its queue goes on, and how many messages were `passed`
-        over there. What pops remembers that itself: there is nothing to settle.
+        """Adds to a pop's batch where its queue goes on, and how many messages were `passed` over
+        there. The pop remembers that itself: there is nothing to settle.
         """
         key = offset_key(flight.group, flight.topic, queue)
         self._said.pop(key, None)
@@ -345,7 +354,7 @@ class Offsets:
     def next_row(
         self, flight: PopProgress, queue: int, offset: int, now: int
     ) -> tuple[bytes, bytes]:
-        """What `stage_next` would add to a batch where nothing more is passed over."""
+        """The row that `stage_next` would add to a batch if no more messages are passed over."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._said:
             self._said.pop(key, None)
@@ -357,10 +366,10 @@ class Offsets:
         return key, _ROW.pack(offset, self._recoveries)
 
     def settle(self) -> None:
-        """Say that a batch with offsets that were staged was written: it is to be synced."""
+        """Marks staged offsets as written: they are to be synced."""
         self._unsynced = True
         with self._lock:
-            # Under it, so that no commit of before still says what it wrote.
+            # Under the lock, so that no earlier commit still says what it wrote.
             self._said.clear()
 
     def _put(self, batch: Batch, key: bytes, offset: int) -> None:
@@ -369,15 +378,15 @@ class Offsets:
             self.kept.put(batch, key, offset, self._recoveries, self.kept.now())
 
     def rows_of(self, group: int, topic: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """What there is of a group in a topic: key, queue, offset and recoveries, by queue."""
+        """A group's rows in a topic: key, queue, offset and recoveries, by queue."""
         end = offset_key(group, topic + 1, 0)
         for key, row in self._families.rows(OFFSETS, offset_key(group, topic, 0), end):
             found = read_offset(row)
             yield key, read_offset_key(key)[2], found.offset, found.recoveries
 
     def write_notes(self, notes: Collection[NewNote], moved: int | None) -> None:
-        """Put rows into the history, of what became done when something `moved` last; None: that
-        is not known, it is so now.
+        """Puts rows of progress into the history, with the time of the last move, `moved`. None:
+        that time is unknown, and the present is taken.
         """
         if notes:
             batch = self._families.batch()
@@ -396,7 +405,7 @@ class Offsets:
         )
 
     def sync(self) -> None:
-        """Have all commits so far on the disk."""
+        """Brings all commits so far to the disk."""
         self._unsynced = False
         try:
             self._families.sync()
@@ -414,7 +423,7 @@ class Offsets:
             batch.delete(OFFSETS, key)
             pair = key[:8]
             if pair != last:
-                # What has history has an offset too.
+                # A queue with history has an offset too.
                 group, topic, _ = read_offset_key(key)
                 batch.delete_range(OFFSET_HISTORY, pair, offset_key(group, topic + 1, 0))
             last = pair
@@ -454,9 +463,9 @@ def _packed(offset: int, recoveries: int, passed: int) -> bytes:
 
 
 def read_offset(row: bytes) -> Committed:
-    """What a row says."""
+    """A row's values."""
     if len(row) == U64.size:
-        # As adopted from RocketMQ, whose offsets may be ahead of its log too.
+        # A row adopted from RocketMQ, whose offsets may be ahead of its log too.
         return Committed(U64.unpack(row)[0], 0)
     if len(row) == _PASSED_ROW.size:
         return Committed(*_PASSED_ROW.unpack(row))

@@ -1,7 +1,7 @@
-"""One topic: what it is made with, what its row says, and what is worked out of that for its use.
+"""One topic: its settings, its row, and the values that its use needs, worked out once.
 
-Invariants: a row can be read by every later version (a field that came later has a default); what
-`checked` lets pass can be kept and read again.
+Invariants: a row can be read by every later version (a field that came later has a default); a
+topic that `checked` lets pass can be kept and read again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"
 
 KINDS: Final = get_args(Kind)
 KINDS_IDLE: Final = ("delay", "transaction")
-"""No topic can be made with these yet. Topics of RocketMQ's, and of archives, keep any kind."""
+"""No topic can be made with these kinds yet. RocketMQ's topics, and topics in archives, keep any
+kind.
+"""
 KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
@@ -38,7 +40,7 @@ _turn_lock: Final = module_lock()
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic is made with.
+    """The settings a topic is made with.
 
     `queues` take messages; as many are read unless `read_queues` says more. `key_index`,
     `compress_above` (bytes of a body above which it is compressed) and `compression` None take the
@@ -58,10 +60,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as it is. `since` is the log position at which it was made; `keys_since` are those
-    from which on unique ids, and KEYS tokens, are in the index, if they are at all. `queues_ever`
-    is the most read queues it had: records in them are its own (0: as many as it has).
-    `key_history` is what `key_index` was, and from which position on; empty if it never changed.
+    """A topic as it is. `since` is the log position at which it was made. `keys_since` are the
+    positions from which on unique ids, and KEYS tokens, are in the index, if they are at all.
+    `queues_ever` is the largest number of read queues it had: records in them are its own (0: as
+    many as it has). `key_history` has earlier settings of `key_index`, and the position from which
+    each held; empty if it never changed.
     """
 
     name: str
@@ -81,7 +84,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topic:
-    """A topic in use: what `record.batch` and `index.replay` ask for, worked out once."""
+    """A topic in use: values that `record.put` and `index.replay` need, worked out once."""
 
     __slots__ = (
         "_sure",
@@ -133,8 +136,8 @@ class Topic:
         self._turn = 0
 
     def keyed_at(self, position: int) -> int:
-        """The level of keys that a record's replay puts into the index: what was taken when it was
-        put, and what is taken today.
+        """The level of keys that a record's replay puts into the index: the level at its put or
+        today's, whichever is higher.
         """
         return max(self.keyed, level_at(self.info.key_history, position))
 
@@ -217,10 +220,10 @@ def replayed_topic(name: str, number: int, queue: int, key_index: KeyIndex) -> T
 
 
 def grown(info: TopicInfo, queue: int) -> TopicInfo:
-    """The topic with a queue that a record shows."""
+    """The topic, enlarged to have the queue in which a record was found."""
     write = info.write_queues
     if write == info.read_queues:
-        # Nobody took queues away from puts: a queue that has messages takes more.
+        # No caller took queues away from puts: a queue that has messages takes more.
         write = queue + 1
     return msgspec.structs.replace(
         info,
@@ -241,7 +244,7 @@ def with_queues(info: TopicInfo, write: int | None, read: int | None) -> TopicIn
 
 
 def keys_since(old: TopicInfo, key_index: KeyIndex, end: int) -> tuple[int, int]:
-    """From where on what the new setting adds is in the index."""
+    """The position from which on the keys that the new setting adds are in the index."""
     unique, tokens = old.keys_since
     if old.key_index == "off" and key_index != "off":
         unique = end
@@ -251,7 +254,7 @@ def keys_since(old: TopicInfo, key_index: KeyIndex, end: int) -> tuple[int, int]
 
 
 def with_keys(old: TopicInfo, new: TopicInfo, end: int, log_start: int) -> TopicInfo:
-    """The topic as it is to be, where what it says of its keys holds from `end` on."""
+    """The new topic, with its key settings holding from `end` on."""
     if new.key_index == old.key_index:
         return new
     history = old.key_history or begun(old.key_index, old.since, old.keys_since)
@@ -290,6 +293,6 @@ def checked(info: TopicInfo) -> TopicInfo:
 
 
 def check_queues(name: str, count: object) -> None:
-    """Raise `CallerError` for what is no number of queues."""
+    """Raises `CallerError` for an illegal number of queues."""
     if type(count) is not int or not 1 <= count <= QUEUES_MAX:
         raise CallerError(f"{name} is {shown(count)}; a topic has 1 to {QUEUES_MAX} of them")

@@ -1,12 +1,12 @@
-"""Topics as rows of the `topics` family, and what putting and reading needs of each, in memory.
+"""Topics as rows of the `topics` family, and their values for puts and reads, in memory.
 
-The idea: a row is read the first time its topic is used and kept; changing one topic writes one
-row. A topic's id is given once and never again, so whatever is keyed by it can't be taken for
-another topic's. `since` is the log position at which the topic was made: records of an earlier
-topic of that name stay out when the index is built again.
+The idea: a row is read the first time its topic is used, and kept; changing one topic writes one
+row. A topic's id is given once and never again, so no row keyed by it can be taken for another
+topic's. `since` is the log position at which the topic was made: records of an earlier topic of
+that name stay out when the index is built again.
 
-A row is on the disk at once, the log below its `since` may not be: after a power cut the log can
-end below it, and what is put then stands there. So no position in a row of an earlier opening
+A row is on the disk at once, but the log below its `since` may not be: after a power cut the log
+can end below it, and later messages then stand there. So no position in a row of an earlier opening
 holds beyond the end that recovery found (`recovered`).
 
 Invariants: a row is on the disk before a record can name its topic; ids only grow; a topic's
@@ -57,7 +57,7 @@ Removing = Callable[[Batch, TopicInfo], None]
 
 
 class Topics:
-    """See the module."""
+    """The topics of a store; see the module."""
 
     def __init__(
         self,
@@ -79,23 +79,23 @@ class Topics:
         self._read_only = read_only
         self._cache: dict[str, Topic] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called when a topic was altered or deleted: what was worked out from it is old."""
+        """Called when a topic was altered or deleted: values worked out from it are old."""
         self.removing: list[Removing] = []
-        """What else goes with a topic: each adds to the batch that removes it."""
+        """Functions that add rows of a topic to the batch that removes it."""
         self.removed: list[Callable[[TopicInfo], None]] = []
-        """Told when that batch was written."""
+        """Called when that batch was written."""
         self._names: dict[int, str] | None = None
         self._count: int | None = None
-        """How many topics there are, once somebody asked."""
+        """How many topics there are, once that was asked for."""
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
         self._dropped_below = 0
-        """No topic is noted that was deleted below this position of the log."""
+        """No deleted topic is noted whose end is below this position of the log."""
         self._recovered: int | None = None
         self._fresh_from = 1 << 32
         self._altered: set[int] = set()
-        """Topics of earlier openings whose rows are of this one."""
+        """Topics of earlier openings whose rows this opening has written."""
 
     def recovered(self, end: int) -> None:
         """Say where recovery found the log's end: rows of earlier openings hold no further."""
@@ -131,7 +131,7 @@ class Topics:
     def get(self, name: str) -> Topic:
         """A topic in use; `TopicNotFound`."""
         try:
-            return self._cache[name]  # what nearly every call finds, at a third of `find`
+            return self._cache[name]  # nearly every call ends here, at a third of `find`'s cost
         except (KeyError, TypeError):
             pass
         found = self.find(name)
@@ -159,7 +159,7 @@ class Topics:
         self.create([self._own(name) for name in names], exist_ok=True)
 
     def _own(self, name: str) -> TopicConfig:
-        """What the store makes a topic with by itself."""
+        """The settings of a topic that the store makes by itself."""
         return TopicConfig(name=name, queues=self._default_queues)
 
     def find(self, name: str) -> Topic | None:
@@ -176,7 +176,8 @@ class Topics:
             raise
         if self._families.get(TOPICS, key) is None:
             return None
-        # Again, under the lock: what is altered or deleted meanwhile must not be kept as it was.
+        # Again, under the lock: a topic that is altered or deleted meanwhile must not be kept as it
+        # was.
         with self._lock:
             row = self._families.get(TOPICS, key)
             return None if row is None else self._keep(self._within(_decode(name, row)))
@@ -214,7 +215,7 @@ class Topics:
     def stage(
         self, batch: Batch, configs: Iterable[TopicConfig], *, exist_ok: bool = False
     ) -> list[TopicInfo]:
-        """Put new topics into a batch; what is wrong with one of them is raised. When it is
+        """Puts new topics into a batch; raises an error for the first wrong one. When it is
         written: `settle`.
         """
         made: list[TopicInfo] = []
@@ -239,7 +240,7 @@ class Topics:
         return made
 
     def settle(self, made: Sequence[TopicInfo]) -> None:
-        """Say that what `stage` put into a batch was written."""
+        """Marks topics as written that `stage` put into a batch."""
         self.next_id += len(made)
         for info in made[:_KEPT_OF_A_BATCH]:
             self._keep(info)
@@ -263,7 +264,7 @@ class Topics:
             batch.put(TOPICS, info.name.encode(), msgspec.msgpack.encode(checked(info)))
 
     def settle_rows(self, infos: Sequence[TopicInfo]) -> None:
-        """Say that what `stage_rows` put into a batch was written."""
+        """Marks topics as written that `stage_rows` put into a batch."""
         for info in infos:
             self._keep(info)
         if self._names is not None:
@@ -302,7 +303,7 @@ class Topics:
             self._replace(new)
             later = with_keys(old, new, self._log_end(), start)
             if later != new:
-                # What was put meanwhile went by the old setting still.
+                # Messages put meanwhile still went by the old setting.
                 self._replace(later)
             return later
 
@@ -315,10 +316,10 @@ class Topics:
         self.changed()
 
     def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
-        """Put the removal of topics into a batch: their records stay out of the index from now on,
+        """Puts the removal of topics into a batch: their records stay out of the index from now on,
         and go with their segments. `TopicNotFound` for the first that is not there.
 
-        From here on nobody finds them: whoever looks waits for the lock.
+        From here on nobody finds them: every search waits for the lock.
         """
         infos = [self.get(name).info for name in dict.fromkeys(names)]
         for info in infos:
@@ -333,7 +334,7 @@ class Topics:
         return infos
 
     def settle_delete(self, infos: Iterable[TopicInfo]) -> None:
-        """Say that what `stage_delete` put into a batch was written."""
+        """Marks topics as removed that `stage_delete` put into a batch."""
         self.changed()
         for info in infos:
             self._cache.pop(info.name, None)
@@ -344,7 +345,9 @@ class Topics:
                 tell(info)
 
     def drop_until(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
-        """Have deleted topics end where the log does now: puts that were under way came behind."""
+        """Ends deleted topics at the log's present end: puts that were under way came behind their
+        end.
+        """
         end = U64.pack(self._log_end())
         for info in infos:
             if not self._exists(info.name):
@@ -355,8 +358,8 @@ class Topics:
         return first > self._dropped_below
 
     def forget_dropped(self, first: int) -> None:
-        """Remove where topics ended that were deleted below the log's first position: no record is
-        left that this is asked for.
+        """Removes the ends of topics that were deleted below the log's first position: no record is
+        left that needs them.
         """
         with self._lock:
             batch = self._families.batch()
@@ -405,7 +408,7 @@ class Topics:
         """How many topics there are."""
         found = self._count
         if found is None:
-            # Once: who watches a store asks again and again, and there may be very many.
+            # Once: a program that watches a store asks again and again, and there may be very many.
             with self._lock:
                 found = self._count = sum(1 for _ in self._families.rows(TOPICS, b""))
         return found
@@ -414,8 +417,9 @@ class Topics:
 
     def for_replay(self, raw: bytes, queue: int, position: int, *, make: bool) -> Topic | None:
         """The topic of a record in the log; with `make` it is made if its row is missing, with as
-        many queues as it shows. Without, `TopicNotFound` and `QueueNotFound`: a record was only
-        written to a topic and queue that were there, so it says what was never written.
+        many queues as the record shows. Without `make`, `TopicNotFound` and `QueueNotFound`:
+        records are only written to existing topics and queues, so this one was never written as it
+        reads.
 
         None if the record belongs to a topic that was deleted after it.
         """

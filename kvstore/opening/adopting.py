@@ -1,11 +1,12 @@
-"""Adopting a RocketMQ store: its log as it is, its configuration as rows, in one step.
+"""Adopts a RocketMQ store: its log as it is, its configuration as rows, in one step.
 
-The idea: what is read from the source (topics, groups, consumer and delay offsets, where its log
-ends) goes into the index in the same batch that founds the store, with a checkpoint at the log's
+The idea: the source's configuration (topics, groups, consumer and delay offsets, the end of its
+log) goes into the index in the same batch that founds the store, with a checkpoint at the log's
 beginning; opening then indexes the log, as after any crash.
 
-Invariant: a store is founded with everything the source said, or not at all; ids given here are
-never given again."""
+Invariants: a store is founded with everything the source said, or not at all; ids given here are
+never given again.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Adoption(msgspec.Struct, frozen=True):
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """What a store took over, kept in it."""
+    """The counts of what a store took over, kept in it."""
 
     source: str
     config_kind: str
@@ -69,15 +70,15 @@ class Adopted(msgspec.Struct, frozen=True):
 
 
 def in_place(path: Path, files: Files, progress: Progress | None) -> Adoption:
-    """What there is to adopt in a folder that becomes the store itself."""
+    """The adoption of a folder that becomes the store itself."""
     source = read_source(path, files)
     end = find_end(source, files, progress)
     return Adoption(source, end.end, end.damage)
 
 
 def put_rows(batch: Batch, adoption: Adoption, config: StoreConfig) -> None:
-    """Put all that a source's configuration says into a batch, and the checkpoint recovery begins
-    with.
+    """Puts a source's whole configuration into a batch, and the checkpoint from which recovery
+    begins.
     """
     source = adoption.source
     topics = _topics(source, config.key_index)
@@ -103,7 +104,7 @@ def put_rows(batch: Batch, adoption: Adoption, config: StoreConfig) -> None:
 
 
 def summary(adoption: Adoption, topics: int, groups: int) -> Adopted:
-    """What was taken over, in numbers."""
+    """The adoption in numbers."""
     source = adoption.source
     return Adopted(
         source=str(source.path),

@@ -1,13 +1,14 @@
-"""Placing: what archives hold, put into the index of a store that is made anew.
+"""Places archived messages in the index of a store that is made anew.
 
-The idea: an archive says itself what it holds of which queue, so the places of archived messages
-come from there, before the log is replayed: a queue whose messages are all archived goes on behind
-them. Where the catalog itself is lost, what the store's own folder has of archives is found again,
-and with it the topics that only they know.
+The idea: an archive itself says which messages of which queue it holds. So the places of archived
+messages come from there, before the log is replayed: a queue whose messages are all archived goes
+on behind them. If the catalog itself is lost, the archives in the store's own folder are found
+again, and with them the topics that only they know.
 
-Invariants: what an archive that can't be read now held keeps its places as they are; one batch, and
-until it is written the next opening does it all again; a segment that is in the log is not taken
-from an archive as well."""
+Invariants: the messages of an archive that can't be read now keep their places as they are; all is
+one batch, and until it is written the next opening does it all again; messages of a segment in the
+log are not taken from an archive as well.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +42,10 @@ _log = logging.getLogger("kvmq")
 
 
 def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived]) -> None:
-    """Make the places of archived messages anew, if that is to be done."""
+    """Makes the places of archived messages anew, if that is to be done."""
     families = index.families
     if families.get(META, COMING) is not None:
-        # An attach did not come to its end, and never will.
+        # An attach was cut short, and will never end.
         batch = families.batch()
         forget(batch)
         families.write(batch)

@@ -1,4 +1,4 @@
-"""Rebuild: drop what the index derives from the log and make it anew.
+"""Rebuild: drops all that the index derives from the log, and makes it anew.
 
 The idea: with the derived families empty and the checkpoint at the log's beginning, opening is
 rebuilding: recovery replays the whole log, in checkpoints. An index that can't be opened or read is
@@ -7,13 +7,15 @@ those can be read. If not, nobody knows the durable end any more either, so the 
 first. The new one is founded beside the old one and takes its place when it is whole.
 
 A rebuild that was cut short: from the checkpoint at the log's beginning on, the next opening goes
-on from the last checkpoint that was written. Between the old index's going and the new one's
-coming there is none, every opening says so, and another rebuild goes on with the new one.
+on from the last checkpoint that was written. After the old index is set aside and before the new
+one has its place there is no index: every opening says so, and another rebuild goes on with the new
+one.
 
 Invariants: topics, groups and offsets stay, unless they themselves can't be read; an index that is
 not used any more is set aside, never deleted; one that is not damaged (the disk is full, a file may
 not be read) is not touched. No good record of a log that is ours is cut off for damage before it. A
-folder that was never ours is adopted as by any opening, and nothing in it is set aside."""
+folder that was never ours is adopted as by any opening, and nothing in it is set aside.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ from kvstore.rocketmq.config.configuration import read_configuration
 from kvstore.rocketmq.file_layouts import CONFIG
 
 _KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)
-"""What the log can't tell."""
+"""The families that the log can't tell."""
 _ROWS_AT_ONCE: Final = 10_000
 """Rows of an index that are in memory at a time while it is copied."""
 _TOLD_EVERY: Final = 4096
@@ -74,10 +76,10 @@ def prepare_rebuild(path: Path, config: StoreConfig, progress: Progress | None) 
 def _prepare(
     folder: Path, config: StoreConfig, lock: FolderLock, progress: Progress | None
 ) -> str | None:
-    """Have the folder such that opening it rebuilds; returns where the old index is now, if it
+    """Prepares the folder so that opening it rebuilds; returns where the old index is now, if it
     could not be used.
     """
-    # Looked at under the lock: before it was ours, another process may have changed what is there.
+    # Looked at under the lock: before it was ours, another process may have changed the folder.
     found = store_folder.look(folder, config)
     is_kept = False
     _check_segments(folder, config.files)
@@ -89,7 +91,8 @@ def _prepare(
             return None
     elif found is not store_folder.FolderKind.OURS_WITHOUT_INDEX:
         return None
-    # A folder that came as a copy may not say it; from here on only this tells whose it is.
+    # The lock file of a copied folder may not say so; from here on only it tells whose folder this
+    # is.
     lock.mark()
     if found is store_folder.FolderKind.OURS_WITHOUT_INDEX and _is_founded(folder, config):
         config.files.rename(folder / store_folder.NEW_INDEX, folder / store_folder.INDEX)
@@ -110,10 +113,11 @@ def _prepare(
 
 
 def _check_segments(folder: Path, files: Files) -> None:
-    """Raise `SegmentDamaged` for a segment that is there and can't be opened: an index made now
+    """Raises `SegmentDamaged` for a segment that is there and can't be opened: an index made now
     would be without its messages, and their offsets would be given again.
 
-    One that is missing, or can't be a segment, is another matter: that will not get better.
+    A segment that is missing, or a file that can't be one, is another matter: it will not get
+    better.
     """
     commitlog = folder / store_folder.COMMITLOG
     for name in files.list_dir(commitlog):
@@ -141,7 +145,7 @@ def _is_unfounded(folder: Path, config: StoreConfig) -> bool:
 
 
 def _can_be_kept(folder: Path, config: StoreConfig) -> bool:
-    """Whether all that the log can't tell can be read."""
+    """Whether all rows that the log can't tell can be read."""
     try:
         index, _ = _open_index(folder, config)
         try:
@@ -156,10 +160,10 @@ def _can_be_kept(folder: Path, config: StoreConfig) -> bool:
 
 
 def _drop_derived(folder: Path, config: StoreConfig) -> bool:
-    """Empty the derived families of an index; False if they are damaged.
+    """Empties the derived families of an index; False if they are damaged.
 
-    They are read whole before: what is dropped stays in its files for a while, and a block that
-    can't be read would be in the way of everything that is put beside it.
+    They are read whole before: dropped rows stay in their files for a while, and an unreadable
+    block would stop everything that is put beside it.
     """
     try:
         index, _ = _open_index(folder, config)
@@ -192,8 +196,8 @@ def _found_with_old(folder: Path, config: StoreConfig) -> None:
             folder / store_folder.NEW_INDEX, config.segment_size, read_only=False, create=True
         )
         try:
-            # The newest store time goes too: a replay that is gone on with would take it for that
-            # of the records before, and give it to all that follow.
+            # The newest store time goes too: a resumed replay would take it for that of the records
+            # before, and give it to all that follow.
             back = old.load()._replace(position=0, stored_at=0, clean=False)
             batch = new.families.batch()
             for name in _KEPT:
@@ -216,7 +220,7 @@ def _found_with_old(folder: Path, config: StoreConfig) -> None:
 
 
 def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:
-    """Found an index on the log, and on what archives the folder has."""
+    """Founds an index on the log, and on the archives that the folder has."""
     index, _ = store_folder.found_index(folder, config, adoption, store_folder.NEW_INDEX)
     try:
         batch = index.families.batch()
@@ -242,8 +246,8 @@ def _is_founded(folder: Path, config: StoreConfig) -> bool:
 
 
 def _swap(folder: Path, config: StoreConfig) -> str | None:
-    """Move what there is of an old index away and the new one into its place; returns where the old
-    one is now, None if there was nothing.
+    """Moves an old index away, if there is one, and the new one into its place; returns where the
+    old one is now, None if there was none.
     """
     new, there = folder / store_folder.NEW_INDEX, folder / store_folder.INDEX
     if not there.exists() and not there.is_symlink():
@@ -261,12 +265,12 @@ def _swap(folder: Path, config: StoreConfig) -> str | None:
     return str(aside)
 
 
-# --- a log of ours, without anything that is known of it ---
+# --- a log of ours, without any of its rows ---
 
 
 def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Adoption:
-    """The log as what a store is founded on. It ends behind its last good record, whatever is
-    damaged before that: what kvmq put behind a record was put there after it.
+    """The log as the foundation of a store. It ends behind its last good record, whatever is
+    damaged before that: kvmq put that record there after all records before it.
     """
     files = config.files
     size = _segment_size(folder, config)
@@ -276,7 +280,7 @@ def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Ad
     for found in _walk(segments, progress):
         if found.kind is Kind.RECORD:
             end = found.stop
-    # What RocketMQ left beside a log that was adopted in place is better than nothing.
+    # RocketMQ's files beside a log that was adopted in place are better than nothing.
     left = read_configuration(folder / CONFIG, files)
     source = RocketMQSource(
         path=folder,
@@ -314,8 +318,8 @@ def _walk(segments: Segments, progress: Progress | None) -> Iterator[Extent]:
 
 
 def _segment_size(folder: Path, config: StoreConfig) -> int:
-    """The size of the segments there are, which nobody else knows any more: the one that most files
-    have, of those that all first positions are a multiple of.
+    """The size of the existing segments, which nothing else tells any more: the size of most files,
+    of the sizes that divide all first positions.
     """
     commitlog = folder / store_folder.COMMITLOG
     starts = {

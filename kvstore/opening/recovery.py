@@ -1,12 +1,13 @@
-"""Opening a log that may have been left in the middle of anything.
+"""Recovers a log and its index after any crash.
 
-The idea: go on from the checkpoint: check every record behind it, index it, find the end; cut what
-is torn behind the durable end, report what is damaged below it. Then the disk is made to agree, and
+The idea: go on from the checkpoint: check every record behind it, index it, find the end. Cut the
+torn records behind the durable end, report the damage below it. Then the disk is made to agree, and
 a checkpoint says so.
 
-Invariants: never silent: what was cut or passed over is in the report and in the program's log;
+Invariants: never silent: all that was cut or passed over is in the report and in the program's log;
 opening fails for damage only if that was asked for; a second crash in the middle of recovery
-changes nothing about the outcome."""
+changes nothing about the outcome.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ from kvstore.log.recovery_scan import Damage, LogScan
 from kvstore.meta.topics import Topic, Topics
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and the whole (0: not known)."""
+"""Called with the name of the step, how much of it is done, and the whole (0: not known)."""
 
 _log = logging.getLogger("kvmq")
 
 
 class RecoveryReport(msgspec.Struct):
-    """What opening did. Positions and sizes are bytes of the log, `seconds` the time it took."""
+    """The work of an opening. Positions and sizes are bytes of the log, `seconds` the time it
+    took.
+    """
 
     start: int = 0
     end: int = 0
@@ -52,7 +55,7 @@ class RecoveryReport(msgspec.Struct):
 def recover(
     log: CommitLog, index: Index, topics: Topics, config: StoreConfig, progress: Progress | None
 ) -> tuple[RecoveryReport, int]:
-    """Bring log and index together; returns the report and the last store time."""
+    """Makes log and index agree; returns the report and the last store time."""
     return _Recovery(log, index, topics, config, progress).run()
 
 
@@ -106,8 +109,8 @@ class _Recovery:
         return self._log.folder.parent
 
     def _mend_segments(self) -> list[str]:
-        """Say what is wrong with segment files; a short one gets its size back, so that what it
-        holds can be read.
+        """Reports what is wrong with segment files; a short one gets its size back, so that its
+        records can be read.
         """
         log, segments = self._log, self._log.segments
         told = [f"{log.folder / n} is not a segment and is left alone" for n in segments.foreign]
@@ -127,7 +130,7 @@ class _Recovery:
         return told
 
     def _start(self) -> int:
-        """Where reading begins: at the checkpoint, or behind what is missing there."""
+        """Where reading begins: at the checkpoint, or behind segments that are missing there."""
         report = self._report
         report.start = max(self._checkpoint.position, self._log.first)
         gone = self._index.gone()
@@ -143,10 +146,10 @@ class _Recovery:
         return max([report.start, *(d.end for d in missing if d.position <= report.start)])
 
     def _read_log(self, start: int) -> None:
-        """Check and index every record from `start` on."""
+        """Checks and indexes every record from `start` on."""
         log, report, replay, config = self._log, self._report, self._replay, self._config
         self._saved = start
-        # From the beginning the log tells its times itself; what it held before that is gone.
+        # From its beginning the log tells its times itself; older records are gone.
         replay.last_stored = self._checkpoint.stored_at if start > log.first else 0
         replay.is_anew = start <= log.first
         scan = LogScan(
@@ -163,7 +166,8 @@ class _Recovery:
             replay.add(chunk.buffer, chunk.base, chunk.positions, chunk.sizes)
             if log.writable and chunk.end - self._saved >= config.checkpoint_bytes:
                 replay.finish()
-                # What a checkpoint covers is not looked at again, and the next opening fails, too.
+                # Records below a checkpoint are not looked at again, and the next opening must
+                # fail, too.
                 self._fail_if_asked(report.damage + self._refused())
                 self._save(chunk.end)
             if self._progress is not None:
@@ -211,12 +215,13 @@ class _Recovery:
             )
 
     def _topic_of(self, raw: bytes, queue: int, position: int) -> Topic | None:
-        """The topic of a record; what had no row so far is told."""
+        """The topic of a record; a topic that had no row so far is reported."""
         before = self._topics.next_id
         try:
             if queue >= QUEUES_MAX:
                 raise QueueNotFound(f"the record says queue {queue}")
-            # A log that another wrote, or whose index was lost, is all there is to learn from.
+            # A log that another program wrote, or whose index was lost, is all there is to learn
+            # from.
             topic = self._topics.for_replay(raw, queue, position, make=not self._checkpoint.epoch)
         except (TopicNotFound, QueueNotFound) as e:
             self._report.damage.append(Damage(position, position, f"{e}: it is not indexed"))
@@ -236,7 +241,7 @@ class _Recovery:
             )
 
     def _cut(self) -> None:
-        """Make the disk agree that the log ends where it ends."""
+        """Makes the disk agree that the log ends where it ends."""
         log, report = self._log, self._report
         log.segments.writable_from = report.end // log.segment_size
         # After a clean close too: a power cut may have left a later record and not the one before.
@@ -254,7 +259,7 @@ class _Recovery:
             )
 
     def _save(self, position: int) -> None:
-        """A checkpoint at `position`, up to which everything was indexed."""
+        """Writes a checkpoint at `position`, up to which everything was indexed."""
         log, before = self._log, self._checkpoint
         self._replay.finish()
         log.sync_segments(self._saved, position)
@@ -268,14 +273,14 @@ class _Recovery:
 
 
 def _missing(log: CommitLog, gone: Gone, start: int, checkpoint: Checkpoint) -> list[Damage]:
-    """Stretches that should be in the log and have no segment, but for those that the scan comes
-    by.
+    """Stretches that should be in the log and have no segment, without those that the scan meets
+    itself.
     """
     numbers = log.segments.numbers
     size = log.segment_size
     found = []
     due = gone.below // size
-    # What is in archives alone is not missing.
+    # Segments that are only in archives are not missing.
     for number in sorted({*numbers, *(n for n in gone.segments if n >= due)}):
         stop = min(number, start // size)
         if stop > due:

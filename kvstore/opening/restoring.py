@@ -1,11 +1,12 @@
-"""Restoring: founding a store on what archives say, with an empty log that goes on behind them.
+"""Restores a store from archives: founds it with an empty log that goes on behind them.
 
-The idea: `tiering.restore` reads the archives and says, as plain data, which topics there are, what
-of which queue is in which archive, and where the log had come to. Here that becomes an index, made
-beside the place where one belongs, and put there when it is whole.
+The idea: `tiering.operations.restore` reads the archives and gives, as plain data, the topics, the
+archive of each stretch of each queue, and the position that the log had reached. This module makes
+an index of that, beside the place where one belongs, and moves it there when it is whole.
 
 Invariants: there is a store with everything it was founded on, or none; positions, topic ids and
-archive numbers that the archives know of are never given again."""
+archive numbers that the archives know of are never given again.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def found(path: Path, restored: Restored, config: StoreConfig) -> bytes:
 
 def _put_rows(index: Index, batch: Batch, restored: Restored, config: StoreConfig) -> None:
     size = config.segment_size
-    # The log goes on at a segment's beginning: what is before that has been given.
+    # The log goes on at a segment's beginning: all positions before that have been given.
     position = -(-restored.position // size) * size
     if restored.store_id is not None:
         batch.put(META, STORE_ID, restored.store_id)
@@ -70,6 +71,6 @@ def _put_rows(index: Index, batch: Batch, restored: Restored, config: StoreConfi
     batch.put(META, NEXT_TOPIC_ID, U32.pack(restored.next_topic))
     batch.put(META, NEXT_ARCHIVE, U32.pack(restored.next_archive))
     batch.put(META, LOG_START, U64.pack(position))
-    # An epoch above 0: a topic that a record names and no row knows is not to be made up.
+    # An epoch above 0: a topic that a record names and no row knows must not be made up.
     at = Checkpoint(position, position, 1, restored.stored_at, clean=True)
     batch.put(META, CHECKPOINT, checkpoint_value(at))

@@ -1,7 +1,7 @@
-"""Opening a folder: what is there, whose is it, and may we have it.
+"""The folder of a store: which kind it is, whose it is, its lock and its index.
 
-The idea: a folder is new, ours, or RocketMQ's; which one is told by what is in it, before anything
-is written. What is fixed in an existing store (segment size, format) comes from the store, not from
+The idea: a folder is new, ours, or RocketMQ's; its files tell which one, before anything is
+written. The fixed values of an existing store (segment size, format) come from the store, not from
 the settings.
 
 Invariant: after an opening that failed there is the store that was there, or none where none was
@@ -35,11 +35,11 @@ LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"
 INDEX: Final = "index"
 NEW_INDEX: Final = "index.new"
-"""Where a rebuild founds an index before it takes the place of the old one."""
+"""Folder in which a rebuild founds an index before it takes the place of the old one."""
 
 
 class FolderKind(Enum):
-    """What a folder is."""
+    """The kinds of folders."""
 
     NOTHING = "nothing"
     OURS = "a kvmq store"
@@ -51,8 +51,8 @@ LOG_OR_NOTHING: Final = {True: FolderKind.LOG_ONLY, False: FolderKind.NOTHING}
 
 
 def look(path: Path, config: StoreConfig) -> FolderKind:
-    """What is at `path`; changes nothing. `StoreNotFound` if it is not a folder, `SegmentDamaged`
-    if it is a store without a folder for its log.
+    """The kind of folder at `path`; changes nothing. `StoreNotFound` if it is not a folder,
+    `SegmentDamaged` if it is a store without a folder for its log.
     """
     with made(path):
         return _look(path, config)
@@ -105,7 +105,7 @@ def take(path: Path, config: StoreConfig) -> FolderLock:
 
 @contextlib.contextmanager
 def made(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses of a store's folder into an error of kvmq's own."""
+    """Turns the operating system's errors about a store's folder into kvmq's own."""
     try:
         yield
     except OSError as e:
@@ -141,7 +141,8 @@ def open_index(
             "one"
         )
     if not read_only and (path / NEW_INDEX).exists():
-        # A rebuild was cut short before it set this index aside: what it founded grows old now.
+        # A rebuild was cut short before it set this index aside: the index it founded grows old
+        # now.
         shutil.rmtree(path / NEW_INDEX, ignore_errors=True)
     index = Index(path / INDEX, config.segment_size, read_only=read_only, create=False)
     try:
@@ -187,8 +188,8 @@ def found_index(
 
 def is_unfounded(path: Path, config: StoreConfig) -> bool:
     """Whether an index is there that a crash kept from being founded: it holds nothing at all, and
-    the folder was never ours. (In one that is, a rebuild was cut short: adopting its log would end
-    it where RocketMQ would.)
+    the folder was never ours. (In a folder of ours a rebuild was cut short: adopting its log would
+    end it where RocketMQ would.)
     """
     if is_marked(path, config):
         return False

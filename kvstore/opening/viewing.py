@@ -1,12 +1,12 @@
-"""Viewing: what a store has at one moment, for whoever reads its files without it.
+"""Views a store at one moment, for programs that read its files without opening it.
 
-The idea: the index is opened for reading only, beside whoever writes to it, and asked for its
-catalog, its topics and how far the log is on the disk; then it is closed. The log itself is not
-read: what a checkpoint covers is all that can be known to be there. What was seen can be sent to
-other machines, and read there.
+The idea: the index is opened for reading only, beside any writer, and asked for its catalog, its
+topics and how far the log is on the disk; then it is closed. The log itself is not read: only
+messages below a checkpoint are known to be there. A view can be sent to other machines, and read
+there.
 
-Invariants: nothing is named that is not on the disk; a segment that left the log between the look
-at the index and the look at the folder is looked for again, so that no message is in neither.
+Invariants: a view names only files that are on the disk; a segment that left the log between the
+look at the index and the look at the folder is looked for again, so that no message is in neither.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("kvmq")
 
 
 class Viewing:
-    """See `kvstore.index.archived.Viewer`."""
+    """Looks at stores from outside; see `kvstore.index.archived.Viewer`."""
 
     def view(self, path: Path, config: StoreConfig) -> View:
         """See Viewer."""
@@ -51,7 +51,7 @@ class Viewing:
         for _ in range(_LOOKS):
             if not missing:
                 break
-            # They may have gone after the look at the index: then it says so by now.
+            # They may have gone after the look at the index: then the index says so by now.
             before = missing
             found, missing = self._view(path, config)
             if missing == before:
@@ -62,7 +62,7 @@ class Viewing:
         return found
 
     def _view(self, path: Path, config: StoreConfig) -> tuple[View, list[int]]:
-        """One look, and where segments begin that should be there and are not."""
+        """Scans the folder once; returns the view and the first positions of missing segments."""
         with _opened(path, config) as (index, size):
             families = index.families
             topics = [
@@ -162,8 +162,8 @@ def _topics(index: Index, config: StoreConfig) -> Topics:
 def _files(
     path: Path, config: StoreConfig, index: Index, size: int
 ) -> tuple[list[LogFile], list[int]]:
-    """The segments, and the positions of those that should be there and are not; of many that are
-    missing at the beginning only the first and the last.
+    """The segments, and the first positions of missing ones; of many that are missing at the
+    beginning only the first and the last.
     """
     gone, durable = index.gone(), index.checkpoint.durable
     folder = path / store_folder.COMMITLOG

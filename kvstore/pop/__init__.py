@@ -1,7 +1,8 @@
-"""Popping: each message under a time-limited lock of its own.
+"""Popping: a group takes messages, each under a time-limited lock of its own.
 
-In here: taking, acking, dead letters, redrive, receipts, ordered groups. The locks in memory are
-the room `inflight`; reading the messages is `read`. Begin with `popper`, which wires the parts,
-then
-`pop` and `take`. May import `read`, `meta`, `index` and the rooms below them.
+In here: taking, acking, dead letters, redrive, receipts, ordered groups, the figures of a group.
+The locks in memory are the room `inflight`. Not in here: reading messages, which is `read`, and
+committed offsets, which are `meta`. Begin with `popper`, which wires the parts, then `pop` and
+`take`. `api` imports the parts that `popper` wires. This room may import `read`, `meta`, `index`
+and the rooms below them.
 """

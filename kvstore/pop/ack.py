@@ -1,8 +1,9 @@
-"""Settling: what becomes of a message that was handed out.
+"""Acks popped messages and changes their locks.
 
-The idea: a receipt names a row and a place in it; acking takes the place's bit away, and the row
-with its last bit. A batch is sorted by rows first, so a row is read and written once, and all rows
-of a flight in one WriteBatch. A batch as it was popped is compared as a list.
+The idea: a receipt names a row and a message's place in it. An ack clears the bit of that place;
+the last bit takes the row along. A batch is sorted by rows first: each row is read and written
+once, and all rows of an in-flight table are one WriteBatch. A batch as it was popped is compared as
+a list.
 
 Invariants: a receipt that is not current changes nothing; acking twice by the same delivery is as
 good as once.
@@ -34,7 +35,7 @@ _DONE: Final = True
 
 
 class _Asked:
-    """What a batch asks of one row: bits, and which receipts ask for them."""
+    """The part of a batch that concerns one row: bits, and the receipts that ask for them."""
 
     __slots__ = ("acked", "bits", "delivery", "singly", "wholes")
 
@@ -42,15 +43,15 @@ class _Asked:
         self.delivery = delivery
         self.bits = 0
         self.acked = 0
-        """Those that are done by this batch."""
+        """Messages that this batch acks."""
         self.wholes: list[int] = []
-        """Where in the batch all receipts of the row begin."""
+        """Indices in the batch where all receipts of the row begin."""
         self.singly: list[tuple[int, int]] = []
-        """Place in the batch and bit."""
+        """Index in the batch, and bit."""
 
 
 class Settle:
-    """See the module."""
+    """Acks messages and changes their locks; see the module."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Settle:
         return results
 
     def _free(self, flight: InflightTable, order: Order, rows: list[_Asked]) -> None:
-        """Let the next messages of these messages' groups have their turn."""
+        """Gives the next messages of these messages' groups their turn."""
         ripe = 0
         for asked in rows:
             key = asked.delivery.key
@@ -104,7 +105,9 @@ class Settle:
     def _sort(
         self, receipts: Sequence[str], results: list[AckResult]
     ) -> dict[tuple[int, int], list[_Asked]]:
-        """What is asked of each row, by flight; what is no receipt goes to the results."""
+        """The batch by in-flight table and row; errors for texts that are no receipts go to the
+        results.
+        """
         rows: dict[int, _Asked] = {}
         at, count = 0, len(receipts)
         while at < count:
@@ -136,7 +139,7 @@ class Settle:
     def _ack_row(
         self, flight: InflightTable, change: Change, asked: _Asked, results: list[AckResult]
     ) -> tuple[int, int] | None:
-        """Ack what is asked of a row; its nonce and dead bits if it ends by that."""
+        """Acks a row's messages; returns its nonce and dead bits if it ends by that."""
         delivery = asked.delivery
         key = delivery.key
         lock = flight.get(key)
@@ -157,13 +160,13 @@ class Settle:
         return None
 
     def _expired(self, flight: InflightTable, delivery: Delivery, bits: int) -> int:
-        """Which of a row's bits can't be acked any more, when the row is gone."""
+        """The bits of a row that is gone which can't be acked any more."""
         remembered = self._flights.bad_of(delivery.key, delivery.nonce)
         if remembered is not None:
             return remembered
         if self._clock.now_ms() >= delivery.key.due:
             return bits
-        # Nobody else can have got it since, unless it was moved, or the offset was set back.
+        # # No other pop can have got it since, unless it was moved, or the offset was set back.
         queue, first = delivery.key.queue, delivery.key.first
         read = max(0, self._flights.next_of(flight, queue) - first)
         return bits & (~((1 << read) - 1) | flight.held(queue, first, bits.bit_length()))
@@ -171,7 +174,7 @@ class Settle:
     # --- changing the time ---
 
     def give_back(self, receipt: str) -> None:
-        """Have a message that nobody has seen handed out again at once, as if it had not been."""
+        """Undoes the delivery of a message that nobody has seen; it is due at once."""
         self.change(receipt, 0, unseen=1)
 
     def change(
@@ -203,7 +206,7 @@ class Settle:
             self._check_room(group, key.due, due, now)
             new = flight.free_key(change, key.queue, key.first + place, due)
             attempts, nonce = lock.attempts - unseen, next(self._nonces)
-            # What is given back is not to be had before its time by asking for the attempt again.
+            # A message given back can't be had before its time by repeating the attempt id.
             moved = Lock(attempts, lock.recoveries, nonce, 1, 0, attempt_id)
             change.shrink(key, lock, left)
             change.add(new, moved)
@@ -219,7 +222,9 @@ class Settle:
         return self._receipts.make(Delivery(new, moved.nonce), 1)[0]
 
     def _check_room(self, group: GroupInfo, old_due: int, new_due: int, now: int) -> None:
-        """A lock that ran out counts no more: by now its place may be another message's."""
+        """Refuses to renew a lock that ran out if the group's cap has no room. Such a lock counts
+        no more: by now its place may be another message's.
+        """
         most = group.max_in_flight
         if most is None or old_due > now or new_due <= now:
             return

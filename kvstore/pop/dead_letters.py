@@ -1,9 +1,8 @@
-"""Dead letters: what a group gave up on.
+"""Copies the messages that a group gave up on to its dead-letter topic.
 
-The idea: a row that was handed out too often is copied, message by message, to the group's
-dead-letter topic, and removed. The copy's unique id is made from what it is a copy of and the
-delivery that was the last one; whether it is there already is asked before it is put. So a crash
-between the copy and the removal makes no second one.
+The idea: a row that was handed out too often is copied, message by message, and then removed. The
+copy's unique id is made from the original and its last delivery. Before a copy is put, that id is
+looked for. So a crash between the copy and the removal makes no second copy.
 
 Invariant: a copy is on the disk before the row it replaces goes.
 """
@@ -50,7 +49,7 @@ Put = Callable[[Sequence[Message]], object]
 
 
 class DeadLetters:
-    """See the module. `put` returns when messages are on the disk."""
+    """Buries rows, see the module. `put` returns when messages are on the disk."""
 
     def __init__(self, reader: Reader, finder: Finder, topics: Topics, put: Put) -> None:
         self._reader = reader
@@ -61,9 +60,9 @@ class DeadLetters:
     def bury(
         self, change: Change, topic: Topic, group: GroupInfo, rows: list[tuple[LockKey, Lock]]
     ) -> tuple[list[tuple[int, int]], dict[LockKey, ArchiveMissing]]:
-        """Copy what rows have to the dead letters, and add the rows' removal to the change.
-        Returns the nonces that end, with their bits; and the rows that stay, since something of
-        them is in an archive that is missing.
+        """Copies the messages of rows to the dead letters, and adds the rows' removal to the
+        change. Returns the nonces that end, with their bits; and the rows that stay because an
+        archive with one of their messages is missing.
         """
         target = self._topic(group)
         copies = []
@@ -78,7 +77,7 @@ class DeadLetters:
             for message in messages:
                 name = _ID.pack(group.id, topic.id, key.queue, message.offset, lock.nonce)
                 copy = _copy(message, group.name, target.name, name.hex().upper(), lock.attempts)
-                # A copy is no older than what it is of.
+                # A copy is no older than its original.
                 begin = message.stored_at
                 if not self._finder.query(target, str(copy.message_id), begin, None, 1):
                     copies.append(copy)
@@ -89,8 +88,9 @@ class DeadLetters:
         return [(lock.nonce, lock.locked | lock.moved) for _, lock in gone], stuck
 
     def _put_what_fits(self, copies: list[Message]) -> None:
-        """Put copies; of one that is too large, as large as the original and what is added to it,
-        only what names the original: a message that can't be copied must not hold up a group.
+        """Puts copies. One that is too large, because of the original's size and the properties
+        added to it, is put with only the properties that name the original: a message that can't be
+        copied must not hold up a group.
         """
         if not copies:
             return
@@ -105,7 +105,7 @@ class DeadLetters:
 
     def _topic(self, group: GroupInfo) -> Topic:
         name = group.dead_letters
-        # The ids in the index are what tells a copy that was made from one that was not.
+        # By its id in the index a copy that was made is told from one that was not.
         try:
             found = self._topics.get(name)
         except TopicNotFound:
@@ -144,7 +144,7 @@ def _copy(
 
 
 def _without_content(copy: Message) -> Message:
-    """A copy that has only what names the original, and says so."""
+    """A copy that has only the properties that name the original, and says so."""
     origin = {name: value for name, value in copy.properties.items() if name in _NAMING}
     return Message(
         copy.topic,

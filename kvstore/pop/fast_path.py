@@ -1,12 +1,12 @@
-"""The two steps that make up nearly all of popping, written for speed.
+"""The fast path: one-row pops and whole-row acks, which are nearly all there are.
 
-The idea: mostly the same is asked for again, nothing is due, and a row is acked as a whole, as it
-was popped. Then a pop is one row and one offset, and an ack one deletion; what the row is need not
-be read again, because whoever else changes rows of a flight says so by its `epoch`. What a pop asks
-for is checked and worked out once, as an `_Ask`. Everything else is left to `take` and `ack`,
-which do the same at two to five times the cost.
+The idea: mostly a caller asks the same again, nothing is due, and a row is acked as a whole, as it
+was popped. Then a pop is one row and one offset, and an ack is one deletion. The row need not be
+read again: every other change to an in-flight table's rows changes the table's `epoch`. The
+arguments of a pop are checked and worked out once, as an `_Ask`. All other pops and acks are left
+to `take` and `ack`, which do the same at two to five times the cost.
 
-Invariant: what is done here is exactly what `take` and `ack` would have done.
+Invariant: this path does exactly what `take` and `ack` would have done.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from kvstore.read.reader import Reader
 
 _TRIES: Final = 8
 _PAUSE: Final = 0.0002
-"""Seconds: so long that the holder, if it only waits for Python's lock, has it."""
+"""Seconds: long enough for the holder to go on if it only waits for Python's lock."""
 _never: Final = threading.Event()
 
 
 def let_others() -> None:
-    """Let those have a lock who wait for it, before it is taken again."""
+    """Lets waiting threads have a lock before this one takes it again."""
     _never.wait(_PAUSE)
 
 
 def acquire(lock: threading.RLock) -> None:
-    """Have a lock; the caller releases it."""
+    """Takes a lock; the caller releases it."""
     if lock.acquire(False):
         return
     for _ in range(_TRIES):
@@ -64,7 +64,7 @@ _new: Final = tuple.__new__
 
 
 class _Ask:
-    """What is asked for again and again, checked: all that is the same each time."""
+    """The checked arguments of a pop, with all that stays the same when it is repeated."""
 
     __slots__ = (
         "after",
@@ -90,7 +90,7 @@ class _Ask:
     ) -> None:
         self.flight = flight
         self.group = group
-        """As long as it is kept here, no other group has its `id()`."""
+        """While it is kept here, no other group has its `id()`."""
         self.topic = topic
         self.limit = wanted.limit
         self.lasts = cut + lock_ms(group, 1, wanted.invisible_ms)
@@ -98,13 +98,13 @@ class _Ask:
         asked = wanted.queue
         self.queues: Sequence[int] = range(topic.read_queues) if asked is None else (asked,)
         self.step = 1 if asked is None else 0
-        """What a pop adds to its flight's turn."""
+        """By how much a pop advances its table's turn."""
         self.locked = (1 << wanted.limit) - 1
         self.before, self.after = around_nonce(recoveries, self.locked)
 
 
 class Quick:
-    """See the module."""
+    """Pops and acks in the usual case; see the module."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Quick:
         self._waiting = waiting
         self._nonces = nonces
         self._cut = cut_ms(clock)
-        # Methods of others, so that they need not be looked up twice each time.
+        # Methods of other objects, so that they need not be looked up twice each time.
         self._now_ms = clock.now_ms
         self._put_two = families.put_two
         self._delete = families.delete
@@ -140,8 +140,8 @@ class Quick:
     def pop(
         self, group: GroupInfo, topic: Topic, limit: object, invisible_for: object, queue: object
     ) -> list[Popped] | None:
-        """A claim on unread messages of one queue; None if there is more to be done, or to say."""
-        # Of what is equal but of another type (True and 1) only one is right.
+        """Pops unread messages of one queue; None if that takes more than this path does."""
+        # True equals 1, but only one of the two types is right.
         if (type(limit), type(invisible_for), type(queue)) not in _USUAL:
             return None
         ask = self._asks.get((id(group), topic, limit, invisible_for, queue))
@@ -183,10 +183,10 @@ class Quick:
             del ahead[-count:]
         finally:
             flight.lock.release()
-        # What follows is nobody else's affair, so nobody has to wait for it.
+        # The rest concerns nobody else, so nobody has to wait for it.
         receipts = self._sign(Delivery(key, nonce, ask.locked, [], raw_key, flight, epoch), head)
         if flight.waiters:
-            # Who waits may have to look again earlier than he thought.
+            # A waiter may have to look again earlier than it thought.
             self._waiting.freed(flight, 1)
         if count == 1:
             return [Popped(messages[0], receipts[0], 1, due)]
@@ -195,7 +195,7 @@ class Quick:
     def _learn(
         self, group: GroupInfo, topic: Topic, limit: Any, invisible_for: Any, queue: Any
     ) -> _Ask | None:
-        """Check what is asked for, and remember it; None if it is nothing for here."""
+        """Checks the arguments of a pop and remembers them; None if they are not for this path."""
         if not group.is_plain or topic.is_priority or limit > SPAN:
             return None
         wanted = check_wanted(topic, limit, None, invisible_for, queue, None, None)
@@ -211,7 +211,7 @@ class Quick:
     def _read_ahead(
         self, ask: _Ask, flight: InflightTable, queue: int
     ) -> list[StoredMessage] | None:
-        """As many messages as are asked for, the next one last; None if they are not there."""
+        """As many messages as are wanted, the next one last; None if they are not in memory."""
         at = flight.next.get(queue)
         if at is None:
             return None
@@ -224,13 +224,13 @@ class Quick:
         except (*READ_ERRORS, ArchiveUnavailable):
             return None
         self._flights.reads_ahead(flight)
-        # Behind what is not held any more another path goes on.
+        # Another path goes on behind messages that are not held any more.
         return ahead if len(ahead) >= ask.limit and ahead[-1].offset == at else None
 
     # --- ack ---
 
     def ack(self, receipts: list[str]) -> bool:
-        """Ack all of a row, if these are its receipts in order, and nobody has touched it since it
+        """Acks a whole row if these are its receipts in order and nobody has touched it since it
         was popped; False if that is not known.
         """
         delivery = self._receipts.batch_of(receipts[0]) if receipts else None

@@ -1,12 +1,12 @@
-"""Figures about a group in a topic: what `Store.group_stats`, `kvmq top` and `kvmq work` go by.
+"""A group's figures in a topic, for `Store.group_stats`, `kvmq top` and `kvmq work`.
 
-The idea: how far a group is in a queue is worked out in one place, `todo_of`, from the row of its
-offset and from a flight. `Store.lag` asks the flight that the store has in memory. The figures of a
-group are made from the rows alone, by a flight that is read for them: so a store that is opened
+The idea: `todo_of` alone works out how far a group is in a queue, from the row of its offset and
+from an in-flight table. `Store.lag` gives it the table that the store has in memory. The figures of
+a group come from the rows alone, by a table that is read for them: so a store that is opened
 read-only beside a writer has the same figures.
 
-Invariant: nothing is changed; a message is counted as unread, in flight or done, once; what
-retention took away is done.
+Invariant: nothing is changed; a message counts once, as unread, in flight or done; a message that
+retention deleted is done.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Todo(NamedTuple):
-    """How far a group is in a queue, and what it has still to do there. `next_offset` is where its
-    unread messages begin; `unread` has those that are parked among it.
+    """How far a group is in a queue, and how many messages it has still to do there. `next_offset`
+    is where its unread messages begin; `unread` includes parked ones.
     """
 
     committed: int | None
@@ -76,13 +76,13 @@ class Todo(NamedTuple):
 
 
 Flying = Callable[[], AbstractContextManager[InflightTable]]
-"""What has a group's flight in a topic, which nobody changes meanwhile."""
+"""Gives a group's in-flight table in a topic, which nobody changes meanwhile."""
 
 
 def todo_of(
     reader: Reader, offsets: Offsets, group: GroupInfo, topic: Topic, queue: int, flying: Flying
 ) -> Todo:
-    """What a group has still to do in a queue. All that says how far a group is comes from here."""
+    """A group's remaining work in a queue. Every figure of a group's progress comes from here."""
     with flying() as flight:
         # Inside, so that nothing is popped between the looks.
         bounds = reader.bounds(topic.base + queue)
@@ -90,7 +90,7 @@ def todo_of(
         committed = None if row is None else _done_below(row.offset, flight.lowest(queue))
         locked, parked = flight.held_from(queue, bounds.min_offset)
     following = start_of(reader, offsets, group, topic, queue) if row is None else row.offset
-    # What retention let go of before the group came to it is not owed to it.
+    # Messages that retention deleted before the group came to them are not owed to it.
     unread = bounds.next_offset - max(following, bounds.min_offset) + parked
     passed = 0 if row is None else row.passed_over
     return Todo(committed, following, bounds, unread, parked, locked, passed)
@@ -106,12 +106,14 @@ def committed_of(
 
 
 def _done_below(offset: int, lowest: int | None) -> int:
-    """What is contiguously done: up to an offset, or the lowest that is held below it."""
+    """The offset below which all is done: the given one, or the lowest that is held below it."""
     return offset if lowest is None else min(offset, lowest)
 
 
 class _Locked:
-    """What only the rows of a flight say: when they are due, and how often they were handed out."""
+    """The figures that only lock rows give: when rows are due, and how often they were handed
+    out.
+    """
 
     def __init__(self, reader: Reader, topic: Topic, now: int) -> None:
         self.due = self.redelivered = 0
@@ -122,12 +124,12 @@ class _Locked:
         self._lowest: dict[int, int] = {}
 
     def add(self, key: LockKey, lock: Lock) -> None:
-        """A row; they come in the order of due times."""
+        """Adds a row; rows come in the order of due times."""
         lowest = self._lowest.get(key.queue)
         if lowest is None:
             lowest = self._reader.bounds(self._topic.base + key.queue).min_offset
             self._lowest[key.queue] = lowest
-        # What stood before that counts no more.
+        # Messages before that offset count no more.
         count = (lock.locked >> max(0, lowest - key.first)).bit_count()
         if not count or key.due == PARKED:
             return
@@ -146,7 +148,7 @@ def collect_group(
     topic: Topic,
     now: int,
 ) -> GroupStats:
-    """Look once."""
+    """Reads a group's figures in a topic once."""
     locked = _Locked(reader, topic, now)
     flight = flights.look(group.id, topic.id, locked.add)
     todo = [

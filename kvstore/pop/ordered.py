@@ -1,13 +1,13 @@
 """A claim for an ordered group: at most one message of a message group at a time, in order.
 
-The idea: besides what `Claim` does, a message whose message group has an earlier one that is not
-done is parked: passed by the queue's next offset, but in a row that waits until its turn has come.
-So one slow message group holds up nobody else of its queue. (docs/pop.md)
+The idea: it works as `Claim` does, and parks a message whose message group has an earlier one that
+is not done: the queue's next offset passes it, but a row keeps it until its turn has come. So one
+slow message group holds up no other message group of its queue. (docs/pop.md)
 
 Invariants: a message is handed out only when all earlier ones of its message group are done or
-dead; of messages of one message group that were locked together while the group was not an ordered
-one, the next comes when the one before is done; so many messages of a queue are passed at most that
-`PARKED_MAX` are parked, so what is read and kept is bounded.
+dead. If messages of one message group were locked together while the group was not an ordered one,
+the next comes when the one before is done. At most `PARKED_MAX` messages of a queue are parked, so
+the messages that are read and kept are bounded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from kvstore.read.pull import SCAN_MAX, take
 from kvstore.read.reader import Reader
 
 PARKED_MAX: Final = 4096
-"""Messages of a queue that one may pass."""
+"""Messages of a queue that may be parked."""
 _READ_AT_ONCE: Final = 64
 _READ_BYTES: Final = 64 << 10
-"""What is read at a time at most, of unread messages of which many may be too large to be taken."""
+"""Bytes read at a time at most, of unread messages of which many may be too large to be taken."""
 
 
 def order_of(flight: InflightTable, reader: Reader, topic: Topic, group: str) -> Order:
-    """A flight's order; made if it is not there."""
+    """A table's order; made if it is not there."""
     if flight.order is None:
         flight.order = Order.of(
             flight.all(),
@@ -47,18 +47,20 @@ def order_of(flight: InflightTable, reader: Reader, topic: Topic, group: str) ->
 
 
 class OrderedClaim(Claim):
-    """See the module."""
+    """A claim that keeps message groups in order; see the module."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._met: set[int] = set()
-        """Message groups of what this claim took or parked, of which `Order` knows nothing yet."""
+        """Message groups of the messages this claim took or parked, which `Order` does not know
+        yet.
+        """
         self._places = 0
         self._due_now: set[tuple[int, int]] | None = None
 
     def _may_go(self, key: LockKey, offsets: list[int]) -> list[int]:
-        """Those that are the first of their message group, of which none is under a lock that
-        lives.
+        """The messages that are the first of their message group, of which none is under a live
+        lock.
         """
         order = order_of(self._flight, self._reader, self.topic, self.group.name)
         out = []
@@ -71,7 +73,7 @@ class OrderedClaim(Claim):
         return out
 
     def _all_due(self) -> set[tuple[int, int]]:
-        """Queue and offset of all that is due, as this claim found it."""
+        """Queue and offset of all due messages, as this claim found them."""
         if self._due_now is None:
             self._due_now = {
                 (key.queue, offset)
@@ -81,7 +83,7 @@ class OrderedClaim(Claim):
         return self._due_now
 
     def take_parked(self, queue: int | None) -> None:
-        """Take parked messages whose turn has come."""
+        """Takes parked messages whose turn has come."""
         order = order_of(self._flight, self._reader, self.topic, self.group.name)
         most = min(self.left, self.room)
         if self._wanted.matches is not None:
@@ -91,11 +93,11 @@ class OrderedClaim(Claim):
             found: dict[int, list[int]] = {}
             for number, offset, _ in islice(heads, most):
                 found.setdefault(number, []).append(offset)
-            # In the place of what is in an archive that is missing others have their turn.
+            # Messages in a missing archive are skipped: others take their turn.
             most = sum(self._take_heads(number, sorted(found[number])) for number in found)
 
     def _take_heads(self, queue: int, offsets: list[int]) -> int:
-        """Take parked messages of a queue; returns how many are in archives that are missing."""
+        """Takes parked messages of a queue; returns how many are in archives that are missing."""
         before, room, away = self._left, self._bytes, Away()
         found = self._messages_at(queue, offsets, away)
         try:
@@ -107,14 +109,14 @@ class OrderedClaim(Claim):
         self.unavailable = away.error or self.unavailable
         there = [offset for offset in offsets if offset not in away]
         self._has_looked(len(there))
-        # What was refused or is lost is done; what did not fit stays.
+        # Refused and lost messages are done; those that did not fit stay.
         self.unparked += [(queue, o) for o in there if unfit is None or o < unfit]
         self.room -= before - self._left
         self._lock_in_order(queue, messages)
         return len(offsets) - len(there)
 
     def take_unread(self, queue: int, first: int) -> None:
-        """Take unread messages of a queue whose turn it is; park the others."""
+        """Takes unread messages of a queue whose turn it is; parks the others."""
         order = order_of(self._flight, self._reader, self.topic, self.group.name)
         low, high = self._reader.bounds(self.topic.base + queue)
         at, before = max(first, low), self._left
@@ -149,8 +151,8 @@ class OrderedClaim(Claim):
     def _take_or_park(
         self, order: Order, message: StoredMessage, messages: list[StoredMessage]
     ) -> bool:
-        """Add a message to those that are taken, or park it, or pass it over as the filter says;
-        False if there is no room for it.
+        """Adds a message to those that are taken, or parks it, or passes it over as the filter
+        says; False if there is no room for it.
         """
         hashed = group_hash(message)
         if hashed not in self._met and order.is_free(hashed):
@@ -177,7 +179,7 @@ class OrderedClaim(Claim):
     # --- the change ---
 
     def finish(self) -> None:
-        """Add the rows of parked messages to the change; nothing is taken after that."""
+        """Adds the rows of parked messages to the change; nothing is taken after that."""
         order = order_of(self._flight, self._reader, self.topic, self.group.name)
         added: dict[tuple[int, int], set[int]] = {}
         removed: dict[tuple[int, int], set[int]] = {}
@@ -192,7 +194,7 @@ class OrderedClaim(Claim):
             self.change.park(key, Lock(0, self._recoveries, 0, bits))
 
     def settled(self) -> None:
-        """Take note that the change was written."""
+        """Brings the order up to date once the change was written."""
         order = order_of(self._flight, self._reader, self.topic, self.group.name)
         for queue, offset in self.unparked:
             order.unpark(queue, offset)
@@ -200,9 +202,9 @@ class OrderedClaim(Claim):
             order.park(queue, offset, hashed)
         for queue, offset, hashed in self.locking:
             order.lock(queue, offset, hashed)
-        # Last: what was parked just now may be next.
+        # Last, because a message that was parked just now may be next.
         for queue, offset in self.dropped:
             order.free(queue, offset)
-        # A turn that came by this is taken by the next claim.
+        # The next claim takes a message whose turn came by this.
         came = bool(self.dropped) or (bool(self.unparked) and bool(order.ripe))
         self.made_way = self.made_way or came

@@ -1,10 +1,10 @@
 """A poll: one pop that waits for something to hand out.
 
-The idea: it stands with its flight, looks, and says how long nothing will happen by itself; how
-that time passes is the affair of who polls: a thread waits for an event, a coroutine for a future.
+The idea: it stands with its in-flight table, looks, and says how long nothing will happen by
+itself. Its caller lets that time pass: a thread waits for an event, a coroutine for a future.
 
-Invariants: it is among the waiters before its first look, and until `end`; what comes between a
-look and the sleep after it wakes the sleeper.
+Invariants: it is among the waiters from before its first look until `end`; a message that comes
+between a look and the sleep after it wakes the sleeper.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from kvstore.pop.inflight.waiting import TICK, Waiting
 from kvstore.pop.popped import Popped
 
 _PAUSE: Final = 0.02
-"""Seconds until another look where something stays due that is not for this poll."""
+"""Seconds until another look where a row stays due that is not for this poll."""
 
 
 class PollResult(NamedTuple):
-    """What a look found; `goes_on` if there is more to look at, that was too much for one call."""
+    """The messages a look found; `goes_on` if there is more to look at than one call may."""
 
     popped: list[Popped]
     goes_on: bool = False
 
 
 class Poll:
-    """See the module. `end` is to be called whatever happens; `due_in` says, as of the last look
-    that found nothing, in how many seconds the flight's first lock runs out; 0 is to look again.
+    """One waiting pop, see the module. `end` is to be called in any case. `due_in` says, as of the
+    last look that found nothing, in how many seconds the table's first lock runs out; 0 is to look
+    again.
     """
 
     __slots__ = (
@@ -69,8 +70,8 @@ class Poll:
         waiting.enter(flight, self._waiter)
 
     def look(self) -> list[Popped]:
-        """Hand out what there is now. Whoever sleeps on something that `wake` sets clears that
-        before. `StoreClosed` if the store closes.
+        """Hands out the messages there are now. A caller that sleeps on something that `wake` sets
+        clears it before. `StoreClosed` if the store closes.
         """
         self._waiting.check_open()
         flight = self.flight
@@ -85,7 +86,7 @@ class Poll:
         due = self._next_due(self.flight)
         if due is None:
             return float("inf")
-        # What is due by now was not for this poll: it is of another queue.
+        # A row that is due by now was not for this poll: it is of another queue.
         left = due - self._clock.now_ms()
         return left / 1000 if left > 0 else _PAUSE
 
@@ -101,7 +102,7 @@ class Poll:
         return left
 
     def rested(self) -> None:
-        """To be called after each nap that nothing interrupted."""
+        """Marks that a nap ended without an interruption; to be called after each such nap."""
         self._waiting.glance()
 
     def left(self) -> float:
@@ -109,5 +110,5 @@ class Poll:
         return self._until - self._clock.monotonic()
 
     def end(self) -> None:
-        """Wait no more."""
+        """Stops waiting."""
         self._waiting.leave(self.flight, self._waiter)

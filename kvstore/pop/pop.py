@@ -1,14 +1,15 @@
-"""Pop: messages under locks of their own.
+"""Pops messages, each under a lock of its own.
 
-The idea: a claim looks for messages and collects the change that locks them; here it is written,
-and what waits is woken. A pop that finds nothing waits for a put, for a lock that runs out, or for
+The idea: a claim looks for messages and collects the change that locks them; this module writes the
+change and wakes waiters. A pop that finds nothing waits for a put, for a lock that runs out, or for
 its time. (docs/pop.md)
 
-Invariants: a message is handed out only after the WriteBatch that locks it was written; a flight's
-lock is held from the look to the write, and no longer than one claim takes, which is bounded
-whatever a filter refuses; nothing is read from an archive under it: a claim that would have to is
-put off until that was read, and looks again; a claim that raised changed nothing, and what earlier
-claims of the same pop had locked comes back when these locks run out.
+Invariants: a message is handed out only after the WriteBatch that locks it was written. An
+in-flight table's lock is held from the look to the write, and no longer than one claim takes, which
+is bounded however many messages a filter refuses. Nothing is read from an archive under that lock:
+a claim that needs an archive is put off until the messages are read, and looks again. A claim that
+raised changed nothing; messages that earlier claims of the same pop had locked come back when these
+locks run out.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ _LOOKED_MAX: Final = 8 * SCAN_MAX
 """Messages that a pop with a filter looks at before it says that it found none: some 30 ms."""
 _free: Final = nullcontext()
 _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
-"""What is asked for where a claim only sends rows to the dead letters."""
+"""Asks for nothing: a claim by it only sends rows to the dead letters."""
 
 
 class Pop:
-    """See the module."""
+    """Pops by one or several claims; see the module."""
 
     def __init__(
         self,
@@ -111,10 +112,10 @@ class Pop:
         )
 
     def wanted(self, topic: Topic, asked: tuple[Any, ...]) -> Wanted:
-        """What was asked, checked."""
-        # The same few are asked again and again: finding them costs a third of checking them.
+        """The arguments of a pop, checked."""
+        # The same few arguments come again and again: finding them costs a third of checking them.
         limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
-        # Of what is equal but of another type (True and 1) only one is right.
+        # True equals 1, but only one of the two types is right.
         is_usual = (
             attempt_id is None
             and max_bytes is None
@@ -156,8 +157,8 @@ class Pop:
         wait: float,
         wake: Callable[[], None],
     ) -> Poll:
-        """Begin to wait; `wake` is called from any thread when there is something to look for."""
-        # Under its lock: one that is let go has no waiters, and gets none.
+        """Begins to wait; `wake` is called from any thread when there may be messages."""
+        # Under the table's lock: a table that is let go has no waiters, and gets none.
         with self._flights.flying(group.id, topic.id) as flight:
             return Poll(
                 self._waiting,
@@ -173,8 +174,9 @@ class Pop:
     # --- one look ---
 
     def claim(self, group: GroupInfo, topic: Topic, wanted: Wanted) -> PollResult:
-        """Hand out what there is now. What one claim passes over, or sends to the dead letters, may
-        be what the next one was waiting for; between two of them others have their turn.
+        """Hands out the messages there are now. One claim may pass messages over, or send some to
+        the dead letters, and so uncover messages for the next claim; between two of them others
+        have their turn.
         """
         out: list[Popped] = []
         looked, kept = 0, AtHand()
@@ -201,8 +203,8 @@ class Pop:
             let_others()
 
     def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
-        """Around what makes locks live: what is locked in a group's other topics counts as well,
-        where only so many may be. Taken before any flight's lock.
+        """Around an operation that makes locks live: where a group's locked messages are capped,
+        those in its other topics count as well. Taken before any table's lock.
         """
         return _free if group.max_in_flight is None else self._counted(group.id)
 
@@ -221,8 +223,8 @@ class Pop:
         kept: AtHand,
         stuck: dict[LockKey, ArchiveMissing],
     ) -> Claim | None:
-        """Claim once, and add what was taken to `out`; None if there is nothing more to be had.
-        `NotAtHand`, with nothing changed, if that takes a read.
+        """Claims once, and adds the messages taken to `out`; None if there is nothing more to be
+        had. `NotAtHand`, with nothing changed, if that takes a read.
         """
         with self._flights.flying(group.id, topic.id) as flight:
             if flight.dead:
@@ -236,7 +238,7 @@ class Pop:
             claim = self._take(flight, group, topic, wanted, kept, stuck)
             out += claim.popped(self._receipts)
             if claim.taken and flight.waiters:
-                # Who waits may have to look again earlier than he thought.
+                # A waiter may have to look again earlier than it thought.
                 self._waiting.freed(flight, 1)
             return claim
 
@@ -253,9 +255,9 @@ class Pop:
         claim.stuck = stuck
         flight.capped = group.max_in_flight is not None
         if group.max_in_flight is not None:
-            # Before it is counted: what is acked from now on wakes who found no room.
+            # Before the count: an ack from now on wakes the pops that found no room.
             self._waiting.short.add(group.id)
-            # What has run out counts no more: nobody may ever ask for it again.
+            # Locks that have run out count no more: nobody may ever ask for their messages again.
             claim.room = group.max_in_flight - self._flights.live_at(group.id, claim.now)
         if topic.is_priority and wanted.queue is None:
             self._take_by_priority(claim, flight, topic, group, kept)
@@ -291,8 +293,8 @@ class Pop:
     # --- dead letters ---
 
     def bury(self, flight: InflightTable, group: GroupInfo, key: LockKey) -> None:
-        """Send a row to the dead letters whose last attempt has failed, and which is due. Where
-        that can't be done now, it stays due, and a later pop does it. The flight's lock is held.
+        """Sends a due row whose last attempt has failed to the dead letters. If that can't be done
+        now, it stays due, and a later pop does it. The table's lock is held.
         """
         topic, lock = self._topic_of(key.topic), flight.get(key)
         if topic is None or lock is None:
@@ -304,7 +306,7 @@ class Pop:
                 self._bury(claim, topic, group)
                 self._write(claim, flight)
         except AWAY_ERRORS:
-            pass  # reading an archive is nothing to wait for under the lock
+            pass  # an archive must not be read under the lock
         except StoreError as e:
             _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, str(e))
 
@@ -312,7 +314,7 @@ class Pop:
         try:
             ended, stuck = self._dead_letters.bury(claim.change, topic, group, claim.dead)
         except PutRefused as e:
-            # They stay due; nobody else's messages have to wait for a disk with room.
+            # The rows stay due; other messages don't have to wait for a disk with room.
             claim.made_way = False
             _log.error("kvmq can't copy the dead letters of group %r: %s", group.name, str(e))
         except ArchiveUnavailable as e:
@@ -360,7 +362,7 @@ class Pop:
         self, claim: Claim, flight: InflightTable, topic: Topic, group: GroupInfo, queue: int
     ) -> None:
         end = self._reader.next_offset(topic.base + queue)
-        # In a queue that never had a message there is nothing to begin with.
+        # A queue that never had a message has no offset to begin with.
         if not end:
             return
         try:
@@ -377,7 +379,7 @@ class Pop:
     def _take_by_priority(
         self, claim: Claim, flight: InflightTable, topic: Topic, group: GroupInfo, kept: AtHand
     ) -> None:
-        """Of each queue what is due, then what is unread, before anything of the next."""
+        """Takes each queue's due rows, then its unread messages, before those of the next queue."""
         if flight.parked_count and not group.ordered:
             claim.take_parked(None)
         for queue in order(topic.read_queues, _turn(flight, kept), priority=True):
@@ -392,8 +394,8 @@ class Pop:
             self._bury(claim, topic, group)
 
     def goes_on(self, flight: InflightTable, group: GroupInfo, topic: Topic, queue: int) -> int:
-        """Where a group goes on in a queue, or begins. What is not stored is not kept either: it
-        is as the group says now, until something is taken.
+        """The offset at which a group goes on in a queue, or begins. An offset that is not stored
+        is not kept either: it follows the group's settings until a message is taken.
         """
         at = flight.next.get(queue)
         if at is not None:
@@ -422,7 +424,7 @@ class Pop:
     def _again(
         self, flight: InflightTable, topic: Topic, group: str, attempt_id: bytes
     ) -> list[Popped]:
-        """What an earlier pop with this attempt id took, and is still locked by it."""
+        """The messages that an earlier pop with this attempt id took and still locks."""
         now, out, away = self._clock.now_ms(), list[Popped](), Away()
         for key in flight.rows_of(attempt_id):
             lock = flight.get(key)
@@ -440,7 +442,7 @@ class Pop:
 
 
 def _turn(flight: InflightTable, kept: AtHand) -> int:
-    """The turn of a pop, which stays the same when it has to look again; others have the next."""
+    """The turn of a pop: it keeps it when it has to look again, and other pops have the next."""
     if kept.turn is None:
         kept.turn = flight.turn
         flight.turn += 1

@@ -1,4 +1,4 @@
-"""What a pop asks for, and what it gives."""
+"""The arguments and results of a pop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kvstore.read.pull import LIMIT_MAX
 from kvstore.read.sql import SqlFilter
 
 UNLIMITED: Final = 1 << 62
-"""What `Wanted.max_bytes` is where nobody gave one."""
+"""`Wanted.max_bytes` if the caller gave none."""
 INVISIBLE_MAX: Final = 10 * 366 * 24 * 3600.0
-"""Seconds: what no lock should outlast."""
+"""Seconds: ten years; no lock should outlast them."""
 _INVISIBLE_MIN: Final = 0.001
 WAIT_MAX: Final = 24 * 3600.0
 _ATTEMPT_ID_MAX: Final = 1024
 
 
 class Popped(msgspec.Struct, gc=False, frozen=True):
-    """A message under lock. `receipt` is what acks it or changes its lock; `attempt` says how often
-    the group got it, this time included; `due_at` is when the lock ends, ms since the epoch.
+    """A message under lock. `receipt` acks it or changes its lock; `attempt` says how often the
+    group got it, this time included; `due_at` is when the lock ends, ms since the epoch.
     """
 
     message: StoredMessage
@@ -37,7 +37,9 @@ class Popped(msgspec.Struct, gc=False, frozen=True):
 
 
 class Wanted(NamedTuple):
-    """What one pop asks for, checked. `queue` None is all; `attempt_id` is hashed, or empty."""
+    """The checked arguments of one pop. `queue` None is all queues; `attempt_id` is hashed, or
+    empty.
+    """
 
     limit: int
     max_bytes: int
@@ -56,7 +58,7 @@ def check_wanted(
     filter: str | SqlFilter | None,
     attempt_id: object,
 ) -> Wanted:
-    """What a pop asks for; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
+    """Checks the arguments of a pop; `CallerError`, `QueueNotFound`, `FilterIllegal`."""
     if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
         raise CallerError(f"limit is {shown(limit)}; it must be 1 to {LIMIT_MAX} messages")
     if max_bytes is None:
@@ -83,8 +85,8 @@ def check_wanted(
 
 
 def lock_ms(group: GroupInfo, attempts: int, invisible_ms: int) -> int:
-    """How long a lock lasts: the invisible time, and behind it the group's backoff, where another
-    attempt is to come.
+    """How long a lock lasts, in ms: the invisible time, and behind it the group's backoff if
+    another attempt is to come.
     """
     if attempts >= group.max_attempts:
         return invisible_ms
@@ -105,7 +107,7 @@ def check_seconds(name: str, seconds: object) -> int:
 
 
 def check_wait(wait: object) -> float:
-    """How long a pop waits; `CallerError`."""
+    """Seconds that a pop waits; `CallerError` if `wait` can't be that."""
     if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= WAIT_MAX:
         raise CallerError(f"wait is {shown(wait)}; it must be 0 to {WAIT_MAX:.0f} seconds")
     return float(wait)

@@ -1,8 +1,8 @@
-"""What popping consists of, wired together for one open store.
+"""Wires the parts of popping together for one open store.
 
-The idea: pop, settle and the dead letters share the flights, the receipts and who waits. What
-changes offsets, topics and groups otherwise has to take the locks along: it does so by the hooks
-that are hung up here.
+The idea: pop, ack and the dead letters share the in-flight tables, the receipts and the waiters.
+Other changes to offsets, topics and groups have to take the locks along: they do so by the hooks
+that this module sets.
 
 Invariant: the rows of `locks` go with their group or topic, and with a reset, in the same
 WriteBatch.
@@ -48,7 +48,7 @@ _SECRET_BYTES: Final = 32
 
 
 class Popper:
-    """See the module."""
+    """The parts of popping in an open store; see the module."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Popper:
         offsets.resetting.append(self._resetting)
 
     def _end(self, flights: list[InflightTable]) -> None:
-        """Wake who waits for flights that are gone: they are told that the group or topic is."""
+        """Wakes the waiters of tables that are gone: they learn that the group or topic is."""
         for flight in flights:
             self.waiting.freed(flight, len(flight.waiters))
         for group in {flight.group for flight in flights}:
@@ -141,7 +141,7 @@ class Popper:
             return None if name is None else self._topics.get(name)
         return None
 
-    # --- what else takes locks along ---
+    # --- other changes that take locks along ---
 
     def _removing_group(self, batch: Batch, group: GroupInfo) -> None:
         batch.delete_range(LOCKS, U32.pack(group.id), U32.pack(group.id + 1))
@@ -195,7 +195,7 @@ class Popper:
         with ExitStack() as held:
             flights: dict[tuple[int, int], InflightTable] = {}
             for group, topic in sorted({(c.group, c.topic) for c in commits}):
-                # Also where there is none yet: a first pop must not come in between.
+                # Also where there is no table yet: a first pop must not come in between.
                 flights[group, topic] = held.enter_context(self.flights.flying(group, topic))
             for group, topic, queue, offset in commits:
                 used = flights.get((group, topic))
@@ -213,13 +213,13 @@ class Popper:
                     flights[group, topic].forget_next(queue)
 
     def _goes_back(self, commit: Commit) -> bool:
-        """Whether a commit makes messages unread that were done."""
+        """Whether a commit makes done messages unread again."""
         flight = self.flights.find(commit.group, commit.topic)
         return flight is not None and commit.offset < self.flights.next_of(flight, commit.queue)
 
 
 def _secret(families: Families) -> bytes:
-    """What the store's receipts are signed with; made once."""
+    """The secret that signs the store's receipts; made once."""
     found = families.get(META, RECEIPT_SECRET)
     if found is None:
         found = secrets.token_bytes(_SECRET_BYTES)

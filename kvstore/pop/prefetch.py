@@ -1,10 +1,11 @@
-"""Reading ahead: messages that were read before anybody wanted them, for the pops to come.
+"""Reads messages ahead, for the pops to come.
 
-The idea: reading many at once costs a third of reading each when it is wanted. So a flight keeps,
-per queue, a list of the next messages, the next one last: taking one is taking the list's end.
+The idea: reading many messages at once costs a third of reading each when it is wanted. So an
+in-flight table keeps, per queue, a list of the next messages, the next one last: taking a message
+takes the end of the list.
 
-Invariants: a list has consecutive offsets; whoever takes from it has seen that it begins where his
-queue goes on, so that nothing has to be undone when that moves otherwise.
+Invariants: a list has consecutive offsets; a pop that takes from it has seen that it begins where
+its queue goes on, so nothing has to be undone when the queue's next offset is set otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvstore.read.reader import Reader
 
 AHEAD: Final = 1024
 _AHEAD_BYTES: Final = 512 << 10
-"""What is read ahead of a topic at most: that many messages, that many bytes."""
+"""A topic has at most `AHEAD` messages, and this many bytes, read ahead."""
 
 
 def read_ahead(
@@ -31,10 +32,10 @@ def read_ahead(
     count: int,
     max_bytes: int | None = None,
 ) -> list[StoredMessage]:
-    """A flight's list for a queue that goes on at `at`, which is inside the bounds, as is
-    `at` + `count` - 1: with `count` messages, less only where damage or what is not held any more
-    follows, or where they have more than `max_bytes`; and with more if they are small. It begins
-    behind `at` where that is not held. Raises what reading raises.
+    """A table's list for a queue that goes on at `at`. Both `at` and `at` + `count` - 1 are inside
+    the bounds. The list has `count` messages, and more if they are small. It has fewer only where
+    damage or messages that are not held any more follow, or where `count` messages exceed
+    `max_bytes`. It begins behind `at` if that message is not held. Raises every error of reading.
     """
     kept = flight.ahead.get(queue)
     if not kept or kept[-1].offset != at:

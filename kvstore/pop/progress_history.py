@@ -1,15 +1,15 @@
-"""Noting what popping groups are done with: their part of the history of offsets.
+"""Records the progress of popping groups: their part of the history of offsets.
 
-The idea: a commit writes its row of history itself. What a popping group is done with lies between
-its locks and moves with every ack, which shall not pay for that. So a pop or an ack only leaves the
-time, per group and topic; what is done is read from the rows of `offsets`, and from what the flight
-knows of its locks, when the stretch of that time is over: by the housekeeper, before the first pop
-or ack of a later stretch, or when the history is asked for, and at the close. Where something is
-still locked it is looked at again, since locks also end without an ack.
+The idea: a commit writes its row of history itself. A popping group's progress lies between its
+locks and moves with every ack, which shall not pay for a row. So a pop or an ack only leaves its
+time, per group and topic. When the stretch of that time is over, the progress is read from the rows
+of `offsets` and from the locks in the in-flight table: by the housekeeper, before the first pop or
+ack of a later stretch, when the history is asked for, or at the close. Where a message is still
+locked the table is looked at again, since locks also end without an ack.
 
-Invariants: a row says what was done at its time, which is that of the last pop or ack before it,
-or of the look if neither moved it; nothing is written where nothing changed; no row is written from
-a look that a commit or a reset has overtaken; no lock is read, however many there are.
+Invariants: a row says what was done at its time, which is that of the last pop or ack before it, or
+of the look if neither moved it; nothing is written where nothing changed; no row is written from a
+look that a commit or a reset has overtaken; no lock row is read, however many there are.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ from kvstore.pop.inflight.tables import InflightTables
 
 _HEAD: Final = struct.Struct(">II")
 _HEAD_DIGITS: Final = 16
-"""What a receipt begins with: its row's group and topic, in hex."""
+"""Characters at the beginning of a receipt that are its row's group and topic, in hex."""
 _NO_TOPIC: Final = (1 << 32) - 1
 _PAIRS_MAX: Final = 1 << 12
 _SLICE: Final = 0.02
-"""Seconds that one look of the housekeeper takes; a flight that has begun is finished."""
+"""Seconds that one look of the housekeeper takes; a table that was begun is finished."""
 _SHARE: Final = 50
-"""Of so many seconds one goes into looking."""
+"""One second of this many goes into looking."""
 _CLOSING: Final = 1.0
-"""Seconds that a close spends on what was not noted yet."""
+"""Seconds that a close spends on progress that was not recorded yet."""
 
 Pair = tuple[int, int]
 
 
 class ProgressHistory:
-    """See the module. A pair is a group's id and a topic's."""
+    """Records the progress of popping groups, see the module. A pair is a group's id and a
+    topic's.
+    """
 
     def __init__(
         self,
@@ -50,22 +52,22 @@ class ProgressHistory:
         *,
         after_crash: bool,
     ) -> None:
-        """`after_crash`: the opening before may have left something that was not noted."""
+        """`after_crash`: the opening before may have left progress that was not recorded."""
         self._offsets = offsets
         self._flights = flights
         self._clock = clock
         self._stretch_ms = offsets.kept.stretch_ms
         self._pending: dict[Pair, int | None] = {}
-        """When something moved last; None: nothing did since the last look, but there are locks."""
+        """Time of the last move; None: nothing moved since the last look, but there are locks."""
         self._pairs: dict[str, Pair] = {}
-        """By what their receipts begin with: reading that costs as much as all the rest."""
+        """Pairs by the beginning of their receipts: reading that costs as much as all the rest."""
         self._caught_up: set[Pair] | None = set() if after_crash else None
-        """Those whose history was asked for since a crash."""
+        """The pairs whose history was asked for since a crash."""
         self._look_at = clock.monotonic()
         offsets.moved = self.moved
 
     def moved(self, group: int, topic: int, now: int) -> None:
-        """Take note that a group is about to take or ack messages of a topic."""
+        """Marks that a group is about to take or ack messages of a topic."""
         pair = group, topic
         last = self._pending.get(pair)
         if last is not None and last // self._stretch_ms != now // self._stretch_ms:
@@ -73,11 +75,13 @@ class ProgressHistory:
         self._pending[pair] = now
 
     def acking(self, receipts: Sequence[Any]) -> None:
-        """Take note that these receipts are about to be acked; what is none is refused there."""
+        """Marks that these receipts are about to be acked; texts that are none are refused
+        there.
+        """
         if not self._offsets.kept.is_on:
             return  # nobody would ask
         try:
-            # Mostly all are of one topic: then the lowest and the highest begin alike.
+            # Mostly all receipts are of one topic: then the lowest and the highest begin alike.
             first = receipts[0][:_HEAD_DIGITS]
             if len(receipts) > 1 and not (
                 min(receipts).startswith(first) and max(receipts).startswith(first)
@@ -107,7 +111,7 @@ class ProgressHistory:
         return bool(self._pending) and self._clock.monotonic() >= self._look_at
 
     def look(self) -> None:
-        """Note what became done in stretches that are over: of as many as there is time for."""
+        """Records progress in stretches that are over, for as many pairs as there is time for."""
         begin = self._clock.monotonic()
         stretch = self._clock.now_ms() // self._stretch_ms
         pending = list(self._pending.items())
@@ -122,7 +126,7 @@ class ProgressHistory:
         self._look_at = end + max(self._stretch_ms / 1000, (end - begin) * _SHARE)
 
     def asked(self, group: int, topic: int) -> None:
-        """Note what is done in a topic now: its history is asked for."""
+        """Records the progress in a topic now: its history is asked for."""
         if not self._offsets.kept.is_on:
             return
         pair = group, topic
@@ -135,13 +139,13 @@ class ProgressHistory:
             self._note(pair, None, only_known=True)
 
     def settle(self, pairs: Iterable[Pair]) -> None:
-        """Note what is done in these before an offset is set there."""
+        """Records the progress of these pairs before an offset is set there."""
         for pair in pairs:
             if pair in self._pending:
                 self._look_at_one(pair)
 
     def finish(self) -> None:
-        """Note what is done before a close; what takes too long is noted when it is asked for."""
+        """Records progress before a close; the rest is recorded when it is asked for."""
         until = self._clock.monotonic() + _CLOSING
         for pair in list(self._pending):
             if self._clock.monotonic() > until:
@@ -159,8 +163,9 @@ class ProgressHistory:
             self._pending.setdefault(pair, None)
 
     def _note(self, pair: Pair, moved: int | None, *, only_known: bool = False) -> bool:
-        """Write what is done in a topic, where that is something else than was noted last. Returns
-        whether nothing is left to be done. With `only_known` of queues that have history.
+        """Records the progress in a topic if it differs from the last record. Returns whether no
+        message is locked or parked any more. With `only_known` only queues that have history are
+        recorded.
         """
         if next(self._offsets.rows_of(*pair), None) is None:
             return True  # deleted, or there never was such a group
@@ -171,7 +176,7 @@ class ProgressHistory:
             return not (flight.rows or flight.parked_count)
 
     def _read(self, pair: Pair, flight: InflightTable, *, only_known: bool) -> list[NewNote]:
-        """What is to be written."""
+        """The rows to write."""
         notes = []
         for key, queue, offset, recoveries in self._offsets.rows_of(*pair):
             lowest = flight.lowest(queue)

@@ -1,10 +1,10 @@
-"""Receipts: the text that proves a delivery.
+"""Receipts: the texts that prove deliveries.
 
 The idea: all messages of a lock row share the first part of their receipts, which says where the
 row is and which delivery it stands for; behind it come a message's place in the row and a tag. All
 tags of a row are slices of one SHAKE-128 over the store's secret and the first part, so one hash
-makes and checks a whole batch. What was made or checked a moment ago is remembered: acking a batch
-as it was popped compares lists, not texts.
+makes and checks a whole batch. Receipts that were made or checked a moment ago are remembered:
+acking a batch as it was popped compares lists, not texts.
 
 Invariants: a text that was changed anywhere, or made by another store, is `ReceiptIllegal`; the
 same delivery always has the same receipts.
@@ -42,8 +42,8 @@ pack_head: Final = _HEAD.pack
 
 
 class Delivery(msgspec.Struct, gc=False, eq=False):
-    """What the first part of receipts says, the key of a row and which of its lives, and what is
-    remembered of it.
+    """The first part of receipts, as values: a row's key and its nonce; with it the remembered
+    receipts.
     """
 
     key: LockKey
@@ -53,7 +53,7 @@ class Delivery(msgspec.Struct, gc=False, eq=False):
     receipts: list[str] = []
     raw_key: bytes = b""
     flight: InflightTable | None = None
-    """Whose row it is, if the row is as it was made while `epoch` is the flight's."""
+    """The table of the row, if the row is as it was made while `epoch` is the table's."""
     epoch: int = -1
 
 
@@ -71,7 +71,9 @@ class Receipts:
         return self.sign(delivery, pack_head(*delivery.key, delivery.nonce))
 
     def sign(self, delivery: Delivery, head: bytes) -> list[str]:
-        """The same for a delivery that says what is locked; `head` is its key and nonce, packed."""
+        """The receipts of a delivery that says which bits are locked; `head` is its key and nonce,
+        packed.
+        """
         text, locked = head.hex(), delivery.locked
         hashed = self._hash.copy()
         hashed.update(head)

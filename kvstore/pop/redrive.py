@@ -1,11 +1,11 @@
-"""Redrive: dead letters go back to the group that gave up on them.
+"""Redrive: gives dead letters back to the group that gave up on them.
 
 The idea: a dead letter says which message it is a copy of. That message is locked for the group
 once more, in a row that is due at once and was never handed out: so only this group gets it, with
-its old offset and id. For an ordered group it is parked instead, so that it comes when it is
-its message group's turn. The group's offset in its dead-letter topic says which letters were taken.
-Where the original is gone (or its place has another message now), the letter itself is put to the
-topic it came from, under the letter's id, which is how a second try finds that it was done.
+its old offset and id. For an ordered group it is parked instead, and comes when it is its message
+group's turn. The group's offset in its dead-letter topic says which letters were taken. If the
+original is gone (or its place has another message now), the letter itself is put to the topic it
+came from, under the letter's id, which is how a second try finds that it was done.
 
 Invariants: the rows and the group's offset in the dead-letter topic are one WriteBatch; a letter
 that is put back is on the disk before that; a message that is unread or locked already gets no
@@ -60,11 +60,11 @@ _AT_ONCE: Final = 512
 _OF_THE_LETTER: Final = frozenset(
     {DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_GROUP, DLQ_ORIGIN_QUEUE, DLQ_ORIGIN_OFFSET, DLQ_ATTEMPTS}
 )
-"""What a letter that is put back doesn't take along; it keeps the id of what it is a copy of."""
+"""Properties that a letter doesn't keep when it is put back; it keeps the id of its original."""
 
 
 class _Letter(NamedTuple):
-    """A dead letter, and where its original stood; -1 where that isn't said."""
+    """A dead letter, and the place of its original; -1 where the letter doesn't say it."""
 
     message: StoredMessage
     topic: Topic
@@ -73,15 +73,15 @@ class _Letter(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is done to one flight; `parked` has queue, offset and message group of each."""
+    """The change to one table; `parked` has queue, offset and message group of each message."""
 
     change: Change
     parked: list[tuple[int, int, int]]
 
 
 class Redrive:
-    """See the module. `put` returns when messages are on the disk; `goes_on` says where a group
-    goes on in a queue, or would begin.
+    """Gives dead letters back, see the module. `put` returns when messages are on the disk;
+    `goes_on` gives the offset at which a group goes on in a queue, or would begin.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Redrive:
             return 0  # it is made with the first one
         done = 0
         for queue in range(letters.read_queues):
-            # What dies while this runs is for the next time.
+            # Letters that arrive while this runs are left for the next call.
             end = self._reader.bounds(letters.base + queue).next_offset
             while limit is None or done < limit:
                 most = _AT_ONCE if limit is None else min(_AT_ONCE, limit - done)
@@ -166,19 +166,19 @@ class Redrive:
         behind: int,
         kept: AtHand,
     ) -> int:
-        """Lock the originals of letters, or put those back that have none any more. `NotAtHand`,
+        """Locks the originals of letters, or puts letters back whose original is gone. `NotAtHand`,
         with nothing changed, if that takes a read.
         """
         topics = {letter.topic.id: letter.topic for letter in mine}
         with ExitStack() as held:
             held.enter_context(self._reader.at_hand(kept))
             flights = {
-                # In the order in which committing takes them.
+                # In the order in which commits take them.
                 topic: held.enter_context(self._flights.flying(group.id, topic))
                 for topic in sorted({letters.id, *topics})
             }
             if self._first(group, letters, queue) != at:
-                return 0  # somebody else took them meanwhile: look again
+                return 0  # another redrive took them meanwhile: look again
             batch = self._families.batch()
             lost: list[_Letter] = []
             changes = [
@@ -200,9 +200,7 @@ class Redrive:
         return len(mine)
 
     def _first(self, group: GroupInfo, letters: Topic, queue: int) -> int:
-        """The first letter that was not taken yet; whether the group pops them or has them put
-        back is the same.
-        """
+        """The first letter that was not taken yet, either by a pop of the group or by a redrive."""
         bounds = self._reader.bounds(letters.base + queue)
         flight = self._flights.find(group.id, letters.id)
         known = None if flight is None else flight.next.get(queue)
@@ -241,7 +239,7 @@ class Redrive:
         return mine, away.first
 
     def _letter(self, message: StoredMessage) -> _Letter:
-        """What a letter says about its original, as far as that can be one."""
+        """A letter's values about its original, as far as they can be right."""
         said = message.properties
         topic = self._topics.get(said[DLQ_ORIGIN_TOPIC])
         queue, offset = _number(said.get(DLQ_ORIGIN_QUEUE)), _number(said.get(DLQ_ORIGIN_OFFSET))
@@ -318,8 +316,8 @@ class Redrive:
     def _hold_next(
         self, group: GroupInfo, flight: InflightTable, change: Change, queue: int
     ) -> None:
-        """Where a queue's unread messages begin is stored with the rows of what is before: another
-        start of the group must not make that unread as well.
+        """Stores the beginning of a queue's unread messages with the rows of the messages before
+        it: another start of the group must not make those unread as well.
         """
         if queue not in flight.next:
             change.next[queue] = flight.starts[queue][2]
@@ -350,7 +348,7 @@ def _is_of(message: StoredMessage, group: GroupInfo) -> bool:
         return False
     owner = said.get(DLQ_ORIGIN_GROUP)
     if owner is None:
-        # As RocketMQ writes them: there the topic says whose they are.
+        # RocketMQ's own letters: their topic says whose they are.
         return message.topic == DLQ_PREFIX + group.name
     return owner == group.name
 
@@ -361,7 +359,9 @@ def _number(text: str | None) -> int:
 
 
 def _drop_locked(flight: InflightTable, wanted: dict[int, set[int]]) -> None:
-    """Take out what a row has already: a reset may have made it unread since, and a pop locked."""
+    """Drops messages that a row has already: a reset may have made them unread since, and a pop
+    locked them.
+    """
     for queue, offsets in wanted.items():
         offsets.difference_update([o for o in offsets if flight.held(queue, o, 1)])
 

@@ -1,12 +1,12 @@
 """A claim: one look for messages to hand out, and the one change that locks them.
 
-The idea: rows that are due first, then unread messages, queue by queue, until there are enough.
-What is taken is collected with the change that will lock it; the caller writes the change, and only
-then are the receipts made. (docs/pop.md)
+The idea: rows that are due come first, then unread messages, queue by queue, until there are
+enough. The messages taken are collected with the change that will lock them. The caller writes the
+change, and only then are the receipts made. (docs/pop.md)
 
 Invariants: nothing is changed before the change is written, and nothing but by it; a message is in
-one row at most; whatever is passed over (refused by the filter, lost to damage, gone by retention)
-is done by the same change.
+one row at most; every message that is passed over (refused by the filter, lost to damage, deleted
+by retention) is done by the same change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
 
 
 class Claim:
-    """See the module. Used under the flight's lock, once."""
+    """One look and its change, see the module. Used under the table's lock, once."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class Claim:
         self.unparked: list[tuple[int, int]] = []
         self.parking: list[tuple[int, int, int]] = []
         self.locking: list[tuple[int, int, int]] = []
-        """What an ordered group's `Order` has to be told: queue, offset, and message group."""
+        """Messages that an ordered group's `Order` has to learn: queue, offset and message
+        group.
+        """
         self._flight = flight
         self._reader = reader
         self.topic = topic
@@ -78,20 +80,20 @@ class Claim:
         self._wanted = wanted
         self.now = clock.now_ms()
         self._begin = self.now + cut_ms(clock)
-        """When the locks begin: not before the time there is."""
+        """Time at which the locks begin: not before the present."""
         self._recoveries = recoveries
         self._nonces = nonces
         self._left = wanted.limit
         self.room = UNLIMITED
         """How many more messages the group may have under lock; below 0 if its cap was lowered."""
         self.made_way = False
-        """Whether another claim may find what this one did not."""
+        """Whether another claim may find messages that this one did not."""
         self.unavailable: ArchiveUnavailable | ArchiveMissing | None = None
-        """Why something could not be looked at, which stays as it is."""
+        """Error that kept some messages from being read; they stay as they are."""
         self.stuck: dict[LockKey, ArchiveMissing] = {}
         """Rows that are known to have died and can't be copied to the dead letters now."""
         self._refused = 0
-        """How many the filter has refused of the queue that is being looked at."""
+        """How many messages of the current queue the filter has refused."""
         self.looked = 0
         """How many messages were shown to the filter, if there is one."""
         self._dying = 0
@@ -106,18 +108,18 @@ class Claim:
 
     @property
     def is_tired(self) -> bool:
-        """Whether the filter was shown as much as is good for one claim."""
+        """Whether the filter was shown as many messages as one claim may."""
         return self.looked >= SCAN_MAX
 
-    # --- what is due ---
+    # --- due rows ---
 
     def take_due(self) -> None:
-        """Take messages whose locks have run out, oldest first."""
+        """Takes messages whose locks have run out, oldest first."""
         queue, flight = self._wanted.queue, self._flight
         self._take_rows(flight.due(self.now) if queue is None else flight.due_of(queue, self.now))
 
     def take_due_of(self, queue: int) -> None:
-        """The same of one queue, where they are taken queue by queue."""
+        """Takes due messages of one queue, where they are taken queue by queue."""
         self._take_rows(self._flight.due_of(queue, self.now))
 
     def _take_rows(self, rows: Iterator[tuple[LockKey, Lock]]) -> None:
@@ -126,7 +128,7 @@ class Claim:
                 return
 
     def _take_row(self, key: LockKey, lock: Lock) -> bool:
-        """Take a row that is due, or let it die; False if this claim takes no more of them."""
+        """Takes a row that is due, or lets it die; False if this claim takes no more of them."""
         if self._dying >= _DEAD_AT_ONCE or self.is_tired:
             self.made_way = True
             return False
@@ -142,7 +144,7 @@ class Claim:
         return True
 
     def _take_again(self, key: LockKey, lock: Lock) -> None:
-        """Hand out a row once more; what doesn't fit, or has to wait, stays in it."""
+        """Hands out a row once more; messages that don't fit, or have to wait, stay in it."""
         may = self._may_go(key, offsets_of(key.first, lock.locked))
         before = self._left
         read = self._read_again(key.queue, may)
@@ -159,9 +161,9 @@ class Claim:
         out = [offset for offset in asked if offset < end]
         self.dropped += [(key.queue, o) for o in out if o not in kept]
         rest = lock.locked & ~bits_of(key.first, out)
-        # Receipts of what left the row are too late from now on.
+        # Receipts of messages that left the row are too late from now on.
         gone = lock.moved | lock.locked & ~rest
-        # Some that were asked for are lost: there may be room for the rest.
+        # Some wanted messages are lost: there may be room for the rest.
         self.made_way = self.made_way or (unfit is None and asked[-1] < may[-1])
         self.change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
         if not rest:
@@ -170,8 +172,8 @@ class Claim:
     def _read_again(
         self, queue: int, may: list[int]
     ) -> tuple[list[int], list[StoredMessage], int | None] | None:
-        """Of messages that may go, those that were asked for and can be read or are lost, and what
-        `_fitting` says of them; None if there is nothing to be had.
+        """Reads messages that may go. Returns those of them that were asked for and can be read or
+        are lost, and the result of `_fitting`; None if there is nothing to be had.
         """
         away, left, room = Away(), self._left, self._bytes
         while True:
@@ -191,7 +193,7 @@ class Claim:
             there = [offset for offset in asked if offset not in away]
             if len(there) == len(asked):
                 return asked, messages, unfit
-            # In the place of what is missing others may go.
+            # Others may go in the place of messages whose archive is missing.
             may = [offset for offset in may if offset not in away]
             self._left, self._bytes = left, room
 
@@ -202,7 +204,7 @@ class Claim:
         return messages_at(self._reader, self.topic, queue, offsets, group, away, room)
 
     def _note_refused(self, queue: int) -> None:
-        """Have what the filter refused counted as passed over in this queue."""
+        """Counts the messages that the filter refused as passed over in this queue."""
         if self._refused:
             self.change.passed[queue] = self.change.passed.get(queue, 0) + self._refused
             self._refused = 0
@@ -218,8 +220,9 @@ class Claim:
     def _fitting(
         self, messages: Iterable[StoredMessage], most: int = UNLIMITED
     ) -> tuple[list[StoredMessage], int | None]:
-        """Of messages in order, those that match and fit; and the offset of the first that doesn't
-        fit, if there is one."""
+        """The messages that match and fit, in order, and the offset of the first that doesn't fit,
+        or None.
+        """
         matches, out = self._wanted.matches, list[StoredMessage]()
         for message in messages:
             if not self.left or len(out) >= most:
@@ -236,7 +239,7 @@ class Claim:
         return out, None
 
     def buried(self, stuck: dict[LockKey, ArchiveMissing]) -> None:
-        """Take note that what is dead was copied to the dead letters, all but what is stuck."""
+        """Marks dead messages as done whose copies are written: all rows but the stuck ones."""
         for key, error in stuck.items():
             self.stuck[key] = self.unavailable = error
         for key, lock in self.dead:
@@ -244,10 +247,12 @@ class Claim:
                 continue
             self.dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
 
-    # --- what was parked ---
+    # --- parked rows ---
 
     def take_parked(self, queue: int | None) -> None:
-        """Take what was parked while the group was an ordered one: nothing holds it up now."""
+        """Takes messages that were parked while the group was an ordered one: nothing holds them up
+        now.
+        """
         for key, lock in self._flight.parked():
             if not self.left or self.room <= 0:
                 return
@@ -261,10 +266,10 @@ class Claim:
         """Complete the change; nothing is taken after that."""
 
     def settled(self) -> None:
-        """Take note that the change was written."""
+        """Drops the order of the table once the change was written."""
         self._flight.order = None
 
-    # --- what is unread ---
+    # --- unread messages ---
 
     def take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue, which begin at `first`."""
@@ -281,7 +286,7 @@ class Claim:
             if following == at:
                 break
             ahead = self._flight.ahead.get(queue)
-            # What is not held between them is behind us, too.
+            # Offsets between them that are not held are behind the claim, too.
             at = ahead[-1].offset if ahead and found else following
             if not found:
                 continue
@@ -296,7 +301,7 @@ class Claim:
         self._note_refused(queue)
         if at != first:
             self.change.next[queue] = at
-        # What the filter has to look at may go on behind what one claim reads.
+        # More messages for the filter may follow behind those that one claim reads.
         self.made_way = self.made_way or stop <= at < high
         self._has_looked(at - begun)
         self.room -= before - self._left
@@ -306,8 +311,8 @@ class Claim:
     def _read_on(
         self, at: int, high: int, read: Callable[[], list[StoredMessage]]
     ) -> tuple[list[StoredMessage], int]:
-        """What `read` reads from an offset on, and where to go on behind it; nothing of what is
-        lost, and nothing, and on from the same offset, where that can't be told now.
+        """The messages that `read` reads from an offset on, and the offset to go on at behind them.
+        No messages if they are lost. No messages, and the same offset, if that can't be told now.
         """
         try:
             found = read()
@@ -319,8 +324,8 @@ class Claim:
         return found, found[-1].offset + 1 if found else high
 
     def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:
-        """Messages from an offset on, one at least if any is held; more are read ahead if they are
-        small.
+        """Reads messages from an offset on, one at least if any is held; more are read ahead if
+        they are small.
         """
         flight = self._flight
         ahead = flight.ahead.get(queue)
@@ -343,7 +348,7 @@ class Claim:
     def _lock(
         self, queue: int, messages: list[StoredMessage], attempts: int, *, fresh: bool
     ) -> None:
-        """Put messages of a queue, in order, under lock, for as long as is wanted."""
+        """Locks messages of a queue, in order, for as long as is wanted."""
         wanted, group = self._wanted, self.group
         due = self._begin + lock_ms(group, attempts, wanted.invisible_ms)
         for part, locked in _rows(messages):
@@ -358,11 +363,11 @@ class Claim:
             self.taken.append(Taken(key, lock, part))
 
     def popped(self, receipts: Receipts) -> list[Popped]:
-        """What was taken, with receipts; after the change was written."""
+        """The messages taken, with receipts; after the change was written."""
         out: list[Popped] = []
         for key, lock, messages in self.taken:
             delivery = Delivery(key, lock.nonce, raw_key=lock_key(*key))
-            if not lock.attempt_id:  # else somebody has to forget it
+            if not lock.attempt_id:  # its attempt id has to be forgotten with the row
                 delivery.flight, delivery.epoch = self._flight, self._flight.epoch
             made = receipts.make(delivery, lock.locked)
             out += map(Popped, messages, made, repeat(lock.attempts), repeat(key.due))

@@ -1,9 +1,9 @@
-"""Messages at given offsets, whatever became of them.
+"""Reads the messages at given offsets, of which some may be lost by now.
 
-The idea: what was locked once is read again long after; meanwhile damage or retention may have
-taken it. Whoever hands messages out goes on then, and says so in the log. What is in an archive
-that is missing is not lost: the object may be brought back, so that is told, and nothing is passed
-over for it.
+The idea: a locked message is read again long after it was locked; meanwhile damage or retention may
+have taken it. A pop passes over a lost message, and says so in the log. A message in a missing
+archive is not lost, since the object may be brought back: this is reported, and the message is not
+passed over.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _log = logging.getLogger("kvmq")
 
 
 class Away:
-    """What of the messages that were asked for is in archives that are missing."""
+    """The wanted messages that are in missing archives."""
 
     def __init__(self) -> None:
         self.error: ArchiveMissing | None = None
-        """Of the last of them."""
+        """The error of the last missing archive."""
         self._stretches: list[range] = []
 
     def __contains__(self, offset: int) -> bool:
@@ -34,11 +34,11 @@ class Away:
 
     @property
     def first(self) -> int:
-        """The first offset of what is missing; only if something is."""
+        """The first offset of a missing message; only if there is one."""
         return self._stretches[0].start
 
     def note(self, error: ArchiveMissing, at: int, end: int) -> None:
-        """Add what is missing from `at` to before `end`."""
+        """Adds the offsets from `at` to before `end` as missing."""
         self.error = error
         self._stretches.append(range(at, end))
 
@@ -52,9 +52,9 @@ def messages_at(
     away: Away | None = None,
     max_bytes: int | None = None,
 ) -> Iterator[StoredMessage]:
-    """The messages at ascending offsets of a queue; without those that are lost or gone. Where an
-    archive is missing, `away` takes note and the rest is given; without it, that is raised. With
-    `max_bytes` so much is read at a time, or one message.
+    """The messages at ascending offsets of a queue, without those that are lost or gone. If an
+    archive is missing, `away` notes it and the other messages are given; without `away`, the error
+    is raised. With `max_bytes` so many bytes are read at a time, or one message.
     """
     low, high = reader.bounds(topic.base + queue)
     for first, count in _stretches(offsets):
@@ -73,14 +73,14 @@ def messages_at(
                 at = passed_over(e, at, group)
                 continue
             if not found:
-                return  # nothing is held from here on
+                return  # the queue holds no message from here on
             at = found[-1].offset + 1
             yield from found if at <= end else (m for m in found if m.offset < end)
 
 
 def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) -> int:
-    """The first offset of a queue stored at or after a time; behind what is lost, if it would be
-    among that.
+    """The first offset of a queue stored at or after a time; behind lost messages, if it would be
+    among them.
     """
     try:
         return reader.offset_at(topic, queue, time, upper=False)
@@ -91,7 +91,7 @@ def first_at(reader: Reader, topic: Topic, queue: int, time: int, group: str) ->
 
 
 def passed_over(error: RecordDamaged | ArchiveDamaged, at: int, group: str) -> int:
-    """Say that a group goes on behind damage met at an offset; returns where."""
+    """Logs that a group goes on behind damage met at an offset; returns the offset there."""
     _log.error("kvmq passed over messages that group %r popped: %s", group, str(error))
     return _behind(error, at)
 

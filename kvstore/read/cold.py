@@ -1,12 +1,14 @@
-"""Cold reads: what places say is in an archive, as the reader wants it.
+"""Reads archived messages, as the places of the index name them.
 
-The idea: the log is looked at first, so a reader of new messages never comes by here. What it does
-not have a place leads to: an archive's number, and the offset at which the next place begins. What
-an archive does not hold between the two was erased or superseded, and is passed over.
+The idea: the log is looked at first, so a reader of new messages never comes by here. For a message
+that the log does not have, a place gives the archive's number, and the offset at which the next
+place begins. Messages between the two that the archive does not hold were erased or superseded, and
+are passed over.
 
 Invariants: only messages of the place's own stretch are returned, whatever else the archive holds
-of the queue; what is lost is told with the offset behind it; that a place is stale is never taken
-for damage."""
+of the queue; lost messages are reported with the offset behind them; a stale place is never taken
+for damage.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ AWAY_ERRORS: Final = (ArchiveUnavailable, ArchiveMissing)
 
 
 class Cold:
-    """See the module. `first_segment` says which is the oldest in the log."""
+    """Reads archives for the reader, see the module. `first_segment` gives the oldest segment of
+    the log.
+    """
 
     def __init__(self, index: Index, archived: Archived, first_segment: Callable[[], int]) -> None:
         self.archived = archived
@@ -40,8 +44,8 @@ class Cold:
         self._first_segment = first_segment
 
     def place(self, key: int, offset: int) -> tuple[int, int] | None:
-        """The archive that an offset belongs to, and where the next place begins (the queue's next
-        offset, if there is none); None if it is not an archive's.
+        """The archive that has an offset, and where the next place begins (the queue's next offset,
+        if there is none); None if the offset's place is no archive.
         """
         for fresh in (False, True):
             span = self._index.queues.at(key, offset, self._first_segment(), fresh=fresh)
@@ -74,7 +78,7 @@ class Cold:
 
     def first_from(self, topic: Topic, queue: int, time: int, low: int, high: int) -> int | None:
         """The first held offset from `low` to before `high`, all of one place, that was stored at
-        or after `time`. Where it would be among what is lost, the error says what comes behind.
+        or after `time`. If it would be among lost messages, the error gives the offset behind them.
         """
         found = self.place(topic.base + queue, low)
         if found is None:
@@ -117,14 +121,14 @@ class Cold:
         lost: list[ArchiveDamaged],
     ) -> Iterator[tuple[int, int]]:
         """Positions of messages that may have a key, newest first, each once, with the archive that
-        has it (-1: the log). `in_log` are the log's, newest first. Why archives could not be asked
-        goes to `lost`.
+        has it (-1: the log). `in_log` are the log's, newest first. The errors of archives that
+        could not be asked go to `lost`.
         """
         archives = sorted(
             self.archived.covering(begin, end, low, high), key=lambda c: -c.end_position
         )
         waiting: list[tuple[int, int]] = []
-        """What was found and has to wait, because something newer may come: -position, archive."""
+        """Candidates that wait, because a newer one may come: -position, archive."""
         before = -1
 
         def down_to(top: int) -> Iterator[tuple[int, int]]:
@@ -156,8 +160,8 @@ class Cold:
         try:
             return self.archived.candidates(archive, low, high)
         except ArchiveDamaged as e:
-            # A key's other messages are still worth having. Of one that was replaced meanwhile,
-            # whoever asks looks again, or has what came in its place before him.
+            # A key's other messages are still worth having. If the archive was replaced meanwhile,
+            # the caller looks again, or already has the messages of its successor.
             if archive in self.archived.numbers():
                 _log.error("kvmq finds nothing by key there: %s", str(e))
                 lost.append(e)

@@ -1,9 +1,10 @@
-"""How a fault in a filter's text is told: the text, the place, what is wrong and what to do.
+"""Reports a fault in a filter's text: the text, the place, the problem and its remedy.
 
 The idea: one sentence, built in one place, for tag and SQL expressions alike. A long text is shown
 around the place only.
 
-Invariant: 0 <= position <= length of the text; the length means its end."""
+Invariant: 0 <= position <= length of the text; the length means its end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from kvstore.errors import (
 )
 
 LENGTH_MAX: Final = 16 << 10
-"""Characters of an expression; above it is taken for a mistake, and would fill the caches."""
+"""Characters of an expression; a longer one is taken for a mistake, and would fill the caches."""
 _SHOWN_MAX: Final = 160
 _NEAR: Final = 16
 

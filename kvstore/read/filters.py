@@ -35,8 +35,8 @@ _NOT_IN_A_TAG: Final = re.compile(
     "\u2260\u2264\u2265\uff01\uff1c\uff1d\uff1e"
     "\u00b4\u00ab\u00bb\u2018-\u201f\u2039\u203a]"
 )
-"""Blanks and what is not seen, then ASCII's; then the other signs that compare, and the quotes into
-which programs that handle text turn ASCII's.
+"""Blanks and invisible characters, then ASCII's signs; then the other signs that compare, and the
+quotes into which programs that handle text turn ASCII's.
 """
 _EXAMPLE: Final = "amount > 5 AND region = 'eu'"
 _SHOWN_MAX: Final = 80
@@ -44,8 +44,8 @@ _SHOWN_MAX: Final = 80
 
 @lru_cache(maxsize=1024)
 def compile_tags(expression: str) -> Filter | None:
-    """A tag expression as a test; None if it lets everything through. `FilterIllegal` if it has an
-    empty tag, or a character that no tag has in an expression.
+    """A tag expression as a test; None if it lets every message through. `FilterIllegal` if it has
+    an empty tag, or a character that no tag has in an expression.
     """
     check_length(expression)
     if expression.strip() == "*":

@@ -1,11 +1,13 @@
-"""Finding: from keys and ids to messages.
+"""Finds messages by keys and ids.
 
 The idea: the index of each segment, and of each archive, gives candidates by hash, newest first;
-the key itself is compared with the record's own. What is older than asked for is not looked at.
+the key itself is compared with the record's own. Segments and archives older than the wanted time
+are not looked at.
 
-Invariants: a message is returned once, whichever tier had it when; one that can't be read keeps
-none of the others from being found, but a place that doesn't answer is told; an id is said not to
-exist only if every archive that may have it could be asked."""
+Invariants: a message is returned once, even if it moves between tiers meanwhile. An unreadable
+message keeps none of the others from being found, but a place that doesn't answer is reported. An
+id is said not to exist only if every archive that may have it could be asked.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _LOOKS_MAX: Final = 8
 
 
 class Finder:
-    """See the module."""
+    """Finds messages by keys and ids; see the module."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Finder:
     def _by_unique_id(
         self, message_id: str, is_own: Callable[[str], bool]
     ) -> tuple[StoredMessage | None, list[ArchiveDamaged]]:
-        """The message, or why archives could not be asked."""
+        """The message, or the errors of archives that could not be asked."""
         raw = message_id.encode("utf-8", "surrogatepass")
         lost: list[ArchiveDamaged] = []
         for position, archive in self._candidates(*key_hash_range(raw), None, None, lost):
@@ -120,8 +122,8 @@ class Finder:
         return mark != reader.mark() or (reader.cold is not None and reader.moved_on(mark))
 
     def _settled(self, look: Callable[[], T]) -> T:
-        """What a look finds while nothing moves to another tier: what does might be missed, or come
-        in another order.
+        """The result of a look during which nothing moved to another tier: a moving message might
+        be missed, or come in another order.
         """
         for _ in range(_LOOKS_MAX):
             mark = self._reader.mark()
@@ -144,7 +146,7 @@ class Finder:
                 end is not None and message.stored_at > end
             ):
                 continue
-            # Another key may have brought it up, which says nothing of those that are not indexed.
+            # Another key may have led here, which says nothing of keys that are not indexed.
             level = topic.keyed_at(position)
             if (level > 1 and key in message.keys) or (level and message.message_id == key):
                 found.append(message)
@@ -160,7 +162,7 @@ class Finder:
         try:
             if archive >= 0 and reader.cold is not None:
                 return reader.cold.archived.record(archive, position)
-            # A reader's tail may have what was handed over since.
+            # A reader's tail may have messages that were handed over since.
             if reader.cold is None or self._log.segments.has(position // self._log.segment_size):
                 return reader.record(position)
         except (SegmentDamaged, *READ_ERRORS):
@@ -170,7 +172,7 @@ class Finder:
         try:
             return reader.read_at(position)
         except KeyMissing:
-            raise  # whoever asks can mend it: by giving the key
+            raise  # the caller can mend it: by giving the key
         except ArchiveDamaged as e:
             # A key's other messages are still worth having; get and verify report this one.
             lost.append(e)
@@ -187,13 +189,14 @@ class Finder:
         lost: list[ArchiveDamaged],
     ) -> Iterator[tuple[int, int]]:
         """Positions of records that may have a key, newest first, with the archive that has each
-        (-1: the log). Why archives could not be asked goes to `lost`.
+        (-1: the log). The errors of archives that could not be asked go to `lost`.
         """
         visible = self._reader.visible_end()
         in_tails = self._index.find_in_tails(low, visible)
         for position in in_tails:
             yield position, -1
-        # What a checkpoint moves from tail to RocksDB between the two looks must not come twice.
+        # A position that a checkpoint moves from tail to RocksDB between the two looks must not
+        # come twice.
         seen = frozenset(in_tails)
         found = self._in_log(low, high, begin, end, visible)
         cold = self._reader.cold
@@ -231,15 +234,15 @@ class Finder:
         return numbers[first], numbers[behind - 1] if behind else -1
 
     def _first_from(self, numbers: list[int], time: int, *, is_later: bool) -> int:
-        """Which of some segments is the first whose first message was stored at or after a time;
-        `is_later` says it of those whose time can't be told.
+        """The first of some segments whose first message was stored at or after a time; `is_later`
+        is assumed of segments whose time can't be told.
         """
         low, high = 0, len(numbers)
         while low < high:
             middle = at = (low + high) // 2
             found = self._reader.segment_time(numbers[at])
             while found is None and at + 1 < high:
-                at += 1  # what can't be read says nothing: the next one behind it does
+                at += 1  # an unreadable segment says nothing: the next one behind it does
                 found = self._reader.segment_time(numbers[at])
             if is_later if found is None else found >= time:
                 high = middle

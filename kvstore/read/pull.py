@@ -1,14 +1,15 @@
-"""Pull: messages of one queue from an offset on, with the field's statuses.
+"""Pulls messages of one queue from an offset on, with RocketMQ's statuses.
 
 The idea: bounds first, then positions from the index in one go, then records from their segments. A
-filter is asked after the record is decoded; what it refuses is passed over and counts towards
+filter is asked after the record is decoded; a refused message is passed over and counts towards
 `SCAN_MAX`, so that a pull ends even when nothing matches.
 
 Invariants: at least one message is returned if there is one, whatever `max_bytes`; `next_offset`
-never jumps over a message that the caller did not get to see or the filter to judge, but does over
-what is not held any more; damage is an error with the offset behind it (behind the whole segment,
-or the archive's block, where that can't be read), never a silent gap; a place that doesn't answer
-is an error, and nothing is passed over for it."""
+never jumps over a message that neither the caller nor the filter has seen, but does over messages
+that are not held any more; damage is an error with the offset behind it (behind the whole segment,
+or the archive's block, if that can't be read), never a silent gap; a place that doesn't answer is
+an error, and nothing is passed over for it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def pull(
     except READ_ERRORS:
         if not reader.moved_on(mark):
             raise
-    # What looked damaged is gone: now the queue's bounds say so.
+    # Messages that looked damaged are gone: now the queue's bounds say so.
     return pull(reader, topic, queue, offset, limit, max_bytes, wanted)
 
 
@@ -93,9 +94,9 @@ def _outside(offset: int, low: int, high: int) -> tuple[PullStatus, int] | None:
 def take(
     reader: Reader, topic: Topic, queue: int, offset: int, limit: int, max_bytes: int | None
 ) -> list[StoredMessage]:
-    """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; one at
-    least, unless all that the queue had from there on is not held any more. `RecordDamaged` or
-    `ArchiveDamaged`, with where to go on, if the first one is lost.
+    """Messages from `offset`, which is inside the bounds: up to `limit`, and to damage; at least
+    one, unless the queue holds none from there on any more. `RecordDamaged` or `ArchiveDamaged`,
+    with the offset at which to go on, if the first message is lost.
     """
     mark = reader.mark()
     messages: list[StoredMessage] = []
@@ -128,7 +129,7 @@ def _take_hot(
     positions = reader.positions(topic, queue, offset, count)
     if max_bytes is not None:
         del positions[reader.within(positions, max_bytes) :]
-    # What came before an error is in `messages`.
+    # Messages read before an error are in `messages`.
     reader.entries(positions, topic, queue, offset, messages)
 
 
@@ -154,7 +155,7 @@ def _take_from_tiers(
 
 def _as_many(messages: list[StoredMessage], max_bytes: int) -> int:
     """How many more messages may have room, if they are as large as those that were read: archives
-    tell sizes only with the messages themselves. 0 if there is no room.
+    give sizes only with the messages themselves. 0 if there is no room.
     """
     if not messages:
         return 1

@@ -1,12 +1,13 @@
-"""Reading: from offsets, keys, times, ids and positions to messages.
+"""Reads messages by offset, position and time.
 
-The idea: the index says where, the log has what. Every record read through the index is held
-against it (topic, queue, offset), so an index that lies, or a record whose fields rotted, is found
-out at the first read.
+The idea: the index has positions, the log has records. Every record read through the index is
+compared with it (topic, queue, offset), so an index that lies, or a record whose fields rotted, is
+found out at the first read.
 
-Invariants: nothing above the visible end is ever returned; a key is compared with the record's own,
-never by hash alone; what can't be read by offset is a `RecordDamaged` with the record's position
-and the offset at which to go on, be it one record or a whole segment."""
+Invariants: nothing above the visible end is ever returned; a message that can't be read by offset
+is a `RecordDamaged` with the record's position and the offset at which to go on, be it one record
+or a whole segment.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Follow(Protocol):
 
 
 class Reader:
-    """See the module."""
+    """Reads the log, and archives through `cold`; see the module."""
 
     def __init__(
         self,
@@ -66,14 +67,14 @@ class Reader:
         self._flushed_only = config.visibility == "flushed"
         self._max_body = max(config.max_body, 64 << 20)
         self.cold: Cold | None = None
-        """What reads archives; None while there are none."""
+        """Reads archives; None while there are none."""
         self.follow: Follow | None = None
-        """What finds out what the writer has moved, where this is opened for reading only."""
+        """Finds the messages that the writer has moved, if this store is open for reading only."""
 
-    # --- where ---
+    # --- positions ---
 
     def visible_end(self) -> int:
-        """The log position below which readers may see."""
+        """The log position up to which readers may read."""
         return self._log.durable if self._flushed_only else self._log.end
 
     def first_segment(self) -> int:
@@ -81,14 +82,14 @@ class Reader:
         return self._log.segments.oldest
 
     def look_again(self, *, is_missing: bool = False) -> None:
-        """Take note of what left the log, if this is not its own process. `is_missing`: something
+        """Learns which messages left the log, if another process writes it. `is_missing`: a message
         was not where it should be.
         """
         if self.follow is not None:
             self.follow(is_missing=is_missing)
 
     def read_from(self, archived: Archived) -> None:
-        """Have what places say is in archives read from there."""
+        """Reads messages whose places name archives through `archived` from now on."""
         self.cold = Cold(self._index, archived, self.first_segment)
         self._index.archived_below = self.cold.below
 
@@ -97,12 +98,12 @@ class Reader:
         return _free if self.cold is None else self.cold.archived.at_hand(kept)
 
     def mark(self) -> int:
-        """What `moved_on` asks for: taken before a look."""
+        """A mark for `moved_on`: taken before a look."""
         return self._log.segments.removals + self._index.moves
 
     def moved_on(self, mark: int) -> bool:
-        """Whether segments went, or messages moved to another tier, since `mark`: what looked
-        damaged may only be gone, or elsewhere.
+        """Whether segments went, or messages moved to another tier, since `mark`: a message that
+        looked damaged may only be gone, or elsewhere.
         """
         self.look_again(is_missing=True)
         return self.mark() != mark
@@ -141,21 +142,21 @@ class Reader:
     def stretch(
         self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
     ) -> int:
-        """Append up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
-        whichever tier has them; returns the offset at which to go on, which jumps over what is not
-        held any more.
+        """Appends up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
+        whichever tier has them; returns the offset at which to go on, which jumps over messages
+        that are not held any more.
         """
         key = topic.base + queue
         found = self._index.positions(key, offset, limit, self.first_segment(), self.visible_end())
         if found and self.follow is not None:
-            # A reader's tail may have what was handed over since.
+            # A reader's tail may have messages that were handed over since.
             size, has = self._log.segment_size, self._log.segments.has
             found = list(takewhile(lambda position: has(position // size), found))
         if not found and self.cold is not None:
             following = self.cold.stretch(topic, queue, offset, limit, out)
             if following is not None:
                 return following
-        # Where nobody has it, this says so.
+        # This raises an error if no tier has the offset.
         found = found or self.positions(topic, queue, offset, limit)
         self.entries(found, topic, queue, offset, out)
         return offset + len(found)
@@ -170,7 +171,7 @@ class Reader:
         for place in self._index.queues.places_from(key, offset, first):
             if place.first > offset and number < place.segment < NOWHERE:
                 return place.first
-        # None has a place yet: it may still be in the tail.
+        # No entry has a place yet: it may still be in the tail.
         stop = (number + 1) * self._log.segment_size
         at: int | None = offset
         while at is not None:
@@ -181,15 +182,15 @@ class Reader:
         return self._index.next_offset(key, end)
 
     def within(self, positions: list[int], max_bytes: int) -> int:
-        """How many of the records that begin at these positions have `max_bytes` together, as they
-        say themselves; one at least. None of them is decoded for it.
+        """How many of the records that begin at these positions have `max_bytes` together, by their
+        own size fields; at least one. None of them is decoded for it.
         """
         left = max_bytes
         for count, position in enumerate(positions):
             try:
                 buffer, at, end = self._log.span(position)
             except SegmentDamaged:
-                return count + 1  # whoever reads it is told
+                return count + 1  # the read of it reports the fault
             left -= BLANK.unpack_from(buffer, at)[0] if at + BLANK.size <= end else 0
             if left < 0:
                 return max(1, count)
@@ -226,7 +227,7 @@ class Reader:
     def _lost_with_segment(
         self, why: SegmentDamaged, position: int, topic: Topic, queue: int, offset: int
     ) -> RecordDamaged:
-        """What to raise for an offset whose whole segment can't be read: go on behind the segment,
+        """The error for an offset whose whole segment can't be read: it goes on behind the segment,
         or a reader would meet the same error once a message.
         """
         behind = self._behind_segment(topic, queue, offset, position)
@@ -245,8 +246,8 @@ class Reader:
         offset: int,
         out: list[StoredMessage],
     ) -> None:
-        """Append `entry` for consecutive offsets to `out`; what stands before an error is there
-        when it is raised. A segment is looked up once for all that stand in it.
+        """Appends `entry` for consecutive offsets to `out`; messages before an error are there when
+        it is raised. A segment is looked up once for all its entries.
         """
         middles, check_crc, log = topic.middles, self._check_crc, self._log
         done, count = 0, len(positions)
@@ -349,16 +350,16 @@ class Reader:
     # --- by time ---
 
     def segment_newest(self, number: int) -> int | None:
-        """Store time of a sealed, checkpointed segment's last message: that of the first one behind
-        it, or of the nearest that can be told; never less than the message's own.
+        """Store time of a sealed, checkpointed segment's last message, ms: that of the first
+        message behind it, or of the nearest that can be told; never less than the message's own.
         """
         for later in self._log.segments.numbers:
             if later > number:
                 found = self.segment_time(later)
                 if found is not None:
                     return found
-        # Nothing came since: then the newest store time the index knows of is this segment's. Its
-        # first record may be far older than its last, and nobody may lose a message for that.
+        # No message came since: then the newest store time the index knows of is this segment's.
+        # Its first record may be far older than its last, and nobody may lose a message for that.
         return self._index.checkpoint.stored_at or None
 
     def segment_time(self, number: int) -> int | None:
@@ -409,10 +410,10 @@ class Reader:
                 is_archived = is_archived or (place.first < low and place.is_archived)
                 continue
             if place.segment == NOWHERE:
-                # What is behind it is not in a place yet, so no archive has it.
+                # Messages behind it are not in a place yet, so no archive has them.
                 behind = place.first
             elif place.is_nobodys:
-                # It says no time: what is before it is looked through by itself.
+                # Its store time is unknown: the stretch before it is searched by itself.
                 gap = place.first if gap is None else gap
             elif place.stored_at < time:
                 low, is_archived, behind, gap = place.first, place.is_archived, high, None
@@ -432,7 +433,7 @@ class Reader:
         return self._first_in_log(topic, queue, time, min(beyond or high, high), high)
 
     def _before(self, key: int, time: int, low: int, high: int) -> int:
-        """An offset from `low` on, before all that was stored at or after a time, from which a look
+        """An offset from `low` on, before all messages stored at or after a time, from which a look
         at the places comes there soon.
         """
         start = low

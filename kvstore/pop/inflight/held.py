@@ -1,12 +1,12 @@
-"""What a group holds of one queue: which offsets are under lock, and which are parked.
+"""The offsets of one queue that a group has locked or parked.
 
-The idea: one bit an offset, in pages of 256, and the number of the lowest page that has a bit. So
-the lowest offset that is not done, and how many there are, are known without a look at any row,
-however many rows there are. Numbers of which the lowest is wanted, each with a value (a page's
-bits, or how many rows are due in a stretch of time), are kept by a `Shelf`.
+The idea: one bit an offset, in pages of 256 offsets, and the number of the lowest page that has a
+bit. So the lowest offset that is not done, and the count of such offsets, are known without a look
+at any row, however many rows there are. A `Shelf` keeps numbers, each with a value, and finds the
+lowest number: pages with their bits, or stretches of time with their due rows.
 
-Invariants: what is here agrees with the rows of `locks`; a number whose value went to 0 stays for a
-while, because mostly it comes back, but never more of these than of the others, and 128.
+Invariants: the bits agree with the rows of `locks`. A number whose value went to 0 stays for a
+while, because mostly it comes back; there are never more of these than of the others plus 128.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _EMPTY_MAX: Final = 64
 
 
 class Shelf:
-    """See the module."""
+    """Numbers with values, of which the lowest is wanted; see the module."""
 
     __slots__ = ("_empty", "_order", "values")
 
     def __init__(self) -> None:
         self.values: dict[int, int] = {}
-        """May be changed by others as long as what is not 0 stays so."""
+        """Others may change it as long as values other than 0 stay so."""
         self._order: list[int] = []
         """A heap of the numbers, each once."""
         self._empty = 0
@@ -70,7 +70,7 @@ class Shelf:
 
 
 class OffsetSet:
-    """A set of offsets."""
+    """A set of offsets, one bit each."""
 
     __slots__ = ("_pages", "count")
 
@@ -79,8 +79,8 @@ class OffsetSet:
         self._pages = Shelf()
 
     def add(self, first: int, bits: int) -> None:
-        """Add the offsets that a row's bitmap names, of which none is there: `first` + i for bit i.
-        A row may reach over two pages.
+        """Adds the offsets that a row's bitmap names: `first` + i for bit i. None of them is in the
+        set. A row may reach over two pages.
         """
         self.count += bits.bit_count()
         page, bits = first >> _PAGE_BITS, bits << (first & _IN_PAGE)
@@ -97,7 +97,7 @@ class OffsetSet:
             page += 1
 
     def remove(self, first: int, bits: int) -> None:
-        """Take offsets out, which are there."""
+        """Removes offsets that are in the set."""
         self.count -= bits.bit_count()
         page, bits = first >> _PAGE_BITS, bits << (first & _IN_PAGE)
         while bits:
@@ -113,7 +113,7 @@ class OffsetSet:
             page += 1
 
     def replace(self, first: int, bits: int) -> None:
-        """Let the page that begins with `first` have these offsets and no others."""
+        """Gives the page that begins with `first` these offsets and no others."""
         page = first >> _PAGE_BITS
         self.count += bits.bit_count() - self._pages.values.get(page, 0).bit_count()
         self._pages.put(page, bits)
@@ -127,7 +127,7 @@ class OffsetSet:
         return (page << _PAGE_BITS) + (bits & -bits).bit_length() - 1
 
     def within(self, first: int, size: int) -> int:
-        """Which of `size` offsets from `first` on there are: bit i for `first` + i."""
+        """Which of `size` offsets from `first` on are in the set: bit i for `first` + i."""
         values, found = self._pages.values, 0
         page, at = first >> _PAGE_BITS, -(first & _IN_PAGE)
         while at < size:
@@ -151,8 +151,8 @@ class OffsetSet:
 
 
 class QueueLocks:
-    """What is known of one queue: how many rows it has, and, once somebody asks for this queue
-    alone, how many are due in each 1/8 s; which offsets the rows lock, and which are parked.
+    """A group's rows in one queue: their count, the offsets they lock, and the parked offsets. Once
+    this queue alone is asked for: how many rows are due in each 1/8 s.
     """
 
     __slots__ = ("dues", "locked", "parked", "rows")
@@ -164,7 +164,7 @@ class QueueLocks:
         self.parked = OffsetSet()
 
     def lowest(self) -> int | None:
-        """The lowest offset that is not done, of those that were passed."""
+        """The lowest offset below the next offset that is not done."""
         locked, parked = self.locked.lowest(), self.parked.lowest()
         if locked is None or parked is None:
             return parked if locked is None else locked

@@ -1,9 +1,10 @@
-"""Ids: a set of small numbers, one bit each.
+"""A set of ids: small numbers, one bit each.
 
-The idea: groups and topics are numbered from 1 on, and no number is given twice. So which of them
-were deleted can be remembered for good: a million of them are 128 KiB.
+The idea: groups and topics are numbered from 1 on, and no number is given twice. So deleted ones
+can be remembered for good: a million of them take 128 KiB.
 
-Invariant: what was added and not taken out is in it; whoever adds or takes out holds a lock.
+Invariant: a number that was added and not removed is in the set; a caller that adds or removes
+holds a lock.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 
 
 class Ids:
-    """See the module."""
+    """A set of small numbers; see the module."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -30,7 +31,7 @@ class Ids:
             self._bits[at] |= 1 << (number & 7)
 
     def difference_update(self, numbers: Iterable[int]) -> None:
-        """Take numbers out."""
+        """Removes numbers."""
         for number in numbers:
             if number in self:
                 self._bits[number >> 3] &= ~(1 << (number & 7))

@@ -1,8 +1,8 @@
-"""Lock rows: which messages of a queue a group has under lock, as bytes and as values.
+"""Lock rows, as bytes and as values: the messages of a queue that a group has under lock.
 
-The idea: the messages of one pop and queue share a row; a bitmap over the offsets from its first
-one on says which of them are still locked. A Python int is the bitmap. The layout is that of
-docs/pop.md.
+The idea: the messages of one pop and queue share a row. A bitmap over the offsets, from the row's
+first one on, says which of them are still locked; a Python int is the bitmap. docs/pop.md has the
+layout.
 
 Invariants: pure functions; a row spans at most `SPAN` offsets; any bytes give a row or
 `IndexDamaged`.
@@ -51,8 +51,8 @@ def pack_lock(lock: Lock) -> bytes:
 
 
 def around_nonce(recoveries: int, locked: int) -> tuple[bytes, bytes]:
-    """What stands before and behind the nonce in a row of messages that are handed out for the
-    first time: whoever makes such rows again and again joins them at a fifth of packing's cost.
+    """The bytes before and behind the nonce, in a row of messages that are handed out for the first
+    time. Joining them costs a fifth of packing, for a caller that makes many such rows.
     """
     row = pack_lock(Lock(1, recoveries, 0, locked))
     return row[: _HEAD.size - U64.size], row[_HEAD.size :]

@@ -1,11 +1,11 @@
-"""Order: which message groups of an ordered group's flight are being worked on.
+"""The order of an ordered group: which message groups have a locked or a parked message.
 
 The idea: a message may be handed out when no earlier one of its message group is locked or parked.
-So what is known of each locked and each parked message is its offset and the hash of its message
-group (messages without one belong to their queue). Parked messages of a queue are two arrays; a
-message group is `ripe` when it is free and has parked messages.
+So for each locked and each parked message its offset is known, and the hash of its message group
+(messages without one belong to their queue). Parked messages of a queue are two arrays. A message
+group is `ripe` when it is free and has parked messages.
 
-Invariants: what is here agrees with the rows, from which it is made when the flight is first used;
+Invariants: this agrees with the rows, from which it is made when the in-flight table is first used;
 two message groups with the same hash are kept in order as if they were one.
 """
 
@@ -23,12 +23,12 @@ from kvstore.message import StoredMessage
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 
 Read = Callable[[int, list[int]], Iterable[StoredMessage]]
-"""The messages of a queue at these offsets, those that are lost left out."""
+"""Reads the messages of a queue at these offsets, without the lost ones."""
 LockRows = Iterable[tuple[LockKey, Lock]]
 
 
 def group_hash(message: StoredMessage) -> int:
-    """What stands for a message's group; 64 bits."""
+    """The 64-bit hash of a message's group."""
     name = message.message_group
     text = f"queue {message.queue}" if name is None else f"group {name}"
     return xxh3_64_intdigest(text.encode())
@@ -45,7 +45,7 @@ class _Parked:
 
 
 class Order:
-    """See the module."""
+    """The locked and parked messages by message group; see the module."""
 
     def __init__(self) -> None:
         self.ripe: set[int] = set()
@@ -117,7 +117,7 @@ class Order:
         self.ripe.discard(hashed)
 
     def free(self, queue: int, offset: int) -> bool:
-        """A message is done; True if another one may be handed out by that."""
+        """Removes a done message; True if another one may be handed out by that."""
         hashed = self._locked.pop((queue, offset), None)
         if hashed is None:
             return False
@@ -129,7 +129,7 @@ class Order:
         return self._ripen(hashed)
 
     def park(self, queue: int, offset: int, hashed: int) -> None:
-        """A message was passed, or put back."""
+        """Adds a message that was passed over, or put back."""
         parked = self._parked.setdefault(queue, _Parked())
         at = bisect_left(parked.offsets, offset)
         parked.offsets.insert(at, offset)
@@ -138,7 +138,7 @@ class Order:
         self._ripen(hashed)
 
     def unpark(self, queue: int, offset: int) -> None:
-        """A parked message was locked, or is gone."""
+        """Removes a parked message that was locked, or is gone."""
         parked = self._parked[queue]
         at = bisect_left(parked.offsets, offset)
         hashed = parked.hashes[at]

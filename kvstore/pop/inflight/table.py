@@ -1,15 +1,15 @@
-"""A flight: what a group has under way in one topic.
+"""The in-flight table: the messages of one topic that a group has under lock or parked.
 
-The idea: rows of `locks` are the state; here are only counters over them (rows by eighth of a
-second of their due time, and by queue which offsets they have: `QueueLocks`), the key of the first
-row as long as it is known, and the queues' next offsets. So whether anything is due, and up to
-where all is done, is answered without RocksDB, and a search never begins among the tombstones of
-rows that went before. A change is collected in a `Change`, written as one WriteBatch, and only then
-taken into the counters.
+The idea: rows of `locks` are the state. The table has only counters over them: rows by 1/8 s of
+their due time, and by queue the offsets that the rows have (`QueueLocks`). It also has the key of
+the first row as long as it is known, and the queues' next offsets. So RocksDB is not asked whether
+anything is due, nor up to which offset all is done; and a search never begins among the tombstones
+of rows that went before. A change is collected in a `Change`, written as one WriteBatch, and only
+then taken into the counters.
 
-Invariants: no object per message but a bit, and per row only where it was made with an attempt id;
-the counters agree with the rows between changes; a row is found by its key, or by being due, never
-by a search through all.
+Invariants: a message costs a bit, not an object; a row costs an object only if it was made with an
+attempt id; the counters agree with the rows between changes; a row is found by its key, or by being
+due, never by a search through all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DUE_MAX: Final = PARKED - 1
 
 
 class Waiter:
-    """One pop that waits. `picky`: not any message of the topic will do."""
+    """One pop that waits. `picky`: it wants only certain messages of the topic."""
 
     __slots__ = ("picky", "wake")
 
@@ -49,7 +49,7 @@ class Waiter:
 
 
 class Change:
-    """What one WriteBatch does to a flight."""
+    """The effect of one WriteBatch on an in-flight table."""
 
     __slots__ = (
         "added",
@@ -82,10 +82,10 @@ class Change:
         self.made_by: list[tuple[bytes, LockKey]] = []
         """Attempt ids and new rows that have one."""
         self.ended_of: list[tuple[bytes, LockKey]] = []
-        """The same of rows that go."""
+        """Attempt ids and rows that go."""
 
     def park(self, key: LockKey, lock: Lock) -> None:
-        """A row of parked messages as it is from now on; it goes if it has none."""
+        """Sets a row of parked messages as it is from now on; it goes if it has none."""
         self.parked.append((key, lock.locked))
         if lock.locked:
             self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
@@ -93,14 +93,14 @@ class Change:
             self.batch.delete(LOCKS, lock_key(*key))
 
     def add(self, key: LockKey, lock: Lock) -> None:
-        """A new row."""
+        """Adds a new row."""
         self.batch.put(LOCKS, lock_key(*key), pack_lock(lock))
         self.added[key] = lock.locked
         if lock.attempt_id:
             self.made_by.append((lock.attempt_id, key))
 
     def shrink(self, key: LockKey, old: Lock, new: Lock) -> None:
-        """A row that keeps only some of its messages; it goes if it keeps none."""
+        """Shrinks a row, which keeps only some of its messages; it goes if it keeps none."""
         if key.due == PARKED:
             self.park(key, new)
             return
@@ -116,7 +116,7 @@ class Change:
                 self.ended_of.append((old.attempt_id, key))
 
     def remove(self, key: LockKey, old: Lock) -> None:
-        """A row that goes."""
+        """Removes a row."""
         self.shrink(key, old, old._replace(locked=0))
 
     def __bool__(self) -> bool:
@@ -124,7 +124,9 @@ class Change:
 
 
 class InflightTable:
-    """See the module. Whoever uses it holds `lock`; one that is `gone` is to be asked for anew."""
+    """A group's locks in one topic, see the module. Its user holds `lock`; a table that is `gone`
+    is to be asked for anew from `InflightTables`.
+    """
 
     def __init__(self, families: Families, group: int, topic: int, *, dead: bool = False) -> None:
         """`dead`: its group or topic is deleted, so it has nothing and takes nothing."""
@@ -135,7 +137,7 @@ class InflightTable:
         self.gone = False
         self.rows = 0
         self.messages = 0
-        """How many are locked."""
+        """How many messages are locked."""
         self.next: dict[int, int] = {}
         """Queue -> its next offset, for the queues that were used and have one stored."""
         self.passed: dict[int, int] = {}
@@ -143,34 +145,35 @@ class InflightTable:
         and there are any.
         """
         self.starts: dict[int, tuple[GroupInfo, int, int]] = {}
-        """Queue without one -> where its group would begin, which group as it was then, and the
-        queue's end: it holds for these."""
+        """Queue without a next offset -> where its group would begin, the group as it was then, and
+        the queue's end. It holds for these.
+        """
         self.turn = 0
         self.ahead: dict[int, list[StoredMessage]] = {}
-        """Queue -> messages that were read before anybody wanted them, the next one last."""
+        """Queue -> messages that were read ahead of any pop, the next one last."""
         self.message_bytes = 1 << 30
-        """What a record had last, about; much, before any was read."""
+        """About the size of the record read last, in bytes; much before any was read."""
         self.capped = False
-        """Whether only so many messages of the group may be locked, as of the last claim."""
+        """Whether the group's cap on locked messages applied, as of the last claim."""
         self.waiters: set[Waiter] = set()
         self.asleep: OrderedDict[Waiter, None] = OrderedDict()
-        """Those of them that were not woken since they looked last."""
+        """The waiters that were not woken since they looked last."""
         self.picky = 0
-        """How many of them are."""
+        """How many waiters are picky."""
         self.epoch = next(_births) << 32
-        """Counts what happened to rows but adding new ones and removing whole ones. No two flights
-        have the same one, not even one after the other.
+        """Counts all changes to rows but adding new ones and removing whole ones. No two tables
+        have the same epoch, not even one after the other.
         """
         self.order: Order | None = None
-        """What an ordered group knows beside the rows; None: not made yet."""
+        """The message groups of an ordered group; None: not made yet."""
         self.parked_count = 0
         """How many messages are parked."""
         self.users = 0
-        """How many hold the lock by `Flights.flying`: meanwhile it is not let go."""
+        """How many hold the lock by `InflightTables.flying`: meanwhile the table is not let go."""
         self.tally: Tally | None = None
-        """Of the group, if it has one."""
+        """The group's tally, if it has one."""
         self.soonest = 0
-        """No row is due before, ms since the epoch."""
+        """No row is due before this time, ms since the epoch."""
         self.attempts: dict[bytes, list[bytes]] = {}
         """Attempt id -> the keys of its rows, for all rows that have one."""
         self._families = families
@@ -181,12 +184,12 @@ class InflightTable:
         """1/8 s -> how many rows are due in it."""
         self._queues: dict[int, QueueLocks] = {}
         self._knows_dues = False
-        """Whether rows are counted by the time they are due in each queue, too."""
+        """Whether rows are also counted by the time they are due in each queue."""
 
     # --- counters ---
 
     def count(self, key: LockKey, locked: int) -> None:
-        """Count a row that was there before; parked ones are not locks."""
+        """Counts a row that was there before; parked rows are not locks."""
         if key.due == PARKED:
             self._park(key, locked)
         else:
@@ -197,7 +200,7 @@ class InflightTable:
         return self.rows > 0 and self.soonest <= now and self._earliest() <= now
 
     def added(self, key: LockKey, locked: int) -> None:
-        """Take note of a row that was written, with the bitmap of its messages."""
+        """Counts a row that was written, with the bitmap of its messages."""
         _, _, due, queue, first = key
         bucket, buckets = due >> _BUCKET, self._buckets.values
         rows = buckets.get(bucket)
@@ -221,7 +224,7 @@ class InflightTable:
             self.tally.add(due, messages)
 
     def removed(self, key: LockKey, locked: int) -> None:
-        """Take note of a row that was removed, with the bitmap of its messages."""
+        """Uncounts a row that was removed, with the bitmap of its messages."""
         bucket, buckets = key[2] >> _BUCKET, self._buckets.values
         rows = buckets[bucket] - 1
         if rows:
@@ -238,7 +241,7 @@ class InflightTable:
         self._unlocked(key, locked)
 
     def _unlocked(self, key: LockKey, locked: int) -> None:
-        """Take note of messages that left a row."""
+        """Uncounts messages that left a row."""
         _, _, due, queue, first = key
         self._queues[queue].locked.remove(first, locked)
         messages = locked.bit_count()
@@ -259,7 +262,7 @@ class InflightTable:
         return found
 
     def settle(self, change: Change) -> None:
-        """Take note of what was written."""
+        """Counts a change that was written."""
         if change.touched:
             self.epoch += 1
         for key, locked in change.removed:
@@ -280,12 +283,12 @@ class InflightTable:
             self.passed[queue] = self.passed.get(queue, 0) + count
 
     def forget_next(self, queue: int) -> None:
-        """Take note that a queue's next offset was set otherwise."""
+        """Forgets a queue's next offset, which was set otherwise."""
         self.next.pop(queue, None)
         self.passed.pop(queue, None)
 
     def note_attempt(self, attempt_id: bytes, key: LockKey) -> None:
-        """Remember that a row was made by an attempt."""
+        """Remembers that a row was made by an attempt."""
         self.attempts.setdefault(attempt_id, []).append(lock_key(*key))
 
     def _forget_attempt(self, attempt_id: bytes, raw_key: bytes) -> None:
@@ -296,11 +299,11 @@ class InflightTable:
             self.attempts.pop(attempt_id, None)
 
     def rows_of(self, attempt_id: bytes) -> list[LockKey]:
-        """The rows that pops with an attempt id made, and that are there."""
+        """The rows that pops with an attempt id made, as far as they are still there."""
         return [read_lock_key(raw) for raw in self.attempts.get(attempt_id, ())]
 
     def clear(self) -> None:
-        """Take note that all rows, or the next offsets, changed otherwise; they are read anew."""
+        """Forgets rows and next offsets, which were changed otherwise; they are read anew."""
         self.rows = self.messages = 0
         self.epoch += 1
         self.next.clear()
@@ -325,7 +328,7 @@ class InflightTable:
         return self.soonest
 
     def lowest(self, queue: int) -> int | None:
-        """A queue's lowest offset that is locked or parked, if any is."""
+        """A queue's lowest offset that is locked or parked; None if there is none."""
         held = self._queues.get(queue)
         return None if held is None else held.lowest()
 
@@ -370,7 +373,7 @@ class InflightTable:
             yield read_lock_key(key), unpack_lock(value)
 
     def due_of(self, queue: int, now: int) -> Iterator[tuple[LockKey, Lock]]:
-        """The same of one queue: without a look at others' rows, but for those that are due in the
+        """The due rows of one queue: rows of other queues are looked at only if they are due in the
         same 1/8 s.
         """
         held = self._queues.get(queue)
@@ -390,7 +393,7 @@ class InflightTable:
         first = dues.first()
         if first is None or first << _BUCKET > now:
             return
-        yield first  # mostly nobody asks for more
+        yield first  # mostly no more is asked for
         yield from sorted(
             number
             for number, rows in dues.values.items()
@@ -411,7 +414,7 @@ class InflightTable:
         return self._from(0, _DUE_MAX)
 
     def parked(self) -> Iterator[tuple[LockKey, Lock]]:
-        """The rows of what an ordered group has passed."""
+        """The rows of parked messages."""
         return self._from(PARKED, None)
 
     def _from(self, first_due: int, end_due: int | None) -> Iterator[tuple[LockKey, Lock]]:

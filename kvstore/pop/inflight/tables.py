@@ -1,12 +1,11 @@
-"""The flights of a store: each is made when its group is first used, from the group's lock rows.
+"""The in-flight tables of a store: each is made when its group is first used, from its lock rows.
 
 The idea: opening reads nothing; the first use of a group reads its rows once, for the counters.
-Rows of before an unclean opening are cut to what the log still had then. When there are many
-flights, each new one looks at some of the others, in turn, and lets go those in which nothing is
-under way.
+Rows from before an unclean opening are cut to the messages that the log still had then. When there
+are many tables, each new one looks at some of the others, in turn, and lets go those without rows.
 
-Invariants: there is one flight for a group and topic at a time, and none is let go that has a row,
-or that anybody uses; a row that names what the log lost is cut before anybody sees it.
+Invariants: there is one table for a group and topic at a time, and none is let go that has a row or
+a user; a row that names messages the log lost is cut before anybody sees it.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from kvstore.pop.inflight.tally import Tally
 _ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
 _LOOKS: Final = 4
-"""Flights that are looked at for each new one, where there are too many: more than one, so that
+"""Tables that are looked at for each new one, where there are too many. More than one, so that
 there are fewer again after many could not be let go.
 """
 ENDED_MAX: Final = 1 << 16
 _AHEAD_MAX: Final = 64
-"""Flights that may have read ahead, half a megabyte each."""
+"""Tables that may have read ahead, half a megabyte each."""
 
 
 Look = Callable[[LockKey, Lock], None]
 
 
 def _ignored(key: LockKey, lock: Lock) -> None:
-    """Nothing is done with a row."""
+    """Ignores a row."""
 
 
 class InflightTables:
-    """See the module."""
+    """The tables of a store, by group and topic; see the module."""
 
     def __init__(
         self, families: Families, offsets: Offsets, bounds: Callable[[int], Bounds]
@@ -56,31 +55,31 @@ class InflightTables:
         self._offsets = offsets
         self._lock = threading.Lock()
         self._flights: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
-        """The one first that was made, or looked at, longest ago."""
+        """First the one that was made, or looked at, longest ago."""
         self._ahead: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
         self._by_group: dict[int, dict[int, InflightTable]] = {}
         self._by_topic: dict[int, dict[int, InflightTable]] = {}
         self._dead_groups = Ids()
         self._dead_topics = Ids()
-        """Ids that were deleted; none is given again."""
+        """Deleted ids; none is given again."""
         self._groups = Ids()
         """The groups whose rows were read."""
         self._tallies: dict[int, Tally] = {}
-        """Those of the groups that were counted."""
+        """The tallies of the groups that are counted."""
         self.ended: OrderedDict[int, int] = OrderedDict()
         """Nonce -> the bits that can't be acked any more, for the rows that ended last; above them
         how many times a group had been set back by then.
         """
         self._ages = 0
         self._set_back: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-        """Group, topic and queue -> when it was set back and to which offset, oldest first, less
-        what a later one covers: so offsets rise.
+        """Group, topic and queue -> when it was set back and to which offset, oldest first, without
+        those that a later one covers: so offsets rise.
         """
         self._settings = 0
-        """How many these are in all."""
+        """How many set-backs there are in all."""
 
     def get(self, group: int, topic: int) -> InflightTable:
-        """A flight; made if there is none."""
+        """A group's table in a topic; made if there is none."""
         flight = self._flights.get((group, topic))
         if flight is None or group not in self._groups:
             if group in self._dead_groups:
@@ -95,7 +94,7 @@ class InflightTables:
         return flight
 
     def _ensure(self, group: int) -> None:
-        """Read a group's rows if that was not done."""
+        """Reads a group's rows if that was not done."""
         if group not in self._groups:
             with self._lock:
                 if group not in self._groups:
@@ -103,13 +102,13 @@ class InflightTables:
                     self._groups.update((group,))
 
     def find(self, group: int, topic: int) -> InflightTable | None:
-        """A flight, if there is one; there is, where messages are locked."""
+        """A table, if there is one; there is one wherever messages are locked."""
         self._ensure(group)
         return self._flights.get((group, topic))
 
     @contextmanager
     def flying(self, group: int, topic: int) -> Iterator[InflightTable]:
-        """A flight, with its lock held."""
+        """A table, with its lock held."""
         while True:
             flight = self.get(group, topic)
             with flight.lock:
@@ -142,13 +141,13 @@ class InflightTables:
             flight.lock.release()
 
     def under_way(self, group: int) -> list[InflightTable]:
-        """A group's flights that have locked messages."""
+        """A group's tables that have locked messages."""
         self._ensure(group)
         with self._lock:
             return [f for f in self._by_group.get(group, {}).values() if f.messages]
 
     def count(self, group: int) -> None:
-        """Have a group's live locks counted from now on. No flight's lock is held."""
+        """Counts a group's live locks from now on. No table's lock is held."""
         found = self._tallies.get(group)
         if found is not None and not found.is_stale:
             return
@@ -164,12 +163,14 @@ class InflightTables:
                     flight.tally = tally
 
     def live_at(self, group: int, now: int) -> int:
-        """How many messages a group has under locks that live, in all topics; it is counted."""
+        """How many of a group's messages are under live locks, in all topics; the group is
+        counted.
+        """
         return self._tallies[group].live_at(now)
 
     def next_due(self, flight: InflightTable) -> int | None:
-        """When something may change by itself for who waits at a flight, ms since the epoch: a lock
-        of it runs out, or of its group if that makes room. None if there is none.
+        """The next time at which a waiter of a table may find something, ms since the epoch: a lock
+        of it runs out, or any lock of its group if that makes room. None if there is no such time.
         """
         flights = self.under_way(flight.group) if flight.capped else [flight]
         found = []
@@ -180,8 +181,8 @@ class InflightTables:
 
     @contextmanager
     def deleting(self, groups: Collection[int], topics: Collection[int]) -> Iterator[None]:
-        """Around deleting groups and topics, by their ids: nothing of theirs is handed out, or
-        written, meanwhile and ever after.
+        """Around deleting groups and topics, by their ids: meanwhile and ever after, none of their
+        messages is handed out and none of their rows is written.
         """
         with self._lock:
             self._dead_groups.update(groups)
@@ -193,7 +194,7 @@ class InflightTables:
                 for flight in kept.get(number, {}).values()
             }
         with ExitStack() as held:
-            # In the order in which everybody takes several.
+            # In the order in which all who take several locks take them.
             for at in sorted(found):
                 held.enter_context(found[at].lock)
             try:
@@ -205,7 +206,7 @@ class InflightTables:
                 raise
 
     def forget_group(self, group: int) -> list[InflightTable]:
-        """Take note that a group was deleted; its flights."""
+        """Forgets a deleted group; returns its tables."""
         flights = self._forget(self._by_group, group)
         self._forget_set_back(0, group)
         with self._lock:
@@ -214,7 +215,7 @@ class InflightTables:
         return flights
 
     def forget_topic(self, topic: int) -> list[InflightTable]:
-        """Take note that a topic was deleted; its flights."""
+        """Forgets a deleted topic; returns its tables."""
         self._forget_set_back(1, topic)
         return self._forget(self._by_topic, topic)
 
@@ -245,27 +246,29 @@ class InflightTables:
                 del kept[one]
 
     def reads_ahead(self, flight: InflightTable) -> None:
-        """Take note that a flight has read ahead; the one that did so longest ago forgets it, if
-        there are many.
+        """Marks that a table has read ahead. If there are many such tables, the one that did so
+        longest ago drops its messages.
         """
         ahead = self._ahead
         ahead[flight.group, flight.topic] = flight
         ahead.move_to_end((flight.group, flight.topic))
         if len(ahead) > _AHEAD_MAX:
-            # Whoever is at it right now goes on with what he has.
+            # A reader that is at it right now goes on with the list it has.
             ahead.popitem(last=False)[1].ahead = {}
 
     # --- what is remembered of rows ---
 
     def end(self, nonce: int, bad: int) -> None:
-        """Remember that a row ended: acking its `bad` bits is too late, its others was done."""
+        """Remembers that a row ended: its `bad` bits can't be acked any more, its others were
+        acked.
+        """
         if len(self.ended) >= ENDED_MAX:
             self.ended.popitem(last=False)
         self.ended[nonce] = bad | self._ages
 
     def set_back(self, group: int, topic: int, queue: int, offset: int) -> None:
-        """Take note that a queue's messages from an offset on are unread again for a group: what
-        acked them is over.
+        """Remembers that a queue's messages from an offset on are unread again for a group: earlier
+        acks of them are void.
         """
         if not self.ended:
             return
@@ -284,7 +287,7 @@ class InflightTables:
             self._settings += 1
 
     def bad_of(self, key: LockKey, nonce: int) -> int | None:
-        """The bits of a row that ended which can't be acked any more; None if that is forgotten."""
+        """The bits of an ended row that can't be acked any more; None if they are forgotten."""
         found = self.ended.get(nonce)
         if found is None:
             return None
@@ -297,12 +300,12 @@ class InflightTables:
     # --- loading ---
 
     def reload(self, flight: InflightTable) -> None:
-        """Take note that a flight's rows and offsets were changed otherwise. Its lock is held."""
+        """Makes a table forget rows and offsets that were changed otherwise. Its lock is held."""
         flight.clear()
         self._read(lock_prefix(flight.group, flight.topic))
 
     def look(self, group: int, topic: int, each: Look = _ignored) -> InflightTable:
-        """A flight for one look, made of the rows there are, each of which `each` is told."""
+        """A table for one look, made from the stored rows; `each` is called with every row."""
         flight = InflightTable(self._families, group, topic)
         for key, lock in self._rows(lock_prefix(group, topic)):
             flight.count(key, lock.locked)
@@ -322,7 +325,7 @@ class InflightTables:
 
     def _read(self, prefix: bytes) -> None:
         group = U32.unpack_from(prefix)[0]
-        # Cutting may have to be tried again; nothing may be counted twice for that.
+        # Cutting may have to be tried again, and nothing may be counted twice then.
         for key, lock in list(self._rows(prefix)):
             flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
             flight.count(key, lock.locked)
@@ -330,7 +333,7 @@ class InflightTables:
                 flight.note_attempt(lock.attempt_id, key)
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[LockKey, Lock]]:
-        """The rows whose keys begin so, as they hold for the log there is."""
+        """The rows whose keys begin with a prefix, as they hold for the log there is."""
         for raw, value in self._families.rows(LOCKS, prefix, behind(prefix)):
             key, lock = read_lock_key(raw), unpack_lock(value)
             if lock.recoveries < self._offsets.recoveries:

@@ -1,12 +1,12 @@
-"""A tally: how many messages a group has under locks that live, in all its topics.
+"""A group's tally: how many of its messages are under live locks, in all its topics.
 
-The idea: locks are counted by the millisecond at which they end. A lock ends without anybody doing
-anything, so whoever asks says what time it is, and what has ended since the last time is taken off
+The idea: locks are counted by the millisecond at which they end. A lock ends without any call, so
+the caller of `live_at` gives the time, and the locks that ended since the last call are taken off
 then: each lock once, whether there are ten or a million. Only groups with a `max_in_flight` have a
 tally.
 
-Invariants: it agrees with the rows of those flights that were told of it; it may be asked without
-any flight's lock; a clock that was set back makes it count anew.
+Invariants: it agrees with the rows of the in-flight tables that know it; it may be asked without
+any table's lock; a clock that was set back makes it count anew.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ _STALE_MAX: Final = 64
 
 
 class Tally:
-    """See the module. `is_stale`: its rows were changed otherwise, so another has to be made."""
+    """Counts a group's live locks, see the module. `is_stale`: its rows were changed otherwise, so
+    another has to be made.
+    """
 
     def __init__(self) -> None:
         self.is_stale = False
         self._lock = threading.Lock()
         self._counts: dict[int, int] = {}
-        """When locks end -> how many messages they have."""
+        """Time at which locks end -> how many messages they have."""
         self._coming: list[int] = []
-        """A heap of these times, as far as they are behind `_now`; perhaps some twice, and some
-        that have no messages any more.
+        """A heap of the times that are after `_now`; perhaps some twice, and some that have no
+        messages any more.
         """
         self._now = 0
         self._live = 0
 
     def add(self, due: int, messages: int) -> None:
-        """Take note of a lock that was made."""
+        """Counts a lock that was made."""
         with self._lock:
             if due not in self._counts:
                 self._counts[due] = 0
@@ -45,7 +47,7 @@ class Tally:
                 self._live += messages
 
     def remove(self, due: int, messages: int) -> None:
-        """Take note of messages that are under a lock no more."""
+        """Uncounts messages that left a lock."""
         with self._lock:
             self._counts[due] -= messages
             if not self._counts[due]:

@@ -1,16 +1,17 @@
-"""Waiting: pops that found nothing, until a put or a lock that runs out wakes them.
+"""Pops that found nothing wait here until a put, or a lock that runs out, wakes them.
 
-The idea: a waiter stands with its flight; a put wakes as many waiters of each flight of its topic
-as it brought messages (all of them where one asks for a certain queue or filter). A put asks only
-whether anybody waits at all. How a waiter is woken is its own affair: a thread has an event, a
+The idea: a waiter stands with its in-flight table. A put wakes as many waiters of each table of its
+topic as it brought messages (all of them if one asks for a certain queue or filter). If nobody
+waits, a put only finds that out. A waiter brings its own way to be woken: a thread has an event, a
 coroutine a future.
 
-Locks run out by the wall clock, and waiters sleep by one that is never stepped. So one of those who
-wait, whoever it is, keeps watch: it sleeps `TICK` at a time, and wakes all when the two clocks have
-come apart. However many wait, that is one glance at the clock in each `TICK`.
+Locks run out by the wall clock, but waiters sleep by a clock that is never stepped. So one of the
+waiters, any one, keeps watch: it sleeps `TICK` at a time, and wakes all when the two clocks have
+come apart. However many wait, the clock is looked at once in each `TICK`.
 
 Invariants: no wake-up is lost: a waiter registers before it looks, and one that leaves wakes the
-next, who looks for what it left; while anybody sleeps, somebody keeps watch, or was woken to.
+next, which looks for the messages it left. While any waiter sleeps, one keeps watch, or was woken
+to do so.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _APART: Final = 0.05
 
 
 class Waiting:
-    """Who waits for messages of which topic."""
+    """The waiters of a store, by topic."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._apart = 0.0
-        """By how much the wall clock was ahead of the other when it was looked at last."""
+        """Seconds by which the wall clock was ahead of the other clock at the last look."""
         self._watch: Waiter | None = None
-        """Who looks at it."""
+        """The waiter that keeps watch."""
         self.topics: dict[int, list[InflightTable]] = {}
-        """Topic id -> the flights that have waiters. Empty if nobody waits."""
+        """Topic id -> the tables that have waiters. Empty if nobody waits."""
         self.short: set[int] = set()
-        """Groups that may have found no room under their cap since room was made last: who gives
-        any of it back calls `made_room`. A group is here before it counts what is locked.
+        """Groups that may have found no room under their cap since room was made last: a caller
+        that gives any back calls `made_room`. A group is here before it counts its locked messages.
         """
         self._lock = threading.Lock()
         self._closed = False
@@ -53,12 +54,12 @@ class Waiting:
             raise StoreClosed("the store was closed while this pop waited; open it again")
 
     def close(self) -> None:
-        """Wake all, to learn that the store closes."""
+        """Wakes all waiters, to learn that the store closes."""
         self._closed = True
         self.everybody()
 
     def enter(self, flight: InflightTable, waiter: Waiter) -> None:
-        """Begin to wait."""
+        """Begins to wait."""
         with self._lock:
             if not self.topics:
                 self._apart = self._clocks_apart()
@@ -69,14 +70,16 @@ class Waiting:
             flight.picky += waiter.picky
 
     def rest(self, flight: InflightTable, waiter: Waiter) -> None:
-        """To be woken again; before each look. Who has waited longest is woken first."""
+        """Makes a waiter ready to be woken again; called before each look. The longest wait is
+        woken first.
+        """
         with self._lock:
             # One that was cancelled may have left before this last look: it would be woken in vain.
             if waiter in flight.waiters:
                 flight.asleep[waiter] = None
 
     def leave(self, flight: InflightTable, waiter: Waiter) -> None:
-        """End to wait."""
+        """Stops waiting."""
         with self._lock:
             flight.waiters.remove(waiter)
             flight.asleep.pop(waiter, None)
@@ -95,7 +98,7 @@ class Waiting:
     # --- the clock ---
 
     def keeps_watch(self, waiter: Waiter) -> bool:
-        """Whether this waiter, who is about to sleep, is to call `glance` every `TICK`."""
+        """Whether this waiter, which is about to sleep, is to call `glance` every `TICK`."""
         if self._watch is None:
             with self._lock:
                 if self._watch is None:
@@ -103,7 +106,9 @@ class Waiting:
         return self._watch is waiter
 
     def glance(self) -> None:
-        """Wake all if the wall clock was stepped: other locks have run out than they think."""
+        """Wakes all if the wall clock was stepped: locks run out at other times than the waiters
+        think.
+        """
         apart = self._clocks_apart()
         if abs(apart - self._apart) > _APART:
             self._apart = apart
@@ -122,7 +127,7 @@ class Waiting:
     # --- waking ---
 
     def arrived(self, queue_keys: Iterable[int]) -> None:
-        """Wake who waits for what was put to these queues (topic id << 32 | queue id each)."""
+        """Wakes the waiters for new messages of these queues (topic id << 32 | queue id each)."""
         counts: dict[int, int] = {}
         for key in queue_keys:
             topic = key >> 32
@@ -134,13 +139,13 @@ class Waiting:
                     self._wake(flight, count)
 
     def freed(self, flight: InflightTable, count: int) -> None:
-        """Wake who waits for messages that were given back, or whose turn has come."""
+        """Wakes waiters for messages that were given back, or whose turn has come."""
         if flight.waiters:
             with self._lock:
                 self._wake(flight, count)
 
     def made_room(self, group: int) -> None:
-        """Wake who waits because too many of a group's messages were locked."""
+        """Wakes the waiters that found too many of a group's messages locked."""
         self.short.discard(group)
         if self.topics:
             with self._lock:
@@ -150,7 +155,7 @@ class Waiting:
                             self._wake(flight, len(flight.waiters))
 
     def everybody(self) -> None:
-        """Wake all: much became visible at once."""
+        """Wakes all waiters: much became visible at once."""
         with self._lock:
             for flights in self.topics.values():
                 for flight in flights:

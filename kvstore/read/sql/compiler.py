@@ -61,7 +61,7 @@ _CONDITION: Final = "a condition"
 
 
 class WrongAt(Exception):
-    """The character at which an expression is wrong, and the problem."""
+    """A fault in an expression: the character at which it is, and the problem."""
 
 
 class Node(NamedTuple):
@@ -77,7 +77,7 @@ class Node(NamedTuple):
     """Whether it is true, and whether it is false."""
 
 
-# --- what may stand where ---
+# --- the parts that may stand in a place ---
 
 
 def _tests(node: Node) -> tuple[Test, Test]:

@@ -1,14 +1,15 @@
-"""The grammar of SQL filters, and what is said of a text that does not follow it.
+"""The grammar of SQL filters, and the faults of texts that do not follow it.
 
 The idea: lark makes an LALR(1) parser of the grammar below. Whenever a rule is complete, the parser
 calls the method of the compiler that has the rule's name, so that a text becomes functions in one
-pass, without a tree. Parentheses hold a value or a condition alike; which of the two is needed gets
-checked by the compiler. Importing lark and making the parser takes longer than all else in this
-package, so this module is imported when the first filter is made.
+pass, without a tree. Parentheses hold a value or a condition alike; the compiler checks which of
+the two is needed. Importing lark and making the parser takes longer than all else in this package,
+so this module is imported when the first filter is made.
 
-Invariants: the parser keeps its own stack, so no text makes Python recurse; `DEPTH_MAX` bounds what
-the functions do when they are asked. Any number of threads may parse at once: the parser and the
-compiler keep nothing of a text. A text gives a test or raises `FilterIllegal`, nothing else."""
+Invariants: the parser keeps its own stack, so no text makes Python recurse; `DEPTH_MAX` bounds the
+depth of the functions when they are asked. Any number of threads may parse at once: the parser and
+the compiler keep nothing of a text. A text gives a test or raises `FilterIllegal`, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def _parsed(expression: str) -> Test:
     return test
 
 
-# --- what is said of a token that may not stand where it does ---
+# --- faults: a token that may not stand where it does ---
 
 _OPERAND: Final = "a property, a number, a text in single quotes, TRUE, FALSE"
 _OPERATORS: Final = frozenset(
@@ -142,7 +143,7 @@ def _misplaced(token: Token, before: Token, parser: InteractiveParser) -> str:
     accepted: set[str] = parser.accepts()  # type: ignore[no-untyped-call]  # lark has no type here
     for joint in ("_AND", "_OR"):
         if joint in accepted:
-            # It completes what stands before; what is wrong there comes first.
+            # The token completes the part before it; faults in that part come first.
             parser.copy(deepcopy_values=False).feed_token(Token(joint, ""))  # type: ignore[no-untyped-call]  # as above
     if token.type in _OPERATORS and "_OR" in accepted:
         return "what stands before it is a condition already; join conditions with AND or OR"
@@ -168,7 +169,7 @@ def _wanted(before: Token, accepted: set[str]) -> str:
     return _WANTED.get(frozenset(accepted), "an operator or )")
 
 
-# --- what is said where no token begins ---
+# --- faults: no token begins here ---
 
 _ADVICE: Final = {
     "==": "write = for equality",

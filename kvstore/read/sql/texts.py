@@ -1,13 +1,14 @@
-"""Properties are text: reading one as a number, and holding it against a LIKE pattern.
+"""Reads properties, which are text, as numbers, and matches them with LIKE patterns.
 
-The idea: the expression decides as what a text is read. One that can't be read so makes the
+The idea: the expression decides how a text is read. A text that can't be read so makes the
 comparison unknown, as a missing property does. In a pattern `%` stands for any characters or none.
-It cuts the pattern into pieces of fixed length, of which all but the first and the last are looked
+It cuts the pattern into pieces of fixed length. All pieces but the first and the last are looked
 for one behind the other, at the first place that fits: a later place could never help.
 
 Invariants: nothing here raises, whatever the text. A number is a 64-bit integer or a finite double.
 No piece is looked for twice, so a pattern of many `%` costs no more than reading the text once for
-each of its characters; one regular expression of many `.*` would go back and forth."""
+each of its characters; one regular expression of many `.*` would go back and forth.
+"""
 
 from __future__ import annotations
 
