@@ -6,15 +6,15 @@
         for popped in await store.pop("billing", "orders", limit=32, wait=60.0):
             await store.ack(popped.receipt)
 
-The idea: a call may wait for a lock or the disk, so it runs in a thread; the threads are the
-store's own, because the loop's are few and somebody's name look-ups stand in line there, and
-because closing has to wait for just these calls. A pop that waits has none: it stands among the
-store's waiters like a thread would, but what wakes it sets a future, and one timer for each group
-and topic stands for all who wait for the next lock there to run out.
+The idea: a call may wait for a lock or the disk, so it runs in a thread. The threads are the
+store's own, because the loop's threads are few and serve other work such as name look-ups, and
+because closing has to wait for just these calls. A pop that waits has no thread: it stands among
+the store's waiters like a thread would, but its wake-up sets a future. One timer for each group and
+topic serves all pops that wait for the next lock there to run out.
 
-Invariants: a pop that waits holds no thread; one that is cancelled leaves no waiter behind, and
-what it took meanwhile is given back at once, as if it had not been handed out; after `close` every
-call raises `StoreClosed`, and every pop that waits does so at once.
+Invariants: a pop that waits holds no thread; a cancelled pop leaves no waiter behind, and the
+messages that it took meanwhile are given back at once, as if they had not been handed out; after
+`close` every call raises `StoreClosed`, and every pop that waits does so at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Looked = tuple[list[Popped], Poll | None]
 
 
 class _Caller(Protocol):
-    """What calls are made on; `_sync` is its like that waits."""
+    """An object with calls to await; `_sync` is its synchronous twin."""
 
     _sync: Any
 
@@ -92,11 +92,11 @@ class _Bell:
 
     def ring(self) -> None:
         """From any thread."""
-        with suppress(RuntimeError):  # the loop is gone, and all who waited in it
+        with suppress(RuntimeError):  # the loop is gone, and its waiters with it
             self._loop.call_soon_threadsafe(self.ring_here)
 
     def ring_here(self) -> None:
-        """From the loop's."""
+        """Ring from the loop's thread."""
         self._rung = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
@@ -106,7 +106,9 @@ class _Bell:
             self._future.set_result(None)
 
     async def wait(self, seconds: float) -> bool:
-        """Until it rings, or has rung since the last wait; or so many seconds, then it is False."""
+        """Wait until it rings, or has rung since the last wait; False if so many seconds pass
+        first.
+        """
         if not self._rung:
             self._future = self._loop.create_future()
             timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._time_is_up)
@@ -196,7 +198,7 @@ class Store:
             while not found and poll.left() > 0:
                 if poll.due_in:
                     self._set_alarm(poll)
-                    # The alarm is for when a lock runs out: one for all who wait.
+                    # The alarm rings when a lock runs out: one alarm serves all waiting pops.
                     while (nap := poll.nap(until_due=False)) > 0 and not await bell.wait(nap):
                         poll.rested()
                 found, _ = await self._look(again, keep=attempt_id is not None)
@@ -208,12 +210,15 @@ class Store:
                 self._stop_alarm(poll.flight)
 
     async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
-        """Look in a thread; whoever is cancelled meanwhile gives back what he doesn't see."""
+        """Look in a thread; a pop that is cancelled meanwhile gives back the messages it doesn't
+        see.
+        """
         future = self._submit(look)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # Called at once if it has ended, and not by a thread if it never began.
+            # The callback runs at once if the look has ended, and not in a thread if it never
+            # began.
             future.add_done_callback(functools.partial(self._abandon, keep))
             raise
 
@@ -230,13 +235,14 @@ class Store:
                 self._give_back(found)
 
     def _give_back(self, found: list[Popped]) -> None:
-        # What can't be given back comes back when its lock runs out.
+        # A message that can't be given back comes back when its lock runs out.
         with suppress(StoreError):
             self._store._give_back(found)
 
     def _set_alarm(self, poll: Poll) -> None:
-        """Have somebody look when the flight's first lock runs out, as this poll found it. Who
-        finds something wakes the next by leaving; who doesn't sets the alarm anew.
+        """Set the alarm for the first lock of the in-flight table to run out, as this poll found
+        it. A pop that finds something wakes the next by leaving; one that doesn't sets the alarm
+        anew.
         """
         if poll.due_in > _TIMER_MAX:
             return
@@ -311,18 +317,18 @@ class Store:
     # --- the end ---
 
     async def close(self) -> None:
-        """See `kvstore.Store.close`. Pops that wait raise `StoreClosed`; calls that run are waited
-        for. Whoever closes it a second time waits for the first.
+        """See `kvstore.Store.close`. Pops that wait raise `StoreClosed`; running calls are waited
+        for. A second call waits for the first.
         """
         if self._closing is None:
             loop = asyncio.get_running_loop()
-            # By a thread of the loop's: those of the store's are to end.
+            # In a thread of the loop: the store's own threads are to end.
             self._closing = loop.run_in_executor(None, self._close)
             for bell in self._bells:
                 bell.ring_here()
             for flight in list(self._alarms):
                 self._stop_alarm(flight)
-        # Closing goes on when its caller is cancelled.
+        # Closing goes on even if its caller is cancelled.
         await asyncio.shield(self._closing)
 
     def _close(self) -> None:
@@ -408,7 +414,7 @@ class Namespace:
 
 
 class _Opening:
-    """What `open` returns: to be awaited, or entered by `async with`."""
+    """The result of `open`: to be awaited, or entered by `async with`."""
 
     def __init__(self, opens: Callable[[], SyncStore], threads: int) -> None:
         self._opens = opens
@@ -424,7 +430,7 @@ class _Opening:
         try:
             return Store(await asyncio.wrap_future(future), threads)
         except BaseException:
-            # A store that is opened for nobody is closed again.
+            # The caller was cancelled: the opened store is closed again.
             future.add_done_callback(_close_unseen)
             threads.shutdown(wait=False)
             raise

@@ -1,11 +1,11 @@
-"""The only way to touch the time.
+"""The clock: the only way to read the time, or to wait.
 
-The idea: everything that asks the time, or waits, does so through a `Clock`, so that tests can bend
-it. `now_ms` is the wall clock in milliseconds since the epoch (what records carry), `monotonic` is
-in seconds and never goes back (what waits and intervals use).
+The idea: everything that reads the time, or waits, does so through a `Clock`, so that tests can
+control it. `now_ms` is the wall clock in milliseconds since the epoch (what records carry),
+`monotonic` is in seconds and never goes back (what waits and intervals use).
 
-Invariant: a time that is promised never ends early. So a duration becomes whole milliseconds by
-`whole_ms` alone, which rounds up; and a promise that begins now begins `cut_ms` after `now_ms`.
+Invariant: a time that is promised never ends early. So only `whole_ms`, which rounds up, makes
+whole milliseconds of a duration, and a promise that begins now begins `cut_ms` after `now_ms`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOISE_DIGITS: Final = 6
 
 
 class Clock(Protocol):
-    """What kvmq needs of time."""
+    """The time, as kvmq needs it."""
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since the epoch; may be stepped by an operator."""

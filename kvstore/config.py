@@ -1,7 +1,9 @@
-"""The settings of a store, each with its unit and default; nothing else reads settings.
+"""Configuration: the settings of a store, each with its unit and default; no other module reads
+settings.
 
-The idea: one frozen Struct, checked once when it is made, loadable from TOML. What is fixed when a
-store is created (`segment_size`) is taken from the store when it exists."""
+The idea: one frozen Struct, checked once when it is made, loadable from TOML. A setting that is
+fixed when a store is created (`segment_size`) is taken from an existing store.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ class ArchiveAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_given(
         self, keys: object | None = None, options: Mapping[str, object] | None = None
     ) -> ArchiveAccess:
-        """The same with other keys, if any are given, and with these settings before its own."""
+        """The same with other keys, if any are given, and with these options before its own."""
         return msgspec.structs.replace(
             self,
             keys=self.keys if keys is None else keys,
@@ -102,7 +104,7 @@ def _check_keys(keys: object) -> None:
 
 
 def _check_options(options: object) -> None:
-    # Their values are not shown: secrets are among them.
+    # The options' values are not shown: secrets are among them.
     if not isinstance(options, dict) or not all(isinstance(n, str) and n for n in options):
         raise ConfigError(
             f"archives.options is a {type(options).__name__}; it must be a dict of settings by name"
@@ -228,8 +230,9 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_toml(cls, text: str) -> StoreConfig:
         """Read settings from TOML, the names being this class's.
 
-        Raises `ConfigError` for what is no text, or not TOML, and for a name or a value that is not
-        a setting's."""
+        Raises `ConfigError` for a value that is not text, or not TOML, and for an unknown name or
+        an illegal value of a setting.
+        """
         if not isinstance(text, str):
             raise ConfigError(f"the settings are {shown(text)}; they must be a text in TOML")
         try:
@@ -370,8 +373,11 @@ def _check_host(host: object, port: object) -> None:
 
 
 def check_retention(retention: object) -> None:
-    """Raise `ConfigError` for what is no `Retention`, or one that can't be kept."""
-    # Not when it is made: one that was read from a row, however old, must always be shown.
+    """Raise `ConfigError` for a value that is no `Retention`, or for a retention that can't be
+    kept.
+    """
+    # Retentions are not checked when they are made: one that was read from a row, however old, must
+    # always be shown.
     if type(retention) is not Retention:
         raise ConfigError(f"retention is {shown(retention)}; it must be a kvstore.Retention")
     for name in ("hot_for", "warm_for", "cold_for"):

@@ -1,16 +1,16 @@
-"""Every error kvmq raises, and how they show what they were given.
+"""Errors: every error that kvmq raises, and how errors show values that they were given.
 
-The idea: an error says what was asked, what was found and what to do. A caller's mistake is also
-a `ValueError`; everything derives from `StoreError`, so one `except` catches the lot. An error that
-a program may want to act on carries the facts as attributes, not only as text.
+The idea: an error states the request, the finding and the remedy. A caller's mistake is also a
+`ValueError`; everything derives from `StoreError`, so one `except` catches the lot. An error that a
+program may want to act on carries the facts as attributes, not only as text.
 
 Invariants: a put that raised `PutRefused`, or an error of damage, changed nothing: its messages are
 not there, and don't come back after a crash. One that raised `FlushFailed` may have its messages in
 the log, and so may one that raised `StoreClosed` while it waited for the disk. A call that does one
 thing after another (retention, sealing, handing over, erasing, merging) may raise behind some of
 its steps: each of them is done wholly or not at all, and the next call goes on from there. A pop
-takes several looks; what those before the error had locked comes back when the locks run out. All
-other calls that raised changed nothing.
+takes several looks; messages that the looks before the error had locked come back when the locks
+run out. All other calls that raised changed nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _SHOWN_MAX = 200
 
 
 def shown(value: object) -> str:
-    """A caller's value as a message has it, whatever it is: showing it never fails, takes little
+    """A caller's value as an error's text shows it: showing any value never fails, takes little
     room, and can be printed anywhere.
     """
     try:
         text = repr(value)
     except Exception:
-        # An int of more digits than Python writes, or an object that fails; maybe inside of a list.
+        # The value may be an int of more digits than Python writes, or an object whose `repr`
+        # fails; maybe inside a list.
         kind = type(value).__name__
         text = f"<{kind} of {value.bit_length()} bits>" if isinstance(value, int) else f"<{kind}>"
     if len(text) > _SHOWN_MAX:
@@ -39,8 +40,8 @@ def shown(value: object) -> str:
 
 
 class StoreError(Exception):
-    """Base of all errors of kvmq. They can be pickled and copied with all that they carry, whatever
-    their constructors ask for.
+    """Base of all errors of kvmq. They can be pickled and copied with all their attributes,
+    whatever arguments their constructors take.
     """
 
     def __reduce__(self) -> tuple[Callable[..., StoreError], tuple[object, ...]]:
@@ -91,7 +92,7 @@ class StoreForked(StoreError):
 
 
 class StoreNotFound(CallerError):
-    """Nothing that could be opened is at the path."""
+    """There is nothing at the path that could be opened."""
 
 
 class FormatTooNew(StoreError):
@@ -167,8 +168,8 @@ class FlushFailed(StoreError):
 
 
 class FilterIllegal(CallerError):
-    """A filter's text is not one: `expression` is the text, `position` the character (from 0) at
-    which it goes wrong, its length if that is at the end.
+    """A filter's text is illegal: `expression` is the text, `position` the character (from 0) of
+    the fault, or the text's length if the fault is at its end.
     """
 
     def __init__(self, message: str, expression: str = "", position: int = 0) -> None:
@@ -244,7 +245,7 @@ class MessageNotFound(StoreError, LookupError):
 
 
 class Damaged(StoreError):
-    """Base of everything that says: these bytes are not what was written."""
+    """Base of all errors that say: these bytes are not the ones that were written."""
 
 
 class RecordDamaged(Damaged):
@@ -321,8 +322,8 @@ class ArchiveMissing(ArchiveDamaged):
 
 
 class KeyMissing(ArchiveMissing):
-    """What a topic's messages in archives are encrypted with is not at hand; `topic` names it. It
-    may be elsewhere: nothing is concluded from it.
+    """The key of a topic's messages in archives is not at hand; `topic` names the topic. The key
+    may be elsewhere, so nothing is concluded from its absence.
     """
 
     def __init__(self, message: str, topic: str = "") -> None:
@@ -331,8 +332,8 @@ class KeyMissing(ArchiveMissing):
 
 
 class KeyDestroyed(ArchiveDamaged):
-    """What a topic's messages in archives are encrypted with was destroyed: they are gone for good;
-    `topic` names it.
+    """The key of a topic's messages in archives was destroyed, so these messages are gone for good;
+    `topic` names the topic.
     """
 
     def __init__(self, message: str, topic: str = "") -> None:

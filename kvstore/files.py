@@ -1,13 +1,14 @@
-"""The only way to touch a file, or a file's durability.
+"""Files: the only way to touch a file, or a file's durability.
 
-The idea: everything the log does to the file system goes through a `Files`, every byte of a segment
-through the `MappedFile` it hands out. Tests put a twin in its place that records, fails or forgets.
-RocksDB has its own files and does not pass here.
+The idea: everything the log does to the file system goes through a `Files`, and every byte of a
+segment goes through the `MappedFile` that it hands out. Tests put a twin in its place that records,
+fails or forgets. RocksDB has its own files and does not pass here.
 
 Invariants: a mapped file has its full size from the start, and its blocks below `reserved`; nothing
 is stored into the map above that, so that no store can end the process (a store into a hole of a
 full disk is a SIGBUS); a file that was created or renamed is on disk under that name when the call
-returns (file and folder are synced)."""
+returns (file and folder are synced).
+"""
 
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ _WANTED: Final = "give a path on this machine, such as 'data' or '~/data'"
 
 
 def local_path(given: object, what: str = "a store") -> Path:
-    """The path that a caller gave, with `~` and `~user` as homes; `what` is there, for the error.
+    """The path that a caller gave, with `~` and `~user` as homes; `what` names its object in the
+    error.
 
     >>> local_path("data/orders")
     PosixPath('data/orders')
 
-    Raises CallerError for a URL, an empty text, and what is neither a text nor a Path.
+    Raises CallerError for a URL, an empty text, and a value that is neither a text nor a Path.
     """
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(text, str) or not text or "\0" in text:
@@ -63,11 +65,11 @@ _RESERVED_MAX = 64 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LOCK_MARK = "kvmq"
-"""What our lock files begin with: it tells a folder of ours from one that RocketMQ wrote."""
+"""The beginning of our lock files: it tells a folder of ours from one that RocketMQ wrote."""
 
 
 SegmentBuffer = mmap.mmap
-"""What a segment is read from and written to by index; a slice is a copy, as `bytes`."""
+"""The buffer by which a segment is read and written by index; a slice is a copy, as `bytes`."""
 
 
 class MappedFile(Protocol):
@@ -88,13 +90,13 @@ class MappedFile(Protocol):
         """Write past the map, with a system call; seen through the map at once."""
 
     def zero_from(self, offset: int) -> int:
-        """Make all from `offset` on zero, on the disk; returns how many bytes were not."""
+        """Make all bytes from `offset` on zero, on the disk; returns how many bytes were not."""
 
     def sync(self) -> None:
         """Return when everything written so far is on the disk; `OSError` if the disk refused."""
 
     def close(self) -> None:
-        """Let go of map and descriptor; readers that still hold the buffer keep it alive."""
+        """Close map and descriptor; readers that still hold the buffer keep it alive."""
 
 
 class FolderLock(Protocol):
@@ -104,11 +106,11 @@ class FolderLock(Protocol):
         """Say in the lock file, for good, that the folder is a kvmq store."""
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
 
 
 class Files(Protocol):
-    """What kvmq needs of a file system."""
+    """A file system, as kvmq needs it."""
 
     def make_dir(self, path: Path) -> None:
         """Make the folder (and those above it) if it is not there, durably."""
@@ -120,7 +122,7 @@ class Files(Protocol):
         """A file's bytes; None if there is no such file, or its name leads nowhere."""
 
     def facts(self, path: Path) -> os.stat_result | None:
-        """What the system says of a name; None where `size` says None."""
+        """The system's facts about a name; None where `size` gives None."""
 
     def create(self, path: Path, size: int) -> None:
         """Make a file of `size` zero bytes, with no block on the disk yet; `DiskFull`."""
@@ -229,7 +231,7 @@ class LocalFiles:
 
     def _write_new(self, path: Path, data: bytes, mode: int) -> None:
         part = path.with_name(path.name + ".new")
-        # One that was left behind has the mode it had.
+        # A file that a crash left behind may have another mode.
         part.unlink(missing_ok=True)
         with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as f:
             f.write(data)
@@ -251,10 +253,10 @@ class LocalFiles:
                 if replace:
                     part.replace(path)
                 else:
-                    path.hardlink_to(part)  # unlike a rename, refuses a name that is taken
+                    path.hardlink_to(part)  # unlike a rename, a link refuses a name that is taken
                     part.unlink()
         except FileExistsError:
-            self._sync_dir(path.parent)  # whoever was first may not have come to this yet
+            self._sync_dir(path.parent)  # the first one may not have come to this yet
             raise
         self._sync_dir(path.parent)
 
@@ -388,7 +390,7 @@ class LocalMappedFile:
 
 @contextlib.contextmanager
 def _made(part: Path | None, what: str, or_else: str = "") -> Iterator[None]:
-    """Within this a file is made at `part`, where nothing stays if that fails; `DiskFull`."""
+    """Within this block a file is made at `part`, where nothing stays if that fails; `DiskFull`."""
     try:
         yield
     except BaseException as e:
@@ -420,7 +422,7 @@ def _data(fd: int, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
             break
         offset = os.lseek(fd, start, os.SEEK_HOLE)
         ranges.append((start, offset))
-    # Only now: what is read ahead behind a range would count as data of the next.
+    # Only now: bytes that are read ahead behind a range would count as data of the next.
     for start, stop in ranges:
         for at in range(start, stop, _CHUNK):
             yield at, os.pread(fd, min(_CHUNK, stop - at), at)
@@ -496,8 +498,8 @@ class LocalLock:
                 self._held.pop(self._identity, None)
 
     def forked(self) -> None:
-        """The lock is the parent's until that releases it: it is not unlocked, and its file not
-        written to; but it must not outlive the parent here.
+        """The lock is the parent's until the parent releases it: it is not unlocked, and its file
+        is not written to; but it must not outlive the parent here.
         """
         self._held.clear()
         if self._fd >= 0:
@@ -506,7 +508,7 @@ class LocalLock:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """What tells a file from all others, whatever it is called; (-1, -1) if it is not there."""
+    """The identity of a file, independent of its name; (-1, -1) if it is not there."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""The values of the public API: what goes in and what comes out.
+"""Messages: the values of the public API, both arguments and results.
 
 The idea: plain values without behaviour. `Message` and `StoredMessage` live with the codec that
-turns them into bytes (`kvstore.record.values`); the results of calls are here."""
+turns them into bytes (`kvstore.record.values`); the results of calls are here.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class PutResult(msgspec.Struct, gc=False):
 
 
 class PullStatus(StrEnum):
-    """What a pull found, in the words of the field (RocketMQ's GetMessageStatus)."""
+    """The outcome of a pull, in the words of the field (RocketMQ's GetMessageStatus)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -60,8 +61,8 @@ class PullStatus(StrEnum):
 
 
 class PullResult(msgspec.Struct, gc=False):
-    """What a pull returned, and the offset to pull next; offsets are the queue's bounds at that
-    moment.
+    """The messages of a pull, and the offset to pull next; the other offsets are the queue's bounds
+    at that moment.
     """
 
     messages: list[StoredMessage]

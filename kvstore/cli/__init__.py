@@ -1,8 +1,9 @@
-"""The `kvmq` command: which verbs there are, and how an error leaves the process.
+"""The `kvmq` command: its verbs, and how an error leaves the process.
 
-The idea: a verb's module is imported when the verb runs, so that `kvmq --help` needs none of them;
-their one-line helps stand here. Verbs call the public API and print through `Output`; none catches
-a `StoreError`, they all end here.
+The idea: a verb's module is imported when the verb runs, so `kvmq --help` needs none of them; their
+one-line helps stand here. Verbs call the public API and print through `Output`. None catches a
+`StoreError`; they all end here. The rooms: `admin`, `message`, `tier`, `spark` and `trial` have the
+verbs, `terminal` opens stores and shows results. May import every room.
 
 Invariants: results go to stdout and everything else to stderr. Exit codes: 0 done, 1 an error or a
 check that failed, 2 wrong usage, 130 interrupted, 141 the reader of a pipe went away. An error of
@@ -80,7 +81,7 @@ _PIPE_CLOSED: Final = 141
 
 
 class _Verbs(LazyGroup):
-    """Turns what goes wrong in a verb into a line and an exit code."""
+    """The group of verbs; it turns errors of a verb into a line and an exit code."""
 
     verbs = _VERBS
 
@@ -105,13 +106,13 @@ class _Verbs(LazyGroup):
 
 
 def _pipe_closed() -> int:
-    # What is still buffered must not fail again when the interpreter flushes at its end.
+    # Bytes that are still buffered must not fail again when the interpreter flushes at its end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _PIPE_CLOSED
 
 
 def _failed(error: BaseException, as_json: bool) -> int:
-    """Say what went wrong and return the exit code; what is nobody's fault but ours goes on up."""
+    """Print the error and return the exit code; an exception that is our own bug goes on up."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.Abort | KeyboardInterrupt):

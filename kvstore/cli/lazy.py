@@ -1,4 +1,4 @@
-"""A group of verbs whose modules are imported when they run.
+"""Lazy groups: verbs whose modules are imported when the verbs run.
 
 Invariant: listing the verbs, with a line on each, imports none of them.
 """

@@ -1,1 +1,8 @@
-"""What is known about messages, in RocksDB: keys, runs, queues, checkpoint."""
+"""The index: where every message stands, by queue, by offset and by key.
+
+In here: the one RocksDB and its families, the index tail in memory, runs and places of queues,
+checkpoints, the hand-over of segments to archives, and the protocol by which the store reads
+archives (`archived`). The room `message_keys` finds messages by key. Not in here: the log itself,
+and reading messages from it (`log`, `read`). Begin with `index`, then `tail` and `queue_locations`;
+`keys` has every layout on disk. May import `config`, `record` and the rooms below them.
+"""

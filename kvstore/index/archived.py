@@ -1,13 +1,15 @@
-"""What the store asks of its archives; `tiering.catalog.tiers` answers.
+"""Archived messages: the protocol between the store and its archives; `tiering.catalog.tiers`
+implements it.
 
-The idea: places name archives by number; everything else about archives (where they are kept, how
-they are read, what of them is in memory) is behind this. So the store reads through tiers without
+The idea: places name archives by number. This protocol hides everything else: where archives are
+kept, how they are read, and which parts are in memory. So the store reads through tiers without
 knowing what an archive is.
 
-Invariants of every method that reads: what is damaged or missing is `ArchiveDamaged` or
-`ArchiveMissing`, with the offset behind what is lost where that is known; a place that doesn't
-answer is `ArchiveUnavailable`; nothing is left out silently but what is not held any more (erased,
-superseded)."""
+Invariants of every method that reads: damaged bytes raise `ArchiveDamaged`, a missing archive
+`ArchiveMissing`, with the offset behind the loss where that is known; a place that doesn't answer
+raises `ArchiveUnavailable`; only messages that no archive holds any more (erased, superseded) are
+left out silently.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ Row = tuple[bytes, bytes | None]
 
 
 class Arriving(NamedTuple):
-    """An archive that comes into the catalog: its row, and what it holds of which queue."""
+    """An archive that enters the catalog: its row, and the offsets it holds of each queue."""
 
     number: int
     first_position: int
@@ -45,8 +47,8 @@ class Arriving(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """A segment that may be handed over: sealed, on the disk, and wholly in the index. Its records
-    stand from `first_position` to before `end_position`.
+    """A segment that may be handed over: it is sealed, on the disk, and wholly in the index. Its
+    records stand from `first_position` to before `end_position`.
     """
 
     number: int
@@ -56,7 +58,9 @@ class Sealed(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Entries of a segment as columns, by topic id, queue and offset; positions are of the log."""
+    """Entries of a segment as columns, by topic id, queue and offset; positions are positions in
+    the log.
+    """
 
     topics: I64
     queues: I64
@@ -67,7 +71,7 @@ class Entries(NamedTuple):
 
 
 class Covered(NamedTuple):
-    """An archive that may hold what is looked for, and the stretch of the log that it is of."""
+    """An archive that may hold the wanted message, and the stretch of the log that it came from."""
 
     archive: int
     first_position: int
@@ -82,10 +86,10 @@ class Catalog(NamedTuple):
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """What a tier ("warm": archives on local disk, "cold": in an object store) holds. `raw_bytes`
-    is what its messages had in the log, `bytes` what they take now. `opened` archives are open, and
-    take `memory_bytes` in memory, blocks not among them. `waiting` is what a worker leaves alone
-    that is to go there, each with the reason: segments that could not be moved, or the place.
+    """Figures of a tier ("warm": archives on local disk, "cold": in an object store). `raw_bytes`
+    is the size of its messages in the log, `bytes` their size now. `opened` archives are open; they
+    take `memory_bytes` in memory, their blocks not counted. `waiting` lists the segments that a
+    worker could not move there, or the place that refuses, each with the reason.
     """
 
     tier: str
@@ -99,7 +103,7 @@ class TierStats(msgspec.Struct, frozen=True):
 
 
 class ArchivedRange(NamedTuple):
-    """Entries of a queue that an archive holds, in one stretch but for gaps: a block's."""
+    """Entries of one queue in one block of an archive: one stretch, except for gaps."""
 
     topic: int
     queue: int
@@ -110,8 +114,8 @@ class ArchivedRange(NamedTuple):
 
 
 class AttachedRange(NamedTuple):
-    """Offsets of a queue that an archive brings to a store, from `first` to `last` but for gaps;
-    the first was stored at `stored_at`, the last not after `last_stored_at`.
+    """Offsets of a queue that an archive brings to a store, from `first` to `last` except for gaps.
+    The first was stored at `stored_at`, the last not after `last_stored_at`.
     """
 
     topic: int
@@ -124,8 +128,8 @@ class AttachedRange(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Offsets that a store has of a queue, from `first` to `last`; `archive` None: in the log. What
-    an archive has of the stretch, and until when that was stored, it knows itself.
+    """Offsets that a store has of a queue, from `first` to `last`; with `archive` None they are in
+    the log. Only the archive itself knows which of them it holds, and when the last was stored.
     """
 
     first: int
@@ -136,7 +140,9 @@ class Here(NamedTuple):
 
 
 class ArchivedTopic(NamedTuple):
-    """A topic as an archive knows it: `fields` are those of a topic's row that it has."""
+    """A topic as an archive knows it: `fields` are the fields of the topic's row that the archive
+    has.
+    """
 
     id: int
     name: str
@@ -144,9 +150,9 @@ class ArchivedTopic(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What a store is founded on that is made from archives alone: catalog rows, topics, what is in
-    which archive, the position behind all that was archived, the greatest store time, and the ids
-    and numbers to go on with. `store_id` None: it gets a new one.
+    """The facts on which a store is founded from archives alone: catalog rows, topics, the contents
+    of each archive, the position behind all archived records, the greatest store time, and the ids
+    and numbers to go on with. With `store_id` None the store gets a new id.
     """
 
     store_id: bytes | None
@@ -165,12 +171,12 @@ _founders: list[Founder] = []
 
 
 def set_founder(founder: Founder) -> None:
-    """Have `founder` do what tiering, which knows no store, asks of the one there is."""
+    """Make `founder` the function that founds stores for tiering, which knows no store."""
     _founders[:] = [founder]
 
 
 def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
-    """Found a store on what archives say; returns its id."""
+    """Found a store from the facts of its archives; returns its id."""
     return _founders[0](path, restored, config)
 
 
@@ -185,9 +191,9 @@ class LogFile(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a store has at one moment, for whoever reads its files without it: the catalog, the
-    topics, and the log as far as it is on the disk, which is to before `position`. Archives that
-    come later have numbers from `next_archive` on.
+    """A store's contents at one moment, for a process that reads its files without opening it: the
+    catalog, the topics, and the log as far as it is on the disk, which is to before `position`.
+    Later archives have numbers from `next_archive` on.
     """
 
     catalog: Catalog
@@ -198,8 +204,8 @@ class View(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Which offsets queues have, by topic id and queue: the first that is held, and the next one,
-    of all that stands below `position` in the log.
+    """The offsets of queues, by topic id and queue: the first held offset and the next offset,
+    counting only records below `position` in the log.
     """
 
     position: int
@@ -207,26 +213,30 @@ class Reach(NamedTuple):
 
 
 class Viewer(Protocol):
-    """Looks at stores that others may be writing to. Raises what opening them for reading does."""
+    """Looks at stores that other processes may be writing to. Raises the errors of opening a store
+    for reading.
+    """
 
     def view(self, path: Path, config: StoreConfig) -> View:
-        """What a store has."""
+        """The store's contents now."""
         ...
 
     def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
-        """Which offsets some queues have; None: all. Costs a few seeks each."""
+        """The offsets of some queues; None: of all. Costs a few seeks for each queue."""
         ...
 
     def homes(
         self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
     ) -> set[int]:
-        """The numbers of the archives that have offsets of queues: each with its first, and the one
-        behind its last.
+        """The numbers of the archives that hold offsets of queues: each with its first offset, and
+        the one behind its last.
         """
         ...
 
     def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
-        """What is another as soon as a view may be; takes no more than a look at some files."""
+        """A value that differs as soon as a view may differ; costs no more than a look at some
+        files.
+        """
         ...
 
 
@@ -234,23 +244,25 @@ _viewers: list[Viewer] = []
 
 
 def set_viewer(viewer: Viewer) -> None:
-    """The same for looking at a store."""
+    """Make `viewer` the one that looks at stores."""
     _viewers[:] = [viewer]
 
 
 def viewer() -> Viewer:
-    """Who looks at stores."""
+    """The viewer that was set."""
     return _viewers[0]
 
 
 def view_store(path: Path, config: StoreConfig) -> View:
-    """Look at a store, which others may be writing to. Raises what opening it for reading does."""
+    """Look at a store that other processes may be writing to. Raises the errors of opening it for
+    reading.
+    """
     return viewer().view(path, config)
 
 
 class Contents(NamedTuple):
-    """What an archive says of itself that the index has to know: stretches of the log (first
-    position, end), topics, and what it holds of their queues.
+    """The facts in an archive that the index needs: stretches of the log (first position, end),
+    topics, and the ranges of their queues.
     """
 
     segments: Sequence[tuple[int, int]]
@@ -259,22 +271,25 @@ class Contents(NamedTuple):
 
 
 class ArchiveProblem(NamedTuple):
-    """Something about an archive that is not as it should be."""
+    """A fault of an archive."""
 
     archive: str
     message: str
 
 
 class NotAtHand(ArchiveUnavailable):
-    """What was asked for would have to be read, and whoever asks holds a lock (`AtHand`)."""
+    """The wanted bytes are not in memory, and the caller holds a lock that forbids reading
+    (`AtHand`).
+    """
 
 
 class AtHand:
-    """What one call has of archives while it holds a lock that others want: what is in memory, and
-    what it had read before, by `fetch`, when it held none.
+    """The parts of archives that one call may use while it holds a lock that others want: those in
+    memory, and those that it read before by `fetch`, when it held no lock.
 
-    So it looks, and is told `NotAtHand`; it lets go of the lock, fetches, and looks again. Every
-    turn fetches something, and all of that is kept until the call is over, so it comes to an end.
+    The call looks, and gets `NotAtHand`; it releases the lock, fetches, and looks again. Every turn
+    fetches something, and everything fetched is kept until the call is over, so the turns come to
+    an end.
     """
 
     def __init__(self) -> None:
@@ -293,7 +308,7 @@ class AtHand:
         return bool(self._missed)
 
     def get(self, key: object, read: Callable[[], T]) -> T:
-        """What `read` reads; `NotAtHand` if it was not fetched yet."""
+        """The result of `read`; `NotAtHand` if it was not fetched yet."""
         if key in self._found:
             return cast("T", self._found[key])
         if key in self._failed:
@@ -308,31 +323,29 @@ class AtHand:
         raise NotAtHand("what is asked for is in an archive, and not read yet; try again")
 
     def fetch(self) -> None:
-        """Read what was missed. Whoever holds a lock must not call this."""
+        """Read the misses. A caller that holds a lock must not call this."""
         missed, self._missed = self._missed, {}
         for key, read in missed.items():
             try:
                 self._found[key] = read()
             except (ArchiveUnavailable, ArchiveMissing) as e:
-                # If it was replaced, the next look asks for what came in its place.
+                # If the archive was replaced, the next look asks for its successor.
                 self._failed[key] = e
             except StoreError:
-                # Damage is told by whoever can see if it was only moved.
+                # The caller reports damage: it can see whether the archive was only moved.
                 self._doubtful.add(key)
 
 
 class Archived(Protocol):
-    """See the module. Every call may be made from several threads."""
+    """A store's archives, as the store reads them. Every call may be made from several threads."""
 
     def note(self, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Take note of rows of the catalog: new ones before places name them, those that go (None)
-        after.
-        """
+        """Note rows of the catalog: new ones before places name them, removed ones (None) after."""
         ...
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
-        """Within this nothing that this thread asks is read: it is in memory, or `kept` has it, or
-        it is `NotAtHand`.
+        """Within this block no request of this thread reads anything: its answer is in memory, or
+        in `kept`, or it raises `NotAtHand`.
         """
         ...
 
@@ -351,23 +364,23 @@ class Archived(Protocol):
         ...
 
     def at(self, position: int) -> StoredMessage | None:
-        """The message whose record stood at a position of the log, in whichever archive."""
+        """The message whose record stood at a position of the log, looked for in all archives."""
         ...
 
     def record(self, archive: int, position: int) -> StoredMessage | None:
-        """The same of one archive."""
+        """The message whose record stood at a position of the log, in one archive."""
         ...
 
     def covering(
         self, begin: int | None, end: int | None, low: int, high: int
     ) -> Sequence[Covered]:
-        """The archives that may hold messages stored from `begin` to `end`, but for those that are
-        known to have no key with a hash of `low` to `high`; nothing is read for it.
+        """The archives that may hold messages stored from `begin` to `end`, except those known to
+        have no key with a hash from `low` to `high`. Reads nothing.
         """
         ...
 
     def span(self, archive: int) -> tuple[int, int]:
-        """Where an archive's first and last record stood in the log; nothing is read for it."""
+        """The positions of an archive's first and last record in the log. Reads nothing."""
         ...
 
     def candidates(self, archive: int, low: int, high: int) -> list[int]:
@@ -379,27 +392,27 @@ class Archived(Protocol):
         ...
 
     def contents(self, archive: int) -> Contents:
-        """What an archive holds, of all queues; read from it."""
+        """The contents of an archive, of all queues; read from the archive."""
         ...
 
     def untangled(self, held: Iterable[ArchivedRange]) -> list[ArchivedRange]:
-        """The same, of stretches that overlap those that do not; read from the archives."""
+        """The ranges, split so that none overlaps another; the archives are read for it."""
         ...
 
     def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
-        """Rows for the catalog of a store that has lost its own: what archives of the store there
-        are in its own folder, numbered from `number` on.
+        """Rows for the catalog of a store that has lost its catalog: the archives in the store's
+        own folder, numbered from `number` on.
         """
         ...
 
     def stats(self) -> list[TierStats]:
-        """What each tier holds; nothing is fetched for it."""
+        """The figures of each tier. Fetches nothing."""
         ...
 
     def verify(self, *, thorough: bool) -> list[ArchiveProblem]:
-        """Hold the archives against the catalog; `thorough`: read every byte of them."""
+        """Compare the archives with the catalog; with `thorough` every byte of them is read."""
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all archives."""
         ...

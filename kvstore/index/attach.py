@@ -1,13 +1,14 @@
-"""Attach: archives that come from elsewhere get places in queues, in one batch.
+"""Attach: archives of a place get places in the queues of a store that goes on, in one batch.
 
-The idea: a place says from which offset on an archive has a queue. One goes in where an attached
-stretch begins; where it ends the archive that was before it may go on, and behind the log's entries
-a place says that nobody has what comes before the stretch. A queue that ends with a stretch gets
-its next offset noted behind it.
+The idea: a place says from which offset on an archive has a queue. An attached stretch gets a place
+where it begins. Where it ends, the archive before it may go on. Behind the log's entries a place
+says that nobody has the offsets before the stretch. A queue that ends with a stretch gets its next
+offset noted behind it.
 
-Invariants: what is attached reaches into nothing that a queue has in the log; that no archive has
-its offsets was seen by whoever attaches, since a place does not say where an archive has gaps;
-places that there were say of their own offsets what they said before; the same batch as the rows.
+Invariants: an attached stretch never overlaps offsets that a queue has in the log; the caller has
+checked that no archive has its offsets, since a place does not say where an archive has gaps;
+existing places say of their own offsets what they said before; places and catalog rows change in
+one batch.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from kvstore.index.runs import count_of, unpack_many
 
 
 class _End(NamedTuple):
-    """Where the log's entries of a place end, and when the last was stored."""
+    """The end of a place's entries in the log, and the store time of the last one."""
 
     end: int
     stored_at: int
 
 
 def here(families: Families, queue: Queue) -> list[Here]:
-    """What a queue has, by first offset, as of the last checkpoint; of an archive it is the stretch
-    that its place is for.
+    """The stretches of a queue, by first offset, as of the last checkpoint; for an archive, the
+    stretch that its place stands for.
     """
     places = _places(families, queue)
     found: list[Here] = []
@@ -88,8 +89,8 @@ def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[Here]:
 
 
 def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange]) -> None:
-    """Put places for stretches into a batch. Raises `CallerError` for one that reaches into what
-    its queue has.
+    """Put places for stretches into a batch. Raises `CallerError` for a stretch that overlaps
+    offsets of its queue.
     """
     queues: dict[Queue, list[AttachedRange]] = {}
     for one in stretches:
@@ -99,24 +100,24 @@ def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange])
 
 
 def announce(families: Families, batch: Batch) -> None:
-    """Put into a batch that archives are to come whose numbers are taken from here on."""
+    """Put into a batch the note that archives are being attached, whose numbers begin here."""
     batch.put(META, COMING, U32.pack(next_number(families)))
 
 
 def forget(batch: Batch) -> None:
-    """Put into a batch that none are to come any more."""
+    """Put into a batch the removal of that note."""
     batch.delete(META, COMING)
 
 
 def comes_from(families: Families) -> int:
-    """From which number on archives may come that are not there yet."""
+    """The number from which on archives are being attached that may not be there yet."""
     noted = families.get(META, COMING)
     following = next_number(families)
     return following if noted is None else min(following, U32.unpack(noted)[0])
 
 
 class _Attaching:
-    """One queue."""
+    """The attaching of stretches to one queue."""
 
     def __init__(self, families: Families, batch: Batch, queue: Queue) -> None:
         self._batch = batch
@@ -150,13 +151,16 @@ class _Attaching:
             if following is None:
                 self._put(one.last + 1, place_value(NOWHERE, 0))
             elif around is not None:
-                # It may have something behind the stretch, too; if not, nobody minds.
+                # The archive may hold offsets behind the stretch, too; if it does not, the place
+                # does no harm.
                 number = ARCHIVE_FIRST + around.archive
                 self._put(one.last + 1, place_value(number, one.last_stored_at))
                 named = around.archive
 
     def _before(self, one: AttachedRange) -> Place | None:
-        """Make room for a stretch; returns the archive's place that it stands in, if it does."""
+        """Make room for a stretch; returns the place of the archive that it stands in, if there is
+        one.
+        """
         around: Place | None = None
         log: _End | None = None
         for place in self._places:
@@ -183,7 +187,7 @@ class _Attaching:
         if log.end > one.first:
             self._refuse(one)
         if log.end < one.first and log.end not in self._new:
-            # With the time of what is before it, so that a search by time looks there.
+            # It has the store time of the entries before it, so that a search by time looks there.
             self._put(log.end, place_value(ARCHIVE_FIRST + NO_ARCHIVE, log.stored_at))
 
     def _drop(self, place: Place) -> None:
@@ -191,14 +195,14 @@ class _Attaching:
             self._batch.delete(PLACES, place_key(*self._queue, place.first))
 
     def _is_between(self, last: int, first: int) -> bool:
-        """Whether something has a place between two stretches."""
+        """Whether there is a place between two stretches."""
         return any(last < place.first <= first for place in self._places)
 
     def _end(self, place: Place) -> _End:
         return self._ends.get(place.first, _End(place.first, place.stored_at))
 
     def _following(self, one: AttachedRange, behind_it: Sequence[AttachedRange]) -> int | None:
-        """The first offset that something else is to have behind a stretch."""
+        """The first offset behind a stretch that another place is to have."""
         firsts = [place.first for place in self._places if place.first > one.last]
         return min([*firsts, *(other.first for other in behind_it)], default=None)
 

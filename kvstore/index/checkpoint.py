@@ -1,10 +1,11 @@
-"""What a checkpoint writes: an index tail as rows of `runs` and `places`, and sorted keys.
+"""The rows of a checkpoint: an index tail as rows of `runs` and `places`, and sorted keys.
 
-The idea: everything at once, in numpy: rows are sorted by queue, runs end where the queue or the
-segment changes.
+The idea: numpy handles the whole tail at once. Rows are sorted by queue; a run ends where the queue
+or the segment changes.
 
-Invariant: pure: a tail goes in, rows come out; who writes them puts them in one batch with the new
-checkpoint."""
+Invariant: these functions are pure: a tail goes in, rows come out. The caller writes the rows in
+one batch with the new checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Dropping what the index derives from log and archives: the beginning of a rebuild.
+"""Derived families: dropping everything that the index derives from log and archives, which is the
+first step of a rebuild.
 
 The idea: with the derived families empty and the checkpoint at the log's beginning, the next
-opening makes everything anew: the places of archived messages from the archives first, so that
-offsets go on behind them, then what the log has.
+opening makes everything anew. It takes the places of archived messages from the archives first, so
+that offsets go on behind them, and the log's entries after that.
 
-Invariants: what neither the log nor an archive that can be read tells stays: the durable end, the
-next offsets of queues that are empty, and the places of archived messages, until their archive says
-itself what it holds."""
+Invariants: facts that neither the log nor a readable archive tells stay: the durable end, the next
+offsets of empty queues, and the places of archived messages until their archive itself says what it
+holds.
+"""
 
 from __future__ import annotations
 

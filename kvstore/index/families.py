@@ -1,10 +1,10 @@
-"""The one RocksDB: opening it, its column families, its batches.
+"""Families: the one RocksDB, its opening, its column families and its batches.
 
 The idea: a thin layer over rocksdict in raw mode (bytes in, bytes out) that gives each family its
-options and turns whatever RocksDB says into a typed error. Batches are atomic over all families.
+options and turns every error of RocksDB into a typed one. Batches are atomic over all families.
 
-After a write that found the disk full RocksDB takes no more of them until it is opened again; that
-is done here, at the next write that finds room, so that nobody else has to know.
+After a write that found the disk full, RocksDB refuses writes until it is opened again. This module
+reopens it at the next write that finds room, so no caller has to know.
 
 Invariants: values are written through a `Batch` only; a batch is written whole or not at all; a
 full disk is `DiskFull`, never damage, and reads go on meanwhile.
@@ -111,7 +111,7 @@ _NOT_DAMAGE: Final = (
     _HELD,
     "While lock file",
 )
-"""What keeps RocksDB from being opened and says nothing about what is in it."""
+"""Errors that keep RocksDB from being opened and say nothing about its content."""
 _ROOM_TO_REOPEN: Final = 2 << 20
 """Free bytes, beside as many as the write-ahead logs have, without which opening again is not
 tried: what can't be opened again can't be read either.
@@ -140,7 +140,7 @@ call_in_child(_Process.forked)
 
 
 def check_writable_here(folder: Path) -> None:
-    """Raise `StoreForked` if this process can't write a store, whichever: before its folder is
+    """Raise `StoreForked` if this process can't write any store; called before a store's folder is
     made, or its lock taken.
     """
     if _Process.is_bereft:
@@ -203,7 +203,7 @@ class Families:
         let_go_in_child(self)
         try:
             self._open_again_if_held(create=create)
-        except Exception as e:  # rocksdict raises bare Exception for whatever RocksDB says
+        except Exception as e:  # rocksdict raises bare Exception for every error of RocksDB
             self._drop()
             raise _not_opened(path, e) from e
         self._sync = WriteOptions()
@@ -216,16 +216,17 @@ class Families:
         except Exception as e:
             if _HELD not in str(e):
                 raise
-            # By an iterator of a store that was closed, such as one in the frames of an exception:
-            # where those are a cycle only a collection frees it.
+            # An iterator of a closed store may still hold RocksDB's lock, for example one in the
+            # frames of an exception: where the frames are a cycle, only a garbage collection frees
+            # it.
             gc.collect()
             self._open(create=create)
 
     def _open(self, *, create: bool) -> None:
         path, read_only = self.path, self.read_only
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
-        # Also families of a newer format: RocksDB wants all of them named, and the caller shall
-        # learn the version, not that.
+        # Families of a newer format are among them: RocksDB wants all of them named, and the caller
+        # must get the error about the version, not one about names.
         there = set() if create and not path.exists() else _listed(path)
         wanted = there if read_only else there | set(FAMILIES)
         options = {name: self._options(name) for name in sorted(wanted - {"default"})}
@@ -244,7 +245,7 @@ class Families:
         o.set_stats_persist_period_sec(0)
         o.set_max_background_jobs(2)
         if self.read_only:
-            # Else sixteen threads for each family open what few files it has: 6 of 10 ms.
+            # By default sixteen threads a family open its few files, which takes 6 of 10 ms.
             o.set_max_file_opening_threads(1)
         return o
 
@@ -277,8 +278,8 @@ class Families:
         return found
 
     def iter(self, name: str, options: ReadOptions | None = None) -> RdictIter:
-        """An iterator over a snapshot of a family, not yet placed. Ask `valid` for its end. Whoever
-        gives options keeps them as long as the iterator.
+        """An iterator over a snapshot of a family, not yet placed. Ask `valid` for its end. A
+        caller that gives options keeps them as long as the iterator.
         """
         try:
             return self._families[name].iter(options)
@@ -289,7 +290,9 @@ class Families:
             raise self._failed(e) from e
 
     def valid(self, it: RdictIter) -> bool:
-        """Whether an iterator stands at a row; if damage is why not, `IndexDamaged`."""
+        """Whether an iterator stands at a row. Raises `IndexDamaged` if damage is why it does
+        not.
+        """
         if it.valid():
             return True
         try:
@@ -301,8 +304,8 @@ class Families:
     def rows(
         self, name: str, first: bytes, end: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """A family's rows from `first` to before `end`, in order. What was removed behind `end` is
-        not looked at.
+        """A family's rows from `first` to before `end`, in order. Removed rows behind `end` are not
+        visited.
         """
         options = None
         if end is not None:
@@ -366,7 +369,7 @@ class Families:
         )
 
     def sync(self) -> None:
-        """Return when all that was written so far is on the disk."""
+        """Return when everything written so far is on the disk."""
         if self._full:
             self._reopen()
         try:
@@ -397,7 +400,9 @@ class Families:
             raise self._failed(e) from e
 
     def _reopened(self) -> bool:
-        """Whether what failed may have met a RocksDB that was being opened again: try once more."""
+        """Whether the failed call may have met a RocksDB that was being reopened, so that it should
+        be tried once more.
+        """
         if self._forked:
             return False
         with self._reopening:
@@ -423,7 +428,7 @@ class Families:
             raise self._failed(e) from e
 
     def compact(self, name: str) -> None:
-        """Write a family's files anew, without what was removed."""
+        """Write a family's files anew, without the removed rows."""
         self.flush(name)
         try:
             self._families[name].compact_range(None, None)
@@ -439,13 +444,13 @@ class Families:
             raise self._failed(e) from e
 
     def close(self) -> None:
-        """Close; no call after this one."""
+        """Close RocksDB; no call may follow."""
         self._closed = True
         self._drop()
 
     def forked(self) -> None:
-        """In a forked child: RocksDB is neither closed nor freed, since both write files and wait
-        for threads; it is left where it is, without its files.
+        """Leave RocksDB where it is in a forked child, without its files. Closing or freeing it
+        would write files and wait for threads.
         """
         self._forked = self._closed = True
         for part in (*self._families.values(), *self._handles.values(), self._cache):

@@ -1,14 +1,15 @@
-"""Hand-over: what the index says of segments becomes what it says of archives, in one batch.
+"""Hand-over: places of queues move from segments to archives, in one batch.
 
-The idea: the runs of a segment tell its queues; each queue's place gets the number of the archive
-that has its messages now, and the runs go as one range (for keys see `messagekeys`). Archives that
-replace others (a merge), or go without one (expired), are the same change of places: numbers are
-replaced, a place that says what the one before it says goes, and one that nothing replaces goes.
+The idea: the runs of a segment tell its queues. Each queue's place gets the number of the archive
+that has its messages now, and the runs are deleted as one range (for keys see `message_keys`). A
+merge of archives and the expiry of an archive are the same change of places: numbers are replaced,
+a place that repeats the one before it is deleted, and so is a place without a replacement.
 
 Invariants: a queue's last place is never an archive's: a NOWHERE row behind it keeps the next
 offset, so that a queue's end never needs an archive; the caller writes the batch with the rows of
-the catalog, before a segment's file or an object goes; a message that the index knows goes with an
-archive, or because the caller said that it is not kept, never by oversight."""
+the catalog, before a segment's file or an object goes; a message that the index knows leaves with
+an archive, or because the caller said that it is not kept, never by oversight.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ from kvstore.index.runs import count_of
 
 
 def retire(families: Families, batch: Batch, segment: int) -> int:
-    """Put the removal of a segment's index into a batch; returns how many queues it had."""
+    """Put the removal of a segment's index into a batch; returns how many queues the segment
+    had.
+    """
     low, high = segment_range(segment, segment + 1)
     ends: dict[tuple[int, int], tuple[int, int]] = {}
     for key, value in families.rows(RUNS, low, high):
@@ -66,8 +69,8 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
 
 def retire_topic(families: Families, batch: Batch, topic: int) -> set[int]:
     """Put the removal of a topic's runs and places into a batch; returns the segments it had."""
-    # Its places say in which segments it has runs: one that never had a message leaves no
-    # tombstone.
+    # The topic's places say in which segments it has runs: a topic that never had a message leaves
+    # no tombstone.
     first, end = topic_prefix(topic), topic_prefix(topic + 1)
     segments = {
         read_place(key, value)[2].segment for key, value in families.rows(PLACES, first, end)
@@ -86,7 +89,7 @@ _NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
 
 
 class Gone(NamedTuple):
-    """What is not in the log any more: all below a position, and some segments above it."""
+    """The parts that left the log: everything below a position, and some segments above it."""
 
     below: int
     segments: frozenset[int]
@@ -106,7 +109,8 @@ def hand_over(
     arriving: Sequence[Arriving],
     unkept: Collection[Queue],
 ) -> int:
-    """Put the hand-over of segments to archives into a batch; returns how many queues they had.
+    """Put the hand-over of segments to archives into a batch; returns how many queues the segments
+    had.
 
     `unkept` are the queues whose messages in these segments are to be in no archive. Raises
     `CallerError` for a queue that is neither there nor in an archive.
@@ -155,8 +159,8 @@ def hand_over(
 def _is_behind_log(
     families: Families, topic: int, queue: int, first: int, leaving: Collection[int]
 ) -> bool:
-    """Whether the place before is that of a segment which stays: without a place of its own what
-    comes behind would look like what that segment should have.
+    """Whether the place before is that of a segment which stays: without a place of their own the
+    offsets behind it would look like ones that this segment should have.
     """
     if first == 0:
         return False
@@ -169,7 +173,7 @@ def _is_behind_log(
 
 
 def _stretches(families: Families, segments: Sequence[int]) -> dict[Queue, list[_Stretch]]:
-    """What the runs of rising segments say: queue -> its stretches, one a segment."""
+    """The stretches in the runs of rising segments: queue -> its stretches, one a segment."""
     found: dict[Queue, list[_Stretch]] = {}
     for segment in segments:
         low, high = segment_range(segment, segment + 1)
@@ -193,11 +197,11 @@ def swap(
     arriving: Sequence[Arriving],
     queues: Iterable[Queue] | None,
 ) -> None:
-    """Put into a batch that archives take the places of `old` ones; with none arriving, or none
-    that has a queue, the queue's places in the old ones go.
+    """Put into a batch that arriving archives take the places of `old` ones. A queue that no
+    arriving archive has loses its places in the old ones.
 
-    `queues` are all that the old archives hold anything of; None: they are looked for, in all
-    places there are.
+    `queues` are all queues of which the old archives hold anything; with None they are looked for
+    in all places.
     """
     homes = {(t, q): (a.number, f, s) for a in arriving for t, q, f, s in a.queues}
     gone = frozenset(ARCHIVE_FIRST + number for number in old)
@@ -223,8 +227,8 @@ def _swap_queue(
         if home is None or not is_begin:
             continue
         behind_it = next((p.first for p in rows[i:] if p.segment not in gone), None)
-        # What was before the first that it holds was erased, or is superseded. Behind another place
-        # that must not look as if that one had it.
+        # The offsets before the archive's first were erased or superseded. Behind another place
+        # they must not look as if that place had them.
         is_later = i == 0 and home[1] > place.first
         first, stored_at = home[1:] if is_later else (place.first, place.stored_at)
         if behind_it is None or first < behind_it:
@@ -252,7 +256,7 @@ def _holding(families: Families, numbers: frozenset[int]) -> Iterable[Queue]:
 
 
 def put_changed(batch: Batch, rows: Iterable[Row]) -> None:
-    """Put changed rows of the catalog into a batch; None: the row goes."""
+    """Put changed rows of the catalog into a batch; None deletes the row."""
     for key, value in rows:
         if value is None:
             batch.delete(ARCHIVES, key)
@@ -267,7 +271,7 @@ def put_rows(batch: Batch, arriving: Sequence[Arriving]) -> None:
 
 
 def read_gone(families: Families) -> Gone:
-    """What left the log: to archives, or for good."""
+    """The parts that left the log, to archives or for good."""
     below = families.get(META, LOG_START)
     segments = families.get(META, GONE) or b""
     return Gone(
@@ -277,8 +281,8 @@ def read_gone(families: Families) -> Gone:
 
 
 def gone_now(path: Path) -> Gone:
-    """`read_gone` of the index at a path as whoever writes to it has it now: one that was opened
-    for reading only stays as it was.
+    """`read_gone` of the index at a path, as its writer has it now: an index that was opened for
+    reading only stays as it was at its opening.
     """
     families = Families(path, read_only=True, create=False)
     try:
@@ -290,7 +294,7 @@ def gone_now(path: Path) -> Gone:
 def put_gone(
     batch: Batch, before: Gone, leaving: Iterable[int], there: Iterable[int], segment_size: int
 ) -> None:
-    """Put into a batch that segments leave the log; `there` are all that it has now."""
+    """Put into a batch that segments leave the log; `there` are all segments that it has now."""
     gone = {*before.segments, *leaving}
     oldest = min((n for n in there if n not in gone), default=max(gone) + 1)
     start = max([before.below // segment_size, *(n + 1 for n in gone if n < oldest)])
@@ -299,8 +303,8 @@ def put_gone(
 
 
 def put_next_number(batch: Batch, known: int, arriving: Sequence[Arriving]) -> int:
-    """Put into a batch which number the next archive has; returns it. Also where none arrives: a
-    row that was moved or retired has taken one.
+    """Put the number of the next archive into a batch, and return it. Also used where no archive
+    arrives: a row that was moved or retired has taken a number.
     """
     following = max([known, *(a.number + 1 for a in arriving)])
     batch.put(META, NEXT_ARCHIVE, U32.pack(following))
@@ -308,9 +312,9 @@ def put_next_number(batch: Batch, known: int, arriving: Sequence[Arriving]) -> i
 
 
 def next_number(families: Families) -> int:
-    """Which number the next archive has."""
+    """The number of the next archive."""
     noted = families.get(META, NEXT_ARCHIVE)
-    # Stores of before did not note all that were taken.
+    # Older versions did not note all the numbers that were taken.
     taken = (read_archive_key(key)[1] + 1 for key, _ in families.rows(ARCHIVES, b""))
     return max([U32.unpack(noted)[0] if noted else 0, *taken])
 
@@ -318,8 +322,8 @@ def next_number(families: Families) -> int:
 def place_again(
     families: Families, batch: Batch, archives: Collection[int], held: Iterable[ArchivedRange]
 ) -> None:
-    """Put into a batch the places of archives as these say it themselves; what places said of them
-    before goes.
+    """Put into a batch the places of archives as the archives themselves give them; their places
+    of before are deleted.
     """
     swap(families, batch, archives, [], None)
     queues: dict[Queue, list[ArchivedRange]] = {}
@@ -341,7 +345,7 @@ def place_again(
 
 
 def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
-    """Where places of a queue begin that say that nobody has it."""
+    """The first offsets of a queue's places that say that nobody has the entries."""
     prefix = queue_prefix(topic, queue)
     rows = families.rows(PLACES, prefix, behind(prefix))
     places = (read_place(key, value)[2] for key, value in rows)
@@ -349,7 +353,7 @@ def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
 
 
 def _borders(stretches: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:
-    """Where the archive changes: first offset, archive, store time."""
+    """The borders at which the archive changes: first offset, archive, store time."""
     around: list[ArchivedRange] = []
     """Those that go on behind the one that is looked at."""
     before = -1

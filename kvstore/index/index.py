@@ -1,11 +1,13 @@
-"""The index: tail, checkpoint and lookups together; what the store asks about entries and keys.
+"""The index of a store: tail, checkpoint and lookups together, for every question about entries and
+keys.
 
 The idea: readers look in the tail, then in the tail that is being checkpointed, then in RocksDB, in
-that order and from one look at `tails`: what leaves the middle one is in RocksDB before it goes.
-Next offsets of used queues are kept, so a put to a known queue never asks RocksDB.
+that order and from one look at `tails`: entries that leave the second tail are in RocksDB before it
+goes. Next offsets of used queues are kept, so a put to a known queue never asks RocksDB.
 
 Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is
-durable to there; nothing here reads the log."""
+durable to there; nothing here reads the log.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ HEADS_KEPT: Final = 1 << 19
 
 
 class Index:
-    """See the module."""
+    """The index of one store."""
 
     def __init__(self, path: Path, segment_size: int, *, read_only: bool, create: bool) -> None:
         self.families = Families(path, read_only=read_only, create=create)
@@ -76,7 +78,7 @@ class Index:
     # --- opening ---
 
     def set_segment_size(self, size: int) -> None:
-        """Take the store's own segment size, once it was read."""
+        """Set the store's own segment size, once it was read."""
         self.segment_size = size
         self.queues = Queues(self.families, size)
         self.keys = MessageKeys(self.families, size)
@@ -96,7 +98,7 @@ class Index:
         return self.checkpoint
 
     def topics_fresh_from(self, topic: int) -> None:
-        """Say that topics from this id on have no entries in RocksDB: their queues begin at 0
+        """Mark topics from this id on as having no entries in RocksDB: their queues begin at 0
         without a look.
         """
         self._fresh_from = min(self._fresh_from, topic)
@@ -113,11 +115,11 @@ class Index:
         return next(self._counters[queue])
 
     def give_back(self) -> None:
-        """Say that offsets were taken and not used: what is next is looked up again."""
+        """Give back offsets that were taken and not used: the next offset is looked up again."""
         self._counters.clear()
 
     def end(self, queue: int) -> int:
-        """A queue's next offset, entries that nobody may see yet included."""
+        """A queue's next offset, counting entries that nobody may see yet."""
         for tail in self.tails:
             found = tail.queue(queue) if tail is not None else None
             if found is not None:
@@ -133,22 +135,22 @@ class Index:
             version = self._version
             found = self.queues.head(queue)
             with self._heads_lock:
-                # What was read while a checkpoint was being written may be old: use it, but don't
-                # keep it.
+                # A value that was read while a checkpoint was being written may be old: it is used,
+                # but not kept.
                 if version == self._version:
                     self._keep_head(queue, found)
         return found
 
     def _keep_head(self, queue: int, head: Head) -> None:
         if len(self._heads) >= HEADS_KEPT:
-            # From here on a topic's being new says nothing about its queues' having no entries.
+            # From here on the queues of a new topic may have entries in RocksDB.
             self._fresh_from = 1 << 32
             self._heads.clear()
         self._heads[queue] = head
 
     def freeze(self, position: int) -> Tail | None:
-        """Take the active tail away for a checkpoint at `position`; None if one is under way or
-        there is nothing.
+        """Take the active tail away for a checkpoint at `position`; None if a checkpoint is under
+        way or the tail is empty.
         """
         if self.tails.frozen is not None or position == self.tails.active.start:
             return None
@@ -159,7 +161,9 @@ class Index:
         return frozen
 
     def note_topic(self, topic: int, hash_byte: int) -> None:
-        """Say what a topic puts under the hashes of its keys; before the first of them."""
+        """Note the byte that a topic puts under the hashes of its keys; called before the first
+        key.
+        """
         with self._heads_lock:
             if topic >= len(self._topic_bytes):
                 self._topic_bytes += bytes(max(topic + 1, 2 * topic) - len(self._topic_bytes))
@@ -210,8 +214,8 @@ class Index:
                 self.keys.coming(parts)
             self.families.write(batch, sync=sync)
             self.tags.written()
-            # From here on the rows are found in RocksDB: first the notes about them, then the tail
-            # may go.
+            # From here on the rows are found in RocksDB. The notes about them change first; then
+            # the tail may go.
             self._changing()
             self.queues.changed(placed)
             if parts is not None:
@@ -223,7 +227,7 @@ class Index:
             self.tails = Tails(self.tails.active, None)
 
     def _changing(self) -> None:
-        """Before and after rows change: what readers read meanwhile is not kept."""
+        """Called before and after rows change: values that readers read meanwhile are not kept."""
         with self._heads_lock:
             self._version += 1
         self.queues.changing()
@@ -243,14 +247,15 @@ class Index:
 
     def min_offset(self, queue: int, first_segment: int, end: int) -> int:
         """A queue's first held offset; its next offset if it holds nothing."""
-        # Tails before places: what leaves a tail between the two looks is in the places by then.
+        # Tails come before places: an entry that leaves a tail between the two looks is in the
+        # places by then.
         tails = self.tails
         place = self.queues.first(queue, first_segment)
         if place is not None:
             return place.first
         begin = first_segment * self.segment_size
         for t in queue_tails(tails, queue):
-            # A reader's tail may begin with what retention has taken since.
+            # A reader's tail may begin with entries that retention has taken since.
             at = 0
             if t.positions and t.positions[0] < begin:
                 at = bisect_left(t.positions, begin)
@@ -322,7 +327,7 @@ class Index:
             self._sealed += 1
 
     def forget_left_keys(self) -> None:
-        """Take the keys of what left the log out of generations that others need."""
+        """Remove keys of segments that left the log from generations that other segments need."""
         self.key_upkeep.forget_left(self._sealed)
 
     def merge_due(self) -> bool:
@@ -330,12 +335,12 @@ class Index:
         return self.key_upkeep.merge_due(self._sealed)
 
     def merge_next(self) -> None:
-        """Do a step of merging them."""
+        """Do one step of merging parts of the key index."""
         self.key_upkeep.merge_next(self._sealed)
 
     def tidy(self) -> None:
-        """Leave little behind at a close: repack the active segment's runs if they are many, empty
-        RocksDB's own log.
+        """Leave little work behind at a close: repack the active segment's runs if they are many,
+        and empty RocksDB's own log.
         """
         with self._write_lock:
             batch = self.families.batch()
@@ -368,9 +373,9 @@ class Index:
         *,
         erase: bool,
     ) -> int:
-        """Have archives take the place of whole segments, in one batch; returns how many queues
-        these had. `there` are the segments that the log has. With `erase` their keys go from among
-        those of others as well, before long.
+        """Put archives in the place of whole segments, in one batch; returns how many queues the
+        segments had. `there` are the segments that the log has. With `erase` their keys are soon
+        removed from shared generations as well.
         """
         with self._write_lock:
             batch = self.families.batch()
@@ -391,7 +396,9 @@ class Index:
         queues: Iterable[Queue] | None,
         rows: Iterable[Row],
     ) -> None:
-        """Have archives, or nothing, take the place of others, and change catalog rows, at once."""
+        """Put archives, or nothing, in the place of other archives, and change catalog rows, at
+        once.
+        """
         with self._write_lock:
             batch = self.families.batch()
             if old:
@@ -406,7 +413,7 @@ class Index:
         ended: Collection[int] = (),
     ) -> None:
         """Write a batch that changes where messages are. `ended` are queues that end elsewhere
-        then: no tail has any of them, and nobody puts to them meanwhile.
+        afterwards: no tail has any of their entries, and nobody puts to them meanwhile.
         """
         with self._write_lock:
             batch = self.families.batch()
@@ -421,7 +428,7 @@ class Index:
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
         """Write a batch that changes where messages are."""
         following = handover.put_next_number(batch, self._next_archive, arriving)
-        # Before and after: who looks between the two must notice as well.
+        # Before and after: a reader that looks between the two must notice as well.
         self.moves += 1
         self._changing()
         self.families.write(batch, sync=True)
@@ -431,14 +438,14 @@ class Index:
         self.moves += 1
 
     def take_archive_number(self) -> int:
-        """A number for an archive that will arrive; none that a catalog ever had."""
+        """A number for an archive that will arrive; no catalog ever had it."""
         with self._write_lock:
             self._next_archive += 1
             return self._next_archive - 1
 
     def retire_topics(self, batch: Batch, topics: Iterable[int]) -> None:
-        """Write a batch, durably, that also takes topics out of the index; the tails have no
-        entries of theirs.
+        """Write a batch durably that also removes topics from the index; the tails have no entries
+        of these topics.
         """
         with self._write_lock:
             gone = set(topics)
@@ -460,7 +467,7 @@ class Index:
         return any(tail.queue(key) is not None for key in keys for tail in tails)
 
     def gone(self) -> Gone:
-        """What left the log: to archives, or for good."""
+        """The parts that left the log, to archives or for good."""
         return handover.read_gone(self.families)
 
     def log_start(self) -> int:

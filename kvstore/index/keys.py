@@ -1,11 +1,12 @@
-"""Every key and small value layout of the RocksDB families; nobody else packs a key.
+"""Keys: every key and small value layout of the RocksDB families; no other module packs a key.
 
 The idea: keys are big-endian, so that byte order is the order wanted. `runs` and each level of
-`message_keys` begin with the segment: new keys sort behind old ones, and what is known of a segment
-goes as a key range. See docs/keys.md.
+`message_keys` begin with the segment: new keys sort behind old ones, and all rows of a segment are
+one key range. See docs/keys.md.
 
 Invariant: these layouts are on disk; a change is a new `FORMAT_VERSION` and a change of
-docs/keys.md."""
+docs/keys.md.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ FAMILIES: Final = (
     ARCHIVES,
 )
 DERIVED: Final = (RUNS, PLACES, MESSAGE_KEYS)
-"""What `rebuild` drops and makes again from the log."""
+"""The families that `rebuild` drops and makes again from the log."""
 
 # meta: name -> value
 FORMAT: Final = b"format"  # u32
@@ -54,12 +55,12 @@ NEXT_GROUP_ID: Final = b"next_group_id"  # u32
 LOG_START: Final = b"log_start"  # u64: segments below this position were retired
 TAG_CODES: Final = b"tag_codes"  # i64 each: the tag hash of code 0, 1, ...; see tags
 SEALED: Final = b"sealed"  # u32: segments below this number have their index repacked
-RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: what receipts are signed with
-ADOPTED: Final = b"adopted"  # JSON: what was imported, from where
+RECEIPT_SECRET: Final = b"receipt_secret"  # 32 random bytes: the secret that signs receipts
+ADOPTED: Final = b"adopted"  # JSON: the import, and its source
 GONE: Final = b"gone"  # u32 each: segments above LOG_START that are in archives alone
 NEXT_ARCHIVE: Final = b"next_archive"  # u32: the next archive's number
 COMING: Final = b"coming"  # u32: archives with numbers from this one on are being attached
-UNPLACED: Final = b"unplaced"  # there while places of archived messages have to be made anew
+UNPLACED: Final = b"unplaced"  # present while places of archived messages have to be made anew
 
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
@@ -138,8 +139,8 @@ class LockKey(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a queue's entries from `first` on are; `segment` may also be an archive's number plus
-    `ARCHIVE_FIRST`, or `NOWHERE`.
+    """The place of a queue's entries from `first` on; `segment` may also be an archive's number
+    plus `ARCHIVE_FIRST`, or `NOWHERE`.
     """
 
     first: int
@@ -163,7 +164,7 @@ class Place(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint says: the index covers the log below `position`; the disk had it to
+    """A checkpoint: the index covers the log below `position`; the disk had the log up to
     `durable`.
     """
 
@@ -215,7 +216,7 @@ def read_lock_key(key: bytes) -> LockKey:
 
 
 def lock_prefix(group: int, topic: int) -> bytes:
-    """What all lock rows of a group in a topic begin with."""
+    """The prefix of all lock rows of a group in a topic."""
     return group.to_bytes(4, "big") + topic.to_bytes(4, "big")
 
 
@@ -225,7 +226,7 @@ def behind(prefix: bytes) -> bytes:
 
 
 def read_part_prefix(key: bytes) -> tuple[int, int, int]:
-    """Level, first segment and number of the part that a row of `message_keys` is of."""
+    """Level, first segment and number of the part to which a row of `message_keys` belongs."""
     level, segment, part = _PART.unpack_from(key)
     return level, segment, part
 
@@ -258,12 +259,12 @@ def head_key(prefix: bytes) -> bytes:
 
 
 def queue_prefix(topic: int, queue: int) -> bytes:
-    """What all keys of a queue in `places` begin with."""
+    """The prefix of all keys of a queue in `places`."""
     return topic.to_bytes(4, "big") + queue.to_bytes(4, "big")
 
 
 def topic_prefix(topic: int) -> bytes:
-    """What all keys of a topic in `places` begin with."""
+    """The prefix of all keys of a topic in `places`."""
     return topic.to_bytes(4, "big")
 
 

@@ -1,4 +1,4 @@
-"""Where a queue's entries are, as RocksDB knows it: places, then runs.
+"""Queue locations: where a queue's entries are, as RocksDB knows it: places, then runs.
 
 The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run;
 decoded runs, and the place that a queue was last asked for, are kept in bounded memory, so a reader
@@ -6,7 +6,8 @@ that goes on pays for neither. However many places a queue has, no look reads mo
 
 Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and
 a place that may have a newer one behind it is read again before an offset is said not to exist.
-What lies below the log's first segment is gone whether or not its rows are."""
+Entries below the log's first segment are gone whether or not their rows are.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ class _Decoded:
 
 
 class Queues:
-    """See the module. A queue is named by its key in memory, topic id << 32 | queue id."""
+    """The places and runs of all queues. A queue is named by its key in memory, topic id << 32 |
+    queue id.
+    """
 
     def __init__(self, families: Families, segment_size: int) -> None:
         self._families = families
@@ -120,8 +123,8 @@ class Queues:
     def at(
         self, queue: int, offset: int, first_segment: int, *, fresh: bool = False
     ) -> Span | None:
-        """The place that an offset belongs to, in an archive or a live segment; one that only keeps
-        the next offset belongs to what is behind it.
+        """The place that an offset belongs to, in an archive or a live segment; a place that only
+        keeps the next offset counts to the one behind it.
         """
         found = None if fresh else self._spans.get(queue)
         if (
@@ -145,7 +148,7 @@ class Queues:
         return span
 
     def first(self, queue: int, first_segment: int) -> Place | None:
-        """A queue's first place that holds anything."""
+        """The first place of a queue that holds anything."""
         version = self._version
         if queue in self._firsts:
             found = self._firsts.get(queue)
@@ -166,14 +169,14 @@ class Queues:
         if span is not None:
             yield span.place
         places = self._behind(queue, offset, first_segment)
-        # What nobody has is worth telling between others alone.
+        # A place without entries is worth telling only between two others.
         yield from places if span is not None else dropwhile(lambda p: p.is_nobodys, places)
 
     def _place_at(self, queue: int, offset: int, first_segment: int) -> Place | None:
         nobodys: Place | None = None
         for place in self._down(queue, offset):
             if place.segment == NOWHERE:
-                # What keeps the next offset says nothing where something came behind it.
+                # A place that keeps the next offset says nothing once another came behind it.
                 if next(self._up(queue, place.first), None) is None:
                     return place
             elif place.is_nobodys:
@@ -219,15 +222,17 @@ class Queues:
             it.prev()
 
     def archived(self, queue: int) -> list[int]:
-        """Where places of a queue begin that an archive has, or nobody any more: as they are."""
+        """First offsets of a queue's places whose entries an archive has, or nobody has any
+        more.
+        """
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         rows = self._families.rows(PLACES, prefix, _end_of(prefix))
         places = (read_place(key, value)[2] for key, value in rows)
         return [place.first for place in places if place.is_archived]
 
     def follow(self, newer: Families) -> None:
-        """Take places of archives from an index that is newer than this one, which stays as it is;
-        before the segments that they stand for are gone.
+        """Take places of archives from an index that is newer than this one, whose rows stay as
+        they are; called before the segments that they replace are gone.
         """
         self._newer = newer
 
@@ -241,7 +246,7 @@ class Queues:
             [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, _end_of(prefix))]
             for families in (self._families, newer)
         )
-        # What the newer one does not have any more went, to an archive or for good.
+        # Entries that the newer index lacks went to an archive, or for good.
         left = {p.segment for p in there}
         hot = [p for p in own if p.segment == NOWHERE or p.segment in left]
         places = {p.first: p for p in (*hot, *(p for p in there if p.is_archived))}
@@ -256,19 +261,19 @@ class Queues:
         return found
 
     def changing(self) -> None:
-        """Take note that rows change about now: what is read meanwhile is not kept."""
+        """Note that rows change about now: values that are read meanwhile are not kept."""
         with self._lock:
             self._version += 1
 
     def changed(self, queues: Iterable[int]) -> None:
-        """Take note that these queues may have new places."""
+        """Note that these queues may have new places."""
         with self._lock:
             for queue in queues:
                 self._spans.pop(queue, None)
                 self._firsts.pop(queue, None)
 
     def forget(self) -> None:
-        """Take note that rows were removed."""
+        """Note that rows were removed."""
         with self._lock:
             self._spans.clear()
             self._firsts.clear()
@@ -297,7 +302,7 @@ class Queues:
         return out
 
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
-        """The first offset above `offset` that has an entry; for getting over a gap."""
+        """The first offset above `offset` that has an entry: the far side of a gap."""
         for place in self.places_from(queue, offset, first_segment):
             if place.segment >= ARCHIVE_FIRST:
                 if place.is_archived and place.first > offset:
@@ -351,7 +356,7 @@ class Queues:
         column = np.array(runs.positions_of(value), dtype=np.int64) + segment * self._segment_size
         with self._lock:
             if gone != self._gone:
-                return column  # it was read before its segment went: nobody may find it later
+                return column  # read before its segment went: it must not be kept
             if self._runs_kept >= RUNS_KEPT:
                 self._runs.clear()
                 self._runs_kept = 0

@@ -1,11 +1,10 @@
-"""Repacking a segment's runs: many small ones become one run per queue (of up to `RUN_MAX`
-entries).
+"""Repack: a segment's many small runs become one run a queue, of at most `RUN_MAX` entries.
 
-The idea: checkpoints write a run per queue and checkpoint; read together again they are sorted by
-queue and offset, so a stretch of queues is one decode, one cut, one encode; the whole segment is
-one batch.
+The idea: checkpoints write a run for each queue at each checkpoint. Read together again, the runs
+are sorted by queue and offset, so a group of queues is one decode, one cut, one encode. The whole
+segment is one batch.
 
-Invariant: what the runs say doesn't change, so readers that keep a decoded run keep a true one.
+Invariant: the entries in the runs don't change, so readers that keep a decoded run keep a true one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class _Cut(NamedTuple):
 def repack(families: Families, batch: Batch, segment: int) -> bool:
     """Put the repacked runs of a segment into a batch; False if they are as good as they get.
 
-    Keys and counts tell that: where they are, no run is decoded.
+    Keys and counts tell that without decoding a run.
     """
     low, high = segment_range(segment, segment + 1)
     cuts = [_cut(rows) for rows in stretches(families.rows(RUNS, low, high))]
@@ -85,7 +84,7 @@ def _cut(rows: list[tuple[bytes, bytes]]) -> _Cut:
     ends = np.cumsum(counts)
     starts, total = ends - counts, int(ends[-1])
     begin = np.ones(len(rows), dtype=bool)
-    # A gap in a queue's offsets (passed-over damage) stays the border of a run.
+    # A gap in a queue's offsets (damage that recovery skipped) stays the border of a run.
     begin[1:] = (queues[1:] != queues[:-1]) | (firsts[1:] != firsts[:-1] + counts[:-1])
     return _Cut(rows, queues, firsts, starts, split_long(starts[begin], total), total)
 

@@ -1,13 +1,13 @@
-"""Replay: records that recovery or rebuild found, put into the index tail.
+"""Replay: adding the records that recovery or a rebuild found to the index tail.
 
-The idea: what a put adds to the tail while it writes, this adds from the log afterwards. Ordinary
-queues go on where the index ends. An offset that doesn't follow is a gap where damage was passed
-over; elsewhere it is a flipped bit, of this record or of the one before, and the queue's next
-record tells which.
+The idea: a put adds entries to the tail while it writes; replay adds the same entries from the log
+afterwards. Ordinary queues go on where the index ends. An offset that doesn't follow is a gap where
+damage was skipped; elsewhere it is a flipped bit, in this record or in the one before, and the
+queue's next record tells which.
 
-Invariants: what was found by a key when it was put is found by it again; an entry's offset is the
-one written in the record; an offset that the index has already is not added again; what is not
-indexed is listed in `refused`.
+Invariants: a message that was found by a key when it was put is found by it again; an entry's
+offset is the one written in the record; an offset that the index has already is not added again;
+records that are not indexed are listed in `refused`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ _Row = tuple[int, int, int, int, int, int]
 
 
 class ReplayTopic(Protocol):
-    """What replaying needs of a topic."""
+    """The facts of a topic that replay needs."""
 
     name: str
     base: int
     since: int
     hash_byte: int
     keyed: int
-    """What its key index takes: 0 nothing, 1 the unique id, 2 all keys as well."""
+    """The keys that its key index takes: 0 nothing, 1 the unique id, 2 all keys as well."""
     keys_ever: bool
     """Whether it takes anything, or ever did."""
 
     def keyed_at(self, position: int) -> int:
-        """What it takes of a record at a position: what it took then, or takes now."""
+        """Which keys the topic indexes of a record at a position: by its setting of then, or of
+        now.
+        """
         ...
 
 
 class Replay:
-    """See the module."""
+    """Records of a log on their way into the tail."""
 
     def __init__(
         self,
@@ -123,18 +125,18 @@ class Replay:
         return code
 
     def _add_entry(self, key: int, offset: int, position: int, size: int, code: int) -> None:
-        """Add an entry, or hold it back till the queue's next one tells if it is right."""
+        """Add an entry, or hold it back until the queue's next one tells whether it is right."""
         row = (key, offset, position, size, code, self.last_stored)
         following = self._end(key)
         held = self._held.pop(key, None)
         if held is not None:
             if offset == held[1] + 1:
-                self._take(held)  # two that agree: what is missing is before them
+                self._take(held)  # two that agree: the gap is before them
                 self._take(row)
                 return
             self._refuse(held, following)
             if offset == following + 1:
-                self._take(row)  # the one before it should have been at `following`
+                self._take(row)  # the held-back one should have been at `following`
                 return
         is_gap = offset > following and (self.gaps_expected or not following)
         if offset == following or is_gap or self._is_beside_archives(key, offset, following):
@@ -143,8 +145,9 @@ class Replay:
             self._held[key] = row
 
     def _is_beside_archives(self, key: int, offset: int, following: int) -> bool:
-        """Whether an entry may be where it is since others of its queue are in archives, before it
-        or behind: an erasure moves segments out of turn. What archives have is placed before.
+        """Whether an entry may be where it is because other entries of its queue are in archives,
+        before or behind it: an erasure moves segments out of turn. Archives get their places before
+        replay.
         """
         if not self.is_anew:
             return False
@@ -173,7 +176,9 @@ class Replay:
         self.refused.append((row[2], row[3], row[1], due))
 
     def finish(self) -> None:
-        """Decide about what is held back, and put everything into the tail: before a checkpoint."""
+        """Decide about the entries that are held back, and put everything into the tail, before a
+        checkpoint.
+        """
         for key, row in self._held.items():
             self._refuse(row, self._end(key))
         self._held.clear()
@@ -191,7 +196,7 @@ class Replay:
         self.keys += len(digests)
 
     def _hand_over(self) -> None:
-        """Put what was collected into the tail."""
+        """Put the collected entries into the tail."""
         tail = self._index.tails.active
         rows, keys = self._rows, self._keys
         tail.add(rows[0::6], rows[1::6], rows[2::6], rows[3::6], rows[4::6], rows[5::6])

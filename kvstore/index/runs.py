@@ -1,14 +1,15 @@
-"""A run: consecutive entries of one queue inside one segment, as one small value.
+"""Runs: consecutive entries of one queue inside one segment, as one small value.
 
 The idea: columns, not rows. Position deltas, sizes, tag hashes and store-time deltas each take the
 fewest whole bytes that fit the run's largest, and a constant column takes none. A column is stored
-plane by plane (all lowest bytes, then the next), which RocksDB's block compression likes, which
-packs a hundred thousand small runs with a few numpy calls, and which finds one position as a sum
-over the head of each plane. Sizes, tags and times that fit less than a byte take as many bits;
-positions never, so that one can be found without unpacking. Layout in docs/runs.md.
+plane by plane (all lowest bytes, then the next). RocksDB's block compression does well on planes, a
+few numpy calls pack a hundred thousand small runs, and one position is a sum over the head of each
+plane. Sizes, tags and times that fit less than a byte take only the bits they need; positions take
+whole bytes, so that one can be found without unpacking. Layout in docs/runs.md.
 
 Invariant: `unpack_many(pack_many(x)) == x`; bytes that are not a run raise `FormatError`, never
-more."""
+more.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Columns(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Many runs, one behind the other: run `i` is `data[ends[i - 1]:ends[i]]`."""
+    """Many consecutive runs: run `i` is `data[ends[i - 1]:ends[i]]`."""
 
     data: bytes
     starts: list[int]
@@ -134,7 +135,7 @@ def _widths(largest: I64) -> I64:
 
 
 def _narrowed(widths: I64, largest: I64) -> I64:
-    """Widths with those of one byte in bits, where seven are enough."""
+    """Widths, with those of one byte given in bits where seven bits are enough."""
     bits = np.zeros(len(largest), dtype=np.int64)
     for bit in range(_BITS):
         bits += (largest >> bit) != 0
@@ -142,7 +143,7 @@ def _narrowed(widths: I64, largest: I64) -> I64:
 
 
 def _bytes_of(widths: I64, counts: I64) -> I64:
-    """How many bytes columns take."""
+    """The size of columns in bytes."""
     in_bits = (counts * (widths - _BITS) + 7) >> 3
     return np.where(widths > _BITS, in_bits, widths * counts)
 
@@ -197,7 +198,7 @@ def _put_planes(
 def _put_bits(
     out: U8, column: I64, skip: int, bits: I64, begins: I64, owner: I64, nth: I64
 ) -> None:
-    """Put columns of so many bits a number, where that is more than none; the lowest bit first."""
+    """Put columns of so many bits a number, except those of 0 bits; the lowest bit first."""
     if int(bits.max(initial=0)) <= 0:
         return
     rows = np.flatnonzero((bits[owner] > 0) & (nth >= skip))
@@ -253,9 +254,7 @@ def _column(value: bytes, at: int, width: int, count: int) -> I64:
 
 
 def unpack_many(values: Sequence[bytes]) -> tuple[Columns, I64]:
-    """The columns of many runs one behind the other, and where each begins; the inverse of
-    `pack_many`.
-    """
+    """The columns of many consecutive runs, and where each begins; the inverse of `pack_many`."""
     lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     if len(values) and int(lengths.min()) < _SIZE:
         raise FormatError(f"a run has {int(lengths.min())} bytes, at least {_SIZE} are needed")
@@ -321,7 +320,7 @@ def _take_bits(
     runs = owner[rows]
     at = (nth[rows] - skip) * bits[runs]
     source = begins[runs] + (at >> 3)
-    # Of the byte behind a number that ends with its own byte no bit is used.
+    # Where a number ends with its byte, no bit of the next byte is used.
     behind = np.minimum(source + 1, len(data) - 1)
     both = data[source].astype(np.int64) | data[behind].astype(np.int64) << 8
     found[rows] = both >> (at & 7) & ((1 << bits[runs]) - 1)

@@ -1,5 +1,4 @@
-"""Tag codes: what an entry has in place of its tag's hash when the tag is one of the store's usual
-ones.
+"""Tag codes: one byte in an entry instead of the hash of one of the store's usual tags.
 
 The idea: most stores know a handful of tags, and a hash takes four bytes that don't compress. So
 the store numbers the tag hashes it meets, the first `CODES_MAX` of them, and runs hold the numbers:
@@ -30,7 +29,9 @@ FIRST: Final = -(1 << 40)
 
 
 class TagCodes:
-    """See the module. Changed under the index's write lock only; read without it."""
+    """The table of codes and hashes. It is changed under the index's write lock only, and read
+    without it.
+    """
 
     def __init__(self, row: bytes | None) -> None:
         self._hashes = np.frombuffer(row or b"", dtype=">i8").astype(np.int64)
@@ -58,7 +59,7 @@ class TagCodes:
             batch.put(META, TAG_CODES, self._hashes.astype(">i8").tobytes())
 
     def written(self) -> None:
-        """Take note that the batch was written."""
+        """Note that the batch was written."""
         self._written = len(self._hashes)
 
     def hashes(self, values: I64) -> I64:

@@ -1,14 +1,14 @@
 """The index tail: entries and keys appended to the log but not yet checkpointed.
 
 The idea: columns, appended in log order, and nothing else: a put pays for a few array appends (60
-ns a message), a checkpoint takes the whole tail away and turns it into runs with numpy. Keys stay
-the texts they are until a checkpoint, or somebody who looks for one, has them hashed: 200 ns a
-message less at the put. What readers want, each queue's positions and the dict that finds keys, is
-made when somebody asks, from where it was left.
+ns a message). A checkpoint takes the whole tail away and turns it into runs with numpy. Keys stay
+texts until a checkpoint or a search by key hashes them, which saves 200 ns a message at the put.
+The readers' views, each queue's positions and the dict that finds keys, are made when a reader
+asks, and go on from where they were left.
 
 Invariants: columns are in log order, positions rise; a queue's offsets in one tail are dense; rows
-are added under the log's lock, read without it: what a reader may see is bounded by the log's
-visible end, not by what is in here.
+are added under the log's lock and read without it; the log's visible end, not the end of the tail,
+bounds what a reader may see.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ I64 = NDArray[np.int64]
 
 _MANY: Final = 4096
 """Rows from which numpy sorts them to their queues faster than a loop does."""
-# Eight bytes wherever kvmq runs, and filled from a list at twice the speed of "Q".
+# "L" has 8 bytes wherever kvmq runs, and fills from a list at twice the speed of "Q".
 _WIDE: Final = "L"
 assert array(_WIDE).itemsize == 8
 
 
 class QueueTail:
-    """One queue's entries in the tail: `positions[i]` is where offset `first + i` stands."""
+    """One queue's entries in the tail: `positions[i]` is the position of offset `first + i`."""
 
     __slots__ = ("first", "positions")
 
@@ -52,7 +52,7 @@ class QueueTail:
 
 
 class Tail:
-    """See the module."""
+    """One index tail."""
 
     __slots__ = (
         "_digests", "_digests_known", "_hashed", "_hashed_known", "_key_counts", "_key_positions",
@@ -71,15 +71,15 @@ class Tail:
         self.sizes = array("I")
         self.tag_hashes = array("q")
         self.stored_at = array(_WIDE)
-        # Keys found in the log come as digests, and before all that are put.
+        # Keys found in the log come as digests, and come before all keys of puts.
         self._digests = array("I")
         self._key_positions = array(_WIDE)
         self._key_queues = array(_WIDE)
-        # Keys that are put: a text for each put, and how many keys each row has.
+        # Keys of puts: a text for each put, and the number of keys of each row.
         self._key_texts: list[str] = []
         self._key_counts = array("I")
         self._hashed: list[tuple[U32, I64]] = []
-        """What became of the texts: digests, and the rows they are of."""
+        """The hashed texts: digests, and their rows."""
         self._texts_hashed = 0
         self._rows_hashed = 0
         self._queues: dict[int, QueueTail] = {}
@@ -94,7 +94,7 @@ class Tail:
 
     @property
     def keys_held(self) -> int:
-        """How many keys are in here, unique ids included."""
+        """The number of keys in the tail, unique ids included."""
         return len(self._digests) + int(np.array(self._key_counts[:]).sum())
 
     def add(
@@ -122,7 +122,7 @@ class Tail:
             self.stored_at.extend(array(_WIDE, (stored_at,)) * count)
         else:
             self.stored_at.fromlist(stored_at)
-        # Last: readers look at no row behind it.
+        # Last of all: readers look at no row behind it.
         self.rows += count
 
     def add_digests(self, queue_keys: list[int], positions: list[int], digests: list[int]) -> None:
@@ -132,18 +132,18 @@ class Tail:
         self._digests.fromlist(digests)
 
     def add_keys(self, text: str, counts: array[int]) -> None:
-        """Add the keys of the rows that were added last: all of them, row by row, separated by
-        `SEPARATOR`; and how many each row has.
+        """Add the keys of the rows that were added last: all keys in one text, row by row,
+        separated by `SEPARATOR`, and the number of keys of each row.
         """
         if not text:
             return
         self._no_keys(self.rows - len(counts))
         self._key_counts.extend(counts)
-        # Last: readers look at no count that no text is for.
+        # Last of all: readers must not see a count without its text.
         self._key_texts.append(text)
 
     def _no_keys(self, rows: int) -> None:
-        """Take note that what was not counted of the first rows has no keys."""
+        """Note that the first rows, so far uncounted, have no keys."""
         missing = rows - len(self._key_counts)
         if missing:
             self._key_counts.extend(array("I", (0,)) * missing)
@@ -168,12 +168,12 @@ class Tail:
             self._key_texts.append(key_text)
 
     def mark(self) -> tuple[int, int, int]:
-        """Where the tail ends now, for `cut`."""
+        """The end of the tail now, for `cut`."""
         return self.rows, len(self._key_counts), len(self._key_texts)
 
     def cut(self, mark: tuple[int, int, int]) -> None:
-        """Take out what was added since `mark`, also if adding it failed half-way: its records are
-        not in the log. Nobody has seen it: it stood behind the log's end.
+        """Remove the entries added since `mark`, also if adding them failed half-way: their records
+        are not in the log. Nobody has seen them: they stood behind the log's end.
         """
         with self._lock:
             rows, counts, texts = mark
@@ -184,7 +184,7 @@ class Tail:
             ):  # fmt: skip
                 del column[rows:]
             del self._key_texts[texts:], self._key_counts[counts:]
-            # What readers made of the columns is made anew when somebody asks.
+            # The readers' views of the columns are made anew when a reader asks.
             self._queues, self._rows_known = {}, 0
             self._keys, self._digests_known, self._hashed_known = {}, 0, 0
             self._hashed, self._texts_hashed, self._rows_hashed = [], 0, 0
@@ -264,8 +264,8 @@ class Tail:
         self._texts_hashed, self._rows_hashed = end, int(rows[-1]) + 1
 
     def key_columns(self) -> tuple[U32, I64, I64]:
-        """Digests of all keys, the positions of the records they are of, and those records'
-        queues; of a tail that gets no more of them.
+        """Digests of all keys, the positions of their records, and those records' queues; for a
+        tail that gets no more keys.
         """
         with self._lock:
             self._hash()
@@ -292,7 +292,7 @@ class Tail:
 
 
 def _with_rows(more: array[int], column: array[int], rows: I64) -> I64:
-    """`more`, and behind it what a column has in these rows."""
+    """`more`, followed by a column's values in these rows."""
     of_rows = np.frombuffer(column, np.int64)[rows]
     return np.concatenate([np.frombuffer(more, np.int64), of_rows]) if len(more) else of_rows
 

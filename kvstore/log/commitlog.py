@@ -53,7 +53,7 @@ Piece = tuple[int, bytes]
 
 
 class CommitLog:
-    """See the module. `lock` guards appends; `end` may be read without it."""
+    """An open commit log. `lock` guards appends; `end` may be read without it."""
 
     def __init__(
         self, folder: Path, config: StoreConfig, *, writable: bool, gone: Collection[int] = ()
@@ -88,7 +88,7 @@ class CommitLog:
 
     def start(self, end: int, durable: int) -> None:
         """Begin appending at `end`, which recovery found, behind `cut`; the disk has everything
-        below. A log that is only read is known to be on the disk to `durable`: who writes it may
+        below. A log that is only read is known to be on the disk up to `durable`: its writer may
         not have synced the rest.
         """
         self.end = self.durable = end
@@ -97,7 +97,8 @@ class CommitLog:
             return
         number = end // self.segment_size
         self.segments.create(number)
-        # The holes of a sparse copy, too: a store into one on a full disk ends the process.
+        # The holes of a sparse copy get blocks, too: a store into a hole on a full disk ends the
+        # process.
         self.segments.reserve(number, end % self.segment_size)
         if self._config.write_mode == "staged":
             c = self._config
@@ -149,7 +150,7 @@ class CommitLog:
 
     def acquire(self) -> None:
         """Take the lock for a put, or fail fast with the reason for which there can be none."""
-        # Free, as nearly always: without the clock that a wait needs.
+        # The lock is nearly always free, and then no clock is read.
         if not self.lock.acquire(blocking=False) and not self._wait():
             raise StoreBusy(
                 f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or "
@@ -216,11 +217,11 @@ class CommitLog:
         return self.segment_size - self.end % self.segment_size - BLANK_SIZE
 
     def segment_behind(self, position: int) -> int:
-        """Where the segment begins that follows the one with `position`."""
+        """The first position of the segment that follows the one with `position`."""
         return (position // self.segment_size + 1) * self.segment_size
 
     def closing(self, position: int) -> bytes:
-        """The bytes that close a segment at `position`: its log goes on in the next one."""
+        """The bytes that close a segment at `position`: the log goes on in the next one."""
         return blank(self.segment_behind(position) - position)
 
     def append(self, data: bytes, count: int) -> None:
@@ -294,10 +295,10 @@ class CommitLog:
             ) from e
 
     def _take_back(self, pieces: Sequence[Piece], before: int) -> None:
-        """Undo a write that failed: the bytes behind `end` are zero again, on the disk, too.
+        """Undo a write that failed: the bytes behind `end` become zero again, on the disk, too.
 
-        Else a later, smaller put may end where a record of the failed write begins, and recovery
-        would take that for a record of the log. Raises `FlushFailed` if the disk refuses.
+        Otherwise a later, smaller put may end where a record of the failed write begins, and
+        recovery would take that for a record of the log. Raises `FlushFailed` if the disk refuses.
         """
         if self.end != before:
             return  # interrupted behind the write: the records are in the log
@@ -316,19 +317,19 @@ class CommitLog:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Within this nothing is appended, and nothing put on the disk."""
+        """Within this block nothing is appended, and nothing is put on the disk."""
         with self._sync_lock, self.lock:
             yield
 
     def seal(self) -> None:
-        """Close the active segment, and have all of the log on the disk; within `standing`."""
+        """Close the active segment, and put all of the log on the disk; within `standing`."""
         if self.end % self.segment_size:
             self.roll()
         self._sync(nullcontext())
 
     def skip(self, count: int) -> None:
-        """Go on `count` segments behind the one that would be begun now, in one that is there;
-        within `standing`, behind `seal`.
+        """Skip `count` segments: the log goes on in a later segment, which exists already; within
+        `standing`, after `seal`.
         """
         end = self.end + count * self.segment_size
         self.segments.map(end // self.segment_size)
@@ -369,7 +370,7 @@ class CommitLog:
             return self._sync()
 
     def drain_for_reading(self) -> None:
-        """Make the files have everything appended so far; a no-op when puts go into the map."""
+        """Bring everything appended so far into the files; a no-op when puts go into the map."""
         if self.staging is not None:
             self.drain()
 
@@ -403,7 +404,7 @@ class CommitLog:
         return end
 
     def fail(self, why: BaseException) -> FlushFailed:
-        """Write nothing any more, for this reason; returns the error that says so."""
+        """Refuse all writes from now on, for this reason; returns the error that says so."""
         what = (
             f"the disk refused to take written data of {self.folder}: {why}"
             if isinstance(why, OSError | SegmentDamaged | DiskFull)
@@ -416,6 +417,6 @@ class CommitLog:
         return self.failure
 
     def close(self) -> None:
-        """Let go of the files; the caller has flushed."""
+        """Close the files; the caller has flushed."""
         self.closed = True
         self.segments.close()

@@ -1,12 +1,13 @@
-"""The flusher: one thread that puts the log on the disk, for everybody who waits for it.
+"""The flusher: one thread that puts the log on the disk, for every thread that waits for it.
 
-The idea: group commit. A put that needs the disk says up to which position and waits; the flusher
-syncs what has been appended by then, once, and wakes all whom that serves. Without waiters it syncs
-at an interval, when enough is dirty, and everything at the thorough interval.
+The idea: group commit. A put that needs the disk names a position and waits. The flusher syncs once
+everything appended so far, and wakes all waiters that this serves. Without waiters it syncs at an
+interval when enough bytes are dirty, and syncs everything at the thorough interval.
 
-Invariants: `durable` is moved by a sync that succeeded, never otherwise; after one that failed, or
-any turn that raised something unexpected, the log is read-only, every waiter gets `FlushFailed`,
-and so does everyone who comes later; nobody waits for a thread that is not there."""
+Invariants: only a sync that succeeded moves `durable`; after a sync that failed, or a turn that
+raised an unexpected exception, the log is read-only, and every waiter, present or later, gets
+`FlushFailed`; nobody waits for a thread that is not there.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _LOOK: Final = 1.0
 
 
 class Flusher:
-    """See the module."""
+    """The flusher of one log."""
 
     def __init__(
         self, log: CommitLog, config: StoreConfig, *, on_durable: Callable[[], None]
@@ -83,7 +84,7 @@ class Flusher:
         self.thread.wake.set()
 
     def stop(self) -> None:
-        """End the thread, and sync what is left."""
+        """End the thread, and sync the rest."""
         self.thread.stop()
         try:
             if self._log.failure is None:
@@ -109,12 +110,13 @@ class Flusher:
             if thorough:
                 self._thorough_at = now + config.flush_thorough_interval
         if self._waiting:
-            # Also where there was nothing to sync: a checkpoint's sync serves, or fails, them too.
+            # Also where there was nothing to sync: a checkpoint's sync serves, or fails, the
+            # waiters too.
             self._notify()
 
     def _failed(self, why: BaseException) -> None:
-        """A turn met what nobody reckoned with: whether what was written is on the disk is unknown,
-        and the next turn may fail the same way, so nobody is left waiting for it.
+        """A turn raised an unexpected exception: whether the written bytes are on the disk is
+        unknown, and the next turn may fail the same way, so nobody is left waiting for it.
         """
         try:
             self._log.fail(why)
@@ -122,7 +124,7 @@ class Flusher:
             self._notify()
 
     def _gather(self) -> None:
-        """Let those whom the last sync woke put again: with 16 threads a sync then serves
+        """Let the threads that the last sync woke put again: with 16 threads a sync then serves
         nearly all of them, not every other one. Not worth it where a sync is faster than the wait.
         """
         if self._served > 1 and self._sync_seconds > _GATHER_SECONDS:

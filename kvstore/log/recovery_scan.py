@@ -1,13 +1,13 @@
-"""Recovery's reading half: from a known position to the end of the log, past what is damaged.
+"""Recovery scan: recovery's reading half, from a known position to the end of the log, past damage.
 
 The idea: records are checked in batches and handed on to be indexed. Where one is bad, the durable
 end decides: below it the disk had the record whole, so this is corruption, which is noted and
-passed over to the next good record; at or above it this is the torn tail of a crash, and the log
+skipped up to the next good record; at or above it this is the torn tail of a crash, and the log
 ends here.
 
 Invariants: nothing is changed here, the caller cuts; every byte from start to end is a record
 handed on, a blank, or a `Damage` in the report; damage below the durable end never ends the log. A
-file that is as it should be and can't be opened is no damage: `SegmentDamaged` is raised.
+sound file that can't be opened is no damage: `SegmentDamaged` is raised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Chunk(NamedTuple):
-    """Good records, one behind the other but for gaps between them: `buffer` index = position -
+    """Good records in order, with possible gaps between them: `buffer` index = position -
     `base`.
     """
 
@@ -89,11 +89,11 @@ class LogScan:
             except SegmentDamaged as e:
                 self._segments.look_again()
                 if number < self._segments.oldest:
-                    self.end = stop  # whoever writes to this log has let go of it just now
+                    self.end = stop  # the log's writer has removed it just now
                     continue
                 if self._segments.is_usable(number):
-                    # It may be readable again tomorrow, with messages whose offsets would be given
-                    # to others if the log went on without it today.
+                    # The file may be readable again tomorrow, with messages whose offsets would be
+                    # given to others if the log went on without it today.
                     raise SegmentDamaged(
                         f"{e}; it has to be read to go on where the log ends: make it readable, or "
                         "move it out of the folder to go on without its messages",
@@ -150,10 +150,10 @@ class LogScan:
     ) -> int | None:
         """The first record above the durable end whose topic or properties have zero bytes.
 
-        A body's sum says nothing about what is behind it. Whatever puts makes sure that there are
-        no zeros in there, so they are pages that did not reach the disk: a torn tail. A page that
-        is missing reaches to the record's last byte, unless the record is longer than a page: so
-        most are done with one look.
+        A body's CRC says nothing about the bytes behind it. Puts make sure that these hold no
+        zeros, so zeros are pages that did not reach the disk: a torn tail. A missing page reaches
+        to the record's last byte, unless the record is longer than a page, so most records take one
+        look.
         """
         for position, size in zip(positions, sizes, strict=True):
             last = position - base + size - 1
@@ -164,7 +164,7 @@ class LogScan:
         return None
 
     def _pass_over(self, buffer: SegmentBuffer, base: int, stop: int, why: ScanStop) -> bool:
-        """Get over what is no record; False if the log ends here."""
+        """Skip bytes that are no record; False if the log ends here."""
         reason = (
             "zeros where records should be"
             if why is ScanStop.ZEROS
@@ -178,7 +178,8 @@ class LogScan:
             buffer, base, self.end - base + 1, stop - base, property_crc=self._property_crc
         )
         until = base + at if at >= 0 else base + self._size
-        # What is wrong may reach over the durable end: corruption below it, a torn tail above.
+        # The bad bytes may reach over the durable end: they are corruption below it, a torn tail
+        # above.
         until = min(until, self._durable)
         self.damage.append(Damage(self.end, until, reason))
         self.end = until

@@ -1,12 +1,13 @@
-"""The folder of segment files: which there are, their maps, making and removing them.
+"""Segments: the folder of segment files, with their maps, their making and their removal.
 
 The idea: a segment is a file of fixed size named by its first position in 20 digits; its number is
-position // segment size. Maps are opened when first read and the least recently opened sealed ones
-are let go, so a store of a thousand segments opens as fast as one of two.
+position // segment size. Maps are opened when first read, and the least recently opened sealed ones
+are closed, so a store of a thousand segments opens as fast as one of two.
 
-Invariants: a mapped segment has its full size; a file that can't be one (foreign name, wrong size,
-unreadable) is kept out and reported, never guessed at; what stands where a segment has to be made
-is moved aside; whatever the disk refuses is a typed error."""
+Invariants: a mapped segment has its full size; a file that can't be a segment (foreign name, wrong
+size, unreadable) is kept out and reported, never guessed at; a file or folder in the way of a new
+segment is moved aside; every refusal of the disk is a typed error.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +48,13 @@ def segment_name(position: int) -> str:
 
 def named_position(name: str) -> int | None:
     """The position that a segment's file name says; None if the name is no segment's."""
-    # Other digits than ASCII's are digits to Python, and to nobody who reads this folder.
+    # Python also takes other digits than ASCII's, which no other reader of this folder does.
     is_one = len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
     return int(name) if is_one else None
 
 
 class Segments:
-    """See the module."""
+    """The segment files of one store."""
 
     def __init__(
         self,
@@ -106,8 +107,9 @@ class Segments:
         self.numbers = self._without_strays(sorted(numbers))
 
     def _unfinished(self, path: Path) -> None:
-        """Clear away what a crash cut short: an allocation or copy, which never was part of the
-        log, or an erasure. To a reader it is the writer's work, which may be done by now.
+        """Remove the files of work that a crash cut short: an allocation or copy, which never was
+        part of the log, or an erasure. For a reader they are the writer's work, which may be done
+        by now.
         """
         if not path.is_file():
             if path.exists():
@@ -120,10 +122,10 @@ class Segments:
                 self.files.remove(path)
 
     def _without_strays(self, numbers: list[int]) -> list[int]:
-        """The numbers that are of one log: of stretches with more than `GAP_MAX` segments between
-        them, the one with most good files. The others are foreign: to scan up to them, or to take
-        one for the log's beginning, would take for ever or lose the log. Segments that are known to
-        have left the log are no gap.
+        """The numbers that belong to one log: of clusters with more than `GAP_MAX` segments between
+        them, the one with most good files. The others are foreign: to scan up to them would take
+        for ever, and to take one for the log's beginning would lose the log. Segments that are
+        known to have left the log are no gap.
         """
         groups: list[list[int]] = []
         there = frozenset(numbers)
@@ -158,10 +160,10 @@ class Segments:
         return self.folder / segment_name(number * self.size)
 
     def look_again(self) -> None:
-        """Where the folder is opened for reading only: let go of the segments that the writer's
-        retention has removed since.
+        """Forget the segments that the writer's retention has removed; for a folder that is opened
+        for reading only.
 
-        Those are the oldest ones, while newer ones are there. What else is missing is damage.
+        Those are the oldest ones, while newer ones are there. Any other missing segment is damage.
         """
         numbers = self.numbers
         if self._writable or not numbers or self.files.size(self.path(numbers[0])) is not None:
@@ -181,8 +183,8 @@ class Segments:
             self.removals += 1
 
     def leave(self, numbers: Collection[int]) -> None:
-        """Where the folder is opened for reading only: let go of segments that the writer has
-        handed over or let go of, whether or not their files are gone by now.
+        """Forget segments that the writer has handed over or removed, whether or not their files
+        are gone by now; for a folder that is opened for reading only.
         """
         with self._lock:
             for number in numbers:
@@ -198,16 +200,16 @@ class Segments:
 
     @property
     def oldest(self) -> int:
-        """The oldest segment there is; 0 where none ever was."""
+        """The oldest existing segment; 0 where there never was one."""
         numbers = self.numbers
         return numbers[0] if numbers else self.retired_below
 
     def has(self, number: int) -> bool:
-        """Whether a segment is there, whatever may be wrong with it."""
+        """Whether a segment exists, sound or not."""
         return number in self.numbers
 
     def is_usable(self, number: int) -> bool:
-        """Whether a segment is there with nothing wrong about its file: it should open."""
+        """Whether a segment exists and its file is sound, so that it should open."""
         return number in self.numbers and number not in self.problems
 
     def map(self, number: int) -> MappedFile:
@@ -232,12 +234,12 @@ class Segments:
                 raise SegmentDamaged(
                     f"{problem}; bring the file back, or let retention pass it", str(path)
                 )
-            # Only what is behind the last sealed segment is ever written to.
+            # Only segments behind the last sealed one are ever written to.
             writable = self._writable and number >= self.writable_from
             with told(path, "opened"):
                 found = self.files.map(path, writable=writable)
             if len(self._maps) >= MAPS_MAX:
-                # Never one that the flusher may be syncing: closing takes its descriptor away.
+                # A map that the flusher may be syncing stays: closing takes its descriptor away.
                 oldest = next((n for n in self._maps if n < self.writable_from), None)
                 if oldest is not None:
                     self._maps.pop(oldest).close()
@@ -253,7 +255,7 @@ class Segments:
             found.reserve(end)
 
     def remap(self, number: int) -> None:
-        """Forget a map, such as one that is read-only and has to be written to now."""
+        """Forget a map, for example a read-only one of a segment that has to be written to now."""
         with self._lock:
             found = self._maps.pop(number, None)
             if found is not None:
@@ -263,8 +265,8 @@ class Segments:
         """Make a segment of zeros, without blocks on the disk; nothing if it is there. `DiskFull`,
         or `SegmentDamaged` if the disk refuses it for another reason.
 
-        What is in the way, be it a folder or a file that can't be a segment, is moved aside: the
-        log has to go on at this position, and nowhere else.
+        A folder in the way, or a file that can't be a segment, is moved aside: the log has to go on
+        at this position, and nowhere else.
         """
         with self._lock:
             if number in self.numbers and number not in self.problems:
@@ -286,7 +288,7 @@ class Segments:
         _log.warning("%s was in the place of the next segment; it is now %s", path, aside)
 
     def extend(self, number: int) -> None:
-        """Give a segment that is too short its full size, with zeros; what it holds stays."""
+        """Give a segment that is too short its full size, with zeros; its bytes stay."""
         path = self.path(number)
         whole = path.with_name(path.name + _WHOLE)
         with self._lock, told(path, "filled up"):
@@ -318,7 +320,7 @@ class Segments:
 
     def remove(self, number: int, *, erase: bool = False) -> None:
         """Remove a segment's file; with `erase`, overwrite it first unless another folder shares
-        its bytes. What is no file (a folder, a pipe) stays, and stays a problem that is reported;
+        its bytes. Anything but a file (a folder, a pipe) stays, and is still reported as a problem;
         it is no segment any more.
         """
         path = self.path(number)
@@ -336,8 +338,8 @@ class Segments:
             if not erase or not self.files.size(path):
                 self.files.remove(path)
                 return
-            # Under another name first: whoever has the folder open for reading finds it gone then,
-            # and zeros that it still sees in a map are no damage.
+            # The file gets another name first: a process that has the folder open for reading then
+            # finds it gone, and zeros that it still sees in a map are no damage.
             gone = path.with_name(path.name + _GONE)
             self.files.rename(path, gone)
             self._erase(gone)
@@ -353,7 +355,8 @@ class Segments:
         try:
             found.sync()
         except OSError as e:
-            # Never `DiskFull`, after which a caller may try again: the pages may be gone.
+            # The error is never `DiskFull`, after which a caller may try again: the pages may be
+            # gone.
             raise _refused(found.path, "put on the disk", e) from e
 
     def forked(self) -> None:
@@ -363,7 +366,7 @@ class Segments:
         self._maps.clear()
 
     def close(self) -> None:
-        """Let go of all maps."""
+        """Close all maps."""
         with self._lock:
             for found in self._maps.values():
                 found.close()
@@ -372,7 +375,7 @@ class Segments:
 
 @contextlib.contextmanager
 def told(path: Path, done: str) -> Iterator[None]:
-    """Have what the operating system refuses as an error of kvmq's own."""
+    """Within this block errors of the operating system become errors of kvmq."""
     try:
         yield
     except OSError as e:

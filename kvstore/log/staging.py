@@ -1,5 +1,4 @@
-"""Staged writing: records wait in one of two memory buffers while the other is written to the
-segment.
+"""Staging: records wait in one of two memory buffers while the other is written to the segment.
 
 The idea: on disks on which stores into a map stall, a put should touch memory only. Appends go to
 the active buffer; when it reaches its limit of bytes, messages or age, the buffers swap, and the
@@ -9,7 +8,8 @@ buffers, as immutable chunks.
 Invariants: a position is found in exactly one of: the file (below `written`), the buffer under way,
 the active buffer; a buffer goes when the file has all of it, not before; chunks of one buffer are
 contiguous except where a segment ends; at most two buffers exist, so an append behind a disk that
-stalls fails with `StoreBusy` instead of filling the memory."""
+stalls fails with `StoreBusy` instead of filling the memory.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Buffer:
 
 
 class Staging:
-    """See the module. `append`, `count` and `cut` are called under the log's lock."""
+    """The two buffers of a log. `append`, `count` and `cut` are called under the log's lock."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class Staging:
         b.end = position + len(data)
 
     def count(self, records: int) -> None:
-        """Say that what was appended holds so many records more."""
+        """Count so many more records as appended."""
         self._active.count += records
 
     def cut(self, position: int) -> None:
-        """Forget the chunks from `position` on, whose append failed; no drain began since.
+        """Forget the chunks from `position` on, whose append failed; no drain may have begun since.
 
         Their messages stay counted: the count only says when to drain.
         """
@@ -126,7 +126,7 @@ class Staging:
         """
         with self._write_lock:
             if self._under_way is not None:
-                # A writing that was cut short, by whatever: once more, the same bytes.
+                # An earlier write was interrupted: the same bytes are written once more.
                 self._write(self._under_way)
             with log_lock:
                 full = self._active
@@ -140,7 +140,7 @@ class Staging:
             return full.end
 
     def _write(self, full: _Buffer) -> None:
-        """Put a buffer into the files, and let go of it; under the lock of writing."""
+        """Put a buffer into the files, and drop it; under the lock of writing."""
         size = self._segments.size
         first, last = full.starts[0] // size, full.starts[-1] // size
         for number in range(first, last + 1):

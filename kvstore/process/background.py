@@ -1,9 +1,9 @@
 """Background: the threads of a store, which go on until they are stopped.
 
-The idea: such a thread takes a turn whenever it is woken, and at an interval. A turn that fails,
-be it for want of memory or by an exception that was thrown into the thread, is logged, kept for
-`Store.stats`, and told to the thread's owner, who says what it means (the flusher's makes the store
-read-only); then the thread takes its next turn, after a pause.
+The idea: such a thread takes a turn whenever it is woken, and at an interval. A turn may fail, for
+example for want of memory or by an exception that was thrown into the thread. The failure is
+logged, kept for `Store.stats`, and told to the thread's owner, who acts on it (the flusher's owner
+makes the store read-only). Then the thread takes its next turn, after a pause.
 
 Invariants: no exception ends a thread; one that was told to stop ends after the turn it is at.
 """
@@ -27,15 +27,16 @@ _log = logging.getLogger("kvmq")
 
 
 def traced(why: BaseException) -> str:
-    """An unexpected exception with its way here, as text: a log that kept the exception itself
+    """An unexpected exception with its traceback, as text: a log that kept the exception itself
     would keep iterators of RocksDB, which then can't be closed.
     """
     return "".join(traceback.format_exception(why)).rstrip()
 
 
 class ThreadStats(msgspec.Struct, frozen=True):
-    """A thread of an open store: what it did `last` and when, in ms since the epoch; how many turns
-    failed since the store was opened, and why the last one did, until one succeeds.
+    """Figures of a thread of an open store: its `last` work and the time of that, in ms since the
+    epoch; the number of failed turns since the store was opened, and the reason of the last failure
+    until a turn succeeds.
     """
 
     name: str
@@ -47,8 +48,8 @@ class ThreadStats(msgspec.Struct, frozen=True):
 
 
 class Background:
-    """See the module. The thread begins with a turn if `at_once`, else with the wait for one.
-    `failed` is called in the thread with what a turn raised.
+    """A thread that takes turns. It begins with a turn if `at_once`, else with the wait for one.
+    `failed` is called in the thread with the exception of a failed turn.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; the owner has everything by now that a turn needs."""
+        """Begin; the owner must have everything by now that a turn needs."""
         self._thread.start()
 
     @property
@@ -89,11 +90,11 @@ class Background:
         return self._thread.is_alive()
 
     def take_next_in(self, seconds: float) -> None:
-        """In a turn: take the next one after so many seconds, if that is sooner."""
+        """Called in a turn: take the next turn after so many seconds, if that is sooner."""
         self._next_in = min(self._next_in, seconds)
 
     def did(self, what: str) -> None:
-        """Note what the thread has done, for `stats`."""
+        """Note the work that the thread has done, for `stats`."""
         self._last = what
         self._last_at = self._clock.now_ms()
 
@@ -104,13 +105,13 @@ class Background:
         self._failure = why
 
     def end(self) -> None:
-        """Have the thread end after the turn it is at, without waiting for that."""
+        """Tell the thread to end after its current turn, without waiting for the end."""
         self.is_stopping = True
         self._halt.set()
         self.wake.set()
 
     def stop(self) -> None:
-        """Have the thread end, and wait for that."""
+        """End the thread, and wait until it has ended."""
         self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -129,7 +130,7 @@ class Background:
     # --- in the thread ---
 
     def _run(self) -> None:
-        # Nothing out here calls anything that could fail.
+        # Code out here calls nothing that could fail.
         while not self.is_stopping:
             try:
                 self._take_turn()

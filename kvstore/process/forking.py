@@ -1,14 +1,14 @@
-"""Forking: the child of a process that has stores open gets none of them.
+"""Forking: the child of a process with open stores gets none of them.
 
 The idea: threads, locks and RocksDB do not survive a fork, and two processes that write one store
 would give out the same offsets. So right after a fork, in the child, each object that a caller
 holds (`Store`, `aio.Store`, `tiering.Worker`) becomes one whose every call raises `StoreForked`,
-and each part that holds a file open lets go of it. No call of the parent checks anything for
+and each part that holds a file open closes it there. No call of the parent checks anything for
 this.
 
 Invariants: nothing that the parent uses is written, unlocked or closed for it; nothing here waits
-for a lock, since its holder may be a thread that the child does not have; a call that is added to a
-handle later is refused, too.
+for a lock, since its holder may be a thread that the child does not have; calls that are added to a
+handle later are refused, too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Holder(Protocol):
     """A part that holds something open: a file, a lock, a pipe, a database."""
 
     def forked(self) -> None:
-        """In the child: let go of it, and of nothing that the parent has."""
+        """In the child: release it, and nothing that the parent has."""
 
 
 _ALLOWED: Final = frozenset({"path", "close", "stop"})
-"""What may be asked of a refused handle: its name, and its end, which has nothing to do."""
+"""The names that a refused handle still answers: its path, and its end, which has nothing to do."""
 _DESCRIPTORS: Final = "/proc/self/fd"
 _handles: Final[WeakSet[object]] = WeakSet()
 _holders: Final[WeakSet[Holder]] = WeakSet()
@@ -43,7 +43,7 @@ _calls: Final[list[Callable[[], None]]] = []
 
 
 def refuse_in_child(handle: object) -> None:
-    """Every call of this object raises `StoreForked` in a child that is forked from now on."""
+    """Make every call of this object raise `StoreForked` in a child that is forked from now on."""
     _handles.add(handle)
 
 
@@ -58,15 +58,17 @@ def call_in_child(call: Callable[[], None]) -> None:
 
 
 def module_lock() -> threading.Lock:
-    """A lock for a module's own use that is free in a forked child, whoever held it."""
+    """A lock for a module's own use; in a forked child it is free, even if a thread of the parent
+    held it.
+    """
     lock = threading.Lock()
     call_in_child(lock._at_fork_reinit)  # type: ignore[attr-defined]  # typeshed leaves it out
     return lock
 
 
 def blind(folder: Path) -> None:
-    """In the child: files below a folder that a library holds open, and can't be told to close,
-    lead nowhere from now on. Reading or writing them fails.
+    """In the child: make files below a folder lead nowhere that a library holds open and can't be
+    told to close. Reading or writing them fails from now on.
     """
     there = folder.resolve()
     nowhere, its_writer = os.pipe()
@@ -86,8 +88,8 @@ def keep_for_ever(thing: object) -> None:
 
 
 def end_without_destructors() -> None:
-    """In the child: have the process end, when it does, before C++'s static destructors. RocksDB's
-    would join threads that only the parent has (a segmentation fault).
+    """In the child: let the process end, when it does, before C++'s static destructors run.
+    RocksDB's would join threads that only the parent has (a segmentation fault).
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc's; it passes the exit code on
@@ -95,7 +97,7 @@ def end_without_destructors() -> None:
 
 
 class _Refused:
-    """What goes before a handle's class in a child."""
+    """The class that goes before a handle's own class in a child."""
 
     path: Any
 
@@ -154,7 +156,7 @@ def _forked() -> None:
         holder.forked()
     for call in _calls:
         call()
-    # They are nobody's any more: a child of the child has nothing to let go of.
+    # The holders are nobody's any more: a child of the child has nothing to release.
     _handles.clear()
     _holders.clear()
 

@@ -1,12 +1,13 @@
-"""Check: is there a whole record at this place, and how large is it?
+"""Check: whether a whole record begins at a place, and how large it is.
 
-The idea: recovery and verification look at every record of a segment and want nothing of it but its
-size. `scan` is the loop for ordinary records, `check_record` the careful look at one, and the one
-that says what is wrong. (RocketMQ: CommitLog.checkMessageAndReturnSize.)
+The idea: recovery and verification look at every record of a segment and need only its size. `scan`
+is the loop for ordinary records; `check_record` looks carefully at one, and says what is wrong with
+it. (RocketMQ: CommitLog.checkMessageAndReturnSize.)
 
 Invariants: any bytes give a size, "no record here" or RecordDamaged; no length field is followed
-beyond `end`; `scan` takes exactly the records that `check_record` takes. Not looked at is what only
-a reader needs: whether the topic is UTF-8, and whether a compressed body can be decompressed.
+beyond `end`; `scan` takes exactly the records that `check_record` takes. Two facts that only a
+reader needs are not checked: whether the topic is UTF-8, and whether a compressed body can be
+decompressed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _COPY_MAX: Final = 64 * 1024
 
 
 class ScanStop(StrEnum):
-    """Why a scan went no further."""
+    """The reason why a scan stopped."""
 
     END = "end"
     """The end it was given, exactly behind a record."""
@@ -71,7 +72,7 @@ class ScanStop(StrEnum):
 
 
 class RecordParts(NamedTuple):
-    """Where a record's parts are: buffer indexes and sizes in bytes."""
+    """The places of a record's parts: buffer indexes, and sizes in bytes."""
 
     size: int
     body_crc: int
@@ -129,8 +130,8 @@ def scan(
 
     `base` is the log position of the buffer's index 0. Appends the position of each good record to
     `out_positions` (an `array("Q")`) and its size to `out_sizes` (an `array("I")`), for at most
-    `limit` records. Returns the index behind the last good record, and why it stopped there. What
-    is checked is what `check_record` checks.
+    `limit` records. Returns the index behind the last good record, and why it stopped there. The
+    checks are those of `check_record`.
     """
     end = min(end, len(buffer))
     kind, body_offset, unpack = 0, BODY_AT, CHECKED.unpack_from
@@ -138,8 +139,8 @@ def scan(
     add_position, add_size = out_positions.append, out_sizes.append
     for _ in range(limit):
         if 0 <= at <= last:
-            # The ordinary record, with hosts like the one before, without a call. Whatever isn't
-            # one is looked at below.
+            # The ordinary record, with hosts like the one before, takes no call. All others are
+            # looked at below.
             size, magic, body_crc, position, flags, body_size = unpack(buffer, at)
             body_at = at + body_offset
             topic_at = body_at + body_size
@@ -180,14 +181,15 @@ def scan(
 def _look(
     buffer: Buffer, at: int, end: int, position: int, property_crc: bool
 ) -> tuple[ScanStop | None, int]:
-    """What a scan finds that isn't an ordinary record: a reason to stop, or None and a record's
-    size."""
+    """Look at bytes that aren't an ordinary record: a reason to stop, or None and a record's
+    size.
+    """
     if at == end:
         return ScanStop.END, 0
     try:
         size = check_record(buffer, at, end, position, property_crc=property_crc)
     except RecordDamaged:
-        # Fewer bytes than a blank record takes can still be ones that were never written.
+        # Fewer bytes than a blank record has can still be bytes that were never written.
         if at >= 0 and end - at < BLANK_SIZE and not any(buffer[at:end]):
             return ScanStop.ZEROS, 0
         return ScanStop.DAMAGED, 0
@@ -247,8 +249,8 @@ def check_body_crc(buffer: Buffer, parts: RecordParts, position: int) -> None:
 def property_crc_problem(
     buffer: Buffer, at: int, size: int, position: int, *, required: bool = False
 ) -> str:
-    """What contradicts the whole, checked record of `size` bytes at index `at` in the CRC over all
-    of it; empty if nothing does, or if it carries none and that is not `required`.
+    """The fault that the CRC over a whole, checked record of `size` bytes at index `at` shows;
+    empty if there is none, or if the record carries no such CRC and that is not `required`.
     """
     end = at + size
     head_at = end - PROPERTY_CRC_SIZE
@@ -263,8 +265,8 @@ def property_crc_problem(
 
 def _check_property_crc(buffer: Buffer, at: int, parts: RecordParts, position: int) -> None:
     suffix_at = at + parts.size - PROPERTY_CRC_SIZE
-    # Where the properties are shorter than that, their length stands among these bytes, and no
-    # length that small looks like any two bytes of the property.
+    # Where the properties are shorter than the CRC property, their length stands among these bytes,
+    # and no length that small looks like any two bytes of the property.
     found = bytes(buffer[suffix_at : suffix_at + PROPERTY_CRC_SIZE])
     if not found.startswith(PROPERTY_CRC_HEAD):
         raise RecordDamaged(f"record at {position} has no CRC property at its end", position)

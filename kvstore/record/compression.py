@@ -1,13 +1,12 @@
-"""Compression of bodies: the three codecs that RocketMQ's producers use, with a bound on what comes
-out.
+"""Compression: bodies in the three codecs of RocketMQ's producers, with a bound on the output.
 
 The idea: zlib streams, LZ4 frames and Zstandard frames, named by three bits of the system flags
 (RocketMQ: CompressionType, CompressorFactory). A few bytes can claim to be gigabytes, so every
 decompressor is asked for one byte more than the limit, and refused if it has it.
 
-Invariants: what `compress` makes, RocketMQ can read (its LZ4 reader knows no linked blocks);
-`decompress` gives the body or RecordDamaged, and holds at most about twice `limit`. Both may be
-called from any thread: Zstandard's objects, which may not be shared, are per thread.
+Invariants: RocketMQ can read the output of `compress` (its LZ4 reader knows no linked blocks);
+`decompress` gives the body or RecordDamaged, and holds at most about twice `limit` bytes. Both may
+be called from any thread: each thread has its own Zstandard objects, which may not be shared.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None
     """`body` as a zlib stream, LZ4 frame or Zstandard frame.
 
     `codec` is "zlib", "lz4" or "zstd", `level` the codec's own number (None: 5, 0 and 3). Raises
-    ConfigError if either is not one.
+    ConfigError for any other codec or level.
     """
     if codec not in _DEFAULT_LEVELS:
         raise _unknown(codec)
@@ -82,7 +81,7 @@ def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None
         if codec == "zlib":
             return zlib_ng.compress(body, level)
         if codec == "lz4":
-            # Linked blocks, the binding's default, are what RocketMQ's LZ4 reader refuses.
+            # RocketMQ's LZ4 reader refuses linked blocks, the binding's default.
             packed: bytes = lz4.frame.compress(body, compression_level=level, block_linked=False)
             return packed
         compressor = _per_thread.compressors.get(level)
@@ -97,9 +96,9 @@ def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None
 def decompress(stored: bytes, system_flags: int, limit: int = DECOMPRESSED_MAX) -> bytes:
     """The body that `stored` is the compressed form of, at most `limit` bytes long.
 
-    The codec is taken from `system_flags`. Bytes behind the end of a zlib stream are passed over,
-    as in Java. Raises RecordDamaged (without a position) if `stored` isn't whole, isn't of that
-    codec, or grows beyond `limit`.
+    The codec is taken from `system_flags`. Bytes behind the end of a zlib stream are ignored, as in
+    Java. Raises RecordDamaged (without a position) if `stored` isn't whole, isn't of that codec, or
+    grows beyond `limit`.
     """
     codec = system_flags & CODEC_MASK
     try:
@@ -127,7 +126,8 @@ def _zlib(stored: bytes, limit: int) -> bytes:
 
 def _lz4(stored: bytes, limit: int) -> bytes:
     frame = lz4.frame.LZ4FrameDecompressor()
-    # The binding allocates what it may return at once, so it is asked for a likely size first.
+    # The binding allocates its largest possible output at once, so it is asked for a likely size
+    # first.
     step = _first_guess(stored, limit + 1)
     parts: list[bytes] = [frame.decompress(stored, step)]
     total = len(parts[0])
@@ -149,8 +149,9 @@ def _zstd(stored: bytes, limit: int) -> bytes:
     stated = zstandard.frame_content_size(stored)
     if stated > limit:
         raise _too_large(limit)
-    # RocketMQ's frames don't state what they hold. The binding then allocates what it may return,
-    # and says that a frame isn't whole in the same way as that it is larger, so it is asked again.
+    # RocketMQ's frames don't state the size of their content. The binding then allocates its
+    # largest possible output, and raises the same error for a frame that isn't whole and for one
+    # that is larger, so it is asked again.
     most = stated if stated >= 0 else limit + 1
     room = stated if stated >= 0 else _first_guess(stored, most)
     body: bytes | None = None

@@ -1,15 +1,14 @@
-"""Decode: the bytes of a record -> a `StoredMessage`.
+"""Decode: the bytes of one record become a `StoredMessage`.
 
 The idea: one `unpack_from` on the mapped segment for the whole head, then four slices. A record is
-trusted only after everything in it that can be checked was: its magic, its size against the bytes
-there are, the position it says it has, that the lengths inside add up to its size, and the CRC of
-its body. What went wrong is found out afterwards, by `kvstore.record.check`, so that a good record
-pays only for the comparisons. (RocketMQ: MessageDecoder.decode,
-CommitLog.checkMessageAndReturnSize.)
+trusted only after every possible check: its magic, its size against the bytes there are, its own
+position, the sum of the lengths inside against its size, and the CRC of its body.
+`kvstore.record.check` finds the fault of a bad record afterwards, so a good record pays only for
+the comparisons. (RocketMQ: MessageDecoder.decode, CommitLog.checkMessageAndReturnSize.)
 
 Invariants: any bytes give a record or RecordDamaged, nothing else; a length field is compared with
-what is there before anything is read or allocated by it; the message keeps no reference to the
-buffer.
+the bytes there are before anything is read or allocated by it; the message keeps no reference to
+the buffer.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ def decode(
 ) -> StoredMessage:
     """The record that begins at index `at` of `buffer` and ends at or before `end`.
 
-    `position` is where in the whole log it must say it is. `check_crc` False leaves out the body's
-    CRC, for bytes that were checked before. A compressed body is decompressed, to at most
+    `position` is the log position that the record must state. `check_crc` False leaves out the
+    body's CRC, for bytes that were checked before. A compressed body is decompressed, to at most
     `max_body` bytes, or left as stored with `raw_body`. Raises RecordDamaged, with the position and
     what was expected and found; a blank record and unwritten zeros are no records either.
     """
-    # The ordinary record (V1, IPv4, nothing compressed) in a mapped segment or `bytes`, without a
-    # further call. Whatever isn't one, or isn't right, is left to `_decode_any`.
+    # The ordinary record (V1, IPv4, nothing compressed) in a mapped segment or `bytes` takes no
+    # further call. `_decode_any` gets all others, and the faulty ones.
     try:
         (
             size, magic, body_crc, queue, flags, offset, stated, system_flags, born_at, born_host,
@@ -88,7 +87,7 @@ def decode(
             if (
                 topic_size <= TOPIC_MAX
                 and properties_at <= stop
-                # A signed length: above 32,767 it can't be what is left.
+                # A signed length: above 32,767 it can't be the number of bytes left.
                 and _unpack_length(buffer, topic_end)[0] == stop - properties_at
                 and type(body := buffer[body_at:body_end]) is bytes
                 and (not check_crc or crc32(body) & CRC_MASK == body_crc)
@@ -101,7 +100,7 @@ def decode(
                     reconsume_times, prepared, body_crc,
                 )  # fmt: skip
     except (struct_error, UnicodeDecodeError):
-        pass  # too few bytes for a head, or a topic that isn't text: said below
+        pass  # too few bytes for a head, or a topic that isn't text: reported below
     return _decode_any(buffer, at, end, position, check_crc, raw_body, max_body)
 
 
@@ -114,7 +113,7 @@ def _decode_any(
     raw_body: bool,
     max_body: int,
 ) -> StoredMessage:
-    """As `decode`, for every kind of record; says what is wrong with one that is none."""
+    """As `decode`, for every kind of record; the error of bad bytes names their fault."""
     parts = measure(buffer, at, min(end, len(buffer)), position)
     if check_crc:
         check_body_crc(buffer, parts, position)

@@ -1,11 +1,11 @@
-"""Decode a run: records of one queue that stand in one buffer -> its messages.
+"""Decode a run: the records of one queue in one buffer become its messages.
 
-The idea: whoever reads a queue knows topic, queue and offsets beforehand. So instead of taking them
-from each record, a record is compared with what it must be: topic and both lengths around it in one
-comparison of a few bytes. What differs in anything is left to `decode`, one record at a time, which
-finds out what it is. Nearly twice as fast as `decode` record by record.
+The idea: the reader of a queue knows topic, queue and offsets beforehand. So each record is
+compared with the expected values, the topic and both lengths around it in one comparison of a few
+bytes. A record that differs in anything goes to `decode` alone, which finds out the difference.
+This is nearly twice as fast as `decode` record by record.
 
-Invariant: what is returned is exactly what `decode` would have returned for these records.
+Invariant: the messages are exactly those that `decode` would have returned for these records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _unpack = HEAD_V4_V4.unpack_from
 
 class Middles(dict[int, bytes | None]):
     """Properties length -> the bytes between body and properties, for one topic; None, which no
-    bytes equal, for what can't be a length.
+    bytes equal, for a number that can't be a length.
     """
 
     def __init__(self, topic: str) -> None:
@@ -68,8 +68,8 @@ def decode_run(
     """The messages at `positions` (one at least), which begin at index position - `base` of
     `buffer`, end at or before `end`, and must be `offset` and on of `queue`.
 
-    Ends before the first one that is not an ordinary record (V1, IPv4, not compressed), not whole,
-    or not what it must be.
+    Ends before the first record that is not ordinary (V1, IPv4, not compressed), not whole, or not
+    the expected one.
     """
     out: list[StoredMessage] = []
     topic, middle_size = middles.topic, middles.size

@@ -1,9 +1,9 @@
-"""Encode: a `StoredMessage` with its body as stored -> the bytes of its record.
+"""Encode: a `StoredMessage` with its body as stored becomes the bytes of its record.
 
 The idea: the exact inverse of `decode(..., raw_body=True)`, for archives that take records apart
 and put them together again, and as the reference for the put path, which has a faster loop of its
-own. Also the two other things a log is made of: blank records, and the CRC property. (RocketMQ:
-MessageExtEncoder, CommitLog's DefaultAppendMessageCallback.)
+own. This module also makes blank records and the CRC property. (RocketMQ: MessageExtEncoder,
+CommitLog's DefaultAppendMessageCallback.)
 
 Invariant: `encode_record(decode(raw, ..., raw_body=True)) == raw` for every record.
 """
@@ -59,8 +59,8 @@ def encode_record(m: StoredMessage) -> bytes:
     """The record's bytes, V1 or V2 as `m.version` says.
 
     `m.body` and `m.body_crc` are taken as they are: the body as stored, compressed if the system
-    flags say so. The size is counted anew. Raises MessageIllegal (PropertiesTooLarge) for what
-    doesn't fit its field, or hosts that are not of the kind the system flags say.
+    flags say so. The size is counted anew. Raises MessageIllegal (PropertiesTooLarge) for a value
+    that doesn't fit its field, or hosts that are not of the kind in the system flags.
     """
     try:
         topic = m.topic.encode()
@@ -104,7 +104,7 @@ def encode_record(m: StoredMessage) -> bytes:
 def blank(size: int) -> bytes:
     """The first 8 bytes of a blank record that takes `size` bytes, to the end of its segment.
 
-    What stands in the bytes behind doesn't matter. Raises MessageIllegal below 8 or above 32 bits.
+    The bytes behind these 8 don't matter. Raises MessageIllegal below 8 or above 32 bits.
     """
     if not BLANK_SIZE <= size < 1 << 32:
         raise MessageIllegal(f"a blank record takes {BLANK_SIZE} bytes or more, not {size}")

@@ -1,10 +1,11 @@
-"""Facts: what the index needs to know of a record, read without decoding the rest.
+"""Facts: the parts of a record that the index needs, read without decoding the rest.
 
 The idea: recovery and rebuild index records by the hundred thousand; they need place, queue, tag
 and keys, not bodies.
 
 Invariant: the record was checked before (`kvstore.record.check`); nothing here looks at sums or
-sizes again."""
+sizes again.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ _OURS: Final = re.compile(
 
 
 class Facts(NamedTuple):
-    """What an index entry is made of."""
+    """The facts of one record, from which its index entry is made."""
 
     topic: bytes
     queue: int
@@ -104,8 +105,8 @@ def keys_of(properties: bytes) -> list[bytes]:
 
 
 def names_of(properties: bytes) -> tuple[bytes, list[bytes], bytes]:
-    """Unique id (empty: none), keys and tag (empty: none), found together where they stand as a put
-    of ours writes them: at the front, and nowhere else.
+    """Unique id (empty: none), keys and tag (empty: none), found together where this store's puts
+    write them: at the front, and nowhere else.
     """
     found = _OURS.match(properties)
     if found is not None:

@@ -1,8 +1,8 @@
-"""Hosts: an address and a port <-> the 8 or 20 bytes that stand for them in records and ids.
+"""Hosts: an address and a port as the 8 or 20 bytes in records and ids, and back.
 
 The idea: RocketMQ (MessageExt.socketAddress2ByteBuffer) writes 4 bytes of IPv4 or 16 bytes of IPv6
-address, then the port in 4 bytes; which of the two it is stands in the record's system flags, so
-the length says it.
+address, then the port in 4 bytes. The record's system flags say which of the two it is; here the
+length says it.
 
 Invariant: `unpack_host(pack_host(a, p)) == (a, p)` for every address in its usual short form.
 """
@@ -31,7 +31,7 @@ PORT_MAX: Final = 0xFFFF
 def pack_host(address: str, port: int) -> bytes:
     """8 bytes for an IPv4, 20 for an IPv6 address (numeric, no names, no zone) with its port.
 
-    Raises MessageIllegal if the address is not one or the port is not 0 to 65535.
+    Raises MessageIllegal if the address is invalid or the port is not 0 to 65535.
     """
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -46,8 +46,8 @@ def pack_host(address: str, port: int) -> bytes:
 def unpack_host(raw: bytes) -> tuple[str, int]:
     """Address (dotted, or IPv6 in its short form) and port.
 
-    The port is the 4 bytes as they are, so bytes from elsewhere can give more than 65535.
-    Raises FormatError if `raw` is not 8 or 20 bytes long.
+    The port is the 4 bytes as they are, so bytes written elsewhere can give more than 65535. Raises
+    FormatError if `raw` is not 8 or 20 bytes long.
     """
     if len(raw) == HOST_V4_SIZE:
         family = socket.AF_INET

@@ -1,4 +1,4 @@
-"""Ids: the unique id a producer gives, and the position id that says where a record is.
+"""Ids: the unique id from a message's producer, and the position id that says where a record is.
 
 The idea: both are upper-case hex text, in the forms RocketMQ uses, so that its tools can read them.
 
@@ -81,7 +81,7 @@ def parse_position_id(text: str) -> tuple[bytes, int]:
 
 
 def _from_hex(text: str) -> bytes | None:
-    """The bytes; None for what isn't all hex digits (`bytes.fromhex` would pass over blanks)."""
+    """The bytes; None for a text that isn't all hex digits (`bytes.fromhex` would skip blanks)."""
     if not isinstance(text, str) or len(text) > _ID_CHARACTERS_MAX or not _HEX.fullmatch(text):
         return None
     return bytes.fromhex(text)

@@ -1,4 +1,4 @@
-"""Layout: where each field of a record is, and how large things may be.
+"""Layout: where each field of a record is, and how large fields may be.
 
 The idea: a record is a fixed head, then body, topic and properties, each with its length before it.
 All integers are big-endian. The head comes in four sizes, because each of its two hosts takes 8
@@ -28,7 +28,7 @@ MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 """A record whose topic length takes 2 bytes; written only for topics above 127 bytes."""
 BLANK_MAGIC: Final = 0xCBD43194
-"""What fills the end of a segment that has no room for the next record."""
+"""A blank record, which fills the end of a segment without room for the next record."""
 
 # --- limits ----------------------------------------------------------------------------------
 
@@ -38,12 +38,12 @@ byte)."""
 RETRY_TOPIC_MAX: Final = 255
 """Bytes of a retry or dead-letter topic's name."""
 TOPIC_MAX_V2: Final = 32_767
-"""What fits the signed 2-byte length of a V2 record; nothing that long is ever written."""
+"""The limit of the signed 2-byte length of a V2 record; nothing that long is ever written."""
 GROUP_MAX: Final = 120
 PROPERTIES_MAX: Final = 32_767
 """Bytes of the properties field: its length is a signed 2-byte number."""
 DECOMPRESSED_MAX: Final = 64 * 1024 * 1024
-"""What a stored body may grow to when it is decompressed, unless the caller says otherwise."""
+"""The largest size of a decompressed body, unless the caller gives another."""
 
 # --- CRC -------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ HEADS: Final[dict[int, struct.Struct]] = {
 # --- parts of it -------------------------------------------------------------------------------
 
 CHECKED: Final = struct.Struct(">III16xqI44xI")
-"""What a scan looks at, with IPv4 hosts: size, magic, CRC, position, system flags, body length."""
+"""A scan reads, with IPv4 hosts: size, magic, CRC, position, system flags, body length."""
 CHECKED_BY_HOSTS: Final[dict[int, struct.Struct]] = {
     0: CHECKED,
     BORN_HOST_V6: struct.Struct(">III16xqI56xI"),

@@ -1,9 +1,9 @@
-"""The names that have a meaning: properties, system topics, prefixes, delay levels, system-flag
-bits.
+"""Names: every name and number with a meaning: properties, system topics, prefixes, delay levels,
+system-flag bits.
 
-The idea: a name or number that RocketMQ and this store give a meaning to is written once, here, and
+The idea: a name or number with a meaning in RocketMQ and this store is written once, here, and
 imported everywhere else. Names are those of RocketMQ (MessageConst, TopicValidator, MessageSysFlag,
-MixAll), because they are on disk and on the wire; the constants are called after what they mean.
+MixAll), because they are on disk and on the wire; the constants are named by their meaning.
 
 Invariant: pure constants, no behaviour, imports nothing of the project.
 """
@@ -29,7 +29,7 @@ BATCH_COUNT: Final = "INNER_NUM"
 BATCH_BASE: Final = "INNER_BASE"
 """The queue offset of an inner batch's first message."""
 DUPLICATION_INFO: Final = "DUP_INFO"
-"""What a deduplicating producer added."""
+"""Added by a deduplicating producer."""
 
 # --- where a message belongs -----------------------------------------------------------------
 

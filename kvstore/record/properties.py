@@ -1,8 +1,8 @@
-"""Properties: text pairs <-> the bytes of a record's properties field.
+"""Properties: text pairs as the bytes of a record's properties field, and back.
 
 The idea: the field is `name \\x01 value \\x02` repeated, in UTF-8, as RocketMQ (MessageDecoder)
-writes and reads it. Writing is strict, so that what is written here means the same to every reader;
-reading is as lenient as RocketMQ's, because the bytes may come from it.
+writes and reads it. Writing is strict, so that the bytes mean the same to every reader; reading is
+as lenient as RocketMQ's, because the bytes may come from RocketMQ.
 
 Invariants: `decode_properties(encode_properties(p)) == p` for every p that can be encoded; decoding
 never raises, whatever the bytes.
@@ -107,7 +107,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     needle = _needle(name)
     if needle is None:
         return None
-    # A name begins at 0 or after 0x02: what looks like one elsewhere is part of a value.
+    # A name begins at 0 or after 0x02: the same bytes elsewhere are part of a value.
     at = raw.rfind(needle)
     while at >= 0:
         start = at + len(needle)
@@ -124,7 +124,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def _needle(name: bytes) -> bytes | None:
-    """What stands before a value, the field's first excepted; None if `name` can't be a name."""
+    """The bytes before a value, unless it is the field's first; None if `name` can't be a name."""
     if not name or NAME_END_BYTE in name or VALUE_END_BYTE in name:
         return None
     return VALUE_END_BYTE + name + NAME_END_BYTE
@@ -141,7 +141,7 @@ def _explain(properties: Mapping[str, str]) -> MessageIllegal:
 
 
 def _problem(text: object) -> str:
-    """What is wrong with a name or a value; empty if nothing is."""
+    """The fault of a name or a value; empty if there is none."""
     if not isinstance(text, str):
         return f"is a {type(text).__name__}, not a str"
     if not text:

@@ -1,10 +1,10 @@
-"""Validate: the names of topics and groups a caller gives, before anything is made of them.
+"""Validate: names of topics and groups, checked before anything is made of them.
 
 The idea: the limits are RocketMQ's (Validators, TopicValidator), because names end up in its
-records and, with its own stores, as folder names. Good names are remembered, so that the check
-costs next to nothing on the way of a put.
+records and, with its own stores, as folder names. Good names are remembered, so the check costs a
+put next to nothing.
 
-Invariant: what passes fits every field it is written to.
+Invariant: a checked name fits every field it is written to.
 """
 
 from __future__ import annotations

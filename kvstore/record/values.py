@@ -1,8 +1,8 @@
-"""The two shapes of a message: as it is put, and as the log holds it.
+"""Values: the two shapes of a message, as it is put and as the log holds it.
 
 The idea: plain typed values. They are msgspec Structs with `gc=False` (none can be part of a
-cycle), which makes them cheap to create by the hundred thousand. What a reader seldom asks for
-(properties, hosts, ids) is decoded when asked.
+cycle), which makes them cheap to create by the hundred thousand. Parts that readers seldom ask for
+(properties, hosts, ids) are decoded when asked for.
 
 Invariant: a `StoredMessage` is complete; reading a field never touches the disk.
 """

@@ -1,15 +1,15 @@
-"""Walk: everything in a stretch of log, in order, and past what is damaged.
+"""Walk: everything in a part of the log, in order, and past damage.
 
-The idea: `scan` takes good records in batches. Where it stops, the bytes are either the blank
-record that ends a segment, or zeros up to the end (nothing was written there yet), or damage.
-Behind damage the walk goes on at the next place that holds a magic number and a record that checks
-out *and* says that it is at that place. So a magic number inside a body is passed over, and so is a
-whole record that somebody sent as a body. (It would count only if its position fields fitted as
-well and the record around it were damaged.)
+The idea: `scan` takes good records in batches. Where it stops, the bytes are the blank record that
+ends a segment, zeros up to the end (nothing was written there yet), or damage. Behind damage the
+walk goes on at the next place that holds a magic number and a record that checks out *and* says
+that it is at that place. So a magic number inside a body is skipped, and so is a whole record that
+somebody sent as a body. (It would count only if its position fields fitted as well and the record
+around it were damaged.)
 
-Invariants: what is found is in order, without gaps or overlaps, from `start` to `end` or to the end
-of a blank record; any bytes are walked without an error; memory is bounded by two chunks. Damage is
-never called unwritten: `END` is zeros, all of them.
+Invariants: the extents found are in order, without gaps or overlaps, from `start` to `end` or to
+the end of a blank record; any bytes are walked without an error; memory is bounded by two chunks.
+Damage is never called unwritten: `END` is zeros, all of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHUNK: Final = 1 << 20
 """Bytes copied at a time to be searched: finding in `bytes` is many times faster than in a map."""
 
 _FIRST_CHUNK: Final = 4096
-"""What is copied first: most damage is one record, and the next good one is near."""
+"""The size of the first copy: most damage is one record, and the next good one is near."""
 _ZEROS: Final = bytes(_CHUNK)
 
 _MAGIC_SIZE: Final = 4
@@ -52,7 +52,7 @@ _MAGIC: Final = re.compile(b"|".join(map(re.escape, (_V1, _V2, _BLANK))))
 
 
 class Kind(StrEnum):
-    """What a stretch of log is."""
+    """The kind of an extent."""
 
     RECORD = "record"
     """A whole record that checks out."""
@@ -65,9 +65,7 @@ class Kind(StrEnum):
 
 
 class Extent(NamedTuple):
-    """One stretch: `size` bytes from `position` of the log; `reason` says what is wrong with
-    damage.
-    """
+    """An extent: `size` bytes from `position` of the log; `reason` names the fault of damage."""
 
     kind: Kind
     position: int
@@ -86,8 +84,7 @@ def walk(
     """Everything from index `start` of `buffer` to index `end`, which is the end of the segment.
 
     `base` is the log position of the buffer's index 0; the positions found are positions of the
-    log. What is checked of a record is what `check_record` checks. The walk ends behind a blank
-    record.
+    log. Records are checked as `check_record` checks them. The walk ends behind a blank record.
     """
     end = min(end, len(buffer))
     at, used = start, -1
@@ -145,7 +142,7 @@ def _is_good(buffer: Buffer, base: int, at: int, end: int, property_crc: bool) -
     if not blank and (
         at + FIXED_V1 > end or POSITION.unpack_from(buffer, at + POSITION_AT)[0] != base + at
     ):
-        return False  # cheaper than to have `check_record` find it out: the usual stray magic
+        return False  # cheaper than a call of `check_record`: the usual stray magic
     try:
         size = check_record(buffer, at, end, base + at, property_crc=property_crc)
     except RecordDamaged:
@@ -157,7 +154,7 @@ def magics(buffer: Buffer, start: int, end: int) -> Iterator[int]:
     """The indexes of all magic numbers, also of blank records, between `start` and `end`."""
     at, size = start, _FIRST_CHUNK
     while at < end:
-        # The next chunk's first bytes as well: a number may lie across.
+        # The next chunk's first bytes are included: a number may lie across the border.
         chunk = bytes(buffer[at : min(end, at + size + _MAGIC_SIZE - 1)])
         if _V1 in chunk or _V2 in chunk or _BLANK in chunk:
             for match in _MAGIC.finditer(chunk):

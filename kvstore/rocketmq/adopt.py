@@ -1,11 +1,11 @@
 """Adoption: a RocketMQ store's log becomes the log of a new store, and the source stays as it is.
 
-The idea: the formats are the same, so the files are taken as they are. Full ones get a second name
-(a hard link: no time, no space); the one with the log's end is copied, because it will be written
+The idea: the formats are the same, so the files are taken as they are. Full files get a second name
+(a hard link: no time, no space); the file with the log's end is copied, because it will be written
 to. Files behind it are left out: RocketMQ deletes them when it recovers.
 
 Everything is made in `NAME.importing` beside the target and renamed at the end. While there is a
-file `NAME.importing.started`, what is in that folder is an import that was not finished.
+file `NAME.importing.started`, that folder holds an unfinished import.
 
     staged = stage_log(source, target, files)   the log, whole, in staged.path
     ...                                         whatever else the store needs, in there too
@@ -39,10 +39,10 @@ STARTED: Final = ".started"
 class TakenLog(msgspec.Struct, frozen=True):
     """A log that was taken over.
 
-    `path` is the folder above `commitlog`. The log has `records` from `first_position` to `end`;
-    there, or before, `cut_reason` says why RocketMQ would end it (empty: nothing was written
-    behind), and `lost_records` how many whole records that leaves behind, in the source. `damage`
-    lies before the end, and readers have to pass over it. `linked` and `copied` name the files.
+    `path` is the folder above `commitlog`. The log has `records` from `first_position` to `end`.
+    `cut_reason` says why RocketMQ would end it there or before (empty: nothing was written behind),
+    and `lost_records` how many whole records that leaves behind, in the source. `damage` lies
+    before the end, and readers have to skip it. `linked` and `copied` name the files.
     """
 
     path: Path
@@ -62,9 +62,9 @@ def stage_log(
 ) -> TakenLog:
     """Make the log in the folder that `publish` later turns into `target`.
 
-    What an import that was not finished left there is removed first. `progress` is told bytes done
-    and bytes in all. Raises CallerError, and changes nothing, if the target is there and not empty,
-    or lies inside the source.
+    The files of an unfinished import are removed first. `progress` is called with bytes done and
+    bytes in all. Raises CallerError, and changes nothing, if the target is there and not empty, or
+    lies inside the source.
     """
     _check_target(source, target, files)
     staging = target.with_name(target.name + STAGING)
@@ -138,7 +138,7 @@ def _is_used(path: Path, files: Files) -> bool:
     try:
         return bool(files.list_dir(path))
     except NotADirectoryError:
-        return path.exists()  # else it is something above that is no folder
+        return path.exists()  # otherwise a parent of the path is no folder
 
 
 def _empty(folder: Path, files: Files) -> None:

@@ -1,7 +1,7 @@
 """The checkpoint page: up to which store times RocketMQ had its files on disk.
 
 The idea: five numbers in a page of 4096 bytes. RocketMQ's recovery after a crash begins at the file
-whose first message is older than what the page vouches for.
+whose first message is older than the times in the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class CheckpointPage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def safe_time(self) -> int:
-        """What was stored up to then is on disk, and dispatched (RocketMQ: getMinTimestamp)."""
+        """The store time up to which messages are on disk, and dispatched (RocketMQ:
+        getMinTimestamp).
+        """
         return max(0, min(self.log_time, self.queue_time) - CHECKPOINT_MARGIN_MS)
 
 

@@ -1,10 +1,10 @@
-"""Consume-queue files: units of fixed size -> entries.
+"""Consume queues: files of units of fixed size, read as entries.
 
-The idea: a file's name says at which byte of the whole queue it begins, so the name over the unit's
-size is the queue offset of its first unit, and any offset is found without reading what is before
-it. Files are preallocated: unwritten units are zeros, and a queue that did not begin at a file's
-start is padded up to there. Both are recognised and come as one `Unused` a stretch, whatever its
-length.
+The idea: a file's name says at which byte of the whole queue it begins, so the name divided by the
+unit's size is the queue offset of its first unit, and any offset is found without reading the units
+before it. Files are preallocated: unwritten units are zeros, and a queue that did not begin at a
+file's start is padded up to there. Both are recognised, and each such stretch comes as one
+`Unused`, whatever its length.
 
 Invariants: any bytes are read without an error other than FormatError; memory is bounded by a chunk
 of units, whatever the size of the file.
@@ -130,7 +130,9 @@ def _batch_entry(data: bytes, at: int, _index: int) -> BatchEntry | None:
 def _read(
     path: Path, files: Files, unit_size: int, decode: Callable[[bytes, int, int], E | None]
 ) -> Iterator[E | Unused]:
-    """Every unit of the file through `decode`; those it gives None for come merged."""
+    """Every unit of the file, passed through `decode`; units for which it gives None come
+    merged.
+    """
     pending: Unused | None = None
     for start, chunk in _chunks(path, files, unit_size):
         for found in _units(chunk, start, unit_size, decode):

@@ -1,11 +1,10 @@
-"""Describe: everything a record says, as plain values for JSON and for people.
+"""Describe: everything in a record, as plain values for JSON and for people.
 
-The idea: one mapping, in the order of the record's fields, with what the numbers mean beside the
-numbers: flags by name, times in ms and in ISO 8601, the body as text where it is text. Pure; no
-I/O.
+The idea: one mapping, in the order of the record's fields, with the meaning of the numbers beside
+them: flags by name, times in ms and in ISO 8601, the body as text where it is text. Pure; no I/O.
 
-Invariants: any StoredMessage can be described; what is returned is of dict, list, str, int, bool
-and None only.
+Invariants: any StoredMessage can be described; the result is made of dict, list, str, int, bool and
+None only.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ _UTF8_MAX: Final = 4
 def describe(message: StoredMessage, body_max: int | None = None) -> dict[str, Any]:
     """Everything about a message that was decoded with `raw_body`.
 
-    The body is given decompressed, up to `body_max` bytes of it (None: all). What is wrong with a
-    body that can't be decompressed is in `body_problem`, and the body is then given as stored.
+    The body is given decompressed, up to `body_max` bytes of it (None: all). For a body that can't
+    be decompressed, `body_problem` has the fault, and the body is given as stored.
     """
     flags = message.system_flags
     properties = message.properties
@@ -131,8 +130,8 @@ def iso_time(milliseconds: int) -> str | None:
 
 
 def text_of(data: bytes, *, is_cut: bool = False) -> str | None:
-    """`data` as UTF-8; None if it is none. Where it was cut, a part of a character may be at its
-    end.
+    """`data` as UTF-8 text; None if it isn't. Where `data` was cut, a part of a character may be at
+    its end.
     """
     for drop in range(_UTF8_MAX if is_cut else 1):
         try:

@@ -1,7 +1,8 @@
-"""Layouts of the files RocketMQ keeps beside the commit log; every number of them stands here.
+"""File layouts: the files that RocketMQ keeps beside the commit log; every number of them stands
+here.
 
 The idea: one Struct or constant per thing on disk, big-endian, named as `kvstore.record.layout`
-names the record's. Who reads a file imports its layout from here.
+names the record's. A module that reads a file imports its layout from here.
 
     consume queue        <root>/consumequeue/TOPIC/QUEUE/NAME        units of 20 bytes
     batch consume queue  <root>/batchconsumequeue/TOPIC/QUEUE/NAME   units of 46 bytes
@@ -47,7 +48,7 @@ QUEUE_UNIT: Final = struct.Struct(">qiq")
 """Position 8, size 4, tags code 8. Size 0: not written yet."""
 QUEUE_UNIT_SIZE: Final = 20
 SKIPPED_UNIT: Final = (0, 0x7FFF_FFFF, 0)
-"""What fills a file before the first offset of a queue that did not begin at its start."""
+"""The unit that fills a file before the first offset of a queue that did not begin at its start."""
 
 BATCH_UNIT: Final = struct.Struct(">qiqqqhii")
 """Position 8, size 4, tags code 8, store time 8, first offset 8, messages 2, compacted 4, 4 free.
@@ -90,7 +91,7 @@ V2_CONSUMER_OFFSETS: Final = 1
 V2_TOPICS: Final = 3
 V2_GROUPS: Final = 4
 V2_RECORD: Final = 2
-"""What a key is: a record (1 would be the table's version)."""
+"""The kind of a key: a record (1 would be the table's version)."""
 V2_NAME_SIZE: Final = struct.Struct(">H")
 V2_JOINER: Final = 0x01
 V2_QUEUE: Final = struct.Struct(">I")

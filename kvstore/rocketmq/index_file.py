@@ -1,8 +1,8 @@
 """Index files: RocketMQ's hash tables from message keys to positions in the log.
 
 The idea: kvmq has a key index of its own and reads these only to show them. The header does not say
-how many slots and items the file was made for, so unless the sizes are RocketMQ's defaults they are
-found out: the right split is the one for which the first and the last item agree with the header.
+how many slots and items the file was made for. Unless the sizes are RocketMQ's defaults, they are
+found by trial: in the right split the first and the last item agree with the header.
 
 Invariant: any bytes give items or FormatError; memory is bounded by a chunk of items.
 """
@@ -31,7 +31,7 @@ _GUESS_BYTES_MAX: Final = 64 << 20
 
 
 class IndexHeader(msgspec.Struct, frozen=True, gc=False):
-    """What an index file says of itself; `item_count` counts item 0, which is never used."""
+    """The header of an index file; `item_count` counts item 0, which is never used."""
 
     begin_time: int
     end_time: int
@@ -66,7 +66,7 @@ def read_header(path: Path, files: Files) -> IndexHeader:
 
 
 def read_items(path: Path, files: Files) -> Iterator[IndexItem]:
-    """The items in order, from number 1. Raises FormatError if their place can't be told."""
+    """The items in order, from number 1. Raises FormatError if their place can't be found."""
     header = read_header(path, files)
     if header.item_count <= 1:
         return
@@ -80,7 +80,7 @@ def read_items(path: Path, files: Files) -> Iterator[IndexItem]:
 
 
 def _slots(path: Path, files: Files, header: IndexHeader) -> int:
-    """How many slots stand before the items."""
+    """The number of slots before the items."""
     size = files.size(path) or 0
     body = size - INDEX_HEADER.size
     default = INDEX_SLOTS_DEFAULT * INDEX_SLOT.size
@@ -88,7 +88,7 @@ def _slots(path: Path, files: Files, header: IndexHeader) -> int:
         return INDEX_SLOTS_DEFAULT
     if size <= _GUESS_BYTES_MAX:
         data = files.read(path, INDEX_HEADER.size)
-        step = INDEX_ITEM.size // INDEX_SLOT.size  # what is left must be whole items
+        step = INDEX_ITEM.size // INDEX_SLOT.size  # the rest must be whole items
         first = body % INDEX_ITEM.size // INDEX_SLOT.size
         last = (body - header.item_count * INDEX_ITEM.size) // INDEX_SLOT.size
         for slots in range(first, last + 1, step):

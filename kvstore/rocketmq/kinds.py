@@ -1,11 +1,11 @@
-"""What a file is: by the folder it lies in and its name, else by what is in it.
+"""Kinds: what a file is, by its folder and name, else by its content.
 
-The idea: a file where RocketMQ (or kvmq) put it is what its place says, even when it is damaged.
-One that was copied elsewhere is looked into: a record or blank at its start, units of a consume
-queue that point forward, or, last, any good record at all.
+The idea: the place of a file where RocketMQ (or kvmq) put it tells its kind, even when it is
+damaged. The content tells the kind of a file that was copied elsewhere: a record or blank at its
+start, units of a consume queue that point forward, or, last, any good record at all.
 
-Invariants: only looks; of a file of any size no more than a window is in memory, and a file that is
-none of these is None, not an error.
+Invariants: nothing is written; of a file of any size at most a window is in memory; a file of no
+known kind is None, not an error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KNOWN_MAGIC: Final = frozenset({MAGIC_V1, MAGIC_V2, BLANK_MAGIC})
 
 
 class FileKind(StrEnum):
-    """What `kvmq dump` can read."""
+    """The kinds of files that `kvmq dump` can read."""
 
     LOG = "log"
     QUEUE = "queue"
@@ -65,14 +65,14 @@ class FileKind(StrEnum):
 
 
 def kind_of(path: Path, files: Files) -> FileKind | None:
-    """What a file is; None if it is nothing of RocketMQ's or kvmq's log."""
+    """The kind of a file; None if it is neither RocketMQ's nor of kvmq's log."""
     return _by_place(path, files) or _by_content(path, files)
 
 
 def base_of(buffer: Buffer, name: str) -> int | None:
-    """The log position of a file's first byte: by what its records say, else by its name.
+    """The log position of a file's first byte, by its records, else by its name.
 
-    None if neither says it. A name that the records contradict doesn't count: somebody renamed the
+    None if neither tells it. A name that the records contradict doesn't count: somebody renamed the
     file.
     """
     by_name = file_start(name)
@@ -147,7 +147,7 @@ def _is_index(path: Path, files: Files) -> bool:
 
 
 def _stated_bases(buffer: Buffer) -> Iterator[int]:
-    """Where the file would begin by what its records say, for each that then checks out."""
+    """The position at which the file would begin, by each of its records that then checks out."""
     for magic_at in magics(buffer, MAGIC_AT, len(buffer)):
         at = magic_at - MAGIC_AT
         if at + FIXED_V1 <= len(buffer):

@@ -1,21 +1,20 @@
-"""Recovery: where RocketMQ, starting on this store, would have its log end.
+"""Log end: where RocketMQ, starting on this store, would have its log end.
 
 The idea: RocketMQ begins at a file that it trusts and stops at the first bad record; a blank record
-leads to the next file. Which file it trusts:
+leads to the next file. The file that it trusts:
 
     stopped in order   the last one that begins with a good record
     after a crash      the last one that begins with a good record whose store time the checkpoint
                        vouches for (up to 3 s before what was on disk); else the first
 
-Files before that one RocketMQ does not look at, so damage there ends nothing: here it is passed
-over, and told. (RocketMQ: CommitLog.recoverNormally, recoverAbnormally, isMappedFileMatchedRecover.
+RocketMQ does not look at files before that one, so damage there ends nothing: here it is skipped,
+and reported. (RocketMQ: CommitLog.recoverNormally, recoverAbnormally, isMappedFileMatchedRecover.
 In the first case it also asks that the consume queues reach the file; after a stop in order they
 do.)
 
-One thing is stricter here: a record must say that it is where it is. RocketMQ does not compare
-that.
+One check is stricter here: a record must state its own position. RocketMQ does not compare that.
 
-Invariants: only reads; the log is read once, front to back, one file mapped at a time.
+Invariants: nothing is written; the log is read once, front to back, one file mapped at a time.
 """
 
 from __future__ import annotations
@@ -46,11 +45,12 @@ _PROGRESS_RECORDS: Final = 4096
 
 
 class LogEnd(msgspec.Struct, frozen=True):
-    """Where a log ends and what is before it.
+    """The end of a log, and the counts before it.
 
-    `records` lie before `end`, `damage` too: in files that RocketMQ does not look at. `reason` says
-    what is wrong at `end`; empty if nothing was written there. `lost_records` is how many whole
-    records lie behind the end: RocketMQ does not reach them either, and writes over them.
+    `records` lie before `end`, and so does `damage`, in files that RocketMQ does not look at.
+    `reason` names the fault at `end`; empty if nothing was written there. `lost_records` is the
+    number of whole records behind the end: RocketMQ does not reach them either, and overwrites
+    them.
     """
 
     end: int
@@ -61,7 +61,7 @@ class LogEnd(msgspec.Struct, frozen=True):
 
 
 def find_end(source: RocketMQSource, files: Files, progress: Progress | None = None) -> LogEnd:
-    """Read the whole log, and say where it ends."""
+    """Read the whole log; returns its end."""
     scan = _Scan(source, files, progress)
     trusted = _trusted_segment(source, files)
     for number in range(len(source.segments)):
@@ -76,7 +76,7 @@ def find_end(source: RocketMQSource, files: Files, progress: Progress | None = N
 
 
 class _Scan:
-    """What was found so far; `end` is None until the log's end was."""
+    """The findings so far; `end` is None until the log's end was found."""
 
     def __init__(self, source: RocketMQSource, files: Files, progress: Progress | None) -> None:
         self.end: int | None = None
@@ -98,8 +98,8 @@ class _Scan:
             elif found.kind is Kind.RECORD:
                 self.records += 1
             elif found.kind is Kind.BLANK:
-                # Behind the last file's blank record there is no file to go on in, so RocketMQ
-                # ends the log before it and writes over it.
+                # No file follows the last file's blank record, so RocketMQ ends the log before the
+                # blank and overwrites it.
                 self.end = found.position if is_last else None
             elif may_end:
                 self.end, self.reason = found.position, found.reason
@@ -107,11 +107,11 @@ class _Scan:
                 reason = found.reason or f"zeros at {found.position}, but the log goes on behind"
                 self.damage.append(found._replace(kind=Kind.DAMAGE, reason=reason))
         if self.end is None and may_end and found is not None and found.kind is Kind.RECORD:
-            # A record up to the last byte: RocketMQ never writes that, and does not go on behind.
+            # RocketMQ never writes a record up to the last byte, and does not go on behind one.
             self.end = found.stop
 
     def behind_the_end(self, number: int) -> None:
-        """Count what RocketMQ would not reach."""
+        """Count the records that RocketMQ would not reach."""
         self.lost_records += sum(found.kind is Kind.RECORD for found in self._walk(number))
 
     def _walk(self, number: int) -> Iterator[Extent]:
@@ -138,7 +138,7 @@ def _trusted_segment(source: RocketMQSource, files: Files) -> int:
 
 
 def _safe_time(source: RocketMQSource, files: Files) -> int:
-    """Up to which store time the checkpoint vouches for log and queues."""
+    """The store time up to which the checkpoint vouches for log and queues."""
     checkpoint = read_checkpoint(source.path / CHECKPOINT_FILE, files)
     if checkpoint is None:
         return 0
@@ -148,7 +148,7 @@ def _safe_time(source: RocketMQSource, files: Files) -> int:
 
 
 def _log_time(checkpoint: CheckpointPage) -> int:
-    """With its queues in RocksDB, RocketMQ never notes a time of them; the log's counts."""
+    """With its queues in RocksDB, RocketMQ never notes a time for them; the log's time counts."""
     return max(0, checkpoint.log_time - CHECKPOINT_MARGIN_MS)
 
 

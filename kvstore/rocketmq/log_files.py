@@ -1,11 +1,11 @@
-"""Log files read by themselves: everything in them, in order, also between them.
+"""Log files: everything in the files of a log, in order, with the gaps between them.
 
-The idea: files are walked one after the other, each mapped only while it is walked. What can only
-be seen by looking at a file among others is added: files that are missing, of another size, or that
-end where no file of a log can end; zeros up to the end of a file mean that the log ends there, so
-when it goes on in a later file they are damage after all.
+The idea: files are walked one after the other, each mapped only while it is walked. Faults that
+show only among several files are added: files that are missing, of another size, or that end where
+no file of a log can end. Zeros up to the end of a file mean that the log ends there, so they are
+damage after all when the log goes on in a later file.
 
-Invariants: any files give stretches, never an error but OSError for a file that can't be read; at
+Invariants: any files give extents, and the only error is OSError for a file that can't be read; at
 most one file is mapped.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class FileExtent(NamedTuple):
-    """What was found, in which file, and the record if it is one.
+    """An extent, its file, and the record if it is one.
 
-    The record's body is as stored; `found.reason` says what contradicts it if it carries a CRC over
-    the whole record that is not its own. Of damage, `position` is -1 where it is not known, and
-    `size` 0 where something is not there.
+    The record's body is as stored. If the record carries a CRC over the whole record that does not
+    fit, `found.reason` says so. For damage, `position` is -1 where it is not known, and `size` is 0
+    where something is missing.
     """
 
     path: Path
@@ -76,7 +76,9 @@ def read_log(paths: Sequence[Path], files: Files, start: int = 0) -> Iterator[Fi
 
 
 def read_record(paths: Sequence[Path], files: Files, position: int) -> FileExtent | None:
-    """What begins at a position, else what lies across it; None if no file has it."""
+    """The extent that begins at a position, else the one across it; None if no file has the
+    position.
+    """
     for path in paths:
         size = files.size(path) or 0
         begin = file_start(path.name)
@@ -101,14 +103,14 @@ def _at(buffer: Buffer, base: int, position: int) -> Extent:
     if size:
         return Extent(Kind.RECORD if size > 0 else Kind.BLANK, position, abs(size))
     across = (found for found in walk(buffer, base, 0, end) if found.stop > position)
-    # A blank record is the last that a walk gives, even if it does not say that it fills the file.
+    # A blank record is the last extent of a walk, even if its size does not fill the file.
     return next(across, Extent(Kind.BLANK, position, base + end - position))
 
 
 def _read_among(
     path: Path, size: int, usual: int, expected: int | None, files: Files
 ) -> Iterator[FileExtent]:
-    """Everything in one file, and what is wrong with its place and size among the others."""
+    """Everything in one file, and the faults of its place and size among the others."""
     begin = file_start(path.name)
     if begin is not None and expected is not None and begin != expected:
         reason = (

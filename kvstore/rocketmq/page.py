@@ -1,8 +1,8 @@
 """Page: a described record as labelled lines for people.
 
 The idea: `describe` gives names that programs rely on; people want related things side by side, and
-a body that is not text in hex. Pure; how the lines are coloured and made safe is up to who prints
-them.
+a body that is not text in hex. The functions are pure; the caller colours the lines and makes them
+safe for a terminal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def record_rows(d: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def body_lines(d: dict[str, Any]) -> Iterator[str]:
-    """A described record's body: lines of text if it is any, else of hex."""
+    """A described record's body: lines of text if it is text, else of hex."""
     text = d["body"]
     if d["body_encoding"] == "base64":
         data = base64.b64decode(text)

@@ -1,8 +1,8 @@
-"""A RocketMQ store as it lies on disk: is it one, which files has its log, what is configured.
+"""Source: a RocketMQ store on disk, with the files of its log and its configuration.
 
-The idea: everything that can be wrong with a source is found here, before anything is made of it: a
-folder that is no store, a hole between two files, a file of another size, bytes that are no commit
-log. What is in the log is not looked at beyond that; `adopt` does it.
+The idea: every fault of a source is found here, before anything is made of it: a folder that is no
+store, a hole between two files, a file of another size, bytes that are no commit log. The records
+of the log are not looked at beyond that; `adopt` reads them.
 
 Invariant: reading changes nothing in the source, not even a time.
 """
@@ -51,7 +51,7 @@ def is_rocketmq_store(path: Path, files: Files) -> bool:
 
 
 def read_source(path: Path, files: Files) -> RocketMQSource:
-    """What a RocketMQ store consists of; the broker must not be running.
+    """A RocketMQ store, described; the broker must not be running.
 
     Raises StoreNotFound if there is none at `path`, SegmentDamaged if the files of its log don't
     fit together or are not a commit log, FormatError if its configuration is broken.
@@ -88,13 +88,15 @@ def _is_kvmq_store(path: Path, files: Files) -> bool:
 
 
 def _log_files(path: Path, files: Files) -> list[tuple[int, str]]:
-    """First position and name of the log's files; other names are not RocketMQ's and left alone."""
+    """First position and name of the log's files; files with other names are not RocketMQ's and are
+    left alone.
+    """
     try:
         names = files.list_dir(path / COMMITLOG)
     except NotADirectoryError:
         return []
     found = [(start, name) for name in names if (start := file_start(name)) is not None]
-    # The broker removes a last file that is empty: it was about to be made when it ended.
+    # The broker removes an empty last file: it was about to be made when the broker ended.
     if found and files.size(path / COMMITLOG / found[-1][1]) == 0:
         found.pop()
     return found
@@ -131,7 +133,7 @@ def _check_no_holes(segments: list[tuple[int, Path]], size: int) -> None:
 
 
 def _check_is_log(segment: tuple[int, Path], files: Files) -> None:
-    """Refuse what was never a commit log; damage in one is another matter."""
+    """Refuse files that were never a commit log; damage in a commit log is another matter."""
     base, path = segment
     mapped = files.map(path, writable=False)
     try:

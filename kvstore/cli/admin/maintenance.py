@@ -1,4 +1,4 @@
-"""The verbs `verify`, `rebuild` and `import`: those that go through a whole log."""
+"""The verbs `verify`, `rebuild` and `import`, each of which goes through a whole log."""
 
 from __future__ import annotations
 

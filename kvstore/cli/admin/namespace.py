@@ -18,7 +18,7 @@ namespace_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.opt
 
 
 def within(store: Store, namespace: str | None) -> Store | Namespace:
-    """The calls that a verb is to use."""
+    """The calls of the store, or of the namespace that was named."""
     return store if namespace is None else store.namespace(namespace)
 
 

@@ -1,4 +1,4 @@
-"""The verbs `offset show|commit|reset|history|lag`: how far consumer groups have come."""
+"""The verbs `offset show|commit|reset|history|lag`: the progress of consumer groups."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The verb `top`: a live screen of what is put, popped and acked, and of what is left to do.
+"""The verb `top`: a live screen of puts, pops and acks, and of the work left to do.
 
 The idea: the store is opened read-only for each look, so the process that writes is not disturbed
 and need not help; rates are the differences of two looks. On a terminal the screen is drawn anew
 each time; into a pipe one table follows the other, or one JSON line.
 
-Invariant: the terminal is left as it was found, however it ends.
+Invariant: the terminal is left as it was found, however the verb ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _QUIT: Final = frozenset({"q", "Q", "\x03", "\x04"})
 
 
 class TopicLook(msgspec.Struct, frozen=True):
-    """A topic at one moment: messages it holds, and messages put so far."""
+    """A topic at one moment: the number of messages it holds, and of messages put so far."""
 
     topic: str
     messages: int
@@ -132,7 +132,7 @@ def _look(store: Store, clock: SystemClock) -> Look:
 
 
 def _rate(now: int, before: int | None, seconds: float) -> float | None:
-    """How much more a second; what went back (by a reset) is no rate."""
+    """The increase a second; a decrease (by a reset) is no rate."""
     if before is None or seconds <= 0:
         return None
     return max(0, now - before) / seconds
@@ -177,7 +177,7 @@ def _value(now: Look, before: Look | None) -> dict[str, Any]:
 
 
 def _tables(out: Output, now: Look, before: Look | None, lines: int | None) -> None:
-    """Both tables; with `lines`, cut to so many rows: what is most behind, or busiest, stays."""
+    """Both tables; with `lines`, cut to so many rows: the rows most behind, or busiest, stay."""
     groups = sorted(_group_rows(now, before), key=lambda row: -row[0].lag)
     topics = sorted(_topic_rows(now, before), key=lambda row: -(row[1] or 0))
     left = now.topics_left_out
@@ -241,14 +241,14 @@ def _draw(out: Output, folder: Path, now: Look, before: Look | None, interval: f
 
 @contextmanager
 def _terminal(live: bool) -> Iterator[Callable[[float], bool]]:
-    """Something that lets seconds pass and says whether to go on. Ctrl-C ends it quietly."""
+    """A function that lets seconds pass and says whether to go on. Ctrl-C ends it quietly."""
     restore = _take_keys() if live and sys.stdin.isatty() else None
     if live:
         click.echo(_SCREEN, nl=False)
     try:
         yield _SystemPause(keys=restore is not None)
     except KeyboardInterrupt:
-        pass  # how one ends it
+        pass  # the way to end it
     finally:
         if restore is not None:
             restore()
@@ -257,7 +257,7 @@ def _terminal(live: bool) -> Iterator[Callable[[float], bool]]:
 
 
 def _take_keys() -> Callable[[], None]:
-    """Have keys come as they are pressed; returns what undoes it."""
+    """Read keys as they are pressed; returns the function that undoes it."""
     import termios
     import tty
 
@@ -268,7 +268,7 @@ def _take_keys() -> Callable[[], None]:
 
 
 class _SystemPause:
-    """Lets seconds pass; False if a key said that it is over."""
+    """Lets seconds pass; False if a key ended the verb."""
 
     def __init__(self, *, keys: bool) -> None:
         self._keys = keys

@@ -77,7 +77,7 @@ def create(
     """Create topic NAME, and the store in DIR if there is none."""
     more = {"kind": kind, "exist_ok": exist_ok, **_given(settings)}
     does = call_text("create_topic", name, queues, namespace=namespace, **more)
-    # Before a store is made for it.
+    # Checked before a store is made for the topic.
     check_topic(name if namespace is None else wrap(namespace, name))
     with open_store(out, folder, config_file, create=True, does=does) as store:
         _show(out, [within(store, namespace).create_topic(name, queues, **more)])

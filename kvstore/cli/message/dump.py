@@ -1,13 +1,13 @@
-"""The verb `dump`: what is in files, straight from them, without opening a store.
+"""The verb `dump`: the content of files, read directly, without opening a store.
 
 The idea: a store that doesn't open, or a file that came from elsewhere, must still be readable. So
 nothing here needs an index, a lock or whole files: commit logs are walked past their damage, queue
 files read unit by unit, and everything is printed as it comes, in memory that does not grow with
-the file. Reading is `kvstore.rocketmq`'s; here it is chosen and shown.
+the file. `kvstore.rocketmq` reads; this module chooses the records, and shows them.
 
 Invariants: whatever the bytes, damage is shown and passed over, and nothing is written. Exit codes:
-0 all good, 1 damage was shown or what was asked for is not there, 2 wrong usage, to which belongs a
-file that is none of those that can be read.
+0 all good, 1 damage was shown or the wanted record is not there, 2 wrong usage, which includes a
+file of no known kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint", "archive"
 
 
 class _Group(NamedTuple):
-    """Files that belong together, and what they are."""
+    """Files that belong together, and their kind."""
 
     kind: FileKind
     paths: list[Path]
@@ -108,11 +108,11 @@ def dump(
         raise click.exceptions.Exit(1)
 
 
-# --- what the files are --------------------------------------------------------------------------
+# --- the kinds of the files -------------------------------------------------------------------
 
 
 def _group(path: Path, kind: str | None, files: Files) -> _Group:
-    """What was named: a file, or the files of a folder. Raises `click.UsageError`."""
+    """The named file, or the files of the named folder. Raises `click.UsageError`."""
     from kvstore.rocketmq.file_layouts import file_start
     from kvstore.rocketmq.kinds import FileKind, kind_of
     from kvstore.rocketmq.log_files import log_files
@@ -140,7 +140,7 @@ def _group(path: Path, kind: str | None, files: Files) -> _Group:
 
 
 def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
-    """The log files among what was named. Raises `click.UsageError` if there are none."""
+    """The log files among the named ones. Raises `click.UsageError` if there are none."""
     from kvstore.rocketmq.kinds import FileKind
 
     logs = [path for group in groups if group.kind is FileKind.LOG for path in group.paths]
@@ -149,7 +149,7 @@ def _logs_of(groups: Sequence[_Group], option: str) -> list[Path]:
     return logs
 
 
-# --- what to show of them ------------------------------------------------------------------------
+# --- the parts to show ------------------------------------------------------------------------
 
 
 def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: Files) -> None:
@@ -165,7 +165,7 @@ def _dump_position(show: Show, groups: Sequence[_Group], position: int, files: F
 
 
 def _dump_chosen(show: Show, groups: Sequence[_Group], choice: Choice, files: Files) -> None:
-    """Look through the log for the records that are meant."""
+    """Show the chosen records of the log."""
     from kvstore.record.walk import Kind
     from kvstore.rocketmq.log_files import read_log
 
@@ -232,7 +232,7 @@ def _follow(
     commitlog: Path | None,
     files: Files,
 ) -> None:
-    """Show the record that an entry points to, and where the two disagree."""
+    """Show the record that an entry points to, and the fields in which the two disagree."""
     from kvstore.rocketmq.log_files import log_files, read_record
 
     folder = commitlog or (path.parent / "../../../commitlog").resolve()

@@ -1,9 +1,9 @@
-"""What the verb `dump` does with archives: manifest, blocks, messages.
+"""The verb `dump` for archives: manifest, blocks, messages.
 
-The idea: `tiering.archive.dump` goes through the archive, the verb's own `show` prints. With the
-file alone all of it can be read, but for topics that are encrypted, which takes their keys.
+The idea: `tiering.archive.dump` goes through the archive, the verb's own `show` prints. The file
+alone is enough to read all of it, except encrypted topics, which need their keys.
 
-Invariant: as the verb's: damage is shown and passed over, and nothing is written.
+Invariant: as for the verb, damage is shown and skipped, and nothing is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENDS_LOOKED_AT = 8
 
 
 def is_archive(path: Path, kind: str | None, files: Files) -> bool:
-    """Whether a file is an archive, maybe one that is damaged; or said to be one by `--kind`."""
+    """Whether a file is an archive, maybe a damaged one, or `--kind` says so."""
     from tiering.archive.dump import looks_like_archive
 
     if kind is not None or path.is_dir():
@@ -47,9 +47,10 @@ def dump_archives(
     *,
     is_all: bool,
 ) -> None:
-    """Show archives: all of them, or the messages that are meant.
+    """Show archives: all of them, or the chosen messages.
 
-    Raises FormatTooNew; and, if that `is_all` there is, MessageNotFound where none was meant.
+    Raises FormatTooNew; and MessageNotFound if `is_all` (there are no other files) and no message
+    was chosen.
     """
     from tiering.archive.archive_reader import Archive
     from tiering.archive.tail import FileSource
@@ -82,7 +83,7 @@ def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> N
         topics = fields.pop("topics")
         show.fields(path, "archive", fields)
         for topic in topics:
-            topic["topic_kind"] = topic.pop("kind")  # `kind` is what the line is about
+            topic["topic_kind"] = topic.pop("kind")  # `kind` is the subject of the line
             show.fields(path, "topic", topic)
         for block in blocks(archive):
             show.fields(path, "block", block)

@@ -1,7 +1,7 @@
-"""Which records the verb `dump` shows, and how it shows them.
+"""Dump show: the records that the verb `dump` chooses, and how it shows them.
 
 The idea: for people a heading for each file and lines under it, for programs one JSON object a
-line; each thing is printed when it comes, and counted.
+line; each record is printed when it comes, and counted.
 
 Invariant: whatever the bytes are, damage is a line of its own, and nothing is left out silently.
 """
@@ -27,7 +27,7 @@ _COMMIT: Final = 0x8
 
 
 class Choice(NamedTuple):
-    """Which of what is in the files is to be shown."""
+    """The choice of records to show."""
 
     topic: str | None
     queue: int | None
@@ -37,16 +37,16 @@ class Choice(NamedTuple):
 
     @property
     def is_one_message(self) -> bool:
-        """Whether at most one record can be meant."""
+        """Whether at most one record can be chosen."""
         return None not in (self.topic, self.queue, self.offset)
 
     @property
     def is_filter(self) -> bool:
-        """Whether only some records of a log are meant."""
+        """Whether only some records of a log are chosen."""
         return self.topic is not None or self.queue is not None
 
     def takes(self, message: StoredMessage) -> bool:
-        """Whether this record is meant."""
+        """Whether this record is chosen."""
         if self.topic is not None and message.topic != self.topic:
             return False
         if self.queue is not None and message.queue != self.queue:
@@ -67,7 +67,7 @@ def builtins_of(value: object) -> dict[str, Any]:
 
 
 class Show:
-    """Prints what was found, for people or as JSON lines, and counts it."""
+    """Prints records, damage and entries, for people or as JSON lines, and counts them."""
 
     def __init__(self, out: Output, body_max: int | None) -> None:
         self.out = out
@@ -79,7 +79,7 @@ class Show:
         self._body_max = BODY_SHOWN if body_max is None and not out.json else body_max
 
     def stretch(self, stretch: FileExtent) -> None:
-        """One stretch of a log."""
+        """Show one extent of a log."""
         from kvstore.record.walk import Kind
 
         path, found, message = stretch
@@ -108,7 +108,7 @@ class Show:
             self.damage(path, message.position, 0, f"record at {message.position}: {problem}")
 
     def damage(self, path: Path, position: int, size: int, reason: str) -> None:
-        """Something that is not as it was written; `position` -1 if it has none in the log."""
+        """Show damage; `position` is -1 if it has none in the log."""
         self.damaged += 1
         where = f" at {position}" if position >= 0 else ""
         skipped = f", {size:,} bytes skipped" if size else ""
@@ -129,12 +129,12 @@ class Show:
         self._line(path, "unused", fields, f"{units:,} {reason} units at byte {at}", dim=True)
 
     def fields(self, path: Path, kind: str, fields: dict[str, Any]) -> None:
-        """Something small, on one line."""
+        """Show a small structure on one line."""
         text = "  ".join(f"{_label(name)} {value}" for name, value in fields.items())
         self._line(path, kind, fields, f"{kind}: {text}")
 
     def summary(self) -> None:
-        """Say, to people, how much that was."""
+        """Print the counts for people."""
         if not self.out.json and (self.records or self._blanks or self.entries or self.damaged):
             click.echo(
                 f"{self.records:,} records, {self._blanks:,} blank records, "
@@ -164,7 +164,7 @@ class Show:
         lines += (f"    {printable(line)}" for line in body_lines(described))
         if described["body_truncated"]:
             lines.append(click.style("    ... (more with --body)", fg="bright_black"))
-        click.echo("\n".join(lines))  # at once: each echo is a write
+        click.echo("\n".join(lines))  # all at once: each echo is a write
 
     def _heading(self, path: Path) -> None:
         if path != self._path:

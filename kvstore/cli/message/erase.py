@@ -1,7 +1,6 @@
-"""The verbs `erase ...`: remove messages from log and archives for good, and show that they are
-gone.
+"""The verbs `erase ...`: remove messages from log and archives for good, and prove it.
 
-Invariant: on a terminal nothing is erased before it was told what would be, and the answer was yes.
+Invariant: on a terminal nothing is erased before the plan was shown, and the answer was yes.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ def erase_with(
     out: Output, who: Who, folder: Path, what: dict[str, Any], *, policy_file: Path,
     dry_run: bool, yes: bool, everywhere: bool, access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Erase messages, by whoever works, or tell what that would do. Exit code 1 unless it is proven
-    that nothing is left, or, of what would be done, where something could not be looked at.
+    """Erase messages with the given worker, or show the plan. Exit code 1 unless it is proven that
+    nothing is left; for a plan, if something could not be looked at.
     """
     does = worker_call("erase", **what, everywhere=everywhere or None)
     what = what | {"everywhere": everywhere}
@@ -129,14 +128,14 @@ def erase_with(
 
 
 def _may_ask(yes: bool) -> bool:
-    """Whether somebody is there who can answer."""
+    """Whether a person is there to answer."""
     return not yes and sys.stdin.isatty()
 
 
 def _destroy(
     out: Output, folder: Path, name: str, *, yes: bool, access: Access, config_file: Path | None
 ) -> None:
-    """Exit code 1 unless nothing of the topic can be read any more."""
+    """Destroy the topic's key. Exit code 1 unless nothing of the topic can be read any more."""
     from tiering.policy.policy import Policy
 
     if read_config(config_file, access).archives.keys is None:

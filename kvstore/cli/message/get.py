@@ -1,4 +1,4 @@
-"""The verbs `get` and `find`: one message, by any of the handles it has."""
+"""The verbs `get` and `find`: one message, by any of its handles."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The verb `pop`, and the filter options it shares with `work`.
+"""The verb `pop`, and the filter options that it shares with `work`.
 
-The idea: a pop prints what it was given, receipts included, so that `kvmq ack` or another program
-can go on; with `--ack` printing is all there is to do, and what was printed is done.
+The idea: a pop prints its messages with their receipts, so that `kvmq ack` or another program can
+go on. With `--ack` printing is all the work, and the printed messages are acked.
 
-Invariant: nothing is acked before it was printed.
+Invariant: no message is acked before it was printed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def filter_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wanted_filter(tags: str | None, sql: str | None) -> str | SqlFilter | None:
-    """The filter that was asked for; `FilterIllegal`."""
+    """The filter in the options. Raises `FilterIllegal`."""
     if tags is not None and sql is not None:
         raise click.UsageError("give --filter or --sql, not both")
     return tags if sql is None else kvstore.sql(sql)

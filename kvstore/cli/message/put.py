@@ -1,7 +1,7 @@
 """The verb `put`: messages from a command line, from lines, from JSON lines.
 
 The idea: a stream is put in batches, as a program would. A line at fault ends the run with its
-number; the lines before it are put, those of its batch too, and the error says how many that were.
+number. The lines before it are put, those of its batch too, and the error says how many.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def put(
 
 
 class _Line(NamedTuple):
-    """A message, and where it stands."""
+    """A message, and the number of its line."""
 
     place: str
     message: Message
@@ -133,8 +133,8 @@ def _put_lines(out: Output, store: Store, messages: Iterator[_Line], batch: int)
 
 
 def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[PutResult]]:
-    """Put batch after batch; of one with a message at fault, those before it, and then its error,
-    which names its line.
+    """Put batch after batch. Of a batch with a message at fault the messages before it are put;
+    then its error is raised, which names its line.
     """
     for batch in batches:
         try:
@@ -150,7 +150,9 @@ def _put_batches(store: Store, batches: Iterator[list[_Line]]) -> Iterator[list[
 
 
 def _batches(messages: Iterator[_Line], most: int) -> Iterator[list[_Line]]:
-    """Batches of at most `most`; what precedes a message at fault comes before its error."""
+    """Batches of at most `most` messages; the messages before one at fault come before its
+    error.
+    """
     waiting: list[_Line] = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The verbs `query` and `offset-at`: from what is known about messages to where they are."""
+"""The verbs `query` and `offset-at`: messages by key, and offsets by time."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The verb `work`: runs a command for every message a group gets.
 
 The idea: each of `--parallel` coroutines pops a message, starts the command with the body on its
-standard input, and extends the lock as long as it runs. What the exit code says is done: 0 acks,
-all else gives the message back. The command needs no store, which this process has for itself.
+standard input, and extends the lock as long as the command runs. Exit code 0 acks the message, any
+other gives it back. The command needs no store, which this process has for itself.
 
 Invariants: a message is acked only after its command ended with 0; a command whose message another
-worker has got is killed; the first signal lets what runs end, the second one kills it and gives
-its messages back.
+worker has got is killed; the first signal lets running commands end, the second one kills them and
+gives their messages back.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WorkTally(msgspec.Struct):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker was asked for."""
+    """The settings of a worker."""
 
     group: str
     topic: str
@@ -145,7 +145,7 @@ def work(
 
 
 class _Worker:
-    """What runs, and how it went so far; made in a loop."""
+    """The running commands, and the tally so far; made inside an event loop."""
 
     def __init__(
         self,
@@ -194,7 +194,9 @@ class _Worker:
             pop.cancel()
 
     async def _guarded(self, part: Callable[[], Awaitable[None]]) -> None:
-        """One that fails ends all, after what they are at; the first error counts."""
+        """A coroutine that fails ends all others after their current message; the first error
+        counts.
+        """
         try:
             await part()
         except (StoreError, OSError) as e:
@@ -203,7 +205,8 @@ class _Worker:
 
     async def _work(self) -> None:
         while not self._stopping and self._begun != self._plan.count:
-            # Before the pop: of two that look for the last one only one may take it.
+            # Counted before the pop: of two coroutines that look for the last message only one may
+            # take it.
             self._begun += 1
             popped = await self._next()
             if popped is None:
@@ -219,22 +222,22 @@ class _Worker:
     # --- getting messages ---
 
     async def _next(self) -> Popped | None:
-        """The next message; None if it is to be asked again whether to go on."""
+        """The next message; None if the caller should check again whether to go on."""
         if not self._plan.until_empty:
             return await self._pop(_WAIT)
         async with self._looking:
             return None if self._stopping else await self._last()
 
     async def _last(self) -> Popped | None:
-        """A message, or the end if there is none. A pop that gives nothing may have passed over
-        much that a filter refuses, or buried what was tried too often: it is over when that changes
-        nothing. One looks at a time, so nothing begins meanwhile.
+        """A message, or the end if there is none. An empty pop may have skipped messages that a
+        filter refuses, or buried messages that were tried too often: the work is over when an empty
+        pop changes nothing. One coroutine looks at a time, so nothing begins meanwhile.
         """
         popped = await self._pop(0)
         if popped is not None or self._stopping:
             return popped
         if self._running:
-            await asyncio.sleep(_LOOK)  # what runs may come back
+            await asyncio.sleep(_LOOK)  # running messages may come back
             return None
         before = await self._state()
         popped = await self._pop(0)
@@ -301,8 +304,8 @@ class _Worker:
             self._say(popped, "was handed out again before its command ended")
 
     async def _attend(self, receipt: str, talk: asyncio.Future[Any]) -> str | None:
-        """Extend the lock while the command runs; returns the receipt that holds when it has ended
-        or is to be killed, None if there is none any more.
+        """Extend the lock while the command runs; returns the receipt that is valid when the
+        command has ended or is to be killed, None if none is valid any more.
         """
         third = self._plan.invisible / _EXTENSIONS
         while True:
@@ -327,7 +330,7 @@ class _Worker:
             self.tally.given_back += 1
         else:
             last = popped.attempt >= self._attempts_max
-            # There is nothing to wait for before it is a dead letter.
+            # A message on its way to the dead letters need not wait.
             wait = 0 if last else self._plan.retry_in
             await self._store.change_invisible(receipt, wait, gives_back=True)
             self.tally.failed += 1
@@ -344,7 +347,7 @@ class _Worker:
 
 
 def _kill(pid: int) -> None:
-    """End a command and what it began."""
+    """End a command and its child processes."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -361,7 +364,7 @@ def _code_text(code: int | None) -> str:
 def environment(
     group: str, popped: Popped, base: Mapping[bytes, bytes] = os.environb
 ) -> dict[bytes, bytes]:
-    """What a command finds in its environment: this process's, and what the message says."""
+    """The environment of a command: this process's, and the fields of the message."""
     message = popped.message
     said: dict[str, object] = {
         "GROUP": group,

@@ -1,13 +1,13 @@
-"""The verbs `spark ...`: what is done to archives, and with what is in them, as jobs of Spark.
+"""The verbs `spark ...`: work on archives, and questions about their messages, as jobs of Spark.
 
 - `export`: messages as files that other tools read.
 - `package`: kvmq itself, for a cluster.
-- `sql`: a question, asked of the table of messages, and of views of what operators ask.
+- `sql`: a question, asked of the table of messages, and of views for operators.
 - `report`: the same views as a page.
-- `views`: what these two share: places, prices, the time.
+- `views`: the options of these two: places, prices, the time.
 - `tier`, `merge`, `compact`, `verify`, `erase`, `reencrypt`: what the verbs of the same name
   under `tier`, and `erase`, do, as jobs of Spark.
-- `options`: what these verbs share: which Spark, and how it is told.
+- `options`: the options of these verbs: which Spark, and its settings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The verb `spark export`: messages as Parquet or as tables of Iceberg, those that are new.
+"""The verb `spark export`: new messages as Parquet or as tables of Iceberg.
 
-Invariant: a signal lets the look under way end, a second one ends it; whatever ends a run, the next
-one goes on where it was.
+Invariant: the first signal lets the look under way end, the second one ends it at once; whatever
+ends a run, the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def watched(out: Output, once: Callable[[], ExportReport], interval: float) -> N
 
 @contextmanager
 def _ending() -> Iterator[threading.Event]:
-    """SIGTERM and SIGINT set the event, and a second one ends the process as it always does."""
+    """Within this block SIGTERM and SIGINT set the event; a second one ends the process as
+    usual.
+    """
     stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopping

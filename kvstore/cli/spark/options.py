@@ -1,4 +1,4 @@
-"""What the verbs `spark ...` share: which Spark runs them, and how it is set."""
+"""The options that verbs `spark ...` share: which Spark runs them, and its settings."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ class Engine(NamedTuple):
 
     @contextmanager
     def session(self, report: Report | None = None) -> Iterator[SparkSession]:
-        """That Spark, for the time of the block; `report` is told what its stages do."""
+        """That Spark, for the time of the block; `report` is called with the progress of its
+        stages.
+        """
         from tiering.spark.session import session
 
         with session(master=self.master, settings=self.settings, progress=report) as spark:
             yield spark
 
     def executor(self) -> AbstractContextManager[Executor]:
-        """That Spark as who does a worker's work, for the time of the block."""
+        """That Spark as the executor of a worker, for the time of the block."""
         from tiering.spark.jobs.executor import executor
 
         return executor(self.master, self.settings)
@@ -56,7 +58,7 @@ def engine_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def options_of(access: Access) -> dict[str, str]:
-    """How the source is told what the command line says of places and keys."""
+    """The options of the Spark source for the places and keys on the command line."""
     options = {f"place.{name}": value for name, value in access.options.items()}
     if access.keys_file is not None:
         options["key_file"] = str(access.keys_file.absolute())

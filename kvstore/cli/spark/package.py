@@ -1,6 +1,6 @@
 """The verb `spark package`: kvmq itself in a zip file, for a cluster that does not have it.
 
-Invariant: the same source gives the same bytes, so that whoever caches by content has a hit.
+Invariant: the same source gives the same bytes, so a cache by content has a hit.
 """
 
 from __future__ import annotations

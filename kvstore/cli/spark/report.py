@@ -1,4 +1,4 @@
-"""The verb `spark report`: what is stored, what it costs and what is in it, as a page."""
+"""The verb `spark report`: a page about stored messages, their content and their cost."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def report(
 
 
 def _writer(target: Path) -> Callable[[Figures], object]:
-    """What writes the page. Raises now, and not after an hour of reading, if it can't be written.
+    """The writer of the page. Raises now, and not after an hour of reading, if the page can't be
+    written.
 
-    Raises BadParameter for a folder that is not there, ExtraMissing without what a page takes.
+    Raises BadParameter for a missing folder, ExtraMissing without the packages that a page needs.
     """
     if not target.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {target.parent}", param_hint="--output")

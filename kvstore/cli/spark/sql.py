@@ -70,7 +70,7 @@ def _cell(value: Any) -> object:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as text, what is no UTF-8 escaped."""
+    """A value as in JSON: bytes as text, with invalid UTF-8 escaped."""
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "backslashreplace")
     if isinstance(value, dict):

@@ -1,4 +1,6 @@
-"""What `spark sql` and `spark report` share: of what, and as of when, the views are."""
+"""The options that `spark sql` and `spark report` share: the source of the views, and their
+time.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class Moment(click.ParamType[int]):
 
 
 class Asked(NamedTuple):
-    """What the command line says of the views: how archives are reached, prices, the time."""
+    """The options of the views on the command line: access to archives, prices, the time."""
 
     access: Access
     prices: Prices
@@ -46,7 +48,7 @@ class Asked(NamedTuple):
 
     @property
     def options(self) -> dict[str, str]:
-        """How the tables are told what the command line says."""
+        """The options of the tables for these settings."""
         options = options_of(self.access)
         if self.skip_damaged:
             options["damaged"] = "skip"

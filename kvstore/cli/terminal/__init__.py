@@ -1,1 +1,5 @@
-"""Terminal: how verbs open stores and show results; each verb uses it."""
+"""Terminal: how verbs open stores, read arguments and show results; each verb uses it.
+
+Not in here: any verb. Begin with `opening`, then `output`. May import every room that `cli` may,
+but none of the rooms of verbs.
+"""

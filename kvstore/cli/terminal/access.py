@@ -1,8 +1,7 @@
-"""Keys of encrypted topics and settings of object stores, as every verb that reads archives has
-them.
+"""Access: the options for keys of encrypted topics and settings of object stores.
 
-The idea: `--keys` and `--place-option` are declared once, and what they say goes before what the
-settings of `--config` say, wherever archives are read from then on.
+The idea: `--keys` and `--place-option` are declared once, for every verb that reads archives. They
+override the settings of `--config` wherever archives are read from then on.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class Setting(click.ParamType[tuple[str, str]]):
 
 
 class Access(NamedTuple):
-    """What the command line says of how archives are reached."""
+    """The access to archives on the command line."""
 
     keys_file: Path | None
     options: dict[str, str]
 
     def of(self, config: StoreConfig) -> StoreConfig:
-        """The settings with this before what they say."""
+        """The settings, overridden by this access."""
         archives = config.archives.with_given(self.keys_file, self.options)
         return msgspec.structs.replace(config, archives=archives)
 

@@ -1,9 +1,9 @@
-"""What an error advises, in the words of the command line.
+"""Advice: the calls in an error's advice become the verbs of the command line.
 
-The idea: the store's errors name the calls that help. Who has only the command line is told the
-verbs instead; all errors pass here on their way out.
+The idea: the store's errors name the calls that help. A user of the command line gets the verbs
+instead; all errors pass here on their way out.
 
-Invariant: what is no advice stays as it is.
+Invariant: text that is not advice stays as it is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How a message looks on the command line: as JSON, as a line, as a page.
+"""Messages on the command line: as JSON, as a line, as a page.
 
 The idea: one shape for every verb that shows messages. A body that is UTF-8 text is `body`, any
-other is `body_base64`; JSON lines that `put --jsonl` reads use the same names, so what one store
-prints another can take.
+other is `body_base64`; `put --jsonl` reads JSON lines with the same names, so one store can take
+the messages that another prints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _BODY_SHOWN: Final = 100
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """What a JSON line may say about a message to put; None says nothing, except as a body."""
+    """The fields of a JSON line about a message to put; None means an absent field, except as a
+    body.
+    """
 
     topic: str | None = None
     body: Any = msgspec.UNSET
@@ -118,7 +120,7 @@ def write_raw(stream: BinaryIO, m: StoredMessage) -> None:
 
 
 def message_from_json(line: bytes, topic: str, defaults: dict[str, Any]) -> Message:
-    """The message that one JSON line describes; `topic` and `defaults` fill in what it leaves out.
+    """The message that one JSON line describes; `topic` and `defaults` fill in the absent fields.
 
     A body that is not text (a number, an object) is put as JSON. Raises `MessageIllegal`.
     """

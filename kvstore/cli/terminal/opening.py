@@ -1,4 +1,4 @@
-"""How verbs name and open a store: the arguments they share, and what they mean.
+"""Opening: how verbs name and open a store, with the arguments that they share.
 
 The idea: `DIR` and `--config` are declared once. A verb that only reads opens read-only, and can do
 so while another process writes. Nothing but `topic create`, `put --create` and `import` makes a
@@ -58,7 +58,7 @@ class Instant(click.ParamType[int]):
 
 
 class Seconds(click.FloatRange):
-    """A duration: a number of seconds that is one, `least` to `most`."""
+    """A duration: a number of seconds from `least` to `most`, NaN excluded."""
 
     name = "seconds"
 
@@ -71,13 +71,13 @@ class Seconds(click.FloatRange):
         """See `click.ParamType`."""
         found = float(super().convert(value, param, ctx))
         if math.isnan(found):
-            # It is neither below nor above.
+            # NaN is neither below `least` nor above `most`.
             self.fail(f"{value!r} is no number of seconds", param, ctx)
         return found
 
 
 def read_config(file: Path | None, access: Access | None = None) -> StoreConfig:
-    """The settings in a TOML file, the defaults if there is none; `access` goes before them."""
+    """The settings in a TOML file, the defaults if there is none; `access` overrides them."""
     text = "" if file is None else file.read_text(encoding="utf-8")
     config = StoreConfig.from_toml(text)
     return config if access is None else access.of(config)
@@ -104,7 +104,7 @@ def open_store(
     does: str = "",
 ) -> Iterator[kvstore.Store]:
     """An open store for the time of the block; a long recovery shows its progress. A verb that
-    writes says in `does` what a program calls for the same (`call_text`).
+    writes names in `does` the program's call for the same (`call_text`).
     """
     assert read_only or does, "whoever is refused because the store is open is told what to call"
     if not create:
@@ -117,7 +117,7 @@ def open_store(
 
 
 def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:
-    """A call of the store as a program writes it; what is None is left out.
+    """A call of the store as a program writes it; arguments that are None are left out.
 
     >>> call_text("redrive", "billing", limit=None)
     "store.redrive('billing')"
@@ -129,7 +129,7 @@ def call_text(call: str, *given: object, namespace: str | None = None, **named: 
 def written_call(
     handle: str, call: str, given: Sequence[object], named: Mapping[str, object]
 ) -> str:
-    """A call of whatever a program calls `handle`."""
+    """A call of the object that a program calls `handle`."""
     words = [_written(value) for value in given if value is not None]
     words += [f"{name}={_written(value)}" for name, value in named.items() if value is not None]
     return f"{handle}.{call}({', '.join(words)})"
@@ -142,7 +142,7 @@ def _written(value: object) -> str:
 
 @contextmanager
 def telling(does: str) -> Iterator[None]:
-    """Add to the error of a store that another process has open what can be called there."""
+    """Add to the error of a store that another process has open the call that can be made there."""
     try:
         yield
     except StoreLocked as e:

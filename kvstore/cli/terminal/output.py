@@ -1,13 +1,12 @@
-"""How results are shown: tables for people, JSON for machines, a progress bar for the patient.
+"""Output: results as tables for people, JSON for machines, a progress bar for the patient.
 
 The idea: a verb computes values and hands them to one `Output`; whether they become a table, plain
 columns or JSON is decided here alone. On a terminal tables have lines and colours; into a pipe they
 are plain aligned columns, never cut.
 
 Invariants: with `--json` stdout carries JSON and nothing else: one document, or one line for each
-message of a stream. What comes from messages never reaches a terminal as control characters or as
-markup. The progress bar is on stderr, only if that is a terminal, and only once a second has
-passed.
+message of a stream. Text of messages never reaches a terminal as control characters or as markup.
+The progress bar is on stderr, only if that is a terminal, and only once a second has passed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 Report: TypeAlias = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, and of how much (0: nobody knows)."""
+"""The work, the amount done, and the total (0: unknown)."""
 
 _PATIENCE: Final = 1.0
 """Seconds before a progress bar appears."""
@@ -81,7 +80,7 @@ class Output:
 
     @contextmanager
     def progress(self) -> Iterator[Report]:
-        """Something to report progress to while the block runs."""
+        """A function to report progress to while the block runs."""
         bar = _Bar()
         try:
             yield bar
@@ -107,7 +106,7 @@ class _Bar:
             self._progress = _rich_progress()
             self._progress.start()
         if self._task is None or what != self._what:
-            # A task of its own for each thing that is done: a total can't be taken back.
+            # Each kind of work gets a task of its own: a total can't be taken back.
             if self._task is not None:
                 self._progress.remove_task(self._task)
             self._task = self._progress.add_task(what, total=None)

@@ -1,6 +1,6 @@
-"""How verbs take a path: as the store's calls do, so that `~` is home and a URL is refused.
+"""Paths: arguments are read as the store's calls read them, so `~` is home and a URL is refused.
 
-A shell puts the home folder in the place of `~` only at the beginning of a word: not in
+A shell replaces `~` by the home folder only at the beginning of a word: not in
 `--config=~/kvmq.toml`, and not for a program that runs the command without a shell.
 """
 
@@ -28,7 +28,7 @@ class LocalPath(click.Path):
 
 
 class LocalFile(click.File):
-    """A `click.File` that is found as `LocalPath` finds one; `-` is standard input."""
+    """A `click.File` whose path is read as `LocalPath` reads one; `-` is standard input."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See `click.ParamType`."""

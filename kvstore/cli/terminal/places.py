@@ -1,8 +1,8 @@
-"""Which line of the input a refused message came from.
+"""Places of the input: the line from which a refused message came.
 
-The idea: a store that refuses a batch says which of its messages is at fault, counted from 0, which
-says nothing to someone who gave a file. So the verbs that put lines take that number out of the
-error and put the line in.
+The idea: a store that refuses a batch gives the number of the message at fault, counted from 0,
+which means nothing to a user who gave a file. So the verbs that put lines replace that number in
+the error by the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _AT: Final = re.compile(r"message (\d+) of \d+: ")
 
 
 def index_of(error: CallerError, count: int) -> int | None:
-    """Which of a batch of `count` messages an error is about; None if it is about none."""
+    """The index of the message in a batch of `count` that an error is about; None if it is about
+    none.
+    """
     found = _AT.match(str(error))
     if found is not None:
         return int(found[1])
@@ -24,7 +26,7 @@ def index_of(error: CallerError, count: int) -> int | None:
 
 
 def say_place(error: CallerError, place: str) -> None:
-    """Have an error begin with a place in the input, instead of one in a batch."""
+    """Make an error begin with a place in the input, instead of one in a batch."""
     error.args = (f"{place}: {_AT.sub('', str(error), count=1)}", *error.args[1:])
 
 
@@ -34,6 +36,6 @@ def line_of(name: str, number: int) -> str:
 
 
 def name_of(stream: BinaryIO) -> str:
-    """What to call an input."""
+    """The name of an input."""
     name = getattr(stream, "name", None)
     return name if isinstance(name, str) and not name.startswith(("<", "-")) else "standard input"

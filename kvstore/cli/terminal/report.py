@@ -1,7 +1,7 @@
-"""How a report (statistics, recovery, rebuild, import) is shown, whatever its fields.
+"""Reports: showing statistics, recovery, rebuild and import, whatever their fields.
 
-The idea: reports are typed Structs that grow with the store; showing them by their fields, nested
-ones as dotted names and lists of Structs as tables of their own, means that none is forgotten here.
+The idea: reports are typed Structs that grow with the store. They are shown by their fields, nested
+ones as dotted names and lists of Structs as tables of their own, so no field is forgotten here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A topic's retention on the command line: `hot=1d,warm=7d,cold=30d`, as it is given and shown."""
+"""Retention on the command line: `hot=1d,warm=7d,cold=30d`, as it is given and shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _TIERS: Final = ("hot", "warm", "cold")
 
 
 class RetentionText(click.ParamType[Retention]):
-    """`hot=1d,warm=7d,cold=30d`; a tier that is not named, and `none`, go by the policy."""
+    """`hot=1d,warm=7d,cold=30d`; the policy decides for tiers that are not named, and for
+    `none`.
+    """
 
     name = "TIER=TIME,..."
 
@@ -45,7 +47,7 @@ class RetentionText(click.ParamType[Retention]):
 
 
 def retention_text(retention: Retention) -> str:
-    """What `RetentionText` reads as that retention."""
+    """The text that `RetentionText` reads as that retention."""
     from tiering.policy.durations import text_of
 
     given = {tier: getattr(retention, f"{tier}_for") for tier in _TIERS}
@@ -54,8 +56,8 @@ def retention_text(retention: Retention) -> str:
 
 
 def shared_archives(store: Store, topic: str) -> tuple[dict[str, Any], str]:
-    """Which archives a topic's new retention does not reach, for machines and for people: those
-    that hold other topics, too, go when these are over. `topic` is named as in the store.
+    """The archives that a topic's new retention does not reach, for machines and for people:
+    archives that hold other topics, too, stay until these expire. `topic` is the name in the store.
     """
     from tiering import held_together
 

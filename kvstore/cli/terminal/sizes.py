@@ -1,4 +1,4 @@
-"""What a store takes on disk, part by part; and what RocketMQ's queue files would take.
+"""Sizes: a store's bytes on disk, part by part, and the bytes of RocketMQ's queue files for it.
 
 The idea: a closed store is looked at from outside, so that the figures owe nothing to the store's
 own bookkeeping: RocksDB is asked, read-only, for the bytes of each family's table files, the file

@@ -1,13 +1,13 @@
 """The verbs `tier ...`: archives of old segments.
 
-- `plan`: what a policy would move, cost and save.
-- `run`: have a policy done.
+- `plan`: the moves, costs and savings of a policy.
+- `run`: carrying out a policy.
 - `merge`: archives in the place of others: merged, compacted, under the keys of today.
 - `key`: the key file of encrypted topics.
 - `attach`: archives from elsewhere into a store.
-- `listing`: which archives there are, and what was done to them.
+- `listing`: the archives of a store, and their history.
 - `checking`: every archive's bytes, the catalog, and orphans.
-- `options`, `working`: what these verbs share, with each other and with those of `spark`.
+- `options`, `working`: the code that these verbs share, with each other and with those of `spark`.
 """
 
 from __future__ import annotations

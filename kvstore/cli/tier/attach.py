@@ -1,4 +1,4 @@
-"""The verb `tier attach`: archives of a place into a store that goes on."""
+"""The verb `tier attach`: archives of a place become part of a store that goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `tier verify`: every archive's bytes, catalog and places, and what is in no catalog."""
+"""The verb `tier verify`: every archive's bytes, catalog and places, and objects in no catalog."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verify_with(
     out: Output, who: Who, folder: Path, *, remove_orphans: bool, grace: float,
     places: tuple[str, ...], access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have archives checked, by whoever works."""
+    """Check archives with the given worker."""
     from tiering.keys.sources import provider_of
     from tiering.operations.planning import places_of
     from tiering.worker.audit import Asked, audit

@@ -1,4 +1,4 @@
-"""The verbs `tier list` and `tier history`: which archives there are, and what was done to them."""
+"""The verbs `tier list` and `tier history`: the archives of a store, and what was done to them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def merge_with(
     out: Output, who: Who, folder: Path, policy_file: Path, target_bytes: int | None,
     topic: str | None, access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have archives merged, or a topic parted from others, by whoever works."""
+    """Merge archives, or separate a topic from others, with the given worker."""
     if topic is None:
         _done(
             out, who, folder, policy_file, access, config_file,
@@ -94,7 +94,7 @@ def compact_with(
     out: Output, who: Who, folder: Path, policy_file: Path, topic: str | None, access: Access,
     config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have compacted topics compacted, by whoever works."""
+    """Compact compacted topics, with the given worker."""
     _done(
         out, who, folder, policy_file, access, config_file,
         worker_call("compact", topic), lambda w: w.compact(topic),
@@ -121,7 +121,7 @@ def reencrypt_with(
     out: Output, who: Who, folder: Path, policy_file: Path, topic: str | None, access: Access,
     config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have archives re-encrypted, by whoever works."""
+    """Re-encrypt archives, with the given worker."""
     _done(
         out, who, folder, policy_file, access, config_file,
         worker_call("reencrypt", topic), lambda w: w.reencrypt(topic),

@@ -1,4 +1,4 @@
-"""What the verbs `tier ...` and `erase` share: the policy."""
+"""The option that verbs `tier ...` and `erase` share: the policy."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def read_policy(file: Path) -> Policy:
     """The policy in a TOML file; relative paths in it are relative to the file's folder."""
     from tiering.policy.policy import Policy
 
-    # What is not UTF-8 is not TOML either, and that is what the policy says then.
+    # Bytes that are not UTF-8 are not TOML either, and the policy's error then says so.
     text = file.read_text(encoding="utf-8", errors="replace")
     return Policy.from_toml(text, relative_to=file.absolute().parent)

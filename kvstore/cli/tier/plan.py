@@ -1,4 +1,4 @@
-"""The verb `tier plan`: what a policy would move, and what that costs and saves."""
+"""The verb `tier plan`: the moves of a policy, and their costs and savings."""
 
 from __future__ import annotations
 

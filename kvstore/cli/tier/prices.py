@@ -1,4 +1,4 @@
-"""What verbs that show costs share: the prices of keeping a GB, tier by tier."""
+"""The options of verbs that show costs: the prices of keeping a GB, tier by tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRICE: Final = click.FloatRange(min=0)
 
 
 class StoragePrices(NamedTuple):
-    """What the command line says of prices; None: nothing."""
+    """The prices on the command line; None: not given."""
 
     hot: float | None
     warm: float | None
@@ -26,7 +26,7 @@ class StoragePrices(NamedTuple):
     def of(
         self, prices: Prices, *, requests: float | None = None, transfer: float | None = None
     ) -> Prices:
-        """The prices, with this before what they say; `requests` and `transfer` are of cold."""
+        """The prices, overridden by these; `requests` and `transfer` are for cold."""
         given = {
             "hot": _tier(prices.hot, gb_month=self.hot),
             "warm": _tier(prices.warm, gb_month=self.warm),

@@ -1,4 +1,4 @@
-"""The verb `tier run`: have done what a policy says, once or again and again."""
+"""The verb `tier run`: carrying out a policy, once or again and again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_with(
     out: Output, who: Who, folder: Path, policy_file: Path, *, watch: bool, interval: float,
     access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have done what a policy says, by whoever works."""
+    """Carry out a policy with the given worker."""
     ended = False
     does = worker_call("start" if watch else "run_once")
     with working(
@@ -86,7 +86,9 @@ def _once(out: Output, worker: Worker, *, watch: bool) -> RunReport:
 
 
 def whole(report: Report) -> Progress:
-    """Progress of the whole alone: an estimate can be made of that, and not of each step."""
+    """Report only the progress of the whole, of which an estimate can be made, and not of each
+    step.
+    """
     from tiering.operations.worker import MOVING
     from tiering.worker.choose import MERGING
 

@@ -1,9 +1,9 @@
-"""What verbs share that have a worker do something: `tier ...`, `erase ...`, and, as `spark ...`,
-the same with Spark's tasks for its own process.
+"""Working: the code that verbs with a worker share: `tier ...`, `erase ...`, and `spark ...`, where
+Spark's tasks take the place of the worker's own process.
 
-The idea: a verb's options and its body are there once; who works is given to the body.
+The idea: a verb's options and its body exist once; the worker is given to the body.
 
-Invariant: a signal ends the step under way as if it had not begun; whatever was done before stays.
+Invariant: a signal ends the step under way as if it had not begun; the steps before it stay done.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from tiering.worker.store_side import Progress
 
 Who: TypeAlias = "Callable[[], AbstractContextManager[Executor | None]]"
-"""Who does a worker's work, for the time of a block; None: a process of the worker's own."""
+"""The executor of a worker, for the time of a block; None: a process of the worker's own."""
 Verb: TypeAlias = Callable[..., Any]
 _WORKER: Final = "tiering.Worker(store, policy)"
-"""What a program has in the place of these verbs."""
+"""The object that a program uses in the place of these verbs."""
 
 
 def worker_call(call: str, *given: object, **named: object) -> str:
-    """A worker's call as a program writes it; what is None is left out."""
+    """A worker's call as a program writes it; arguments that are None are left out."""
     return written_call(_WORKER, call, given, named)
 
 
@@ -67,8 +67,9 @@ def working(
     does: str,
     told: Callable[[Report], Progress] = lambda report: report,
 ) -> Iterator[Working]:
-    """A worker for the store in a folder, for the time of the block. `told` is what of its progress
-    is shown; `does` is what a program that has the store open calls for the same (`worker_call`).
+    """A worker for the store in a folder, for the time of the block. `told` chooses the progress
+    that is shown; `does` is the call for the same in a program that has the store open
+    (`worker_call`).
     """
     from tiering.operations.worker import Worker
 
@@ -85,12 +86,14 @@ def working(
 
 @contextmanager
 def ending(worker: Worker) -> Iterator[threading.Event]:
-    """SIGTERM and SIGINT end the worker, and set the event; they are as they were afterwards."""
+    """Within this block SIGTERM and SIGINT end the worker, and set the event; afterwards they are
+    as before.
+    """
     stopping = threading.Event()
 
     def end(number: int, frame: object) -> None:
         stopping.set()
-        # Not from here: it waits for a run that this thread is in.
+        # Not called from here: the call waits for the run that this thread is in.
         threading.Thread(target=worker.stop, name="kvmq tiering's end").start()
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,6 @@
-"""The verb `bench`: a quick look at this machine; the repository's `bench/` has it all."""
+"""The verb `bench`: a quick measurement of this machine; the repository's `bench/` has the full
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repeatable draws: which messages a demo or a benchmark looks at.
+"""Draws: repeatable choices of the messages that a demo or a benchmark looks at.
 
 The idea: a linear congruential generator. The same seed gives the same draws on every machine, so
 a check that failed can be run again as it was. Nothing secret depends on it.

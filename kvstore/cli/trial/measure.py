@@ -1,4 +1,4 @@
-"""What the benchmarks do to a store, timed: put, pull, get, query.
+"""Measure: the timed runs of benchmarks: put, pull, get, query.
 
 The idea: one `Load` says how many messages of what size go to how many queues; every function takes
 it and returns how much was done in how many seconds. Messages are made outside the measured time,
@@ -30,7 +30,9 @@ _TAGS: Final = ("created", "paid", "packed", "shipped", "delivered", "returned",
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What is put: `messages` bodies of `body` bytes, over topics x queues drawn at random."""
+    """The messages to put: `messages` bodies of `body` bytes, over topics x queues drawn at
+    random.
+    """
 
     messages: int
     body: int = 128
@@ -43,14 +45,14 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """How much was done in how long."""
+    """The amount of work, and its time."""
 
     count: int
     seconds: float
 
     @property
     def rate(self) -> float:
-        """How much a second."""
+        """The amount a second."""
         return self.count / self.seconds if self.seconds else 0.0
 
 
@@ -72,7 +74,7 @@ def create_topics(store: Store, load: Load) -> None:
 
 
 def drawn_queues(load: Load) -> NDArray[np.int32]:
-    """For each message the queue it goes to, counted over all topics."""
+    """The queue of each message, counted over all topics."""
     rng = np.random.default_rng(load.seed)
     return rng.integers(0, load.topics * load.queues, load.messages, dtype=np.int32)
 
@@ -81,7 +83,7 @@ def messages(load: Load) -> Iterator[Message]:
     """The load's messages: one tag, one key and one property each; the store adds the unique id."""
     names = [topic_of(number) for number in range(load.topics)]
     body = np.random.default_rng(load.seed).bytes(load.body)
-    # Not `tolist()` of all of them: that would be 60 MB of the memory that is being measured.
+    # Not `tolist()` of all numbers: that would be 60 MB of the memory that is being measured.
     for number, place in enumerate(map(int, drawn_queues(load))):
         yield Message(
             topic=names[place // load.queues],
@@ -179,7 +181,7 @@ def query_at_random(store: Store, load: Load, count: int) -> Timed:
 
 
 def _complete(timed: Timed, expected: int) -> Timed:
-    """A benchmark that got wrong answers has no figure."""
+    """Raise for wrong answers: a benchmark that got some has no figure."""
     if timed.count != expected:
         raise AssertionError(f"{timed.count:,} messages were found, not {expected:,}")
     return timed

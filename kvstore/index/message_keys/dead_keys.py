@@ -1,16 +1,16 @@
-"""Dead keys: taking those of deleted topics, and of erased segments, out of blocks that others are
-in as well.
+"""Dead keys: removing keys of deleted topics, and of erased segments, from blocks that hold other
+keys as well.
 
-The idea: pairs are sorted by hash, and of the topic a hash has one byte only, so nothing in a block
-says whose a pair is. But a pair is alive as long as a run has its position, and runs go with their
-topic, or segment. A segment that no run is left in loses its keys at once, if no generation has
-them; any other is marked, and later its parts are held against its runs, a segment at a time and
-some pieces a step, and what has dead pairs is written anew, its filter as well. In a store that was
-adopted from RocketMQ keys go with their segments.
+The idea: pairs are sorted by hash, and a hash has only one byte of the topic, so nothing in a block
+says to which topic a pair belongs. But a pair is alive as long as a run has its position, and runs
+go with their topic, or segment. A segment without runs loses its keys at once, if no generation has
+them. Any other segment is marked. Later its parts are compared with its runs, one segment at a time
+and some pieces a step, and pieces with dead pairs are written anew, with their filters. In a store
+that was adopted from RocketMQ keys go with their segments.
 
 Invariants: a mark is written with the batch that makes it true, and goes with the last one that
-rewrites the blocks; a pair of a message that is there is never dropped; which parts there are, the
-keys of their blocks and the order in them, stays.
+rewrites the blocks; a pair of an existing message is never dropped; the parts, the keys of their
+blocks and the order in them stay.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def forget_keys(
     segments: Iterable[int],
     topics: Collection[int],
 ) -> Parts:
-    """Have the keys of topics, whose runs in these segments the batch removes, go: at once, or
-    marked to go. Returns the parts there are once it is written.
+    """Remove the keys of topics whose runs in these segments the batch removes: at once, or by a
+    mark for later. Returns the parts that exist once the batch is written.
     """
     parts = keys.parts()
     if families.get(META, ADOPTED) is not None:
@@ -79,7 +79,7 @@ def forget_keys(
 
 
 def mark(batch: Batch, segment: int) -> None:
-    """Put into a batch that a segment may have dead keys."""
+    """Put the mark into a batch that a segment may have dead keys."""
     batch.put(META, _MARK + U32.pack(segment), b"")
 
 
@@ -98,7 +98,7 @@ def _has_others(families: Families, segment: int, topics: Collection[int]) -> bo
 
 
 def marked(families: Families) -> list[int]:
-    """The segments that have keys which may be dead, in order."""
+    """The segments whose keys may be dead, in order."""
     return [U32.unpack(key[-4:])[0] for key, _ in families.rows(META, _MARK, _END)]
 
 
@@ -142,7 +142,7 @@ def _rewrite(
     base: int,
     is_dead: Callable[[I64], NDArray[np.bool_]],
 ) -> None:
-    """Put a piece of a part into a batch without what is dead, if anything is."""
+    """Put a piece of a part into a batch without its dead pairs, if it has any."""
     low, high = piece_start(part, piece), piece_start(part, piece + 1)
     kept_hashes = [np.zeros(0, np.int64)]
     is_changed = False
@@ -166,7 +166,7 @@ def _rewrite(
 
 
 def _positions(families: Families, segment: int) -> NDArray[np.int64]:
-    """Where the records stand that a segment's runs have, sorted."""
+    """The positions in a segment's runs, sorted."""
     rows = families.rows(RUNS, *segment_range(segment, segment + 1))
     found = [np.zeros(0, dtype=np.int64)]
     while values := [value for _, value in islice(rows, _RUNS_AT_ONCE)]:

@@ -1,4 +1,4 @@
-"""Message keys packed: blocks of (key hash, position) pairs, sorted by both.
+"""Key blocks: (key hash, position) pairs, sorted by both and packed.
 
 The idea: a pair is the key's 40-bit hash and the record's position behind the part's beginning.
 Hashes are stored as distance from the block's first (which is in the row's key), both columns plane
@@ -36,7 +36,7 @@ _SIZE: Final = HEADER.size
 
 
 def sort_pairs(hashes: I64, positions: I64) -> tuple[I64, I64]:
-    """Pairs in the order blocks want: by hash. Pairs of one hash come in the order they had."""
+    """Pairs in the order of blocks: by hash. Pairs of one hash come in the order they had."""
     if len(hashes) < 1 << 24:
         # One sort of one number (hash, then place in the input) is five times as fast as argsort.
         joint = hashes.astype(np.uint64)
@@ -71,8 +71,8 @@ def _packed(hashes: I64, positions: I64, starts: I64, firsts: I64) -> list[bytes
     far = _widths(np.maximum.reduceat(positions, starts))
     far[(wide + far == 0) & (counts > 1)] = 1
     values: list[bytes] = [b""] * len(starts)
-    # Nearly all blocks have the same count and widths: those are packed together, which takes a
-    # third of the time that one after the other does, and hardly any of it under the GIL.
+    # Nearly all blocks have the same count and widths. They are packed together, which takes a
+    # third of the time of packing each alone, and hardly any of it under the GIL.
     for alike in _alike(counts, wide << 4 | far):
         count, w, f = int(counts[alike[0]]), int(wide[alike[0]]), int(far[alike[0]])
         pairs = starts[alike][:, None] + np.arange(count)
@@ -87,7 +87,7 @@ def _packed(hashes: I64, positions: I64, starts: I64, firsts: I64) -> list[bytes
 
 
 def _widths(largest: I64) -> I64:
-    """How many bytes numbers take."""
+    """The width of numbers in bytes."""
     found = np.zeros(len(largest), dtype=np.int64)
     while largest.any():
         found += largest != 0
@@ -96,7 +96,7 @@ def _widths(largest: I64) -> I64:
 
 
 def _alike(counts: I64, widths: I64) -> Iterator[I64]:
-    """The numbers of blocks that have count and widths in common, not too many at a time."""
+    """The numbers of blocks that have count and widths in common, in groups of bounded size."""
     kinds = counts << 8 | widths
     for kind in sorted(set(kinds.tolist())):
         alike = np.flatnonzero(kinds == kind)
@@ -135,7 +135,7 @@ def _before(value: bytes, width: int, count: int, wanted: int) -> int:
     if wanted <= 0 or wanted >> 8 * width:
         return 0 if wanted <= 0 else count
     low, high = 0, count
-    # Where the higher bytes are the same, the next byte rises: each plane is bisected in turn.
+    # Where the higher bytes are equal, the next byte rises: each plane is bisected in turn.
     for plane in range(width - 1, -1, -1):
         at, byte = _SIZE + plane * count, wanted >> 8 * plane & 0xFF
         low = bisect_left(value, byte, at + low, at + high) - at
@@ -153,12 +153,14 @@ def _number(value: bytes, at: int, width: int, step: int) -> int:
 
 
 def unpack_block(first: int, value: bytes) -> tuple[I64, I64]:
-    """Hashes and positions of a block; `FormatError` if the value is none."""
+    """Hashes and positions of a block; `FormatError` if the value is not a block."""
     return unpack_blocks([first], [value])
 
 
 def unpack_blocks(firsts: Sequence[int], values: Sequence[bytes]) -> tuple[I64, I64]:
-    """Hashes and positions of blocks one behind the other; `FormatError` if one of them is none."""
+    """Hashes and positions of consecutive blocks; `FormatError` if one of the values is not a
+    block.
+    """
     headers = np.array([_header(value) for value in values], dtype=np.int64).reshape(-1, 3)
     wide, far, counts = headers[:, 0], headers[:, 1], headers[:, 2]
     ends = np.cumsum(counts)

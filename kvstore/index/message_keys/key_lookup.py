@@ -1,13 +1,14 @@
-"""Finding messages by key: the parts of `message_keys`, newest first.
+"""Key lookup: finding messages by key in the parts of `message_keys`, newest first.
 
 The idea: a checkpoint adds a part to its segment; sealing makes one part of a segment's, and eight
 neighbours of a level become one of the next, so a lookup asks as many parts as the logarithm of the
-log's length. The filter of each is asked first, and pieces of filters are kept in bounded memory:
-a key that is nowhere costs no block. Merging is done a step at a time, by whoever has time for it.
+log's length. The filter of each part is asked first, and pieces of filters are kept in bounded
+memory: a key that is nowhere costs no block. Merging is done a step at a time, by any thread that
+has time.
 
-Invariants: what this finds are candidates by hash, and positions that left the log may be among
-them: the caller compares the key in the record. A generation goes with the last of its segments
-that is in the log.
+Invariants: results are candidates by hash, and positions that left the log may be among them: the
+caller compares the key in the record. A generation goes with the last of its segments that is in
+the log.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ _FILTER_OVERHEAD: Final = 200
 
 
 class MessageKeys:
-    """See the module. Whatever changes parts is done by one thread at a time."""
+    """The key index of a store. Only one thread at a time changes parts."""
 
     def __init__(self, families: Families, segment_size: int) -> None:
         self._families = families
@@ -92,14 +93,14 @@ class MessageKeys:
         """
         self._merge: Merge | None = None
         self._planned: tuple[Parts | None, int] = (None, 0)
-        """What there was when nothing was to be merged."""
+        """The parts and the sealed segments at a time when nothing was to be merged."""
         self._numbers: dict[tuple[int, int], int] = {}
         """The last number given, by segment and rank."""
         self._filters: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._filter_bytes = 0
         self._lock = threading.Lock()
 
-    # --- which there are ---
+    # --- the parts ---
 
     def parts(self) -> Parts:
         """The parts there are, by segment."""
@@ -127,39 +128,39 @@ class MessageKeys:
             )
 
     def coming(self, parts: Parts) -> None:
-        """Say that a batch is about to be written after which there are these parts: till then both
-        those that it removes and those that it adds are looked for.
+        """Note that a batch with these parts as its outcome is about to be written: until it is,
+        lookups read both the parts that it removes and the parts that it adds.
         """
         with self._lock:
             self._sought = _in_order({*self._sought, *parts})
 
     def written(self, parts: Parts) -> None:
-        """Say that it was written."""
+        """Note that the batch was written."""
         with self._lock:
             self._sought = self._written = _in_order(parts)
 
     def forget_filters(self) -> None:
-        """Say that filters are others now."""
+        """Drop the cached filters, since filters changed."""
         with self._lock:
             self._filters.clear()
             self._filter_bytes = 0
 
     def forget(self) -> None:
-        """Say that all rows were removed, or are others now."""
+        """Drop everything cached, since all rows were removed or replaced."""
         with self._lock:
             self._written, self._sought, self._merge = None, (), None
 
     # --- looking ---
 
     def find(self, low: int, high: int, first: int, last: int) -> Iterator[int]:
-        """Log positions of records with a key hash of `low` to `high`, newest first, each once;
-        those that stand in segments `first` to `last` are among them.
+        """Log positions of records with a key hash from `low` to `high`, newest first, each once.
+        All those in segments `first` to `last` are among them.
         """
         self.parts()
         before = self._sought
         it = self._families.iter(MESSAGE_KEYS)
-        # The iterator sees one moment; the parts of that moment are among those noted before it
-        # and behind it, whatever is merged meanwhile.
+        # The iterator sees one moment. The parts of that moment are among those noted before and
+        # after its making, whatever is merged meanwhile.
         now = self._sought
         every = before if now is before else {*before, *now}
         parts = [p for p in every if p.segment <= last and p.end > first]
@@ -186,7 +187,7 @@ class MessageKeys:
             data = self._read_filter(it, part, piece)
         at = ((digest * part.filter_blocks >> 32) - piece * PIECE_BLOCKS) * BLOCK_BYTES
         if at + BLOCK_BYTES > len(data):
-            return True  # it is damaged, or the part is not there any more
+            return True  # the row is damaged, or the part is gone
         return grants(data, at, mask)
 
     def _read_filter(self, it: RdictIter, part: Part, piece: int) -> bytes:
@@ -220,7 +221,7 @@ class MessageKeys:
             following, before = high + 1, -1
             for _, first, value in blocks_between(self._families, it, part, at, high + 1):
                 if first == before and first >= at:
-                    # It has blocks of its own: on with what is behind them.
+                    # This hash has blocks of its own: go on behind them.
                     following = first + 1
                     break
                 before = first
@@ -250,7 +251,7 @@ class MessageKeys:
     def add(self, batch: Batch, parts: Parts, segment: int, hashes: I64, positions: I64) -> Parts:
         """Put a new part of sorted pairs into a batch; returns the parts there are with it.
 
-        Where it makes `FAN_OUT` small ones of a rank they are merged in the same batch.
+        Where this makes `FAN_OUT` small parts of a rank, they are merged in the same batch.
         """
         base, rank = segment * self._segment_size, 0
         while rank < _RANK_MAX:
@@ -291,8 +292,9 @@ class MessageKeys:
                 return number
 
     def leave(self, batch: Batch, leaving: Iterable[int], there: Sequence[int]) -> Parts:
-        """Put into a batch that segments leave the log, which has `there` (rising) with them;
-        returns the parts there are then. What others of a generation need stays.
+        """Put into a batch that segments leave the log, which has the segments `there` (rising)
+        until then; returns the parts that remain. Parts that other segments of a generation need
+        stay.
         """
         going = set(leaving)
         staying = [number for number in there if number not in going]
@@ -315,12 +317,12 @@ class MessageKeys:
         return not self.still_has((p for p in self.parts() if p.level), segment)
 
     def drop(self, batch: Batch, parts: Iterable[Part]) -> None:
-        """Put into a batch that parts go."""
+        """Put the removal of parts into a batch."""
         for part in parts:
             batch.delete_range(MESSAGE_KEYS, part.prefix, behind(part.prefix))
 
     def still_has(self, parts: Iterable[Part], segment: int) -> bool:
-        """Whether some parts, or what is being merged, have keys of a segment."""
+        """Whether some parts, or the part that is being merged, have keys of a segment."""
         return any(part.covers(segment) for part in (*parts, *self.in_making()))
 
     def in_making(self) -> Parts:
@@ -340,7 +342,7 @@ class MessageKeys:
         return self.is_merging or self._plan(sealed) is not None
 
     def merge_next(self, sealed: int) -> None:
-        """Do a step of the merge that was begun, or of the next one."""
+        """Do one step of the merge that was begun, or of the next one."""
         parts = self.parts()
         doing = self._merge or self._plan(sealed)
         if doing is None:
@@ -373,7 +375,7 @@ class MessageKeys:
         return Merge(self._families, self._segment_size, target, ordered)
 
     def _choose(self, parts: Parts, sealed: int) -> tuple[int, int, int, list[Part]] | None:
-        """Level, segment and number of the part to be made, and those to make it of."""
+        """Level, segment and number of the next part to make, and its sources."""
         segments = [part for part in parts if not part.level]
         for segment, group in groupby(segments, attrgetter("segment")):
             mine = list(group)
@@ -399,17 +401,17 @@ class MessageKeys:
             level += 1
         return None
 
-    # --- all of a segment ---
+    # --- all pairs of a segment ---
 
     def pairs(self, segment: int) -> tuple[I64, I64]:
         """All pairs of a segment at one moment, sorted, positions in the segment. `FormatError` if
-        a part that has some, or its filter, is not what was written.
+        a part with such pairs, or its filter, is not what was written.
         """
         base = segment * self._segment_size
         all_hashes, all_positions = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         it = self._families.iter(MESSAGE_KEYS)
-        # Not the parts that are noted here: those may be merged before the iterator is made, or
-        # behind it, and the same holds for every row.
+        # The parts that are noted here are of no use: they may be merged before or after the
+        # iterator is made, and the same holds for every row.
         for part in read_parts(self._families, it)[0]:
             if not part.covers(segment):
                 continue

@@ -1,12 +1,12 @@
-"""Merging parts of the key index into one, a bounded step at a time.
+"""Key merge: several parts of the key index become one, a bounded step at a time.
 
-The idea: the new part is written piece by piece beside those that it is made of, and its head says
-how far it is, in the same batch as the pieces. Readers don't see it before its head is whole; the
-batch that makes it so removes its sources. A merge that was cut short goes on from its head.
+The idea: the new part is written piece by piece beside its sources, and its head says how far it
+is, in the same batch as the pieces. Readers don't see the new part before its head is whole; the
+batch that completes the head removes the sources. A merge that was cut short goes on from its head.
 Positions of segments that left the log stay behind.
 
-Invariants: a step holds no more than `_AT_ONCE_MAX` pairs and what a piece needs, whatever the keys
-are; what a crash leaves is the sources whole, or the new part whole.
+Invariants: a step holds at most `_AT_ONCE_MAX` pairs and the memory of one piece, whatever the keys
+are; a crash leaves either the sources whole, or the new part whole.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _AT_ONCE_MAX: Final = 1 << 18
 
 
 class Merge:
-    """See the module. `sources` are in the order of their positions; `done` pieces are written."""
+    """A merge under way. `sources` are in the order of their positions; `done` pieces are
+    written.
+    """
 
     def __init__(
         self,
@@ -71,12 +73,12 @@ class Merge:
         self._is_begun = False
 
     def step(self, gone: Gone) -> bool:
-        """Write some pieces; returns whether all are written, and `finish` is to be called."""
+        """Write some pieces; returns whether all are written, so that `finish` may be called."""
         done, written = self._done, self._written
         try:
             self._write_some(gone)
         except BaseException:
-            # None of them may be there, or some: the next step begins as after a crash.
+            # Some or none of the rows may be there: the next step begins as after a crash.
             self._done, self._written, self._is_begun = done, written, False
             raise
         return self._done == self.target.pieces
@@ -89,7 +91,8 @@ class Merge:
         low, high = piece_start(target, begin), piece_start(target, end)
         found = self._between(it, low, high)
         if found is None:
-            # Very many messages have one of these keys: a piece alone, some of it at a time.
+            # Very many messages have one of these keys, so this piece is merged alone, some of it
+            # at a time.
             batch = self._put_piece(
                 batch, begin, self._pairs(it, low, piece_start(target, begin + 1)), gone
             )
@@ -107,8 +110,8 @@ class Merge:
         batch.put(MESSAGE_KEYS, head_key(said.prefix), head_value(said, self._done, self.sources))
 
     def finish(self, batch: Batch) -> Part | None:
-        """Put into a batch that the new part takes the place of its sources; None if it is empty,
-        and nothing takes their place.
+        """Put into a batch that the new part replaces its sources; None if it is empty, and nothing
+        replaces them.
         """
         for source in self.sources:
             batch.delete_range(MESSAGE_KEYS, source.prefix, behind(source.prefix))
@@ -120,12 +123,12 @@ class Merge:
         return part
 
     def give_up(self, batch: Batch) -> None:
-        """Put into a batch that what was written goes."""
+        """Put the removal of the written pieces into a batch."""
         prefix = self.target.prefix
         batch.delete_range(MESSAGE_KEYS, prefix, behind(prefix))
 
     def _begun(self) -> Batch:
-        """A batch; the first one removes what a merge that was cut short left of the next piece."""
+        """A batch; the first one removes the rest of a piece that an interrupted merge left."""
         batch, target = self._families.batch(), self.target
         if not self._is_begun:
             self._is_begun = True
@@ -155,7 +158,7 @@ class Merge:
             written += len(hashes)
             unwritten += len(hashes)
             if unwritten > _AT_ONCE_MAX:
-                # Nobody sees it yet, and a merge that goes on writes this piece anew.
+                # No reader sees the piece yet, and a resumed merge writes it anew.
                 self._say_how_far(batch)
                 self._families.write(batch)
                 batch, unwritten = self._families.batch(), 0
@@ -166,8 +169,8 @@ class Merge:
         return batch
 
     def _pairs(self, it: RdictIter, low: int, high: int) -> Iterator[tuple[I64, I64]]:
-        """The sources' pairs with a hash from `low` to before `high`, in order, so many at a time
-        as are sorted at once.
+        """The sources' pairs with a hash from `low` to before `high`, in order, in portions that
+        are each sorted at once.
         """
         found = self._between(it, low, high)
         if found is not None:
@@ -182,13 +185,13 @@ class Merge:
                     yield np.full(len(positions), low, np.int64), positions
 
     def _between(self, it: RdictIter, low: int, high: int) -> tuple[I64, I64] | None:
-        """All of these, if they are few enough to be sorted at once."""
+        """All of these pairs, if they are few enough to be sorted at once."""
         return pairs_between(
             self._families, it, self.sources, self._segment_size, low, high, _AT_ONCE_MAX
         )
 
     def _alive(self, positions: I64, gone: Gone) -> NDArray[np.bool_]:
-        """Which positions are not of segments that left the log."""
+        """A mask of the positions whose segments have not left the log."""
         alive: NDArray[np.bool_] = positions >= gone.below
         if gone.segments:
             left = np.array(sorted(gone.segments), np.int64)

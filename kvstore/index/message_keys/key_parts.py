@@ -1,9 +1,9 @@
-"""Parts of the key index: the rows of one, and reading the pairs of some.
+"""Key parts: the rows of one part of the key index, and reading the pairs of several.
 
 The idea: a part is sorted pairs of one segment, or of a generation of them: blocks, a filter, and a
-head, which says that there is the part. The filter is cut into pieces, each for a range of hashes,
-so that a part of any size is written, read and filtered a piece at a time. A hash that very many
-messages have fills blocks of its own, in the order of positions, so that the newest are found
+head, without which the part does not exist. The filter is cut into pieces, each for a range of
+hashes, so that a part of any size is written, read and filtered a piece at a time. A hash that very
+many messages have fills blocks of its own, in the order of positions, so that the newest are found
 without the others. Layout in docs/keys.md.
 
 Invariants: inside a part pairs rise by hash and position; a filter denies nothing that the blocks
@@ -62,8 +62,8 @@ _serials = count()
 
 
 class Part(NamedTuple):
-    """A part: `segment` is the first of the segments that its level says, `first` the log position
-    of the first record that it has a pair of. No two of one process have the same `serial`.
+    """A part: `segment` is the first of its level's segments, `first` the log position of the first
+    record that it has a pair of. No two parts of one process have the same `serial`.
     """
 
     level: int
@@ -91,12 +91,12 @@ class Part(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """A part that is being made, and which of its pieces are written."""
+    """A part that is being made, and how many of its pieces are written."""
 
     part: Part
     done: int
     sources: tuple[bytes, ...]
-    """What all rows of each part begin with that it is made of."""
+    """The prefixes of the rows of its sources, one for each part."""
 
 
 def span(level: int) -> int:
@@ -149,7 +149,7 @@ def distinct(digests: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 class BlockRows:
-    """Gives the blocks of a piece their keys, however many chunks its pairs come in."""
+    """The blocks of one piece and their keys, however many chunks its pairs come in."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
@@ -169,7 +169,7 @@ class BlockRows:
 
 
 def part_rows(part: Part, hashes: I64, positions: I64) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """All rows of a part of sorted pairs, keys and values, a piece at a time."""
+    """All rows of a part of sorted pairs, as keys and values, a piece at a time."""
     for piece in range(part.pieces):
         low, high = piece_start(part, piece), piece_start(part, piece + 1)
         a, b = np.searchsorted(hashes, [low, high])
@@ -191,7 +191,7 @@ def head_value(part: Part, done: int, sources: Iterable[Part] = ()) -> bytes:
 
 
 def read_parts(families: Families, it: RdictIter) -> tuple[list[Part], list[Unfinished]]:
-    """The parts that an iterator of `MESSAGE_KEYS` sees, and those that are being made."""
+    """The parts that an iterator of `MESSAGE_KEYS` sees, and the parts that are being made."""
     found: list[Part] = []
     unfinished: list[Unfinished] = []
     it.seek(b"")
@@ -224,7 +224,7 @@ def blocks_between(
     families: Families, it: RdictIter, part: Part, low: int, high: int
 ) -> Iterator[tuple[bytes, int, bytes]]:
     """The blocks of a part that may have hashes from `low` to before `high`: key, first hash,
-    value. Nobody else moves `it` meanwhile.
+    value. No other caller may move `it` meanwhile.
     """
     prefix = part.prefix
     start = block_key(prefix, low, 0)
@@ -251,7 +251,7 @@ def pairs_between(
     limit: int,
 ) -> tuple[I64, I64] | None:
     """The pairs of parts with a hash from `low` to before `high`, sorted: hashes and log positions;
-    None if they are more than about `limit`.
+    None if there are more than about `limit`.
 
     Parts are in the order of their positions, so the pairs of a hash are as well.
     """
@@ -261,7 +261,7 @@ def pairs_between(
         firsts: list[int] = []
         values: list[bytes] = []
         for _, first, value in blocks_between(families, it, part, low, high):
-            # The block before is the price of looking, however narrow the range.
+            # Every look costs the block before, however narrow the range.
             total += count_in(value) if first >= low else 0
             if total > limit:
                 return None

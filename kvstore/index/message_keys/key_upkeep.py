@@ -1,10 +1,10 @@
-"""Upkeep of the key index: merging parts, and taking dead keys out, a step at a time.
+"""Key upkeep: merging parts of the key index, and removing dead keys, a step at a time.
 
-The idea: both rewrite what may be large, so each step takes the index's write lock for itself, and
-a checkpoint waits for no more than one of them. Who has time calls `merge_next` and
-`drop_dead_keys` for as long as something is due.
+The idea: both may rewrite a lot, so each step takes the index's write lock for itself, and a
+checkpoint waits for at most one step. A caller with time calls `merge_next` and `drop_dead_keys`
+for as long as something is due.
 
-Invariant: both may stop at any step, also with the process, and go on where that is worth it.
+Invariant: both may stop at any step, also with the process, and go on later where that is worth it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
 
 
 class KeyUpkeep:
-    """See the module."""
+    """The upkeep of one key index."""
 
     def __init__(
         self, families: Families, keys: MessageKeys, segment_size: int, lock: threading.Lock
@@ -37,18 +37,18 @@ class KeyUpkeep:
         return self._keys.merge_due(sealed)
 
     def merge_next(self, sealed: int) -> None:
-        """Do a step of a merge."""
+        """Do one step of a merge."""
         with self._lock:
             self._keys.merge_next(sealed)
 
     def dead_keys_due(self) -> bool:
-        """Whether there are segments with dead keys, and nothing else rewrites them now."""
+        """Whether there are segments with dead keys, and no merge rewrites them now."""
         if self._marked is None:
             self._marked = marked(self._families)
         return bool(self._marked) and not self._keys.is_merging
 
     def drop_dead_keys(self) -> None:
-        """Do a step of taking the dead keys out of the oldest such segment."""
+        """Do one step of removing the dead keys of the oldest such segment."""
         with self._lock:
             if not self.dead_keys_due():
                 return
@@ -61,19 +61,19 @@ class KeyUpkeep:
     # --- under the lock ---
 
     def has_marked(self) -> None:
-        """Say that segments were marked: what is under way knows nothing of that."""
+        """Note that segments were marked: a step under way does not know of it."""
         self._dropping = self._marked = None
 
     def mark_left(self, batch: Batch, parts: Parts, segments: Iterable[int]) -> None:
-        """Mark those of some segments that left the log of which there are keys in `parts`, or in
-        what is being merged.
+        """Mark those of some segments that left the log whose keys are in `parts`, or in the part
+        that is being merged.
         """
         for segment in segments:
             if self._keys.still_has(parts, segment):
                 mark(batch, segment)
 
     def mark_all_left(self) -> None:
-        """Mark every segment that left the log and has keys among those of others."""
+        """Mark every segment that left the log and has keys in a generation of several segments."""
         with self._lock:
             gone, size = read_gone(self._families), self._segment_size
             parts = self._keys.parts()
@@ -87,10 +87,10 @@ class KeyUpkeep:
             self.has_marked()
 
     def forget_left(self, sealed: int) -> None:
-        """Take those keys out now, and out of RocksDB's files."""
+        """Remove those keys now, and from RocksDB's files."""
         self.mark_all_left()
         while True:
-            # Others may begin a merge at any time, and nothing is dropped beside one.
+            # Other threads may begin a merge at any time, and nothing is dropped beside a merge.
             if self._keys.is_merging:
                 self.merge_next(sealed)
             elif self.dead_keys_due():

@@ -1,8 +1,8 @@
 """Hash many: XXH32 of hundreds of thousands of short texts at once.
 
-The idea: texts of one length are a matrix, and each step of XXH32 is one numpy call over a column
-of it, which holds the GIL for the call's beginning only. So puts leave the hashing of keys to the
-checkpoint, which runs beside them.
+The idea: texts of one length are a matrix, and each step of XXH32 is one numpy call over a column.
+The call holds the GIL only at its beginning. So puts leave the hashing of keys to the checkpoint,
+which runs beside them.
 
 Invariant: the same numbers as `xxhash.xxh32_intdigest` gives one by one.
 """
@@ -85,8 +85,8 @@ def _of_one_length(texts: U8) -> U32:
 
 
 def _column(matrix: NDArray[np.unsignedinteger[Any]], at: int) -> U32:
-    """A column; one number for all rows where they have the same, as ids have nearly everywhere:
-    that halves the time.
+    """A column; a single number where all rows have the same one, as ids have nearly everywhere,
+    which halves the time.
     """
     column = matrix[:, at]
     first = column[:1]

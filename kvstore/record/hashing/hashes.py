@@ -1,8 +1,8 @@
 """Hashes: the Java ones that RocketMQ's files carry, and the 40-bit ones of the key index.
 
 The idea: RocketMQ filters by the Java hash of the tag and finds keys by the Java hash of
-`topic#key`, so those are rebuilt here to the bit. The key index of this store uses XXH32 instead:
-wide enough that collisions are rare, and made in C.
+`topic#key`, so this module rebuilds those hashes to the bit. The key index of this store uses XXH32
+instead: it is wide enough that collisions are rare, and computed in C.
 
 Invariant: the same input gives the same number, on every machine and in every version: they are on
 disk.
@@ -56,8 +56,8 @@ def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: i
     delay, with levels above the highest taken as the highest.
     """
     if delay_level is not None and topic == SCHEDULE_TOPIC:
-        # RocketMQ takes a record whose level is no number for a bad one; its tag is the better
-        # answer.
+        # RocketMQ takes a record whose level is not a number for a bad record; its tag is the
+        # better answer.
         level = int(delay_level) if _LEVEL.fullmatch(delay_level) else 0
         if level > 0:
             level = min(level, len(DELAY_LEVELS_MS))
@@ -66,7 +66,9 @@ def tags_code(topic: str, tag: str | None, delay_level: str | None, stored_at: i
 
 
 def topic_byte(topic: bytes) -> int:
-    """What a topic puts under the hashes of its keys: the low byte of XXH32 of its name."""
+    """The byte that a topic puts under the hashes of its keys: the low byte of XXH32 of its
+    name.
+    """
     return xxh32_intdigest(topic) & 0xFF
 
 

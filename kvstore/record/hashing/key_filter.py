@@ -1,13 +1,13 @@
 """Key filter: whether a key may be somewhere, from a few bits a key.
 
-The idea: a Bloom filter in blocks of 512 bits, so that one look touches one cache line. What it
-holds is the 32 bits of a key's hash, not the topic's 8: one filter then answers for a key in one
-topic and for a key in any. The block is the upper end of digest times number of blocks, so that
-sorted digests fill it from front to back: building takes no more memory than the filter, and a
-stretch of blocks is the filter of a range of digests. An archive has a whole filter as a section,
-with a head; the key index keeps a large filter as pieces, each some blocks of it.
+The idea: a Bloom filter in blocks of 512 bits, so that one look touches one cache line. It holds
+the 32 bits of a key's hash, not the topic's 8, so one filter answers for a key in one topic and for
+a key in any. A digest's block is the upper bits of digest times number of blocks, so sorted digests
+fill the filter from front to back: building takes no more memory than the filter, and consecutive
+blocks are the filter of a range of digests. An archive has a whole filter as a section, with a
+head; the key index keeps a large filter as pieces, each some blocks of it.
 
-Invariant: what was added is never denied.
+Invariant: an added key is never denied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ADD, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def hashes_for(bits_a_key: float) -> int:
-    """How many bits of its block a key sets, where it has so many bits."""
+    """The number of bits of its block that a key sets, in a filter of so many bits a key."""
     return min(max(round(bits_a_key * 0.69), 1), HASHES_MAX)
 
 
@@ -75,7 +75,9 @@ def mask_of(digest: int, hashes: int) -> int:
 
 
 def masks_of(digest: int) -> tuple[int, ...]:
-    """The bits of a digest in its block, as a number, by how many hashes a filter has."""
+    """The bits of a digest in its block, as a number, for each possible number of hashes of a
+    filter.
+    """
     masks, mixed = [0], _mix(digest)
     for _ in range(HASHES_MAX):
         masks.append(masks[-1] | 1 << (mixed & BLOCK_BITS - 1))
@@ -91,7 +93,7 @@ def build(digests: NDArray[np.uint32], bits: int) -> bytes:
 
 
 class Filter:
-    """A whole filter. Raises FormatError for a payload that is none."""
+    """A whole filter. Raises FormatError for a payload that is not a filter."""
 
     __slots__ = ("_blocks", "_data", "_hashes")
 
@@ -111,12 +113,14 @@ class Filter:
         return grants(self._data, at, mask_of(digest, self._hashes))
 
     def has_all(self, digest: int, masks: Sequence[int]) -> bool:
-        """The same for a digest whose `masks_of` is known: for whoever asks many filters."""
+        """As `may_hold`, for a digest whose `masks_of` is known: for a caller that asks many
+        filters.
+        """
         at = _HEAD.size + (digest * self._blocks >> 32) * BLOCK_BYTES
         return grants(self._data, at, masks[self._hashes])
 
     def denied(self, digests: NDArray[np.int64]) -> int:
-        """How many of those digests are said not to be there."""
+        """The number of these digests that the filter denies."""
         some = digests.astype(np.uint64)
         block = ((some * np.uint64(self._blocks)) >> np.uint64(32)).astype(np.int64)
         filled = np.frombuffer(self._data, np.uint8, offset=_HEAD.size)
@@ -130,7 +134,7 @@ class Filter:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes."""
+        """The filter's size in memory."""
         return len(self._data)
 
 

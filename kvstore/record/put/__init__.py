@@ -1,5 +1,6 @@
-"""Messages that are put: checked, and turned into record bytes but for position and offset.
+"""Put: a caller's messages, checked and turned into record bytes except for position and offset.
 
-Begin with `prepare`; `batch` encodes, `single` does the same for one ordinary message, `explain`
-says which message of a refused batch is wrong.
+Not in here: taking offsets, and appending to the log (`engine.writer`). Begin with `prepare`;
+`batch` encodes, `single` does the same for one ordinary message, `put_routes` has the facts of a
+queue, `explain` says which message of a refused batch is wrong. May import `record` and `errors`.
 """

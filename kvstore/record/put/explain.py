@@ -1,11 +1,11 @@
-"""Explain: which message of a refused batch is at fault, and why.
+"""Explain: the message of a refused batch that is at fault, and its fault.
 
 The idea: `prepare` looks at columns, which say that something is wrong but not with which message.
 Only then is each message looked at by itself, field by field, and the first fault becomes an error
-that names message, field and value. Slow, and run for refused batches only.
+that names message, field and value. This is slow, and runs for refused batches only.
 
-Invariants: every fault that `prepare` refuses is found here, and nothing that it takes is blamed;
-looking makes no topic.
+Invariants: every fault that `prepare` refuses is found here, and no message that it accepts is
+blamed; looking makes no topic.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _INSTEAD: Final = {
 
 
 class TopicFacts(Protocol):
-    """What putting needs to know of a topic."""
+    """The facts of a topic that a put needs."""
 
     name: str
     base: int
@@ -61,18 +61,18 @@ class TopicFacts(Protocol):
     overhead: int
     """A record's bytes without body and properties."""
     hash_byte: int
-    """What makes the same key in two topics two hashes; see `hashes.key_hash`."""
+    """The byte that makes two hashes of the same key in two topics; see `hashes.key_hash`."""
     keys_all: bool
     keys_unique: bool
 
     @property
     def compress_above(self) -> int | None:
-        """Bytes of a body above which it is compressed; None: as the store does it."""
+        """The size in bytes above which a body is compressed; None: the store's setting."""
         ...
 
     @property
     def compression(self) -> str | None:
-        """What with; None: as the store does it."""
+        """The codec of compressed bodies; None: the store's setting."""
         ...
 
     def spread(self, count: int) -> int:
@@ -83,7 +83,7 @@ class TopicFacts(Protocol):
 
 
 class Wrong(ValueError):
-    """A column is not as it must be; which message is at fault is still to be found."""
+    """A column has a fault; the message at fault is still to be found."""
 
 
 TopicOf = Callable[[str], TopicFacts]
@@ -91,7 +91,7 @@ TopicOf = Callable[[str], TopicFacts]
 
 
 class Limits(NamedTuple):
-    """What a message must keep to; sizes in bytes."""
+    """The limits of a message; sizes in bytes."""
 
     max_body: int
     max_record: int
@@ -113,10 +113,10 @@ def as_batch(messages: object) -> Sequence[Message]:
 def explain(
     messages: Sequence[Message], why: Exception, limits: Limits, topic_of: TopicOf
 ) -> tuple[StoreError, Exception | None]:
-    """What is wrong with the first message at fault, and what else a traceback should show of it.
+    """The error of the first message at fault, and the exception that its traceback should show.
 
-    `why` is what `prepare` ran into, and `topic_of` makes no topic. What is wrong with a message by
-    itself comes before what is wrong with a topic or queue.
+    `why` is the exception that `prepare` met, and `topic_of` makes no topic. Faults of a message by
+    itself come before faults of its topic or queue.
     """
     for look in (_look, _look_at_place):
         for index, message in enumerate(messages):

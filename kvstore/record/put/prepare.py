@@ -1,12 +1,12 @@
-"""Prepare: a batch of messages, checked and turned into all of their records that doesn't depend on
-place.
+"""Prepare: messages of a batch, checked and turned into the parts of their records that don't
+depend on their place.
 
 The idea: a batch is columns. Each check and each conversion is one call over a column (`map`,
 `set(map(type, ...))`, one search in the joined text), so that an ordinary message costs a few C
-calls and hardly any bytecode: 1.4 us in a batch of 32. Only when a column says that something is
-wrong is each message looked at by itself, to say which and why (`explain`).
+calls and hardly any bytecode: 1.4 us in a batch of 32. Only when a column has a fault is each
+message looked at by itself, to name the message and the fault (`explain`).
 
-Invariant: what `prepare` returns can be written as it is; it raises before anything is changed.
+Invariant: the result of `prepare` can be written as it is; it raises before anything is changed.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ _LISTS: Final = {list, tuple}
 def prepare(
     messages: Sequence[Message], lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
 ) -> Prepared:
-    """Check messages, one or more, and make all of their records that doesn't depend on place.
+    """Check one or more messages, and make the parts of their records that don't depend on their
+    place.
 
-    Raises `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and what `lanes.facts_of`
-    raises, naming the message by its index.
+    Raises `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and the errors of
+    `lanes.facts_of`, naming the message by its index.
     """
     try:
         return _prepare(messages, lanes, ids, now_ms, limits)
@@ -78,7 +79,7 @@ def prepare(
 def _prepare(
     messages: Sequence[Message], lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
 ) -> Prepared:
-    # One call a message, and one for all, instead of ten attributes a message.
+    # One call a message, and one for all, instead of reading ten attributes a message.
     fields: Callable[[Message], tuple[Any, ...]] = astuple
     if list(map(type, messages)).count(Message) != len(messages):
         if not all(isinstance(m, Message) for m in messages):
@@ -113,7 +114,7 @@ def _prepare(
     ):
         raise Wrong("sizes")
 
-    # Topics come last, because asking for one may make it: what is refused makes none.
+    # Topics come last, because asking for one may make it: a refused batch makes none.
     queues, found = lanes.find(names, queues, groups, sizes, limits.max_record)
     queue_keys, overheads, magics, wires, keyed = zip(*found, strict=True)
     sizes = list(map(add, sizes, overheads))
@@ -130,10 +131,11 @@ def _prepare(
 
 
 def _joined(row: list[Any], count: int) -> list[bytes]:
-    """The records' properties: each is `row`'s texts, and of its columns the message's own value.
+    """The records' properties: each is the constant texts of `row`, with the message's own values
+    from its columns.
 
-    All of a batch is joined and encoded at once, then cut at zeros, which none of it may contain:
-    190 ns a message instead of 210.
+    The whole batch is joined and encoded at once, then cut at zeros, which no text may contain: 190
+    ns a message instead of 210 ns.
     """
     pieces: list[Any] = []
     for piece in (*row, "\0"):
@@ -166,7 +168,7 @@ def _number_columns(
 def _bodies(
     names: Sequence[str], bodies: Sequence[Any], lanes: Lanes, limits: Limits
 ) -> tuple[Sequence[bytes], list[int], list[int]]:
-    """The bodies as stored, their sizes, and what of the system flags follows from them."""
+    """The bodies as stored, their sizes, and the system flags that follow from them."""
     if set(map(type, bodies)) != _BYTES:
         bodies = [_as_bytes(b) for b in bodies]
     sizes = list(map(len, bodies))
@@ -190,14 +192,16 @@ def _bodies(
 
 
 def _check_tokens(tokens: list[str]) -> None:
-    """Keys or ids: texts that are not empty and have no blanks; joining finds what is no text."""
+    """Check keys or ids: texts that are not empty and have no blanks; joining finds values that are
+    not texts.
+    """
     joined = "".join(tokens)
     if is_separated(joined) or " " in joined or not all(tokens):
         raise Wrong("keys or ids")
 
 
 def _key_columns(keys: Sequence[Any], row: list[Any]) -> tuple[list[str], Sequence[Any]]:
-    """All keys one behind the other, and each message's own."""
+    """All keys in order, and each message's own."""
     if not set(map(type, keys)) <= _LISTS:
         if any(isinstance(k, str) for k in keys):
             raise Wrong("keys")
@@ -239,7 +243,7 @@ def _property_columns(properties: Sequence[Mapping[str, str]], row: list[Any]) -
         # All have the same properties: a column each, between names that are constants.
         for name in next(iter(properties)):
             values = list(map(itemgetter(name), properties))
-            # Joining is also what finds a value that is no text.
+            # Joining also finds a value that is not a text.
             if is_separated("".join(values)) or not all(values):
                 raise Wrong("properties")
             row += ["".join((name, "\x01")), values, "\x02"]
@@ -266,7 +270,7 @@ def _group_columns(groups: Sequence[str | None], row: list[Any]) -> None:
 def _indexed(
     keyed: Sequence[int], message_ids: list[str], keys: Sequence[Any], tokens: list[str]
 ) -> tuple[str, array[int]]:
-    """What the key index takes of ids and keys: the text, and how many of each message."""
+    """The ids and keys for the key index: the text, and the number of them for each message."""
     count = len(keyed)
     if keyed.count(2) == count and len(tokens) == count and all(keys):
         pairs = [""] * (2 * count)

@@ -1,12 +1,12 @@
-"""Single: an ordinary message that is put alone, checked and turned into all of its record that
-doesn't depend on place.
+"""Single: one ordinary message put alone, checked and turned into the parts of its record that
+don't depend on its place.
 
-The idea: columns of one message cost 17 us, the same in a straight line 3. What is not ordinary
-(flags, a message group, an id or a time given, a body to compress, whatever is wrong) is left to
-`prepare`, which says what it says of a batch.
+The idea: columns of one message cost 17 us, straight-line code 3 us. Everything that is not
+ordinary (flags, a message group, an id or a time given, a body to compress, any fault) is left to
+`prepare`, which gives the same errors as for a batch.
 
-Invariant: what is made here is byte for byte what `prepare` makes; nothing is changed when it is
-left to that.
+Invariant: the record is byte for byte the one that `prepare` makes; nothing is changed when a
+message is left to `prepare`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Unique ids: the 32 hexadecimal digits that every message gets at its put.
 
 The idea: RocketMQ's form: address, pid, a token of this store's, milliseconds since the month
-began, counter. 65,536 ids fit a millisecond; when they are used up the time in the id goes on by
-one.
+began, counter. A millisecond has 65,536 ids; when they are used up, the time in the id goes on by 1
+ms.
 
 Invariant: no id comes twice from one source, even with a clock that stands still or goes back.
 """
@@ -20,7 +20,7 @@ _MONTH_MIN_MS: Final = 28 * 86_400_000
 
 
 class UniqueIds:
-    """See the module."""
+    """The source of a store's unique ids."""
 
     def __init__(self, address: bytes, pid: int, token: int) -> None:
         self._prefix = id_prefix(address, pid, token)
@@ -58,7 +58,7 @@ class UniqueIds:
         """One new id."""
         with self._lock:
             if now_ms == self._now and self._used < 1 << 16:
-                # As `_take`, in the millisecond of the last call: its stem is still good.
+                # As `_take`, in the millisecond of the last call, whose stem is still good.
                 first = self._counter
                 self._used += 1
                 self._counter = (first + 1) & 0xFFFF
@@ -82,7 +82,7 @@ class UniqueIds:
         self._now, self._used = now_ms, 0
         if not self._month_start <= now_ms < self._month_end:
             self._month_start = month_start_ms(now_ms)
-            # The next look is at the latest when the shortest month would be over, and then at
-            # every other millisecond.
+            # The next look at the month is due at the latest when the shortest month would be over,
+            # and then at every other millisecond.
             self._month_end = self._month_start + _MONTH_MIN_MS
         self._stem = f"{self._prefix}{(now_ms - self._month_start) & 0xFFFFFFFF:08X}"

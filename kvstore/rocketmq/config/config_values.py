@@ -1,7 +1,7 @@
-"""What RocketMQ's configuration says, as typed values.
+"""Config values: RocketMQ's configuration as typed values.
 
 The idea: the tables come as plain JSON values, with whatever fields the version that wrote them
-knew. What kvmq can use of them is taken into Structs, missing fields having RocketMQ's defaults
+knew. The fields that kvmq can use are taken into Structs; missing fields get RocketMQ's defaults
 (TopicConfig, SubscriptionGroupConfig).
 
 Invariant: a value of the wrong type is a FormatError that says where it stands; it never gets into
@@ -40,7 +40,9 @@ class SourceTopic(msgspec.Struct, frozen=True):
 
 
 class SourceGroup(msgspec.Struct, frozen=True):
-    """One consumer group. `max_attempts` is retryMaxTimes; `retry_policy` is as it was found."""
+    """One consumer group. `max_attempts` is retryMaxTimes; `retry_policy` is unchanged from the
+    source.
+    """
 
     name: str
     max_attempts: int
@@ -69,11 +71,11 @@ class _Group(msgspec.Struct, rename="camel"):
 
 
 class RocketMQSource(msgspec.Struct, frozen=True):
-    """A RocketMQ store: its log's files, and what its configuration says.
+    """A RocketMQ store: its log's files, and its configuration.
 
     `segments` are (first position, path), in order and without holes, of `segment_size` bytes each.
     `offsets` are (group, topic, queue, offset to consume next), `delay_offsets` by delay level.
-    `notes` says what was found but could not be taken, and what was taken from a backup.
+    `notes` lists the parts that could not be taken, and those that were taken from a backup.
     """
 
     path: Path

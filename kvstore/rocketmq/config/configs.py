@@ -1,9 +1,9 @@
-"""RocketMQ's topics and groups as ours: which of its settings is which of ours.
+"""Configs: RocketMQ's topics and groups as kvmq's, setting by setting.
 
-The idea: what has a counterpart is taken over, what has none (`perm`, `order`, broadcasting) is
-kept as an attribute, from which `export` takes it back.
+The idea: a setting with a counterpart is taken over. A setting without one (`perm`, `order`,
+broadcasting) is kept as an attribute, from which `export` writes it again.
 
-Invariant: what `export` writes of a topic or group that came from here says the same again.
+Invariant: `export` writes a topic or group that came from here with the same settings.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class _Policy(msgspec.Struct, rename="camel"):
 
 
 def topic_config(topic: SourceTopic) -> TopicConfig:
-    """A topic of RocketMQ's as one to be made. Queues that it writes but doesn't read are read."""
+    """A topic of RocketMQ's as one to be made here. Queues that RocketMQ writes but doesn't read
+    are read.
+    """
     write = max(1, topic.write_queues)
     return TopicConfig(
         name=topic.name,
@@ -67,7 +69,7 @@ def topic_config(topic: SourceTopic) -> TopicConfig:
 
 
 def group_config(group: SourceGroup) -> GroupConfig:
-    """A group of RocketMQ's as one to be made."""
+    """A group of RocketMQ's as one to be made here."""
     return GroupConfig(
         name=group.name,
         max_attempts=max(1, group.max_attempts),
@@ -78,19 +80,19 @@ def group_config(group: SourceGroup) -> GroupConfig:
 
 
 def kind_of(topic: SourceTopic) -> Kind:
-    """The kind that a topic's attributes speak of."""
+    """The kind in a topic's attributes."""
     if topic.attributes.get(CLEANUP) == COMPACTION:
         return "compacted"
     return KIND_OF_TYPE.get(topic.message_type, "normal")
 
 
 def topic_attributes(topic: SourceTopic) -> dict[str, str]:
-    """A topic's attributes, with what else there is of it."""
+    """A topic's attributes, with its settings that have no counterpart."""
     return {**topic.attributes, PERM: str(topic.perm), ORDER: str(topic.order).lower()}
 
 
 def group_attributes(group: SourceGroup) -> dict[str, str]:
-    """A group's attributes, with what else there is of it."""
+    """A group's attributes, with its settings that have no counterpart."""
     return {
         **group.attributes,
         BROADCAST: str(group.broadcast).lower(),
@@ -99,7 +101,7 @@ def group_attributes(group: SourceGroup) -> dict[str, str]:
 
 
 def backoff_of(policy: dict[str, Any]) -> tuple[float, ...]:
-    """The seconds between deliveries that a retry policy means; the default if it can't be read."""
+    """The seconds between deliveries by a retry policy; the default if the policy can't be read."""
     try:
         found = msgspec.convert(policy, _Policy, strict=False)
     except msgspec.ValidationError:
@@ -116,7 +118,7 @@ def backoff_of(policy: dict[str, Any]) -> tuple[float, ...]:
 def _doubling(policy: _Exponential) -> list[int]:
     steps: list[int] = []
     step = policy.initial
-    # RocketMQ raises no further than to the 32nd power.
+    # RocketMQ raises to the 32nd power at most.
     while len(steps) <= 32 and step < policy.max and policy.multiplier > 1:
         steps.append(step)
         step *= policy.multiplier

@@ -1,12 +1,13 @@
-"""A store's whole configuration: which of its forms counts, read and merged.
+"""Configuration: all of a store's configuration, read from the form that counts, and merged.
 
 The idea: a broker keeps topics, groups and consumer offsets in JSON files or in RocksDB, and when
-it went from the one to the other both are there. This decides as the broker does when it starts:
-version 2 of RocksDB counts alone; over version 1 the rows of a JSON file are laid where that file
-was changed more often. Progress of delay levels is in a JSON file in all of them.
+it went from the one to the other both are there. This module decides as the broker does when it
+starts: version 2 of RocksDB counts alone; in version 1 the rows of a JSON file replace those of
+RocksDB where the file was changed more often. Progress of delay levels is in a JSON file in all of
+them.
 
-Invariants: nothing is changed or created in the source; what is there but broken is a FormatError,
-never an empty table.
+Invariants: nothing is changed or created in the source; a broken file is a FormatError, never an
+empty table.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _VERSION: Final = "dataVersion"
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """What the folder says; the fields are those of `RocketMQSource`."""
+    """The configuration in a folder; the fields are those of `RocketMQSource`."""
 
     kind: ConfigKind
     topics: list[SourceTopic]

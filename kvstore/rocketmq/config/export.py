@@ -2,11 +2,11 @@
 
 The idea: `config/topics.json`, `subscriptionGroup.json`, `consumerOffset.json` and, where delay
 levels have progress, `delayOffset.json`, as a broker writes them. With them beside the log a broker
-finds what it would have written itself; what only kvmq knows (key index, retention, compression,
-start, dead-letter topic) has no place in them.
+finds the files that it would have written itself. Settings that only kvmq knows (key index,
+retention, compression, start, dead-letter topic) have no place in them.
 
-Invariant: what is written here and read by `configuration` says the same. Each file is whole or as
-it was before.
+Invariant: `configuration` reads from these files the settings that were written. Each file is
+whole, or as it was before.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ Offset = tuple[str, str, int, int]
 
 
 class ExportReport(msgspec.Struct, frozen=True):
-    """What was written: how many of each, and to which files."""
+    """The outcome of an export: how many topics, groups and offsets were written, and to which
+    files.
+    """
 
     topics: int
     groups: int
@@ -185,5 +187,5 @@ def _numbers(table: Mapping[int, int]) -> str:
 
 
 def _text(fields: Mapping[str, str]) -> str:
-    """An object of what is text already."""
+    """A JSON object of values that are JSON text already."""
     return "{" + ",\n".join(f"{_plain(name)}:{text}" for name, text in fields.items()) + "}"

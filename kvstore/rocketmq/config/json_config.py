@@ -1,9 +1,9 @@
 """RocketMQ's JSON files: read as leniently as fastjson does, and with the `.bak` beside them.
 
 The idea: fastjson writes a map with integer keys as `{0:3,1:5}` and reads that back, as well as
-names without quotes, text in single quotes and commas too many. The text is taken apart into
+names without quotes, text in single quotes and superfluous commas. The text is taken apart into
 tokens, put together again as strict JSON, and decoded by msgspec. RocketMQ moves a file to
-`NAME.bak` before it writes it anew, so the `.bak` is what counts when the file is missing, empty or
+`NAME.bak` before it writes the file anew, so the `.bak` counts when the file is missing, empty or
 broken.
 
 Invariant: any bytes give a value or FormatError; a file that is broken is never taken for an empty
@@ -51,11 +51,10 @@ def parse(data: bytes, name: str) -> Any:
 
 
 def read_config(path: Path, files: Files) -> tuple[Any, bool] | None:
-    """What the file, or else its `.bak`, holds, and whether it was the `.bak`; None if there is
+    """The value in the file, or else in its `.bak`, and whether it was the `.bak`; None if there is
     neither.
 
-    Raises FormatError, naming the file, if one of them is broken and the other doesn't make up for
-    it.
+    Raises FormatError, naming the file, if one of them is broken and the other can't replace it.
     """
     broken: FormatError | None = None
     for candidate in (path, path.with_name(path.name + BACKUP)):
@@ -74,7 +73,7 @@ def read_config(path: Path, files: Files) -> tuple[Any, bool] | None:
 
 
 def _strict(text: str) -> str:
-    """The same value as strict JSON; what can't be understood is left for the decoder to refuse."""
+    """The same value as strict JSON; the decoder refuses text that this can't understand."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -96,9 +95,9 @@ def _append(parts: list[str], kind: str, token: str) -> None:
     if kind == "mark" and token == ":" and last not in _MARKS and last[-1] != '"':
         parts[-1] = msgspec.json.encode(last).decode()  # a bare name: {0:3}
     elif kind == "mark" and token == "," and last in _OPENING:
-        return  # a comma too many: [,1] or [1,,2]
+        return  # a superfluous comma: [,1] or [1,,2]
     elif kind == "mark" and token in _CLOSING and last == ",":
-        parts.pop()  # a comma too many: [1,]
+        parts.pop()  # a superfluous comma: [1,]
     elif kind != "mark" and last not in _MARKS:
         token = " " + token  # two values side by side must not become one
     parts.append(token)

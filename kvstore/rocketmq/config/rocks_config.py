@@ -1,4 +1,5 @@
-"""RocketMQ's configuration in RocksDB, both forms it has had -> tables of plain JSON values.
+"""Rocks config: RocketMQ's configuration in RocksDB, both its forms, as tables of plain JSON
+values.
 
 The idea: opening a RocksDB, even to read it, leaves files in its folder, so it is opened in a
 temporary copy, read-only, and the source stays as it is. Both forms become the same three tables:
@@ -65,9 +66,9 @@ class Table(msgspec.Struct):
 
 
 class Tables(msgspec.Struct):
-    """What a form of configuration holds. None: the form has no such table at all.
+    """The tables of a form of configuration. None: the form has no such table at all.
 
-    `notes` says what was found but could not be taken.
+    `notes` lists the parts that could not be taken.
     """
 
     topics: Table | None = None
@@ -109,7 +110,7 @@ def read_v2(config: Path, files: Files) -> Tables | None:
 
 
 def counter_of(data_version: Any) -> int:
-    """How often a table was changed, of the JSON that RocketMQ calls its data version."""
+    """How often a table was changed, from the JSON that RocketMQ calls its data version."""
     counter = data_version.get("counter") if isinstance(data_version, dict) else None
     return counter if isinstance(counter, int) else 0
 
@@ -133,7 +134,7 @@ def _offsets_of(value: Any) -> Any:
 
 
 def _add_v2(tables: Tables, key: bytes, value: bytes) -> None:
-    """Put one entry of version 2 where it belongs. Tables of other kinds are no concern here."""
+    """Put one entry of version 2 into its table. Tables of other kinds are ignored."""
     prefix, table, kind = V2_PREFIX.unpack_from(key)
     if prefix != V2_TABLE_PREFIX or kind != V2_RECORD:
         return
@@ -183,7 +184,7 @@ def _read_families(folder: Path, files: Files) -> dict[str, list[tuple[bytes, by
         _copy(folder, copy, files)
         try:
             return _read_all(copy)
-        except Exception as e:  # rocksdict raises nothing more special
+        except Exception as e:  # rocksdict raises no narrower class
             raise FormatError(
                 f"{folder} can't be read as RocksDB: {e}; if the broker is running, stop it first"
             ) from e
@@ -192,13 +193,13 @@ def _read_families(folder: Path, files: Files) -> dict[str, list[tuple[bytes, by
 def _read_all(folder: Path) -> dict[str, list[tuple[bytes, bytes]]]:
     names = Rdict.list_cf(str(folder))
     options = Options(raw_mode=True)
-    # As RocketMQ opens it; with the usual mode a crash could cost more than a crash does there.
+    # This is RocketMQ's own mode; with the usual mode a crash could lose more than it loses there.
     options.set_wal_recovery_mode(DBRecoveryMode.skip_any_corrupted_record())
     db = Rdict(
         str(folder),
         options,
         column_families={name: Options(raw_mode=True) for name in names},
-        # Without False a log that was not closed is an error, and after a crash there is one.
+        # Without False an unclosed log is an error, and a crash leaves one.
         access_type=AccessType.read_only(False),
     )
     try:
@@ -217,7 +218,7 @@ def _copy(source: Path, target: Path, files: Files) -> None:
     files.make_dir(target)
     for name in files.list_dir(source):
         if files.size(source / name):
-            with suppress(IsADirectoryError):  # RocksDB itself makes no folders in its own
+            with suppress(IsADirectoryError):  # RocksDB itself makes no folders in its folder
                 files.copy(source / name, target / name)
         else:
             files.write_whole(target / name, b"")
