@@ -1,5 +1,7 @@
-"""What makes `spark.read.format("kvmq")` work without registering it: Spark looks for a
-`DefaultSource` in every package whose name begins with `pyspark_`.
+"""Lets Spark find the source `kvmq`, so that `spark.read.format("kvmq")` needs no registration.
+
+Spark looks for a `DefaultSource` in every package whose name begins with `pyspark_`. Nothing else
+is in here; the source itself is `tiering.spark.source`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The steps that cost processor time, as tasks, and the processes that run them.
+"""Executor: the steps that cost processor time, as tasks, and the process that runs them.
 
-Begin with `pool`; `regroup` turns a segment into archives. Spark's executor is `spark.jobs`.
+In here: a segment's archives (`regroup`), the messages that an erasure means (`match`), the proof
+of an archive (`proof`); the process (`pool`); making the next things in advance (`ahead`). Not in
+here: merges, which are the room `merge`; Spark's executor, which is `spark.jobs`. Nothing here
+touches a store. Begin with `pool`, then `regroup`. Any room above may import it.
 """

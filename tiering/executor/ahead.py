@@ -1,13 +1,13 @@
-"""Ahead: the next things are being made while one is handed over.
+"""Makes the next things on threads while the last one is handed over.
 
-The idea: making an archive takes long and touches no store; handing it over is short, and is done
-one after the other, in order. So the next ones are begun on threads, which only wait for them: as
-many as are made at once. Where one works, it makes the next while the last is handed over, and
-neither waits for the other.
+The idea: making an archive takes long and touches no store. Handing it over is short, and is done
+one after the other, in order. So the next archives are begun on threads, as many as the executor
+makes at once; the threads only wait for it. Even with one at a time, the next is made while the
+last is handed over, and neither waits for the other.
 
-Invariants: what came of things is taken in their order, and each one's error is raised where it is
-taken; things are begun in their order, by the caller's thread; when the caller is done, whatever
-the reason, nothing is under way any more.
+Invariants: results are taken in the order of the items, and an item's error is raised where its
+result is taken; items are begun in their order, by the caller's thread; when the caller is done,
+for whatever reason, nothing is under way any more.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ Check = Callable[[], None]
 def ahead(
     width: int, check: Check, items: Iterable[J], work: Callable[[J, Check], T]
 ) -> Generator[tuple[J, Callable[[], T]], None, None]:
-    """Each of the items, with what gives, or raises, what came of it; `width` more are begun by
-    then, and as many worked on at a time. `work` asks what it is given beside the item whether to
-    go on: `check`, which raises once the caller wants no more. To be closed
-    (`contextlib.closing`).
+    """Yields each item with a function that returns its result, or raises its error.
+
+    By then `width` more are begun, and as many are worked on at a time. `work` gets the item and
+    `check`, which it calls to ask whether to go on: that raises once the caller wants no more. The
+    iterator is to be closed (`contextlib.closing`).
     """
     given_up = threading.Event()
 

@@ -1,10 +1,10 @@
-"""Carried errors: an error of work that is done in another process arrives as the error it is.
+"""Carries an error from one process to another, where it is raised as the error it is.
 
-The idea: pickle makes an error anew by calling its class with `args`, which fails, or makes another
-error, wherever a constructor wants something else. So what pickle gives back is tried where the
-error was raised. If it is not the same, class, `args` and attributes travel by themselves, and the
-constructor is not called. Of a class that the other side can't import the nearest one it can is
-taken, and the text names the class.
+The idea: pickle makes an error anew by calling its class with `args`. That fails, or makes another
+error, wherever a constructor wants something else. So the error is unpickled once where it was
+raised. If the result is not the same, class, `args` and attributes travel by themselves, and the
+constructor is not called. If the other side can't import the class, the nearest base class that it
+can import is taken, and the text names the class.
 
 Invariants: packing and unpacking never raise; the class is the error's own, or one that it derives
 from; the text says no less.
@@ -41,7 +41,7 @@ def pack_error(error: Exception) -> bytes:
 
 def unpack_error(data: bytes) -> Exception:
     """The inverse of `pack_error`."""
-    # What a process of ours sends to another; nobody else has an end of the pipe.
+    # A process of ours sends this to another; nobody else has an end of the pipe.
     found = pickle.loads(data)  # noqa: S301
     if isinstance(found, Exception):
         return found
@@ -53,7 +53,7 @@ def unpack_error(data: bytes) -> Exception:
 
 
 def _tried(form: object, error: Exception) -> bytes | None:
-    """A form of an error as bytes, if the same comes of it."""
+    """A form of an error as bytes, if unpickling gives the same; else None."""
     data = _dumped(form)
     if data is None:
         return None

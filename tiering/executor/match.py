@@ -1,12 +1,12 @@
-"""Match: which messages an erasure is about.
+"""Match: the messages that an erasure is about, and the search for them in records.
 
 The idea: a topic, a key, a time, or several of these, which must all be true. Messages live on as
-copies in other topics (to be retried, dead letters, delayed ones), which say in their properties
-where they come from; they are meant too, since whoever asks for a topic's data to be erased asks
-for its data, wherever it lies.
+copies in other topics: messages to be retried, dead letters, delayed ones. Their properties say
+where they come from. The copies are meant too: an erasure of a topic's data is of that data
+wherever it lies.
 
-Invariants: what is asked of a record in a segment and of one in an archive is the same; what was
-stored after the erasure began is never meant.
+Invariants: a record in a segment and one in an archive are judged alike; a message that was stored
+after the erasure began is never meant.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _EVER: Final = 1 << 62
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of `topic` (and copies of them elsewhere), that have `key` among their keys or as
-    their unique id, stored before `before` (ms), at a position of the log below `below`. What is
-    None does not matter; one of the first three must be given.
+    their unique id, stored before `before` (ms), at a position of the log below `below`. A field
+    that is None does not matter; one of the first three must be given.
 
     `copies_in` are the names of topics where copies may lie, besides system topics and those whose
     names say so (`%RETRY%…`, `%DLQ%…`): the dead-letter topics of groups. None: in any topic.
@@ -72,12 +72,12 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(parts)
 
     def __repr__(self) -> str:
-        # It is in jobs, which logs may print.
+        # The key is in jobs, which logs may print.
         return f"Match({self.for_notes})"
 
     @property
     def for_notes(self) -> str:
-        """The same for what stays in the store's folder: without the key, which is to be erased."""
+        """The same without the key, which is to be erased: for notes in the store's folder."""
         return str(self if self.key is None else msgspec.structs.replace(self, key="..."))
 
     def may_be_in(self, topic: str) -> bool:
@@ -120,8 +120,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
         return meant
 
     def _may_be(self, fields: Fields) -> Mask:
-        """Which records may be meant, by their topics and by whether the bytes of what is asked for
-        are in them at all: few are left to be looked at one by one.
+        """Which records may be meant: by their topics, and by whether their bytes hold the texts
+        that are searched for at all. Few are left to be decoded one by one.
         """
         may = np.ones(fields.count, np.bool_)
         if self.topic is not None:
@@ -138,7 +138,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
             wanted = _bytes_of(self.key)
             for row in np.flatnonzero(may).tolist():
                 may[row] = wanted in fields.properties(row)
-        # What follows its own lengths wrongly is looked at whole.
+        # A record whose lengths contradict each other is looked at whole.
         return may | ~fields.regular
 
     def _is_of(self, topic: bytes, properties: bytes) -> bool:

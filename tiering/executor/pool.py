@@ -1,13 +1,12 @@
-"""The process that archives are made in: the store's own interpreter has no part in that work.
+"""Runs work in a process of its own, so that the store's interpreter has no part in it.
 
-The idea: another Python, at a low priority, started when there is something to do and ended when
-there is nothing left. It is given a function of a module and its arguments through a pipe, and
-answers with what came of it. (It is not one of `multiprocessing`'s: those are forked, and inherit
-locks and RocksDB's threads' state, or import the caller's main program once more, which then opens
-the store again.)
+The idea: another Python, at a low priority, is started when there is work and ended when there is
+none left. It is given a function of a module and its arguments through a pipe, and answers with the
+result. (It is not one of `multiprocessing`'s: those are forked, and inherit locks and the state of
+RocksDB's threads, or import the caller's main program once more, which then opens the store again.)
 
-Invariants: it never touches the store; if it dies, or is told to stop, the job has not happened; it
-ends when this process does; what its work raises is raised here, as the error that it is.
+Invariants: the process never touches the store; if it dies, or is told to stop, the job has not
+happened; it ends when this process does; an error of the work is raised here, as the error it is.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _START: Final = (
 
 
 class WorkerDied(StoreError):
-    """The process that made archives ended in the middle; nothing was changed."""
+    """The process that made archives ended in the middle of a job; nothing was changed."""
 
 
 class Executor(Protocol):
-    """Who does the work of a worker: a process of its own (`Pool`), or Spark's tasks. `work` is a
-    function of a module, which has all that it needs in its arguments; `check` is asked meanwhile,
+    """Does the work of a worker: a process of its own (`Pool`), or Spark's tasks. `work` is a
+    function of a module, which has all that it needs in its arguments; `check` is called meanwhile,
     and may raise to give up.
     """
 
@@ -52,22 +51,22 @@ class Executor(Protocol):
     """How many jobs are done at a time."""
 
     def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
-        """Have `work` done. Raises what it raises, and `WorkerDied`."""
+        """Does `work`. Raises the error of `work`, and `WorkerDied`."""
         ...
 
     def each(
         self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
     ) -> Iterator[T]:
-        """Have `work` done with each job; what came of them, in their order."""
+        """Does `work` with each job; yields the results in the order of the jobs."""
         ...
 
     def close(self) -> None:
-        """End what is under way; the next job begins anew."""
+        """Ends the work under way; the next job begins anew."""
         ...
 
 
 class Pool:
-    """See the module; `close` it. One job at a time."""
+    """The process and its pipes; see the module. One job at a time; `close` it at the end."""
 
     width = 1
 
@@ -77,8 +76,8 @@ class Pool:
         let_go_in_child(self)
 
     def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
-        """Have `work`, a function of a module, done there; `check` is asked meanwhile, and may
-        raise to give up. Raises what `work` raises, and `WorkerDied`.
+        """Runs `work`, a function of a module, in the process; `check` is called meanwhile, and
+        may raise to give up. Raises the error of `work`, and `WorkerDied`.
         """
         with self._lock:
             process = self._process or self._start()
@@ -142,9 +141,9 @@ class Pool:
 
 
 def serve() -> None:
-    """What the other process does: jobs from standard input, until that ends."""
+    """The other process: does jobs from standard input until that ends."""
     os.nice(_NICE)
-    # Not standard output itself, which something may print to.
+    # Answers don't go to standard output itself, which something may print to.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0) as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         source = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
@@ -157,9 +156,9 @@ def serve() -> None:
 
 
 def _answered(job: bytes) -> bytes:
-    """Do a job; what came of it, as bytes."""
+    """Does a job; returns its result, or its error, as bytes."""
     try:
-        # What a process of ours sends to another; nobody else has an end of the pipe.
+        # A process of ours sends this to another; nobody else has an end of the pipe.
         work, args = pickle.loads(job)  # noqa: S301
         return pickle.dumps((True, work(*args)), pickle.HIGHEST_PROTOCOL)
     except Exception as e:  # whatever it is, the other side raises it

@@ -1,7 +1,7 @@
-"""Portions: how much of some work each of those has who do it side by side.
+"""Portions: the sizes in which work is dealt out to tasks that run side by side.
 
-The idea: all have the same, but the last portions are smaller and smaller, so that whoever begins
-one late does not keep the others waiting; nobody needs to know how many there are.
+The idea: all portions are equal, but the last ones are smaller and smaller. So a task that begins
+late does not keep the others waiting, and nobody needs to know how many tasks there are.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ _SHARE: Final = 4
 
 
 def portion(left: int, most: int) -> int:
-    """The next portion of what is `left`, of at most `most`; 1 or more."""
+    """The next portion of the `left` work, of at most `most`; 1 or more."""
     return max(min(max(left, most) // _SHARE, most), 1)

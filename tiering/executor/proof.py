@@ -1,6 +1,6 @@
-"""Proof: an archive gives back the records that it was made of, byte for byte.
+"""Proves that an archive gives back the records that it was made of, byte for byte.
 
-Invariant: what is looked at is what is on the disk, all of it, in the archive's own order.
+Invariant: the archive is read from the disk, all of it, in its own order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def prove(
     path: Path, files: Files, keys: KeyProvider | None, buffer: Buffer, starts: I64, sizes: I64,
     *, rows: I64, stays: str,
 ) -> None:  # fmt: skip
-    """Read an archive back, and hold each record against the one in the buffer; `rows` says which
-    of `starts` and `sizes` are its records', in its order. `stays` says what is as it was if they
-    differ. Raises ArchiveDamaged.
+    """Reads an archive back, and compares each record with the one in the buffer; `rows` says which
+    of `starts` and `sizes` are its records', in its order. `stays` says, for the error's text, what
+    is unchanged if they differ. Raises ArchiveDamaged.
     """
     archive = Archive.open(FileSource(path, files), keys=keys)
     done = 0

@@ -1,15 +1,16 @@
-"""Regroup: the records of one sealed segment -> one archive for each retention class.
+"""Regroups the records of one sealed segment into one archive for each retention class.
 
-The idea: runs in a process of its own and is told everything it needs, so that the store's process
-feels nothing of it. Records are sorted by class, topic, queue and offset as columns; bytes are
-touched once, when a block of them is encoded. Columns of all records, of the segment and of what
-the archive ends with, are in memory: at most 100 bytes for each with one key, and 16 for each other
-key (a test holds it to that). So a segment of 1 GiB takes a tenth of that with records of 1 KiB.
+The idea: this runs in a process of its own and is told everything it needs, so that the store's
+process feels nothing of it. Records are sorted by class, topic, queue and offset as columns. Bytes
+are touched once, when a block of them is encoded. In memory are columns of all records, of the
+segment and of the archive's tail: at most 100 bytes for each record with one key, and 16 bytes for
+each other key (a test holds it to that). So a segment of 1 GiB takes a tenth of that with records
+of 1 KiB.
 
 Invariants: every message of a queue that is to be kept is in exactly one of the archives, which was
-read back from the disk and compared with the segment, record by record; a segment
-with damage, or with offsets that do not rise, is refused, whole, because what can't be told apart
-must not be let go of; the same segment and job give the same bytes.
+read back from the disk and compared with the segment, record by record; a segment with damage, or
+with offsets that do not rise, is refused whole, because records that can't be told apart must not
+be let go of; the same segment and job give the same bytes.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _AT_ONCE: Final = 1 << 16
 
 
 class TopicPlan(NamedTuple):
-    """What becomes of a topic's messages: the class whose archive they go to; None: they go."""
+    """The class whose archive a topic's messages go to; None: they are dropped."""
 
     topic: ArchivedTopic
     retention_class: str | None
 
 
 class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to do: the segment's file, which begins at `base` of the log; the topics whose
-    messages count, by name; the folder for the archives; and what is erased on the way.
+    """One segment to regroup: its file, which begins at `base` of the log; the topics whose
+    messages count, by name; the folder for the archives; and the messages to erase on the way.
     """
 
     number: int
@@ -64,8 +65,8 @@ class SegmentJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldQueue(NamedTuple):
-    """What an archive holds of a queue: how many messages, of which offsets from `first` to `last`,
-    and when the first was stored.
+    """One queue's messages in an archive: how many, of which offsets from `first` to `last`, and
+    when the first was stored.
     """
 
     topic: int
@@ -87,11 +88,11 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a segment. `unkept` are the queues (topic id, queue) of whose messages none
-    is in an archive, since the plan lets them go, or they were all erased; `left_out` counts
-    records of topics that were deleted, and such as are erased. `whole` is what the segment holds
-    of the queues that the plan keeps, where something was erased of it. `unplanned` are topics of
-    which the job says nothing, each with the position of its last record.
+    """The archives of a segment, and what is not in them. `unkept` are the queues (topic id, queue)
+    without a message in any archive: the plan drops them, or all were erased. `left_out` counts
+    records of deleted topics, and erased ones. `whole` is what the segment holds of the queues that
+    the plan keeps, if something of it was erased. `unplanned` are topics that the job does not
+    name, each with the position of its last record.
     """
 
     archives: list[Made]
@@ -103,10 +104,10 @@ class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def regroup(job: SegmentJob, files: Files) -> Regrouped:
-    """Write the archives of a segment.
+    """Writes the archives of a segment.
 
-    Raises `SegmentDamaged` for a segment that can't be read whole; files written so far stay where
-    they are, for whoever clears the folder.
+    Raises `SegmentDamaged` for a segment that can't be read whole. Files written so far stay where
+    they are; the caller clears the folder.
     """
     mapped = files.map(Path(job.path), writable=False)
     try:
@@ -116,12 +117,12 @@ def regroup(job: SegmentJob, files: Files) -> Regrouped:
 
 
 def regroup_locally(job: SegmentJob) -> Regrouped:
-    """`regroup` with the files of this machine: what a process of its own is asked to do."""
+    """`regroup` with the files of this machine: the task that another process is given."""
     return regroup(job, LocalFiles())
 
 
 class _Regrouping:
-    """See `regroup`."""
+    """One run of `regroup`."""
 
     def __init__(self, job: SegmentJob, files: Files, buffer: Buffer, size: int) -> None:
         self._job = job
@@ -201,7 +202,7 @@ class _Regrouping:
         order: I64,
         borders: list[tuple[int, int]],
     ) -> list[HeldQueue]:
-        """What there is of the queues that are kept, before anything is erased."""
+        """The messages of each queue that is kept, before anything is erased."""
         kept = [plan is not None and plan.retention_class is not None for plan in plans]
         topics = found.topics[order]
         mine = [(a, b) for a, b in borders if kept[topics[a]]]
@@ -283,8 +284,8 @@ class _Regrouping:
     def _queues(
         self, found: SegmentRecords, order: I64, mine: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, RecordBatch]]:
-        """The queues that stand at `mine` in the order: number of the topic, queue, and records; of
-        long queues so many at a time. Columns are put in order for many queues at once.
+        """Yields the queues that stand at `mine` in the order: number of the topic, queue, and
+        records; of long queues so many at a time. Columns are put in order for many queues at once.
         """
         at = 0
         while at < len(mine):
@@ -310,7 +311,7 @@ class _Regrouping:
         order: I64,
         mine: list[tuple[int, int]],
     ) -> list[HeldQueue]:
-        """What there is of the queues that stand at `mine` in the order."""
+        """The messages of each queue that stands at `mine` in the order."""
         if not mine:
             return []
         borders = np.array(mine, np.int64)
@@ -326,7 +327,7 @@ class _Regrouping:
 
 
 class Summed:
-    """A sink that hands on what it took, and knows how much that was, and its crc32c."""
+    """A sink that keeps its bytes until they are taken, and knows their number and crc32c."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -340,7 +341,7 @@ class Summed:
         self.crc = google_crc32c.extend(self.crc, data)
 
     def taken(self) -> list[bytes]:
-        """What came since the last call."""
+        """The bytes that came since the last call."""
         chunks, self._chunks = self._chunks, []
         return chunks
 

@@ -1,12 +1,12 @@
-"""A sealed segment: where its records are, and of which topic, queue and offset each is.
+"""Reads a sealed segment: where its records are, and the topic, queue and offset of each.
 
-The idea: one scan finds, and checks, every record; what says whose a record is, is then read for
-tens of thousands of them at once with numpy. So a million small messages cost a scan and some
-columns: 40 bytes each, and 12 more while they are scanned.
+The idea: one scan finds and checks every record. Its owner (topic, queue, offset) is then read for
+tens of thousands of records at once with numpy. So a million small messages cost a scan and some
+columns: 40 bytes for each, and 12 more while they are scanned.
 
 Invariants: every byte of the segment is a record, the blank record at its end, or damage that is
-listed; positions rise; nothing is copied but the topics' names. What a transaction prepares or
-takes back is in no queue: it is of `NO_QUEUE`, and its position is its offset.
+listed; positions rise; nothing is copied but the topics' names. A message that a transaction
+prepares or takes back is in no queue: its queue is `NO_QUEUE`, and its position is its offset.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAGIC_LOW_AT: Final = MAGIC_AT + 3
 
 
 class Damage(NamedTuple):
-    """Bytes of a segment that are no record, though they should be one."""
+    """Bytes of a segment that should be a record, and are none."""
 
     position: int
     size: int
@@ -122,8 +122,8 @@ def stored_times(buffer: Buffer, starts: I64) -> I64:
 
 
 def boundary(buffer: Buffer, at: int, target: int, end: int) -> int | None:
-    """Where the first record at or behind index `target` begins, going from the one at `at` by what
-    each says of its size; `end` if none does. None where sizes lead nowhere.
+    """Where the first record at or behind index `target` begins; `end` if none does. It goes from
+    the one at `at` by the size that each record states; None where sizes lead nowhere.
     """
     unpack = SIZE.unpack_from
     while at < target and at + SIZE.size <= end:
@@ -141,7 +141,7 @@ def _find(buffer: Buffer, base: int, at: int, end: int) -> tuple[I64, I64, list[
         at, stop = scan(buffer, at, end, base, positions, sizes, limit=_SCANNED)
     damage = []
     if stop not in (ScanStop.END, ScanStop.BLANK):
-        # Seldom, and one record at a time: what lies behind damage.
+        # Behind damage one record at a time; this is rare.
         for found in walk(buffer, base, at, end):
             if found.kind is Kind.RECORD:
                 positions.append(found.position)

@@ -1,9 +1,9 @@
-"""Compaction: which messages of a compacted topic nobody needs any more.
+"""Compaction: finds the messages of a compacted topic that nobody needs any more.
 
-The idea: a compacted topic is a table: the newest message of a key is its value, one with an empty
-body (a *tombstone*) says that the key is deleted. Of a queue's messages that are merged, those are
-superseded that have a later one with the same first key among them. What is in other archives or in
-the log is not looked at: so a message may be kept longer than it must, never shorter.
+The idea: a compacted topic is a table. The newest message of a key is its value; one with an empty
+body (a *tombstone*) says that the key is deleted. Of the messages of a queue that are merged, one
+is superseded if a later one among them has the same first key. Other archives and the log are not
+looked at, so a message may be kept longer than it must, never shorter.
 
 Older and newer are said of the offset in the queue, never of the position in the log: archives that
 were attached hold older offsets at later positions.
@@ -12,12 +12,12 @@ A tombstone is needed as long as an older message of its key is anywhere, and un
 had the time to see it. So it goes only when it is older than the grace time, and when no other
 archive and no segment holds a lower offset of its queue (`Compaction.whole_below`).
 
-A queue may be looked at in stretches, each by another process: what was found in each (`KeyTable`)
-is put together afterwards.
+A queue may be looked at in partitions, each by another process. The findings of each (`KeyTable`)
+are put together afterwards.
 
 Invariants: the newest message of a key stays, unless it is such a tombstone; a message without a
-key is nobody's earlier version, and stays; what stays keeps its offset; stretches put together, in
-any order, give what one pass over all does.
+key is nobody's earlier version, and stays; a message that stays keeps its offset; partitions put
+together, in any order, give the same as one pass over all.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _NEVER: Final = (1 << 63) - 1
 
 
 class Compaction(msgspec.Struct, frozen=True, kw_only=True):
-    """`tombstones_before`: those stored before that time (ms) may go. `whole_below`: the offset of
-    each queue (topic id, queue) below which nothing is anywhere but in what is merged. A tombstone
-    from there on stays, and so does each of a queue that is not named.
+    """The limits for tombstones. Those stored before `tombstones_before` (ms) may go.
+    `whole_below` has the offset of each queue (topic id, queue) below which only the merged
+    archives hold anything. A tombstone from there on stays, and so does each of a queue that is not
+    named.
     """
 
     tombstones_before: int
@@ -53,15 +54,15 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_key(properties: bytes) -> bytes | None:
-    """What a message is an entry of: its first key; None if it has none."""
+    """The key of a message's row in the compacted table: its first key; None if it has none."""
     keys = keys_of(properties)
     return keys[0] if keys else None
 
 
 class KeyTable(NamedTuple):
-    """What is known of a stretch of a queue: of each key the digest (two numbers), the newest
-    message's offset, and when that was stored if it is a tombstone (else `_NEVER`); and the offsets
-    of the messages that are superseded within the stretch.
+    """The findings of compaction in one partition of a queue. For each key: the digest (two
+    numbers), the newest message's offset, and when that was stored if it is a tombstone (else
+    `_NEVER`). And the offsets of the messages that are superseded within the partition.
     """
 
     digests: NDArray[np.uint64]
@@ -71,7 +72,7 @@ class KeyTable(NamedTuple):
 
 
 class QueueCompaction:
-    """One queue's messages, or what was found in stretches of it; then what of them may go.
+    """Takes one queue's messages, or findings of its partitions; then says which of them may go.
 
     Memory: some 40 bytes for each different key, and for each of a million messages.
     """
@@ -102,13 +103,13 @@ class QueueCompaction:
             self._fold()
 
     def take(self, table: KeyTable) -> None:
-        """Take what was found in another stretch."""
+        """Take the findings of another partition."""
         self._fold()
         self._merge(table.digests, table.offsets, table.empty_at)
         self.superseded.append(table.superseded)
 
     def table(self) -> KeyTable:
-        """What is known so far."""
+        """The findings so far."""
         self._fold()
         return KeyTable(*self._newest, np.concatenate(self.superseded))
 

@@ -1,18 +1,18 @@
-"""Merge: several archives -> one, in which each queue is in one piece.
+"""Merges several archives into one, in which each queue is in one piece.
 
-The idea: `choose` says which are worth it, from the catalog alone. A merge is done in steps, each
-of which is told everything it needs: a plan cuts it into stretches (`partition`); where there is
-something to compact, each is looked at for keys; each is read, put in the order of offsets and
-encoded without what is dropped (`stretchwork`); the pieces are put together. A process of its own
-does all steps, one after the other; an executor that does many jobs at a time does the stretches
-side by side. The same job without any loss is a merge; with one archive and a `Match` it is an
-erasure.
+The idea: `choose` says which archives are worth it, from the catalog alone. A merge is done in
+steps, and each step is told everything it needs. A plan cuts the merge into partitions
+(`partition`). If there is something to compact, the keys of each partition are surveyed. Each
+partition is read, put in the order of offsets and encoded without the dropped messages
+(`partition_task`). The pieces are put together. A process of its own does all steps, one after the
+other; an executor that does many jobs at a time does the partitions side by side. A job that drops
+nothing is a merge; one with one archive and a `Match` is an erasure.
 
-Invariants: every message of the archives is in the new one or in one of the counts of what was
-dropped; each piece was decoded again and gave what was read, and the bytes on the disk are those of
-the pieces; nothing of a message that was dropped is left in the new archive; the same archives and
-job give the same bytes, whoever does the steps; memory is a stretch at a time, and what the tail is
-made of.
+Invariants: every message of the archives is in the new one or in one of the counts of dropped
+messages; each piece was decoded again and gave what was read, and the bytes on the disk are those
+of the pieces; nothing of a dropped message is left in the new archive; the same archives and job
+give the same bytes, whoever does the steps; memory is a partition at a time, and the columns that
+the tail is made of.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def choose(
     classes of today by the archives' keys; others are judged by their names. `hot` are the first
     positions of the segments in the log, rising.
 
-    Neighbours are archives of one class in one place with none of the class between them, and no
-    segment that is still in the log (it was passed over by an erasure), which end
-    at the same age and go cold at the same age today, too. Together
-    they have at most `target_bytes` (compacted ones `COMPACTED_BYTES`), no more than two thirds of
-    it in the largest, so that no message is rewritten again and again for the sake of few others;
-    and they are of a time that is short against what the class has in that tier, since all of a
-    merged archive waits for its last message. `at_any_size`: all neighbours that may be together
-    are given, also such as stand alone, whatever it saves.
+    Neighbours are archives of one class in one place. None of the class is between them, and no
+    segment that is still in the log (an erasure may have passed it over). By today's classes, too,
+    they end at the same age and go cold at the same age. Together they have at most `target_bytes`
+    (compacted ones `COMPACTED_BYTES`). The largest has no more than two thirds of that, so that no
+    message is rewritten again and again for the sake of few others. They are of a time that is
+    short against the time of the class in that tier, since all of a merged archive waits for its
+    last message. `at_any_size`: all neighbours that may be together are given, also those that
+    stand alone, whatever it saves.
     """
     if not 1 <= target_bytes <= ARCHIVE_MAX:
         raise CallerError(
@@ -137,8 +137,8 @@ def _runs(
 
 
 def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:
-    """The run, or what of it is worth it: where one archive outweighs the others, what is before
-    and what is behind it.
+    """The run, or the parts of it that are worth it: where one archive outweighs the others, those
+    before it and those behind it.
     """
     if len(run) < 2:
         return []
@@ -150,12 +150,12 @@ def _worth_it(run: list[ArchiveRow]) -> list[list[ArchiveRow]]:
 
 
 def merge_remotely(job: MergeJob) -> Merged:
-    """`merge` with the places and files of this machine: what another process is asked to do."""
+    """`merge` with the places and files of this machine: the task that another process is given."""
     return merge(open_inputs(job.inputs, job.settings), job, LocalFiles())
 
 
 def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
-    """Write one archive of several, which are the job's inputs.
+    """Writes one archive of several, which are the job's inputs.
 
     Raises `ArchiveDamaged` if one can't be read whole, `KeyMissing` if it can't be told whether
     the key of a topic is gone for good; nothing is to be concluded then.
@@ -168,9 +168,10 @@ def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
 def merge_with(
     executor: Executor, check: Callable[[], None], job: MergeJob, files: Files
 ) -> Merged:
-    """The same with the places and files of this machine, by an executor: as one job where it does
-    one at a time, else each stretch as one of its own, and the archive is put together here. The
-    bytes are the same. `check` is asked meanwhile, and may raise to give up.
+    """The same with the places and files of this machine, by an executor. One that does one job at
+    a time is given the merge as one job. Else each partition is a job of its own, and the archive
+    is put together here. The bytes are the same. `check` is called meanwhile, and may raise to give
+    up.
     """
     if executor.width == 1:
         return executor.run(check, merge_remotely, job)
@@ -178,7 +179,7 @@ def merge_with(
 
 
 class _Hands(Protocol):
-    """Who does the steps of a merge."""
+    """Does the steps of a merge."""
 
     plan: MergePlan
 
@@ -190,7 +191,7 @@ class _Hands(Protocol):
 
 
 class _Alone:
-    """All steps here, one after the other."""
+    """Does all steps here, one after the other."""
 
     def __init__(self, archives: Sequence[Archive], job: MergeJob) -> None:
         self._archives = archives
@@ -206,7 +207,7 @@ class _Alone:
 
 
 class _Spread:
-    """Each step by an executor, stretches side by side."""
+    """Does each step by an executor, partitions side by side."""
 
     def __init__(self, executor: Executor, check: Callable[[], None], job: MergeJob) -> None:
         self._executor = executor
@@ -237,7 +238,7 @@ def encode_remotely(job: StretchJob) -> Encoded:
 
 
 class _Merging:
-    """The steps of a merge; see `merge`."""
+    """One merge and its steps; see `merge`."""
 
     def __init__(self, job: MergeJob, files: Files, hands: _Hands) -> None:
         self._job = job
@@ -291,8 +292,8 @@ class _Merging:
         return Made(path=job.path, size=sink.size, crc=sink.crc, manifest=manifest[0], queues=stays)
 
     def _prove(self, path: Path, sink: Summed, writer: PiecesWriter) -> None:
-        """See that the disk has what was written, of which each piece was tried, and that the tail
-        leads to it.
+        """Checks that the disk has the written bytes, of which each piece was tried, and that the
+        tail leads to them.
         """
         crc = 0
         for at in range(0, sink.size, _READ_BYTES):

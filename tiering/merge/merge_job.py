@@ -1,9 +1,9 @@
-"""Merge jobs: what a merge is told, and what comes of it.
+"""Merge jobs: the input of a merge, and its result.
 
-The idea: values alone, so that a job can be handed to another process, or to another machine that
-reaches the places.
+The idea: they are values alone, so that a job can be handed to another process, or to another
+machine that reaches the places.
 
-Invariant: nothing in them prints a secret.
+Invariant: no job and no result prints a secret.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ each costs it an opening of the archives, and queues that are cut a block that i
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive: where it is, with the settings of that place, and the id of the store that made
-    it. `unkept` are the ids of topics whose messages in it are over.
+    """An archive to merge: where it is, with the settings of that place, and the id of the store
+    that made it. `unkept` are the ids of topics whose messages in it are over.
     """
 
     place: str
@@ -43,9 +43,9 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to do. `topics` are those that there are, by id: others were deleted. `path` is
-    the file to write. The keys of `settings` have to be at hand. `stretch_bytes` of records, about,
-    are done at a time; another number may make other bytes.
+    """One merge. `topics` are those that exist, by id: others were deleted. `path` is the file to
+    write. The keys of `settings` have to be at hand. About `stretch_bytes` of records are done at a
+    time; another number may make other bytes.
     """
 
     inputs: Sequence[Input]
@@ -60,8 +60,8 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, kw_only=True):
-    """How many messages were left out: of topics that were deleted or of which they are over,
-    superseded, tombstones, erased, and such as nobody can decrypt any more.
+    """How many messages were dropped, by reason: their topic was deleted, or they are over;
+    superseded; tombstones; erased; nobody can decrypt them any more.
     """
 
     deleted: int = 0
@@ -78,7 +78,7 @@ class Dropped(msgspec.Struct, kw_only=True):
 
 
 class Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a job: the archive (None: nothing was left for one), all queues of which the
+    """The result of a job: the archive (None: nothing was left for one), all queues of which the
     inputs held anything, and how many messages they held.
     """
 

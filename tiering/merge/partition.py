@@ -1,15 +1,14 @@
-"""Stretches: what a merge has to do, cut into pieces that can be done side by side.
+"""Partitions: cuts a merge into parts that can be done side by side.
 
-The idea: an archive's blocks lie in the order of topic, queue and offset, so a stretch of the new
+The idea: an archive's blocks lie in the order of topic, queue and offset. So a partition of the new
 archive, from one place in that order to another, is a run of neighbouring blocks in each of the old
-ones. Where the places are follows from the directories alone: about every `stretch_bytes` of
-records, and less at the end, so that nobody waits for the last. A queue that is small is not cut;
-a large one is, at the first offset of a block, so one topic that outweighs all others becomes many
-stretches.
+ones. The cuts follow from the directories alone: about every `stretch_bytes` of records, and less
+at the end, so that nobody waits for the last. A small queue is not cut. A large one is cut at the
+first offset of a block, so one topic that outweighs all others becomes many partitions.
 
-Invariants: every message of the archives is in one stretch, or in one of the counts of what is left
-out as a whole; the plan follows from archives and job, not from who does the work; a stretch's job
-has all it takes, of the keys those of its topics.
+Invariants: every message of the archives is in one partition, or in one of the counts of messages
+that are left out as a whole; the plan follows from archives and job, not from who does the work; a
+partition's job has all it needs, and only the keys of its topics.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ _WHOLE: Final = 8
 
 
 class InputSpan(NamedTuple):
-    """What a stretch has to do with an archive: the number of that among the job's inputs, and
-    which of its blocks hold something of the stretch, from `start` to `stop`.
+    """The blocks of one archive that hold something of a partition, from `start` to `stop`, and the
+    archive's number among the job's inputs.
     """
 
     number: int
@@ -57,19 +56,19 @@ class InputSpan(NamedTuple):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies from `begin` on, and below `end`."""
+    """All messages from `begin` on and below `end`, in the order of topic, queue and offset."""
 
     begin: Where
     end: Where
     spans: tuple[InputSpan, ...]
 
     def may_cut(self, topic: int, queue: int) -> bool:
-        """Whether others may have something of a queue, by its topic's number."""
+        """Whether other partitions may have something of a queue, by its topic's number."""
         return (topic, queue) in (self.begin[:2], self.end[:2])
 
     def within(self, topic: int, queue: int) -> tuple[int, int]:
-        """The offsets of a queue, by its topic's number, that lie in it: from the first on, below
-        the second.
+        """The offsets of a queue, by its topic's number, that lie in the partition: from the first
+        number on, below the second.
         """
         first = self.begin[2] if (topic, queue) == self.begin[:2] else 0
         last = self.end[2] if (topic, queue) == self.end[:2] else OFFSETS
@@ -78,9 +77,9 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module. `topics` are those that may have messages in the new archive, in the order of
-    their names; `left_out` has for each input the ids of the topics of which it gives none;
-    `queues` are all of which the inputs held anything.
+    """The partitions of a merge. `topics` are those that may have messages in the new archive, in
+    the order of their names; `left_out` has for each input the ids of the topics of which it gives
+    none; `queues` are all of which the inputs held anything.
     """
 
     stretches: list[Partition]
@@ -93,9 +92,9 @@ class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StretchJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to do with one stretch. `inputs` and `left_out` are those of its spans;
-    `topics` has by their ids those that the stretch may have something of, and their numbers;
-    `gone` are offsets that compaction drops, rising.
+    """The work on one partition. `inputs` and `left_out` are those of its spans; `topics` has by id
+    the topics of which the partition may have something, with their numbers; `gone` are the
+    offsets that compaction drops, rising.
     """
 
     stretch: Partition
@@ -112,8 +111,8 @@ class StretchJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Blocks(NamedTuple):
-    """Blocks that are to be read, in columns: topic number, queue, first and last offset, bytes of
-    records, input, and number in that.
+    """Blocks to read, in columns: topic number, queue, first and last offset, bytes of records,
+    input, and number in that input.
     """
 
     topic: I64
@@ -129,7 +128,7 @@ class _Blocks(NamedTuple):
 
 
 def plan_merge(archives: Sequence[Archive], job: MergeJob) -> MergePlan:
-    """What there is to do, by the archives' directories; they are the job's inputs.
+    """The plan of a merge, from the directories of the archives, which are the job's inputs.
 
     Raises `ArchiveDamaged` if one is damaged, or of another store than the job says.
     """
@@ -140,7 +139,7 @@ def plan_merge(archives: Sequence[Archive], job: MergeJob) -> MergePlan:
 
 
 class _Found:
-    """What archives hold, one after the other."""
+    """Collects what archives hold, one archive after the other; then plans."""
 
     def __init__(self, job: MergeJob) -> None:
         self._job = job
@@ -195,7 +194,7 @@ class _Found:
         return None
 
     def plan(self, archives: Sequence[Archive]) -> MergePlan:
-        """What there is to do."""
+        """The plan of all archives that were looked at."""
         job = self._job
         topics = sorted((job.topics[i] for i in self._read), key=lambda topic: topic.name)
         each = [self._blocks(number, topics) for number in range(len(archives))]
@@ -231,7 +230,7 @@ class _Found:
 
 
 def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
-    """Where stretches begin, of blocks in order."""
+    """Where partitions begin, of blocks in order."""
     if not len(blocks.block):
         return []
     ends = np.cumsum(blocks.raw_bytes)
@@ -259,7 +258,7 @@ def _at(blocks: _Blocks, row: int) -> Where:
 
 
 def _stretches(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> list[Partition]:
-    """The stretches between cuts, the last one up to `end`; `each` are the blocks of each archive,
+    """The partitions between cuts, the last one up to `end`; `each` are the blocks of each archive,
     in its order.
     """
     bounds = [*cuts, end]
@@ -286,7 +285,7 @@ def _stretches(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> li
 
 
 def stretch_jobs(job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]) -> list[StretchJob]:
-    """What there is to do with each stretch, if compaction drops the offsets `gone`, which rise."""
+    """The job of each partition, if compaction drops the offsets `gone`, which rise."""
     numbers = {topic.id: number for number, topic in enumerate(plan.topics)}
     dropped = sorted((numbers[topic_id], queue, topic_id) for topic_id, queue in gone)
     found = []

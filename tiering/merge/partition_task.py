@@ -1,12 +1,12 @@
-"""What is done with a stretch of a merge: its keys are looked at, or it is read and encoded.
+"""Does one partition of a merge: surveys its keys, or reads and encodes its messages.
 
-The idea: functions of one job each, which take all they need from it, so that any process can do
-any stretch. `Reading` is how a stretch's archives are read: opened for it alone, or, where one
-process does all stretches in turn, once for all of them, so that a window is not read twice.
+The idea: each function takes one job with all it needs, so that any process can do any partition.
+`Reading` is how a partition's archives are read. They are opened for it alone; or, if one process
+does all partitions in turn, once for all of them, so that a window is not read twice.
 
 Invariants: messages come in the order of their offsets, and each is in the piece or in a count of
-what was dropped; a piece gives back what was put in, which was tried; memory is a window of each
-archive, some megabytes of records, and the piece.
+dropped messages; a piece gives back the messages that were put in, which was tried; memory is a
+window of each archive, some megabytes of records, and the piece.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _WINDOW_MIN: Final = 256 << 10
 
 
 class Survey(NamedTuple):
-    """What compaction found in a stretch: of queues that are whole in it the offsets that are
-    superseded, and those of tombstones that may go; of those at its ends, which may go on in the
-    next one, what is known so far.
+    """The findings of compaction in a partition. Of queues that are whole in it: the offsets that
+    are superseded, and those of tombstones that may go. Of those at its ends, which may go on in
+    the next one: the key tables so far.
     """
 
     whole: dict[Queue, tuple[I64, I64]]
@@ -49,7 +49,7 @@ class Survey(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A stretch as it is written, what it holds of each queue, and how many were erased."""
+    """An encoded partition, the queues that it holds, and how many messages were erased."""
 
     piece: EncodedPiece
     queues: list[HeldQueue]
@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
 
 
 class Reading:
-    """How the archives of stretches are read: `windows` by the numbers of the job's inputs."""
+    """Reads the archives of partitions: `windows` by the numbers of the job's inputs."""
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
         self._windows = windows
@@ -65,13 +65,13 @@ class Reading:
 
     @classmethod
     def of(cls, archives: Sequence[Archive]) -> Reading:
-        """For all stretches, one after the other, of archives that are the job's inputs."""
+        """For all partitions, one after the other, of archives that are the job's inputs."""
         size = max(WINDOW_BYTES // len(archives), _WINDOW_MIN)
         return cls({number: Window(archive, size) for number, archive in enumerate(archives)})
 
     @classmethod
     def for_one(cls, job: StretchJob) -> Reading:
-        """For one stretch alone, with the places and files of this machine."""
+        """For one partition alone, with the places and files of this machine."""
         spans = job.stretch.spans
         size = max(WINDOW_BYTES // max(len(spans), 1), _WINDOW_MIN)
         archives = open_inputs(job.inputs, job.settings)
@@ -83,11 +83,11 @@ class Reading:
         )
 
     def window(self, number: int) -> Window:
-        """That of one input."""
+        """The window of one input."""
         return self._windows[number]
 
     def coder(self, settings: ArchiveSettings) -> Coder:
-        """What encodes with these settings: made ready once, which takes some time."""
+        """A coder with these settings; it is made only once, as that takes some time."""
         wanted = msgspec.structs.replace(settings, keys=None)
         if self._coder is None or self._coder[0] != wanted:
             coder = Coder(settings.codec, settings.level)
@@ -106,7 +106,7 @@ def open_inputs(inputs: Sequence[Input], settings: ArchiveSettings) -> list[Arch
 
 
 class _Held(NamedTuple):
-    """One queue in a stretch: its topic's number, the topic, where its messages are."""
+    """One queue in a partition: its topic's number, the topic, where its messages are."""
 
     number: int
     topic: ArchivedTopic
@@ -119,7 +119,7 @@ class _Held(NamedTuple):
 
 
 def _held(job: StretchJob, reading: Reading) -> Iterator[_Held]:
-    """The queues of a stretch, in order."""
+    """The queues of a partition, in order."""
     found: dict[tuple[int, int], _Held] = {}
     for span, left_out in zip(job.stretch.spans, job.left_out, strict=True):
         window = reading.window(span.number)
@@ -144,7 +144,7 @@ def _held(job: StretchJob, reading: Reading) -> Iterator[_Held]:
 
 
 def survey_keys(job: StretchJob, reading: Reading) -> Survey:
-    """What compaction finds in a stretch. Raises `ArchiveDamaged`."""
+    """Surveys the keys of a partition for compaction. Raises `ArchiveDamaged`."""
     survey = Survey({}, {})
     if job.compaction is None:
         return survey
@@ -165,8 +165,8 @@ def survey_keys(job: StretchJob, reading: Reading) -> Survey:
 def put_together(
     compaction: Compaction, surveys: Iterable[Survey]
 ) -> tuple[dict[Queue, I64], int, int]:
-    """What compaction drops of each queue, rising, by what was found in all stretches; how many are
-    superseded, and how many are tombstones.
+    """Joins the findings of all partitions: the offsets that compaction drops of each queue,
+    rising; how many are superseded, and how many are tombstones.
     """
     found: dict[Queue, tuple[I64, I64]] = {}
     begun: dict[Queue, QueueCompaction] = {}
@@ -184,8 +184,8 @@ def put_together(
 
 
 def encode_stretch(job: StretchJob, reading: Reading) -> Encoded:
-    """A stretch as it is to be written. Raises `ArchiveDamaged` if it can't be read whole, or does
-    not come out of its piece as it was.
+    """Encodes a partition for the new archive. Raises `ArchiveDamaged` if it can't be read whole,
+    or if its piece does not give back the same messages.
     """
     writer = PieceWriter(dict(job.topics.values()), job.settings, reading.coder(job.settings))
     stays: list[HeldQueue] = []

@@ -1,8 +1,8 @@
-"""Moved: an archive anew, for another store: its topics' ids, and its records at other positions.
+"""Rebases an archive for another store: other topic ids, and other positions of its records.
 
-The idea: a record says its topic by name, and its position; the archive says topics by id. So
-records are taken as they are, with another position, and go through the one writer. Positions are
-laid one behind the other in the order that they had, so that what came later stands behind.
+The idea: a record names its topic, and says its position; the archive says topics by id. So records
+are taken as they are, with another position, and go through the one writer. Positions follow each
+other without a gap, in the order that they had, so that later records stand behind earlier ones.
 
 Invariants: nothing of a record but its position changes, and a CRC over that, if it has one; memory
 is some megabytes of records, and 16 bytes for each message.
@@ -44,8 +44,8 @@ class RebasedArchive(NamedTuple):
 
 
 class RebasePlan(NamedTuple):
-    """What is taken of an archive: topics by their names, as the store has them; and where the
-    records stand, by message in the archive's order (below 0: it is not taken).
+    """The part of an archive that is taken: topics by their names, as the store has them; and the
+    new position of each record, by message in the archive's order (below 0: it is not taken).
     """
 
     topics: Mapping[str, ArchivedTopic]
@@ -152,7 +152,7 @@ def at_position(record: bytes, position: int) -> bytes:
     POSITION.pack_into(moved, POSITION_AT, position)
     at = len(moved) - PROPERTY_CRC_SIZE
     is_signed = at > 0 and moved[at:].startswith(PROPERTY_CRC_HEAD)
-    # It is over the position, too; what only looks like one stays as it is.
+    # The CRC covers the position, too; a property that only looks like one stays as it is.
     if is_signed and property_crc_suffix(record[:at]) == record[at:]:
         moved[at:] = property_crc_suffix(moved[:at])
     return bytes(moved)

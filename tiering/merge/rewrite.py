@@ -1,9 +1,10 @@
-"""Rewrite: an archive anew, with a part of its messages.
+"""Writes an archive anew with a part of its messages.
 
-The idea: blocks of which everything is wanted and blocks of which a part is go through the same
+The idea: blocks that are wanted whole and blocks that are wanted in part go through the same
 writer, record by record as they are.
 
-Invariant: what is written is byte for byte what was read; what can't be read is told and left out.
+Invariant: a record is written byte for byte as it was read; one that can't be read is reported and
+left out.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def write_wanted(
     keys: KeyProvider | None,
     lost: list[str],
 ) -> int:
-    """Write what is wanted of an archive to a file; returns its crc32c, 0 (and no file) if there is
-    nothing. Into `lost` goes what could not be read.
+    """Writes the wanted messages of an archive to a file; returns its crc32c, 0 (and no file) if
+    there are none. Messages that could not be read are noted in `lost`.
     """
     said = archive.manifest
     sink = Summed()

@@ -1,11 +1,12 @@
-"""Reading archives from front to back, several at once, as a merge does.
+"""Reads archives from front to back, several at once, for a merge.
 
-The idea: blocks lie in the order in which they are wanted, so each archive is read in windows of
-some megabytes, whatever queues they are of: a block of a few messages costs no request of its own.
+The idea: blocks lie in the order in which a merge wants them. So each archive is read in windows of
+some megabytes, whatever queues the blocks are of: a block of a few messages costs no request of its
+own.
 
 Invariants: a window holds the coded bytes of neighbouring blocks, at most one window an archive;
-one block an archive, with those that share its bytes, is decoded at a time; offsets of what
-`in_order` gives rise.
+one block an archive, with those that share its bytes, is decoded at a time; the offsets of the
+messages that `in_order` gives rise.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class QueueRows(NamedTuple):
         return cls(block.records(), block.offsets, block.stored_at)
 
     def part(self, start: int, stop: int) -> QueueRows:
-        """Some that follow each other."""
+        """Some rows that follow each other."""
         return QueueRows(
             self.records[start:stop], self.offsets[start:stop], self.stored_at[start:stop]
         )
 
     def within(self, begin: int | None, end: int | None) -> QueueRows:
-        """Those of the offsets from `begin` on and below `end`; None: no matter which."""
+        """The rows of the offsets from `begin` on and below `end`; None is no border."""
         if begin is None and end is None:
             return self
         start = 0 if begin is None else int(np.searchsorted(self.offsets, begin))
@@ -52,7 +53,7 @@ class QueueRows(NamedTuple):
         return self.part(start, stop)
 
     def only(self, kept: NDArray[np.bool_]) -> QueueRows:
-        """Those of which `kept` says yes."""
+        """The rows for which `kept` is true."""
         if kept.all():
             return self
         rows = np.flatnonzero(kept)
@@ -61,8 +62,8 @@ class QueueRows(NamedTuple):
 
 
 class Window:
-    """An archive, some neighbouring blocks of which are in memory, coded; of those below `stop`, if
-    it is given.
+    """An archive with some neighbouring blocks in memory, coded; only blocks below `stop`, if it
+    is given.
     """
 
     def __init__(self, archive: Archive, size: int, stop: int | None = None) -> None:
@@ -106,8 +107,8 @@ class Window:
 
 
 class QueueCursor:
-    """How far the blocks of one queue in one archive have been read; of its messages those from
-    the offset `begin` on and below `end`, where they are given.
+    """How far the blocks of one queue in one archive have been read; only messages from the offset
+    `begin` on and below `end`, where they are given.
     """
 
     def __init__(

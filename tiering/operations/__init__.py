@@ -1,5 +1,7 @@
-"""Operations: what a caller asks of archives, each a call of `worker.Worker` or of `tiering`.
+"""Operations: the calls on archives, each of `worker.Worker` or of `tiering`.
 
-In here: the worker as callers have it, erase, restore, attach, plan. The steps that they share are
-in the room `worker`. Begin with `worker`.
+In here: the worker as callers have it (`worker`), erase, restore, attach, the plan of a store, and
+the topics that share archives (`together`). Not in here: the steps that these share, which are the
+room `worker`; the decisions what is due, which are `policy`. Begin with `worker`, then the module
+of the call. May import all rooms of `tiering` but `spark`.
 """

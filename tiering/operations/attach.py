@@ -1,12 +1,13 @@
-"""Attach: archives of a place come into a store that is open.
+"""Attaches archives of a place to a store that is open.
 
-The idea: what comes must fit: offsets that nobody has, in queues that there are or that are made.
-That is looked at first. Then the log gives up a stretch of positions, each archive is written anew
-with the store's topic ids and positions of that stretch, into the store's own folder, announced and
-read back; and one WriteBatch has topics, catalog and places change together.
+The idea: the archives must fit: offsets that nobody has, in queues that exist or that are made.
+That is checked first. Then the log gives up a range of positions. Each archive is written anew into
+the store's own folder, with the store's topic ids and positions of that range, announced and read
+back. One WriteBatch has topics, catalog and places change together.
 
-Invariants: until that batch nothing of it is seen, and after it all; what a kill has left is
-removed by the next attach; the source is only read, but for what dead jobs have left there.
+Invariants: until that batch a reader sees nothing of the attach, and after it all; the remains of a
+kill are removed by the next attach; the source is only read, but for what dead jobs have left
+there.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ _EVER: Final = RetentionClass("warm", None, None).name
 
 
 class AttachReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an attach: `archives` with so many `messages`, whose records take `raw_bytes`
-    and whose archives `bytes`, of `topics`, of which `made` are new in the store. Their positions
-    are from `position` to before `end`. `left_out` messages of the archives were not asked for, or
-    in no queue; `superseded` archives have a newer generation.
+    """The result of an attach: `archives` with so many `messages`, whose records take `raw_bytes`
+    and whose archives take `bytes`, of `topics`, of which `made` are new in the store. Their
+    positions are from `position` to before `end`. `left_out` messages of the archives were not
+    asked for, or in no queue; `superseded` archives have a newer generation.
     """
 
     source_id: str
@@ -91,7 +92,7 @@ class AttachReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Coming(NamedTuple):
-    """An archive, and what is taken of it."""
+    """An archive to attach, and the part of it that is taken."""
 
     found: OpenedArchive
     plan: RebasePlan
@@ -106,18 +107,19 @@ def attach(
     options: Mapping[str, object] | None = None,
     progress: Progress | None = None,
 ) -> AttachReport:
-    """Have the archives of a place in an open store, with the offsets that they have.
+    """Adds the archives of a place to an open store, with the offsets that they have.
 
     `topics` attaches those alone; `options` are settings of the place, and `store_id` (hex) where
-    several stores have archives there; `keys` are those of encrypted topics; of both, the store's
-    settings have what is not given. Messages get positions behind the log's end, and with these
-    other ids if they have none of their own. Attached twice, the second time is a conflict.
+    several stores have archives there; `keys` are those of encrypted topics. Options and keys that
+    are not given are taken from the store's settings. Messages get positions behind the log's end,
+    and with these other ids if they have none of their own. Attached twice, the second time is a
+    conflict.
 
     >>> tiering.attach(store, "s3://bucket/prefix", topics=["orders"])  # doctest: +SKIP
 
-    Raises `AttachConflict` for offsets that the store has, and what else does not fit; nothing that
-    a reader sees was changed then. `NothingToRestore`, `StoresAmbiguous`, `TopicNotFound`,
-    `ArchiveDamaged`, `PlaceError`, `TieringBusy` if another attach is under way.
+    Raises `AttachConflict` for offsets that the store has, and for anything else that does not fit;
+    nothing that a reader sees was changed then. `NothingToRestore`, `StoresAmbiguous`,
+    `TopicNotFound`, `ArchiveDamaged`, `PlaceError`, `TieringBusy` if another attach is under way.
     """
     config = store.config
     with typed(store.path):
@@ -154,7 +156,7 @@ class _Attaching:
         source_id, objects = objects_of(self._place, store_id)
         found, superseded = newest(list(self._opened(objects)))
         described = _described(found, topics, self._place.name)
-        # What was put so far counts; of what is put from here on the last step takes note.
+        # Objects put so far count; the last step notes those that are put from here on.
         self._store.checkpoint()
         known = {info.name: info for info in self._store.topics()}
         ranges = [r for one in found for r in _wanted(one, described)]
@@ -171,7 +173,7 @@ class _Attaching:
     # --- what there is ---
 
     def _tidy(self) -> None:
-        """Remove what an attach that was cut off has left, here and in the source."""
+        """Removes the remains of a cut-off attach, here and in the source."""
         for intent in self._intents.unfinished(self._known):
             take_away(self._own, intent)
             for part in list(self._own.leftovers(intent.key)):
@@ -179,7 +181,7 @@ class _Attaching:
             self._intents.forget(intent.number)
         overwrite_all(self._made, self._files)
         with suppress(PlaceError):
-            # Where nothing may be removed it costs space, and no more.
+            # Where nothing may be removed, the remains cost space, and no more.
             sweep(self._place, self._config.clock.now_ms())
 
     def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
@@ -194,8 +196,8 @@ class _Attaching:
         described: Mapping[str, ArchivedTopic],
         known: Mapping[str, TopicFacts],
     ) -> list[_Coming]:
-        """What is taken of which archive, topics as the store has them; those that it lacks have no
-        id yet.
+        """The part of each archive that is taken, topics as the store has them; topics that it
+        lacks have no id yet.
         """
         coming = []
         for number, one in enumerate(found):
@@ -273,7 +275,7 @@ class _Attaching:
         )  # fmt: skip
 
     def _kept(self, one: _Coming, base: int, end: int) -> ArchiveRow:
-        """Write an archive anew, and have it in the store's folder."""
+        """Writes an archive anew, and puts it into the store's folder."""
         said = one.found.manifest
         origin = ArchiveOrigin(
             store_id=self._side.store_id.hex(), segments=((base, end),),
@@ -323,7 +325,7 @@ class _Attaching:
         return open_lazily(self._own.source(row.key, row.size), keys=self._keys)
 
     def _take_away(self, rows: Sequence[ArchiveRow]) -> None:
-        """Remove what was put and did not come in."""
+        """Removes archives that were put and did not come in."""
         for row in rows:
             intent = Intent(row.number, FOLDER, row.key, row.size, row.crc)
             with suppress(StoreError, OSError):
@@ -346,8 +348,8 @@ def _class_of(name: str) -> str:
 def _described(
     found: Sequence[OpenedArchive], wanted: Collection[str] | None, place: str
 ) -> dict[str, ArchivedTopic]:
-    """The topics that are wanted, as the newest archive describes each, with room for all queues.
-    Of several of one name (it was deleted and made again) the last one counts.
+    """The wanted topics, as the newest archive describes each, with room for all queues. Of several
+    of one name (it was deleted and made again) the last one counts.
     """
     known: dict[str, ArchivedTopic] = {}
     queues: dict[tuple[str, int], int] = {}

@@ -1,9 +1,9 @@
-"""Fitting: whether archives fit into a store's queues, and where exactly.
+"""Checks whether archives fit into a store's queues, and where exactly.
 
-The idea: what a queue has comes from the index, for the log, and from the store's archives, by
-their directories. Ranges that are apart fit; where they reach into each other the offsets are read,
-without bodies. Where the store's archives and those that come have offsets by turns, the stretches
-of each are found out.
+The idea: the offsets that a queue holds come from the index, for the log, and from the directories
+of the store's archives. Ranges that are apart fit. Where they overlap, the offsets are read,
+without bodies. Where the store's archives and the new ones have offsets by turns, the ranges of
+each are worked out.
 
 Invariants: nothing is changed here; an offset that is there twice, and a time out of order, is an
 `AttachConflict` that names topic, queue and offsets.
@@ -38,8 +38,8 @@ _KEPT: Final = 64
 
 
 class Fitting:
-    """See the module. `source` is how errors call the place that archives come from, `rows` are
-    those of the store's own, by number.
+    """Compares new archives with a store's queues. Errors call the place of the new archives
+    `source`; `rows` are those of the store's own, by number.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Fitting:
     def _open(self, number: int) -> Archive:
         row = self._rows.get(number)
         if row is None:
-            # A worker has made it meanwhile.
+            # A worker has made it since the rows were read.
             row = next(r for r in decode_rows(self._side.rows()) if r.number == number)
         place = open_kept(
             row.place, self._store.path, options=self._config.archives.options,
@@ -110,7 +110,9 @@ class Fitting:
         ranges: Sequence[OffsetRange],
         known: Mapping[str, TopicFacts],
     ) -> None:
-        """Raise for offsets that two of the archives have, by their names, or the store and one."""
+        """Raises for an offset that two of the archives have, by their names, or the store and one
+        of them.
+        """
         others: list[OffsetRange] = []
         for one in ranges:
             info = known.get(one.topic)
@@ -156,8 +158,8 @@ class Fitting:
         new: Mapping[int, Archive],
         heres: Mapping[Queue, tuple[list[Here], int]],
     ) -> list[AttachedRange]:
-        """What the new archives hold, apart from all else that the queues have. Raises for store
-        times that would not rise any more.
+        """The ranges of the new archives, apart from all else that the queues have. Raises for
+        store times that would not rise any more.
         """
         names = {t.id: t.name for archive in new.values() for t in archive.manifest.topics}
         every = list(held)
@@ -180,7 +182,7 @@ class Fitting:
         return out
 
     def _held_here(self, topic: int, queue: int, heres: Sequence[Here]) -> Iterator[ArchivedRange]:
-        """What the store's archives have of a queue, by blocks."""
+        """The ranges of a queue that the store's archives have, by blocks."""
         for here in heres:
             if here.archive is None:
                 continue
@@ -200,7 +202,7 @@ class Fitting:
     def _check_times(
         self, topic: str, queue: int, stretches: Sequence[AttachedRange], heres: Sequence[Here]
     ) -> None:
-        """A queue is searched by time, so what comes must not break the order of times in it."""
+        """A queue is searched by time, so new messages must not break the order of its times."""
         now = self._config.clock.now_ms()
         for one in stretches:
             before = (self._time(h, one, high=True) for h in reversed(heres) if h.first < one.first)
@@ -221,7 +223,7 @@ class Fitting:
                 )
 
     def _time(self, here: Here, one: AttachedRange, *, high: bool) -> int | None:
-        """The last time that is before a stretch, or (not `high`) the first behind it."""
+        """The last time that is before a range, or (not `high`) the first behind it."""
         if here.archive is None:
             if high:
                 return here.last_stored_at if here.last < one.first else None
@@ -242,15 +244,15 @@ class Fitting:
 
 
 class _Times:
-    """Offsets and store times of blocks; those that were looked at last are kept."""
+    """Offsets and store times of blocks; it keeps those of the last blocks it looked at."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], tuple[I64, I64]] = {}
         self._blocks: dict[str, tuple[I64, I64]] = {}
 
     def of(self, archive: Archive, block: int) -> tuple[int, int]:
-        """The least and the greatest time of a whole block; what an archive keeps of its directory
-        says it of groups alone.
+        """The least and the greatest time of a whole block. The directory that an archive keeps in
+        memory has times of groups alone.
         """
         found = self._blocks.get(archive.name)
         if found is None:
@@ -279,7 +281,7 @@ class _Times:
 def _apart(
     one: ArchivedRange, log: Sequence[Here], archive: Archive, times: _Times
 ) -> Iterator[AttachedRange]:
-    """A stretch, in several where the log has something in between."""
+    """A range, in several where the log has something in between."""
     block = archive.block_at(one.topic, one.queue, one.first)
     assert block is not None, "the directory that said so has it"
     directory = archive.directory

@@ -1,14 +1,15 @@
-"""Erase: removes every copy of some messages, wherever they lie, and shows that none is left.
+"""Erases every copy of some messages, wherever they lie, and shows that none is left.
 
-The idea: what was put before the erasure began is sealed. Segments that hold something of it become
-archives that don't, and their files are overwritten; archives that hold something of it are
-rewritten (where several work, the next ones are made while one is handed over). Objects that were
-replaced, by this or by a merge before, go at once, whatever the grace time. Then segments and
-archives are searched once more, and what still matches is counted. How much a search reads is
-`search`'s: of a topic, only where the directory of an archive says that it may be.
+The idea: the active segment is sealed, so that all messages put before the erasure are in sealed
+segments. Segments that hold a match become archives without it, and their files are overwritten.
+Archives that hold a match are rewritten; the next ones are made while one is handed over, if the
+executor does several jobs at a time. Objects that were replaced, by this or by an earlier merge, go
+at once, whatever the grace time. Then segments and archives are searched once more, and the
+messages that still match are counted. `search` decides how much is read: of an archive, only blocks
+of topics that may match by its directory.
 
-Invariants: a message that is not meant is readable at every moment; what could not be rewritten is
-in the report with the reason, and nothing says proven then; running it again does what is left.
+Invariants: a message that is not meant is readable at every moment; one that could not be erased is
+in the report with the reason, and nothing says proven then; a second run does the rest.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ class Destroyer(KeyProvider, Protocol):
     """A key provider that can destroy keys, as `KeyFile` does."""
 
     def destroy(self, topic: str) -> None:
-        """Have the topic's key nowhere any more."""
+        """Deletes the topic's encryption key from every key source."""
         ...
 
 
 class ErasureReport(msgspec.Struct, kw_only=True):
-    """What an erasure did. `messages` counts those erased (a message of which a copy was left, in
-    a retry topic say, counts as often as it was there); `segments` became archives, `rewritten` are
+    """The results of an erasure. `messages` counts the erased ones; a message with a copy, in a
+    retry topic say, counts as often as it was there. `segments` became archives. `rewritten` are
     the names of archives that were replaced, `archives` of those that replaced them, `removed` of
     objects that are gone.
 
     The proof: of `checked` messages `found` matched (each was read, or is of a topic in an archive
-    that can't match); `unreadable` more are encrypted with keys that are destroyed. `failed` says
-    what could not be done or read, and why.
+    that can't match); `unreadable` more are encrypted with keys that are destroyed. `failed` has
+    each thing that could not be done or read, with the reason.
     """
 
     what: str
@@ -77,10 +78,11 @@ class ErasureReport(msgspec.Struct, kw_only=True):
 
 
 class ErasurePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an erasure would do now: so many messages match; `segments` would become archives
-    without them (the active segment among them, which is sealed for that), `archives` are the names
-    of those that would be rewritten, with the bytes of both. `removed` are names of objects that
-    were replaced before, and would go at once. `failed` says what could not be looked at, and why.
+    """The effects that an erasure would have now: so many messages match; `segments` would become
+    archives without them (also the active segment, which is sealed for that); `archives` are the
+    names of those that would be rewritten, with the bytes of both. `removed` are names of objects
+    that were replaced before, and would go at once. `failed` has each thing that could not be
+    looked at, with the reason.
     """
 
     what: str
@@ -94,11 +96,12 @@ class ErasurePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What destroying the key of a topic did, and what it can't. `archives` are the names of those
-    with messages of it that nobody can read any more; `readable` of those that hold some that were
-    never encrypted, or with another key; `segments` the sealed ones that hold some, as all records
-    of the log are: not encrypted. What is readable is for `Worker.erase`. `failed` names archives
-    that could not be looked at, with the reason: what of them was encrypted is gone with the key.
+    """The effect of destroying a topic's key, and its limits. `archives` are the names of those
+    with messages of the topic that nobody can read any more. `readable` are the names of those with
+    messages that were never encrypted, or with another key. `segments` are the sealed ones with
+    messages of the topic; records of the log are never encrypted. `Worker.erase` is for the
+    readable ones. `failed` names archives that could not be looked at, with the reason: their
+    encrypted messages are gone with the key.
     """
 
     topic: str
@@ -114,7 +117,7 @@ class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Eraser:
-    """See the module. `plan` says, for a segment, what becomes of it if it leaves now."""
+    """Plans, does and proves erasures; `plan` says where a segment's messages go if it leaves."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class Eraser:
         self._search = Searcher(store, replacer, executor)
 
     def look(self, match: Match) -> ErasurePlan:
-        """What `erase` would do; nothing is changed."""
+        """The plan of an erasure; nothing is changed."""
         self._store.checkpoint()
         self._search.begin()
         plan = ErasurePlan(what=str(match))
@@ -166,7 +169,7 @@ class Eraser:
         return msgspec.structs.replace(plan, removed=[row.name for row in retired])
 
     def erase(self, match: Match) -> ErasureReport:
-        """Do it, and search everything again. What goes wrong is in the report."""
+        """Erases, and searches everything again. Errors are in the report."""
         report = ErasureReport(what=str(match))
         self._store.seal()
         self._store.checkpoint()
@@ -198,7 +201,7 @@ class Eraser:
             counted = self._search.in_segment(segment, match, check)
             if not counted.found and not counted.unreadable:
                 return None
-            # What is looked at is remembered, by one at a time.
+            # Only one thread at a time adds to the archives that were looked at.
             with self._planning:
                 due = self._plan(segment.number)
             if due is None:
@@ -246,10 +249,10 @@ class Eraser:
             report.archives.append(replaced.row.name)
 
     def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
-        """Destroy a topic's key, and tell what of the topic can be read all the same."""
+        """Destroys a topic's key, and reports which of its messages can be read all the same."""
         keys.destroy(topic)
         rows = self._rows()
-        # What was decoded before is forgotten.
+        # Blocks that were decoded before are forgotten.
         self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
         archives: list[str] = []
         readable: list[str] = []
@@ -266,7 +269,7 @@ class Eraser:
                     known = keys_at_hand(keys, [], [(topic, one.key_id)] if one.key_id else [])
                     gone = one.key_id is not None and not (known is not None and known.reading)
                     (archives if gone else readable).append(row.name)
-        # Of an active segment nothing could be said.
+        # Nothing could be said of an active segment.
         self._store.seal()
         self._store.checkpoint()
         stats = self._store.segments()
@@ -311,7 +314,7 @@ def _add(report: ErasureReport, counted: MatchCount) -> None:
 
 
 class _noting:  # noqa: N801  # used like a function
-    """What goes wrong inside is in the report, and no more than that."""
+    """Puts errors that are raised inside into the report; they go no further."""
 
     def __init__(self, failed: dict[str, str], what: str) -> None:
         self._failed, self._what = failed, what

@@ -1,4 +1,4 @@
-"""Planning: what a store that is only read says to those who plan for it or check it.
+"""Plans for a store that is only read, and opens its places for a check.
 
 The idea: a worker plans for the store it works for; `kvmq tier plan` asks a store that another
 process may write to. Both look at segments, topics, the catalog and the trusted time.
@@ -63,7 +63,7 @@ def plan_of(
     read_share: float = 0.0,
     progress: Progress | None = None,
 ) -> Plan:
-    """What a worker with that policy would do now; see `plan.make_plan`. Raises `PolicyIllegal`."""
+    """The steps of a worker with that policy now; see `plan.make_plan`. Raises `PolicyIllegal`."""
     config = store.config
     check_with_store(policy, config.retention, config.watermarks)
     found = store.segments(progress)
@@ -88,7 +88,7 @@ def plan_of(
 
 
 def _judge(store: ReadableStore) -> Judge:
-    """What judges archives; of those in object stores none is opened for a plan."""
+    """A judge of archives; for a plan it opens none of those in object stores."""
     place_of, _ = places_of(store, ())
 
     def manifest_of(row: ArchiveRow) -> Manifest:
@@ -102,8 +102,8 @@ def _judge(store: ReadableStore) -> Judge:
 def places_of(
     store: ReadableStore, others: Iterable[str]
 ) -> tuple[Callable[[ArchiveRow], Place], list[Place]]:
-    """What opens the place of a store's archive, and `others`, opened; relative ones are folders in
-    the store's.
+    """A function that opens the place of a store's archive, and `others`, opened; relative ones are
+    folders in the store's.
     """
     config = store.config
     options = config.archives.options

@@ -1,13 +1,13 @@
-"""Restore: a store from archives alone.
+"""Restores a store from archives alone.
 
-The idea: objects are named by store, position and number, and each says itself what it holds, so a
-place is a catalog. Those whose stretches of the log a newer generation of the same class has are
-superseded and left out. What is wanted of each is attached where it is, or copied; one of which
-only a part is wanted is written anew, with that part alone, into the target's own folder. The store
-itself is founded by kvstore, on plain data.
+The idea: objects are named by store, position and number, and each describes itself, so a place is
+a catalog. An archive is superseded and left out if a newer generation of the same class has its
+range of the log. An archive that is wanted whole is attached where it is, or copied. One that is
+wanted in part is written anew, with that part alone, into the target's own folder. The store itself
+is founded by kvstore, on plain data.
 
-Invariants: the source is only read; of topics and times that were not asked for the target has no
-byte, and names no archive that has one; what is damaged is reported and costs itself alone; a
+Invariants: the source is only read; the target has no byte of topics and times that were not asked
+for, and names no archive that has one; a damaged archive is reported and costs itself alone; a
 restore that fails leaves the target as it was.
 """
 
@@ -70,21 +70,21 @@ _DAMAGE: Final = (
 
 
 class RestoreProblem(msgspec.Struct, frozen=True):
-    """An archive of which not everything wanted could be had."""
+    """An archive that could not be restored, or not all of it, and why."""
 
     archive: str
     reason: str
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a restore. `attached` archives are read where they are, `copied` and `rewritten`
-    ones are in the target; `superseded` ones have a newer generation, `left_out` ones nothing that
-    was asked for. `messages`, `raw_bytes` and `bytes` are those of the archives the store has now;
-    the log goes on at `position`.
+    """The result of a restore. `attached` archives are read where they are, `copied` and
+    `rewritten` ones are in the target; `superseded` ones have a newer generation, `left_out` ones
+    nothing that was asked for. `messages`, `raw_bytes` and `bytes` are those of the archives the
+    store has now; the log goes on at `position`.
 
-    `unreadable` says which encrypted topics can't be read with the keys that were given, and why;
-    archives that are attached or copied have them all the same, for whoever opens the store with
-    the key.
+    `unreadable` names encrypted topics that can't be read with the given keys, with the reason;
+    archives that are attached or copied hold them all the same, for a process that opens the store
+    with the key.
     """
 
     store_id: str
@@ -116,15 +116,15 @@ def restore(
     config: StoreConfig | None = None,
     progress: Progress | None = None,
 ) -> RestoreReport:
-    """Make a store at `target`, a folder that is empty or not there, of the archives in a place.
+    """Makes a store at `target`, a folder that is empty or not there, of the archives in a place.
 
-    `topics` restores those alone; `until`, in ms, leaves out what was stored later. `options` are
-    settings of the place, and `store_id` (hex) where several stores have archives there; `keys` are
-    those of encrypted topics; of both, `config.archives` has what is not given. `copy` takes the
-    archives along; else the store reads them where they are, and never changes them. The store has
-    an id of its own; with `take_over` it goes on under the old one, and its worker will remove what
-    is not needed any more: only for a store that is gone for good. Groups and their offsets are in
-    no archive.
+    `topics` restores those alone; `until`, in ms, leaves out messages that were stored later.
+    `options` are settings of the place, and `store_id` (hex) where several stores have archives
+    there; `keys` are those of encrypted topics. Options and keys that are not given are taken from
+    `config.archives`. `copy` takes the archives along; else the store reads them where they are,
+    and never changes them. The store has an id of its own. With `take_over` it goes on under the
+    old one, and its worker will remove archives that are not needed any more: only for a store that
+    is gone for good. Groups and their offsets are in no archive.
 
     >>> tiering.restore("s3://bucket/prefix", "data", topics=["orders"])  # doctest: +SKIP
 
@@ -259,7 +259,7 @@ class _Restoring:
             raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
 
     def _take(self, one: OpenedArchive, archive: Archive) -> None:
-        """Have an archive, or what is wanted of it, in the store."""
+        """Adds an archive, or the part of it that is wanted, to the store."""
         share = self._wanted.share(one.manifest)
         if share == 0:
             self._counts["left_out"] += 1
@@ -351,7 +351,7 @@ def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:
 
 
 def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:
-    """The settings with the segment size that the stretches of the log show, if they do."""
+    """The settings with the segment size that the archives' ranges of the log show, if they do."""
     size = gcd(*(at for m in manifests for stretch in m.segments for at in stretch))
     changed: dict[str, Any] = {"segment_size": size}
     try:

@@ -1,11 +1,11 @@
-"""Search: how much of a match segments and archives hold, reading as little as tells.
+"""Searches segments and archives for messages that match, and reads as little as possible.
 
-The idea: a record names its topic itself, so a segment is read whole. An archive says a record's
-topic by its directory alone: blocks of topics that can't be meant are not read, and an archive that
-has no topic which may be meant is not even opened, if its row in the catalog has the ids of all.
+The idea: a record names its topic itself, so a segment is read whole. In an archive only the
+directory says the topic of a record: blocks of topics that can't be meant are not read. An archive
+without a topic that may be meant is not even opened, if its row in the catalog has all topic ids.
 
-Invariants: what is left out can't match; a topic that is not there any more is looked up by its
-name in the archive, since its id says nothing; all that is read is read by whoever works.
+Invariants: a message that is not read can't match; a deleted topic is looked up by its name in the
+archive, since its id says nothing; the executor does all the reading.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOW_BYTES = 8 << 20
 
 
 class MatchCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages something holds, how many of them match, and how many can't be read."""
+    """How many messages a segment or archive holds, how many match, how many can't be read."""
 
     messages: int = 0
     found: int = 0
@@ -42,8 +42,8 @@ class MatchCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_in_segment(path: str, base: int, match: Match, size: int | None = None) -> MatchCount:
-    """What a segment's file has of a match, records that no queue holds included; of one that is
-    not sealed `size` bytes are used.
+    """Counts the matches in a segment's file, with records that no queue holds; of a segment that
+    is not sealed `size` bytes are used.
     """
     files = LocalFiles()
     mapped = files.map(Path(path), writable=False)
@@ -51,7 +51,7 @@ def count_in_segment(path: str, base: int, match: Match, size: int | None = None
         end = mapped.size if size is None else min(size, mapped.size)
         found = read_segment(mapped.buffer, base, end)
         meant = match.rows_of(RecordBatch(mapped.buffer, found.starts, found.sizes))
-        # What is damaged may be anything.
+        # Damaged bytes may be anything.
         return MatchCount(
             messages=len(found.starts), found=int(meant.sum()), unreadable=len(found.damage)
         )
@@ -60,14 +60,14 @@ def count_in_segment(path: str, base: int, match: Match, size: int | None = None
 
 
 def count_in_archive(one: Input, match: Match, keys: KeysAtHand | None) -> MatchCount:
-    """What an archive has of a match; see `count`."""
+    """Counts the matches in an archive; see `count`."""
     place = open_place(one.place, options=one.options or None)
     return count(Archive.open(place.source(one.key, one.size), keys=keys), match, keys)
 
 
 def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount:
-    """What an archive has of a match; every block is read of the topics that may be meant, but
-    those whose key is destroyed.
+    """Counts the matches in an archive. Every block of a topic that may be meant is read, unless
+    the topic's key is destroyed.
     """
     manifest = archive.manifest
     if not any(match.may_be_in(topic.name) for topic in manifest.topics):
@@ -93,7 +93,7 @@ def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount
 
 
 class Searcher:
-    """See the module."""
+    """Searches the segments and archives of one store."""
 
     def __init__(self, store: Store, replacer: Replacer, executor: Executor) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class Searcher:
         self._names: dict[int, str] = {}
 
     def begin(self) -> None:
-        """Look which topics there are."""
+        """Reads which topics there are."""
         self._names = {info.id: info.name for info in self._store.topics()}
 
     def segments(self) -> Iterator[Sealed]:
@@ -119,14 +119,14 @@ class Searcher:
             yield Sealed(number, self._side.segment_path(number), begin, min(begin + size, end))
 
     def in_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> MatchCount:
-        """What a segment has of a match."""
+        """Counts the matches in a segment."""
         begin = segment.first_position
         return self._executor.run(
             check, count_in_segment, str(segment.path), begin, match, segment.end_position - begin
         )
 
     def in_archive(self, row: ArchiveRow, match: Match, check: Callable[[], None]) -> MatchCount:
-        """What an archive has of a match. Raises what keeps it from being read."""
+        """Counts the matches in an archive. Raises the error that keeps it from being read."""
         if not self._may_hold(row, match):
             return MatchCount(messages=row.messages)
         manifest = self._replacer.manifest_of(row)
@@ -140,6 +140,6 @@ class Searcher:
             return False
         if match.topic is None or row.topics is None:
             return True
-        # One that was deleted is not known by its id.
+        # A deleted topic is not known by its id.
         names = map(self._names.get, read_topics(row.topics))
         return any(name is None or match.may_be_in(name) for name in names)

@@ -1,10 +1,10 @@
-"""Elsewhere: a place with archives that a caller names, which need not be any of the store's.
+"""Source place: a place with archives that a caller names, which need not be any of the store's.
 
-The idea: whoever brings archives from somewhere says where that is and how it is reached; what is
-not said, the settings say. Each archive there is looked at, and says what it is; of many only the
-last few stay open.
+The idea: the caller says where the place is and how it is reached; settings that he leaves out are
+the store's. Each archive there is opened, and describes itself; of many only the last few stay
+open.
 
-Invariant: the place is only looked at.
+Invariant: the place is only read.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OPEN_BYTES: Final = 64 << 20
 
 
 class Elsewhere(NamedTuple):
-    """A place that was opened, whose archives are asked for there (None: of the only store), and
-    the keys of what is encrypted.
+    """An opened place, the store whose archives are asked for there (None: the only store), and the
+    keys of encrypted topics.
     """
 
     place: Place
@@ -65,7 +65,7 @@ def open_elsewhere(
 
 
 class OpenedArchive(NamedTuple):
-    """An archive's object, and what it says of itself."""
+    """An archive's object, and its manifest."""
 
     object: ArchiveObject
     manifest: Manifest
@@ -73,16 +73,16 @@ class OpenedArchive(NamedTuple):
 
     @property
     def archive(self) -> Archive:
-        """The archive; opened again, if it was let go of meanwhile. Raises as its opening does."""
+        """The archive; opened again if it was closed meanwhile. Raises as its opening does."""
         return self.open()
 
 
 def opened_all(
     place: Place, objects: Sequence[ArchiveObject], keys: KeyProvider | None
 ) -> Generator[tuple[ArchiveObject, Callable[[], OpenedArchive]], None, None]:
-    """Each of some archives, with what gives it. What of it can't be read at all raises then:
-    ArchiveDamaged, FormatTooNew, PlaceError. Some are opened at once; those that were asked for
-    last stay open. To be closed.
+    """Yields each of some archives, with a function that returns it. One that can't be read at all
+    raises then: ArchiveDamaged, FormatTooNew, PlaceError. Some are opened at once; the last ones
+    asked for stay open. The iterator is to be closed.
     """
 
     def open_one(number: int) -> Archive:

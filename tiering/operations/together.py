@@ -1,4 +1,4 @@
-"""Together: which archives hold a topic beside others, and until when the others keep them.
+"""Together: finds the archives that hold a topic beside others, and when these let it go.
 
 The idea: an archive goes whole, when the messages of all its topics are over. So a topic whose
 retention was shortened keeps its archived messages for as long as its neighbours do. The catalog

@@ -1,12 +1,12 @@
-"""The worker: has a store's segments and archives go where a policy says.
+"""The worker: moves a store's segments and archives to where a policy says.
 
-The idea: look at what there is, ask the policy what is due (`due`), have it done one thing after
-the other (`run_due`), note what was done (`history`), and look again until nothing is due. It runs
-when it is called, or by itself in a thread. CPU-heavy steps are somebody else's (`pool.Executor`):
-a process of its own, or Spark's tasks.
+The idea: look at the store, ask the policy for what is due (`due`), do that in order (`run_due`),
+record it (`history`), and look again until nothing is due. A worker runs when it is called, or by
+itself in a thread. Its executor (`pool.Executor`) does the steps that cost processor time: a
+process of its own, or Spark's tasks.
 
 Invariants: one worker for a store at a time; a step that fails leaves everything readable as it
-was, is noted, and is tried again by the next run; what cannot be told is never deleted.
+was, is noted, and is tried again by the next run; data that can't be judged is never deleted.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ _taken_lock = module_lock()
 
 
 class Worker:
-    """See the module.
+    """A store's worker, for callers; see the module.
 
     >>> with tiering.Worker(store, Policy(hot_for=60, warm_for=3600, warm="archive")) as worker:
     ...     worker.run_once()  # doctest: +SKIP
 
     `keys` gives the keys of topics that are to be encrypted; `options` are settings of the object
-    stores (docs/places.md); what is not given is the store's (`StoreConfig.archives`). `progress`
-    is called with what is being done, how much of it is done, and the whole. `executor` is who does
-    the work (default: a process of the worker's own; see docs/spark.md); where that does several
-    things at once, so does the worker, and the store becomes the same. Raises `PolicyIllegal`
-    for a policy that does not fit the store, `TieringBusy` if the store has a worker already.
+    stores (docs/places.md); those not given are the store's (`StoreConfig.archives`). `progress`
+    is called with the name of the step, how much of it is done, and the whole. `executor` does the
+    work (default: a process of the worker's own; see docs/spark.md). If it does several things at
+    once, so does the worker, and the store becomes the same. Raises `PolicyIllegal` for a policy
+    that does not fit the store, `TieringBusy` if the store has a worker already.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Worker:
         return [info_of(row) for row in self._looker.rows()]
 
     def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
-        """What a run would do now, and what that costs or saves; nothing is changed."""
+        """The steps that a run would do now, and their cost or savings; nothing is changed."""
         now = self._trusted.now_ms()
         segments, archives, _ = self._looker.look(now)
         return make_plan(
@@ -182,9 +182,9 @@ class Worker:
         )  # fmt: skip
 
     def verify(self, *, remove_orphans: bool = False) -> AuditReport:
-        """Check every archive's bytes, hold catalog and places against each other; objects of this
-        store that the catalog does not have are listed, and removed if asked, once they are older
-        than the policy's grace time. Raises `TieringBusy` while a run is under way.
+        """Checks every archive's bytes, and compares catalog and places. Objects of this store that
+        the catalog does not have are listed; if asked, those older than the policy's grace time are
+        removed. Raises `TieringBusy` while a run is under way.
         """
         with self._alone():
             return audit(
@@ -195,22 +195,22 @@ class Worker:
             )  # fmt: skip
 
     def _asked(self) -> Asked | None:
-        """Who checks archives: whoever works here, if that is many; else this process."""
+        """The executor that checks archives, if it does many jobs at a time; else this process."""
         if self._executor.width == 1:
             return None
         return Asked(executor=self._executor, options=self._options, check=self._check)
 
     def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
-        """What becomes of a topic's messages once they left hot; None: nothing."""
+        """The retention class of a topic's messages once they left hot; None: they are dropped."""
         known = traits_of([topic], encrypted_of([topic], self._keys))
         return life_of(self.policy, known[topic.name]).kind
 
     # --- runs ---
 
     def run_once(self) -> RunReport:
-        """Do what is due, until nothing is. Raises `TieringBusy` while another run is under way,
-        `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place does
-        not do what it must; what else goes wrong is in the report, and tried again by the next run.
+        """Does what is due, until nothing is. Raises `TieringBusy` while another run is under way,
+        `TieringStopped` once `stop` was called, `StoreClosed`, and a `PlaceError` if a place breaks
+        a promise; any other error is in the report, and the next run tries that step again.
         """
         with self._alone():
             run = self._begin()
@@ -218,8 +218,8 @@ class Worker:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Do one thing at a time, and have the other process end behind it. What the disk refuses
-        is `DiskFull` or `FileRefused`.
+        """One thing at a time; the other process ends with the block. A refusal by the disk is
+        raised as `DiskFull` or `FileRefused`.
         """
         if not self._busy.acquire(blocking=False):
             raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
@@ -229,13 +229,13 @@ class Worker:
                     ending.callback(step)
                 yield
         finally:
-            # Whatever becomes of the rest: else no run would ever begin again.
+            # Released even after an error: else no run would ever begin again.
             self._busy.release()
 
     def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:
-        """Merge neighbouring archives into larger ones, of `target_bytes` at most, until none are
-        worth it, whatever the hour; compacted topics keep the newest message of each key then. What
-        is due to go cold, or to go, is left to `run_once`. Raises as that does.
+        """Merges neighbouring archives into larger ones, of `target_bytes` at most, until none are
+        worth it, whatever the hour; compacted topics keep the newest message of each key then.
+        Archives due to go cold, or to be deleted, are left to `run_once`. Raises as that does.
         """
         with self._alone():
             run = self._begin()
@@ -254,9 +254,9 @@ class Worker:
         return self._rewritten(lambda run: self._parter.part(found, self._trusted.now_ms(), run))
 
     def run_and_merge(self) -> RunReport:
-        """What a worker does that runs by itself, each time: as `run_once`, then merge to the
-        policy's `merge_bytes`, group by group, at its `hours`; what becomes due meanwhile goes
-        first. What failed before is left alone for a while (see `waiting`). Raises as `run_once`
+        """One round of a worker that runs by itself: as `run_once`, then merge to the policy's
+        `merge_bytes`, group by group, at its `hours`; steps that become due meanwhile go first.
+        Steps that failed before are left alone for a while (see `waiting`). Raises as `run_once`
         does, but a place that is away is in the report: others may be there.
         """
         with self._alone():
@@ -268,13 +268,13 @@ class Worker:
                     return run.report(waits_for_hours=waits)
 
     def _may_merge(self) -> bool:
-        """Whether it is the hour. At the watermarks archives are not to be there twice."""
+        """Whether it is the hour. At the watermarks archives must not be there twice."""
         marks, used = self.policy.watermarks, self._disk_used()
         is_full = marks is not None and used >= marks[0]
         return not is_full and is_open(self.policy, self._clock.local_hour(), 0.0)
 
     def _merge_one(self, run: Run, target_bytes: int | None) -> bool:
-        """Merge one group; False: there is none."""
+        """Merges one group; returns False if there is none."""
         self._check()
         if target_bytes is None:
             return False
@@ -285,16 +285,16 @@ class Worker:
         return bool(groups)
 
     def compact(self, topic: str | None = None) -> RunReport:
-        """Have compacted topics (or archives with one of them) keep the newest message of each key
-        only, as far as neighbouring archives may be merged, however large or small they are.
-        Raises as `run_once` does, and `CallerError` for a topic that is not compacted.
+        """Compacts topics: archives of compacted topics (or of this one) keep only the newest
+        message of each key, as far as neighbouring archives may be merged, however large or small
+        they are. Raises as `run_once` does, and `CallerError` for a topic that is not compacted.
         """
         return self._rewritten(lambda run: self._rewriter.compact(topic, self._agenda, run))
 
     def reencrypt(self, topic: str | None = None) -> RunReport:
-        """Write archives anew that have messages (of a topic) under another key than the one that
-        the provider gives for writing now: also such as are not encrypted and should be, or are and
-        should not. The old objects go after the policy's grace time, with a run. Raises as
+        """Writes archives anew that have messages (of a topic) under another key than the one that
+        the provider gives for writing now: also archives that are not encrypted and should be, or
+        are and should not. The old objects go after the policy's grace time, with a run. Raises as
         `run_once` does, `ConfigError` without keys, `CallerError` for a topic that is not there.
         """
         return self._rewritten(lambda run: self._rewriter.reencrypt(topic, run))
@@ -310,7 +310,7 @@ class Worker:
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
         everywhere: bool = False,
     ) -> ErasurePlan:  # fmt: skip
-        """What `erase` would do; nothing is changed. Raises as that does."""
+        """The effects that `erase` would have; nothing is changed. Raises as that does."""
         match = self._match(topic, key, before, everywhere)
         with self._alone():
             return self._eraser().look(match)
@@ -319,17 +319,17 @@ class Worker:
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
         everywhere: bool = False,
     ) -> ErasureReport:  # fmt: skip
-        """Erase what was put so far of a topic, with a key, or stored before a time (ms); of what
-        is given all must be true. Then it is searched again, to show that nothing is left: see
-        `ErasureReport.is_proven`. Copies of a topic's messages are looked for where the store puts
-        them: in system topics and groups' dead-letter topics; `everywhere`: in all topics, which
-        reads every archive. Raises as `run_once` does.
+        """Erases messages put so far: of a topic, with a key, or stored before a time (ms); all
+        that is given must be true. Then everything is searched again, to show that nothing is left:
+        see `ErasureReport.is_proven`. Copies of a topic's messages are looked for where the store
+        puts them: in system topics and groups' dead-letter topics; `everywhere`: in all topics,
+        which reads every archive. Raises as `run_once` does.
         """
         match = self._match(topic, key, before, everywhere)
         with self._alone():
             run = self._begin()
             report = self._eraser().erase(match)
-            # What could not be tidied may hold what is erased.
+            # Remains that could not be removed may hold messages that are erased.
             untidy = {k: why for k, why in run.failed.items() if k.startswith(_TIDYING)}
             report.failed.update(untidy)
             self.history.add(
@@ -346,7 +346,7 @@ class Worker:
         return Match(topic=topic, key=key, before=before, copies_in=copies_in)
 
     def destroy_key(self, topic: str) -> DestroyReport:
-        """Destroy a topic's key: what is encrypted with it is gone everywhere at once, copies of
+        """Destroys a topic's key: messages encrypted with it are gone everywhere at once, copies of
         archives included. Raises `ConfigError` if the worker's keys can't do that.
         """
         keys = self._keys
@@ -370,14 +370,14 @@ class Worker:
         )  # fmt: skip
 
     def _due_at_once(self, number: int) -> SegmentDue | None:
-        """What becomes of a segment if it leaves hot now; None: there is no place for it."""
+        """Where a segment's messages go if it leaves hot now; None: there is no place for it."""
         now = self._trusted.now_ms()
         segments = self._looker.look(now).segments
         segment = next((s for s in segments if s.number == number), None)
         return due_at_once(self.policy, segment, now) if segment else None
 
     def _do_due(self, run: Run) -> bool:
-        """Do what is due, until nothing is; returns whether more is, at other hours."""
+        """Does what is due, until nothing is; returns whether more is, at other hours."""
         while True:
             self._check()
             agenda, sight = self._agenda()
@@ -388,7 +388,7 @@ class Worker:
             self._doer.sweep(run)
 
     def _begin(self, *, anew: bool = True) -> Run:
-        """Put right what a worker before left, and begin; `anew`: nothing is left alone that failed
+        """Cleans up after an earlier worker, and begins a run; `anew`: also tries steps that failed
         before.
         """
         run = Run(self.history)
@@ -403,9 +403,9 @@ class Worker:
         return run
 
     def _try_places(self, run: Run, *, anew: bool) -> None:
-        """Try out, once, what each place promises, and make a folder that is not there yet. One
-        that is full is noted: what is to go from there must go all the same. So is one that is
-        away, for a worker that runs by itself: other places may be there.
+        """Tries out, once, what each place promises, and makes a folder that is not there yet. A
+        place that is full is noted: objects due to be deleted there must go all the same. So is one
+        that is away, for a worker that runs by itself: other places may be there.
         """
         for tier, place in self._places.items():
             if place.name in self._tried or self._waits.is_on(place.name):
@@ -441,7 +441,7 @@ class Worker:
 
     def _tell(self, what: str, done: int, total: int) -> None:
         if self._progress is not None:
-            # Of things that are made at once, too, one is told after the other.
+            # Progress is told one step after the other, also of steps that are made at once.
             with self._telling:
                 self._progress(what, done, total)
 
@@ -470,8 +470,8 @@ class Worker:
             pass
 
     def stop(self) -> None:
-        """End a run under way, and running by itself; the store is as if the step under way had not
-        begun. The worker is of no use from then on.
+        """Ends a run under way, and running by itself; the store is as if the step under way had
+        not begun. The worker is of no use from then on.
         """
         self._stopping.set()
         self._reading.stop()

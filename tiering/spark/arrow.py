@@ -1,11 +1,11 @@
-"""Arrow: rows of messages -> record batches of Spark's schema.
+"""Arrow: turns rows of messages into record batches of Spark's schema.
 
 The idea: an archive has messages in columns already, so a column of a batch is a few buffers laid
-side by side: bodies are the group's bytes as they are, times and offsets numpy arrays, a map of
-properties the values of each name, interleaved. Nothing is done message by message but where a
-group is out of the ordinary. A column that nobody asked for is not decoded.
+side by side. Bodies are the group's bytes as they are, times and offsets numpy arrays, a map of
+properties the values of each name, interleaved. Messages are handled one by one only where a group
+is out of the ordinary. A column that nobody asked for is not decoded.
 
-Invariants: what `headers` holds beside the other columns is enough to give back the record byte for
+Invariants: `headers` and the other columns together are enough to give back the record byte for
 byte; where map and body do that alone, its `properties` and `stored_body` are null.
 """
 
@@ -36,14 +36,14 @@ _US: Final = 1000
 
 
 class Hosts(NamedTuple):
-    """Hosts in bytes, once each, and which of them a row has."""
+    """Different hosts in bytes, and the number of each row's host among them."""
 
     distinct: Sequence[bytes]
     which: Column
 
 
 class Seldom(NamedTuple):
-    """What differs seldom, of every row."""
+    """Header fields of every row; they are the same in nearly all messages."""
 
     flags: Column
     system_flags: Column
@@ -55,8 +55,8 @@ class Seldom(NamedTuple):
 
 
 class MessageColumns(Protocol):
-    """Messages in columns: what there is to make a batch of; `topic_of` says which of the `topics`
-    a message has.
+    """Messages in columns, of which a batch is made; `topic_of` says which of the `topics` a
+    message has.
     """
 
     count: int
@@ -69,7 +69,7 @@ class MessageColumns(Protocol):
     stored_at: Column
 
     def seldom(self) -> Constants | Seldom:
-        """What differs seldom; once for all rows if they are known to have the same."""
+        """The rarely differing fields; once for all rows if they are known to have the same."""
         ...
 
     def texts(self) -> Mapping[bytes, Joined] | None:
@@ -98,7 +98,7 @@ class MessageColumns(Protocol):
 def batch_of(rows: MessageColumns, names: Sequence[str]) -> pa.RecordBatch:
     """The columns of those names, in that order."""
     if not names:
-        # A count alone: Spark takes rows without columns.
+        # For a count alone Spark takes rows without columns.
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.count, pa.struct([])))
     asked = _Asked(rows)
     columns = [_MAKERS[name](asked) for name in names]
@@ -106,7 +106,7 @@ def batch_of(rows: MessageColumns, names: Sequence[str]) -> pa.RecordBatch:
 
 
 class _Asked:
-    """Rows, with what several columns are made of."""
+    """Rows, and the values that several columns are made of."""
 
     def __init__(self, rows: MessageColumns) -> None:
         self.rows = rows
@@ -126,7 +126,7 @@ class _Asked:
         found = self.rows.texts()
         if found is None:
             return None
-        # No map has an empty value; and values that are no text alone may look so side by side.
+        # No map has an empty value; and joined values may look like text when single ones do not.
         if not all((np.diff(one.bounds) > 0).all() for one in found.values()):
             return None
         try:
@@ -174,7 +174,7 @@ def _message_id(asked: _Asked) -> pa.Array:
 
 
 def _position_ids(rows: MessageColumns) -> list[str]:
-    """The ids of messages that have none of their own: store host and position in hex."""
+    """The ids of messages that have no id in their properties: store host and position in hex."""
     found = rows.seldom()
     if isinstance(found, Constants):
         head = host_of(found.store_host).hex().upper()
@@ -191,7 +191,7 @@ def _keys(asked: _Asked) -> pa.Array:
         empty = pa.array(np.zeros(count + 1, np.int32))
         return pa.ListArray.from_arrays(empty, pa.nulls(0, pa.string()), type=kind)
     if asked.texts is not None and b" " not in asked.texts[_KEYS].data:
-        # As a rule there is one.
+        # There is nearly always one.
         each = pa.array(np.arange(count + 1, dtype=np.int32))
         return pa.ListArray.from_arrays(each, found, type=kind)
     lists = [[key for key in (value or "").split(" ") if key] for value in found.to_pylist()]
@@ -212,7 +212,7 @@ def _properties(asked: _Asked) -> pa.Array:
     if not size:
         none = pa.nulls(0, pa.string())
         return pa.MapArray.from_arrays(ends, none, none, type=kind)
-    # Row by row one value of each column; so the names.
+    # Row by row one value of each column; the names likewise.
     turns = np.arange(count)[:, None] + np.arange(size) * count
     values = pa.concat_arrays(list(plain.values())).take(pa.array(turns.ravel()))
     each = bounds_of(list(map(len, plain)))
@@ -251,7 +251,7 @@ def _headers(asked: _Asked) -> pa.Array:
 
 
 def _seldom(found: Seldom) -> list[pa.Array]:
-    """The first fields of HEADERS."""
+    """The first fields of HEADERS, of each row."""
     return [
         pa.array(found.flags),
         pa.array(found.system_flags),
@@ -265,7 +265,7 @@ def _seldom(found: Seldom) -> list[pa.Array]:
 
 @lru_cache(maxsize=4)
 def _repeated(found: Constants, count: int) -> Sequence[pa.Array]:
-    """The same of rows that have all the same: as a rule those of all batches."""
+    """The same of rows that all have the same values: those of nearly all batches."""
     which = np.zeros(count, np.int64)
     return _seldom(
         Seldom(

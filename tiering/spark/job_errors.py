@@ -1,9 +1,9 @@
-"""Failures: what went wrong in a job of Spark, in a line.
+"""Job errors: says in one line what went wrong in a job of Spark.
 
 The idea: an error of ours comes back from a task as text, in the midst of tracebacks of two
-languages. It is looked for there, and said by itself; of others the first line says most.
+languages. It is looked for there, and raised alone; of other errors the first line says most.
 
-Invariant: who wants the whole has it, as the cause.
+Invariant: the whole text is there, as the cause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JVM: Final = re.compile(r"(?:[\w$]+\.)+([\w$]+(?:Exception|Error)): (.+)")
 
 @contextmanager
 def spoken() -> Iterator[None]:
-    """Within this what Spark raises is `SparkFailed`, in a line."""
+    """Raises `SparkFailed`, with one line, for any error of Spark in the block."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 # only where Spark is there
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

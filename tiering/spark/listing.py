@@ -1,11 +1,11 @@
-"""Listing: which archives, and which stretches of the log, there are to read.
+"""Lists the archives, and the parts of the log, that there are to read.
 
-The idea: a store's folder is asked for its catalog, its topics and its log; a place that has
-archives alone for what it lists, as a restore does. Either way the answer is a value that travels
-to tasks on other machines, where it is enough to read by.
+The idea: a store's folder is asked for its catalog, its topics and its log; a place that has only
+archives for its list, as a restore does. Either way the answer is a value that travels to tasks on
+other machines, where it is enough to read by.
 
-Invariants: of what a store has each message is listed once; what is superseded, or of a topic that
-was deleted, is not; nothing of the store is changed or held open.
+Invariants: each message of a store is listed once; messages that are superseded, or of a deleted
+topic, are not; nothing of the store is changed or held open.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class ListedArchive(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """The archive's name in errors."""
         return f"{self.place.rstrip('/')}/{self.key}"
 
 
 class LogPart(msgspec.Struct, frozen=True):
     """A part of the hot log: a segment's file, the position that it begins at, the part's first
-    position and end, and how far the file has records. What begins in the part belongs to it.
-    `known` is where a record begins, at the part's first position or before it.
+    position and end, and how far the file has records. A record that begins in the part belongs to
+    it. `known` is where a record begins, at the part's first position or before it.
     """
 
     path: str
@@ -66,9 +66,9 @@ class LogPart(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """See the module. `topics` are the ids and first positions of those that are there, by name;
-    None: of each name the highest id that an archive has. `rows` are what a catalog says of the
-    archives; a place alone has none.
+    """All archives and parts of the log at a path. `topics` are the ids and first positions of
+    existing topics, by name; None: of each name the highest id that an archive has. `rows` are
+    the archives' rows in a catalog; a place alone has none.
     """
 
     archives: list[ListedArchive]
@@ -78,7 +78,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Opener:
-    """Opens archives by what a listing says of them; a place once."""
+    """Opens archives of a listing; it opens each place once."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -113,7 +113,7 @@ class Opener:
 
 
 class _Counting:
-    """A source that tells its opener what is read."""
+    """A source that reports to its opener how much is read."""
 
     def __init__(self, source: Source, opener: Opener) -> None:
         self._source, self._opener = source, opener
@@ -142,8 +142,8 @@ def is_store(options: ReadOptions) -> bool:
 
 
 def listing(options: ReadOptions) -> Listing:
-    """What there is at the path. Raises StoreNotFound, NothingToRestore, StoresAmbiguous,
-    PlaceError.
+    """All archives and parts of the log at the path. Raises StoreNotFound, NothingToRestore,
+    StoresAmbiguous, PlaceError.
     """
     if is_store(options):
         return _of_store(options)
@@ -158,8 +158,8 @@ def place_of(options: ReadOptions) -> Place:
 def archives_of(
     options: ReadOptions, jobs: JobsOf | None = None
 ) -> tuple[str, list[ListedArchive]]:
-    """The id of the store that a place has archives of, and these. `jobs` spares reading again what
-    it has read of the place.
+    """The id of the store that a place has archives of, and these. `jobs` keeps what was read of
+    the place, so that it is not read again.
     """
     store_id, objects = objects_of(place_of(options), options.store_id, jobs)
     tier: Tier = "cold" if is_remote(options.path) else "warm"

@@ -1,10 +1,10 @@
-"""Moved: what was in the log when a query was planned, and is in archives when it is read.
+"""Moved: reads from archives a part of the log that was handed over after a query was planned.
 
-The idea: a worker may hand a segment over between the two, and its file goes at once. The archives
-that came in its place have its messages, under the positions that they had; so whoever was to read
-a stretch of the log reads from them what stood in that stretch.
+The idea: between plan and read a worker may hand a segment over, and its file goes at once. The
+archives that came in its place have its messages, under the positions that they had. So a task that
+was to read a part of the log reads the messages of that part from them.
 
-Invariant: the same messages as the stretch had of the topics that are there, or an error.
+Invariant: the result is the same messages as the part had of existing topics, or an error.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ I64 = NDArray[np.int64]
 def moved(
     options: ReadOptions, opener: Opener, stretch: LogPart, split: Split
 ) -> Iterator[BlockRange]:
-    """What archives have of a stretch of the log. Raises ArchiveMissing if none is of it: it went
-    by retention.
+    """The messages of a part of the log that archives have. Raises ArchiveMissing if none has any
+    of it: it went by retention.
     """
     folder = Path(options.path)
     view = view_store(folder, StoreConfig())
@@ -76,7 +76,7 @@ def _piece(
 
 
 class _Asked(NamedTuple):
-    """The offsets that are asked for of each block's queue."""
+    """The offsets that are asked for in each block's queue."""
 
     low: I64
     end: I64

@@ -1,10 +1,10 @@
-"""Needs: what Spark takes to run, found or told to be missing.
+"""Needs: finds the Java and the packages that Spark needs, or says in a line what is missing.
 
-The idea: Spark fails with pages of Java where something is missing or too old; here each need is
-looked at before, and said in a line. Java is looked for where it is usually installed, so that
-nobody has to set JAVA_HOME on a laptop.
+The idea: Spark fails with pages of Java where something is missing or too old. Here each need is
+checked before, and said in a line. Java is looked for where it is usually installed, so that nobody
+has to set JAVA_HOME on a laptop.
 
-Invariant: what can't be told (a Java that doesn't say its version) is left to Spark to judge.
+Invariant: a Java that doesn't say its version is left to Spark to judge.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def java_home(environment: Mapping[str, str] | None = None) -> Path:
-    """Where a Java is that Spark runs on: that of JAVA_HOME, of the PATH, or one that is installed
-    where Java usually is; of these the oldest that is new enough, which Spark knows best. Raises
-    SparkUnsuitable.
+    """The home of a Java that Spark runs on: that of JAVA_HOME, of the PATH, or one that is
+    installed where Java usually is; of these the oldest that is new enough, which Spark knows best.
+    Raises SparkUnsuitable.
     """
     env = os.environ if environment is None else environment
     seen: list[str] = []
@@ -105,7 +105,7 @@ def _installed() -> Iterator[Path]:
 
 
 def java_version(home: Path) -> int | None:
-    """Which Java is at a home; None if that can't be told."""
+    """The version of the Java at a home; None if that can't be told."""
     try:
         said = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:

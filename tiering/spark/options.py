@@ -1,10 +1,10 @@
-"""Options: what a reader of archives and stores is told.
+"""Options: the settings of a reader of archives and stores.
 
-The idea: Spark gives texts under names whose case does not count; here they become one checked
+The idea: Spark gives texts under names whose case does not count. Here they become one checked
 value, which travels to the tasks.
 
-Invariant: an option that nobody knows is an error, not ignored: a filter that was spelled wrong
-would read everything.
+Invariant: an unknown option is an error, not ignored: a filter that was spelled wrong would read
+everything.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Damaged = Literal["fail", "skip"]
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """See docs/spark.md. `topics` and `keys` None: all; `split_bytes` are bytes of records. From
-    `starting_offsets` on it is what streams alone look at.
+    """See docs/spark.md. `topics` and `keys` None: all; `split_bytes` are bytes of records. The
+    fields from `starting_offsets` on are for streams alone.
     """
 
     path: str
@@ -79,9 +79,9 @@ def by_field(
     of: str = "",
     passed_over: Collection[str] = (),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What options say by the fields that they are for, whatever case and underlines they are
-    written with, and the settings of a place. Raises ConfigError for one that there is not; `of` is
-    what it is no option of.
+    """The options by the fields that they are for, whatever case and underlines they are written
+    with, and the settings of a place. Raises ConfigError for an option that does not exist; `of`
+    names the reader or writer in its text.
     """
     known = {field.replace("_", ""): field for field in fields if field != "place"}
     found: dict[str, str] = {}

@@ -1,12 +1,12 @@
-"""Reading: a part of archives and of the log -> record batches.
+"""Reads a part of archives and of the log into record batches.
 
-The idea: groups come by ranged reads of about a megabyte, and those that are alike become columns
-together, when they are enough for a batch: what a call of numpy or Arrow costs is then shared by
-thousands of rows. Where bodies are not asked for, or tags are, heads are read first and bodies only
-of blocks that need them.
+The idea: groups come by ranged reads of about a megabyte. Groups that are alike become columns
+together, when they are enough for a batch: the cost of a call of numpy or Arrow is then shared by
+thousands of rows. If bodies are not asked for, or tags are, heads are read first and bodies only of
+blocks that need them.
 
-Invariants: memory is two batches and a ranged read, whatever the archive; a block that is damaged
-ends the part, or is left out and told, as the options say.
+Invariants: memory is two batches and a ranged read, whatever the archive; a damaged block ends the
+part, or is left out and reported, as the options say.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class _Some(NamedTuple):
 
 
 class PartReader:
-    """Reads parts; `names` are the columns that are asked for. `is_stream`: what is left out is
-    never asked for again, so what may only be elsewhere (an archive that was merged, a key that is
-    not at hand) ends the part, whatever the options say.
+    """Reads parts; `names` are the columns that are asked for. `is_stream`: messages that are left
+    out are never asked for again. So messages that may only be elsewhere (an archive that was
+    merged, a key that is not at hand) end the part, whatever the options say.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PartReader:
         for batch in self._small(split):
             rows += batch.num_rows
             size += batch.nbytes
-            # What is enough by itself is not copied to be joined with what came before.
+            # A batch that is large enough is not copied to be joined with earlier ones.
             if waiting and _is_enough(rows, size):
                 yield _joined(waiting)
                 waiting, rows, size = [], batch.num_rows, batch.nbytes
@@ -132,7 +132,7 @@ class PartReader:
             archive = self._opener.archive(piece.held)
             for groups in self._gathered(archive, name, _numbers(piece.blocks)):
                 made = list(self._of_groups(groups, piece))
-                # They take as much as what was made of them, and the next are on their way.
+                # They take as much memory as their batches, and the next ones are on their way.
                 groups.clear()
                 while made:
                     yield made.pop(0)
@@ -161,7 +161,7 @@ class PartReader:
                     yield waiting
                     waiting, rows, size = [], 0, 0
         except DAMAGE:
-            # The archive is no more: what was read of it counts all the same.
+            # The archive is no more; groups that were read of it before still count.
             if waiting:
                 yield waiting
             raise
@@ -170,11 +170,11 @@ class PartReader:
 
     @contextmanager
     def _left_out_if_damaged(self, name: str, members: I64) -> Iterator[None]:
-        """For what is done with one group alone: it fails, or is left out, as the options say."""
+        """Work on one group alone: it fails, or the group is left out, as the options say."""
         try:
             yield
         except KeyMissing as e:
-            # Told once, and not for each of its blocks.
+            # Reported once, and not for each of its blocks.
             if (name, e.topic) not in self._told:
                 self._failed(name, e)
                 self._told.add((name, e.topic))
@@ -210,13 +210,13 @@ class PartReader:
         return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
 
     def _of_groups(self, groups: Sequence[_Some], piece: BlockRange) -> Iterator[pa.RecordBatch]:
-        """What is asked for of groups: one part of all of them after the other, since what takes
-        bodies apart pushes out of the processor's cache what takes the others apart.
+        """The asked-for messages of groups: one part of all of them after the other, since taking
+        bodies apart pushes out of the processor's cache what taking other parts apart needs.
         """
         read_columns([one.group for one in groups], properties=self._properties)
         found: list[tuple[I64, Taken]] = []
         for members, group in groups:
-            # All of it here, where a failure is its own.
+            # All of it is decoded here, where a failure is the group's own.
             with self._left_out_if_damaged(piece.held.name, members):
                 one = taken(group, properties=self._properties)
                 if self._has_tag(one):
@@ -227,7 +227,7 @@ class PartReader:
                 if self._bodies and one.odd is None:
                     _ = one.group.bodies
                 decoded.append((members, one))
-        # Each group that is asked for in part by itself, so that no other is copied to filter it.
+        # A group that is asked for in part stands alone, so that no other is copied to filter it.
         for (_, is_whole), some in groupby(
             decoded, lambda pair: (pair[1].alike, _is_whole(pair[0], pair[1].group, piece))
         ):
@@ -252,8 +252,8 @@ class PartReader:
                     yield out
 
     def log_records(self, stretch: LogPart, split: Split) -> Iterator[RecordBatch]:
-        """The messages of a part that begin in a stretch of the log; each batch is good until the
-        next is asked for. Raises ArchiveMissing, SegmentDamaged.
+        """The messages of a part that begin in a part of the log; each batch is good until the next
+        is asked for. Raises ArchiveMissing, SegmentDamaged.
         """
         path = Path(stretch.path)
         files = self._opener.files
@@ -273,7 +273,7 @@ class PartReader:
     def _records(
         self, buffer: Buffer, stretch: LogPart, split: Split
     ) -> Iterator[tuple[I64, SegmentRecords]]:
-        """The messages that begin in a stretch, some megabytes at a time."""
+        """The messages that begin in a part of the log, some megabytes at a time."""
         base, used = stretch.base, stretch.used - stretch.base
         first, last = stretch.begin - base, stretch.end - base
         begin = boundary(buffer, stretch.known - base, first, used)
@@ -297,7 +297,7 @@ class PartReader:
     # --- both ---
 
     def _exactly(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Only what the options ask for, which Spark does not know of."""
+        """Filters by the options, which Spark does not know."""
         keys = self._wanted.keys
         if keys is not None:
             lists = batch.column(self._made.index("keys")).to_pylist()

@@ -1,9 +1,10 @@
 """Rows: groups of archives, and records of the hot log, as columns to make batches of.
 
-The idea: three kinds. Ordinary groups have their columns already, and several are laid side by side
-(a numpy call takes as long for few rows as for many); so have records of the log, taken apart with
-numpy. What is out of the ordinary (compressed bodies, IPv6 hosts, records that a group
-holds whole) is decoded message by message, and its fields put in columns.
+The idea: there are three kinds. Ordinary groups have their columns already, and several are laid
+side by side (a numpy call takes as long for few rows as for many). Records of the log are taken
+apart with numpy into columns, too. A group or record out of the ordinary (compressed bodies, IPv6
+hosts, records that a group holds whole) is decoded message by message, and its fields put in
+columns.
 
 Invariant: whichever kind it is, the same messages give the same batch.
 """
@@ -32,8 +33,8 @@ _TOPIC_ROWS: Final = 64
 
 
 class Taken(NamedTuple):
-    """A group with what was decoded of it: its properties only if they are wanted; all of it, as
-    `odd`, if it is out of the ordinary.
+    """A group with its decoded parts: its properties only if they are wanted; all of it, as `odd`,
+    if it is out of the ordinary.
     """
 
     group: BlockGroup
@@ -42,9 +43,9 @@ class Taken(NamedTuple):
 
     @property
     def alike(self) -> object:
-        """What it has in common with those that it can be joined with."""
+        """A value that is equal for groups that can be joined."""
         if self.odd is not None:
-            return self.odd  # which no other has
+            return self.odd  # no other group has it
         return () if self.properties is None else self.properties.plain_names
 
 
@@ -111,7 +112,7 @@ class GroupRows:
         self.stored_at = _beside([c.stored_at for c in columns])
 
     def seldom(self) -> Constants | Seldom:
-        """See Rows."""
+        """See MessageColumns."""
         columns = self._columns
         constants = columns[0].constants
         if constants is not None and all(c.constants == constants for c in columns):
@@ -128,7 +129,7 @@ class GroupRows:
         )
 
     def texts(self) -> Mapping[bytes, Joined] | None:
-        """See Rows."""
+        """See MessageColumns."""
         found = [one.properties for one in self._taken if one.properties is not None]
         names = found[0].plain_names if found else None
         if names is None:
@@ -136,20 +137,20 @@ class GroupRows:
         return {name: beside([one.columns[name] for one in found]) for name in names}
 
     def fields(self) -> list[bytes]:
-        """See Rows."""
+        """See MessageColumns."""
         found = [one.properties for one in self._taken if one.properties is not None]
         return [field for columns in found for field in fields_of(columns)]
 
     def bodies(self) -> Joined:
-        """See Rows."""
+        """See MessageColumns."""
         each = zip(self._groups, self._columns, strict=True)
         return joined_beside([Joined(group.bodies, c.ends) for group, c in each])
 
     def stored_bodies(self) -> None:
-        """See Rows: ordinary bodies are stored as they were put."""
+        """See MessageColumns: ordinary bodies are stored as they were put."""
 
     def wrong_crcs(self) -> None:
-        """See Rows: in an ordinary group they are the bodies'."""
+        """See MessageColumns: in an ordinary group they are the bodies'."""
 
 
 class RecordRows:
@@ -165,7 +166,7 @@ class RecordRows:
         self.born_at, self.stored_at = f.born_at, f.stored_at
 
     def seldom(self) -> Seldom:
-        """See Rows."""
+        """See MessageColumns."""
         f = self._fields
         return Seldom(
             f.flags, f.system_flags, f.version, f.reconsume_times, f.prepared_position,
@@ -173,30 +174,30 @@ class RecordRows:
         )  # fmt: skip
 
     def texts(self) -> Mapping[bytes, Joined] | None:
-        """See Rows."""
+        """See MessageColumns."""
         even = self._fields.even
         return None if even is None else {k: joined_of(v) for k, v in even.columns.items()}
 
     def fields(self) -> list[bytes]:
-        """See Rows."""
+        """See MessageColumns."""
         return self._fields.property_list
 
     def bodies(self) -> Joined:
-        """See Rows."""
+        """See MessageColumns."""
         return Joined(b"".join(self._fields.body_list), bounds_of(self._fields.body_size))
 
     def stored_bodies(self) -> None:
-        """See Rows."""
+        """See MessageColumns."""
 
     def wrong_crcs(self) -> None:
-        """See Rows."""
+        """See MessageColumns."""
 
 
 class MessageRows:
     """Records of any kind, decoded one by one. Raises RecordDamaged."""
 
     def __init__(self, records: Sequence[bytes], positions: Sequence[int]) -> None:
-        # A body CRC that is wrong is kept as it is: then the record was put so.
+        # A wrong body CRC is kept as it is: the record was put with it.
         self._messages = [
             decode(record, 0, len(record), position, check_crc=False)
             for record, position in zip(records, positions, strict=True)
@@ -221,7 +222,7 @@ class MessageRows:
         return np.array([getattr(one, name) for one in self._messages], np.int64)
 
     def seldom(self) -> Seldom:
-        """See Rows."""
+        """See MessageColumns."""
         return Seldom(
             self._column("flags"),
             self._column("system_flags"),
@@ -233,22 +234,22 @@ class MessageRows:
         )
 
     def texts(self) -> None:
-        """See Rows."""
+        """See MessageColumns."""
 
     def fields(self) -> list[bytes]:
-        """See Rows."""
+        """See MessageColumns."""
         return [one.raw_properties for one in self._messages]
 
     def bodies(self) -> Joined:
-        """See Rows."""
+        """See MessageColumns."""
         return joined_of([one.body for one in self._messages])
 
     def stored_bodies(self) -> list[bytes | None] | None:
-        """See Rows."""
+        """See MessageColumns."""
         return self._stored
 
     def wrong_crcs(self) -> list[int | None] | None:
-        """See Rows."""
+        """See MessageColumns."""
         stored = self._stored or [None] * self.count
         found = [
             None if crc32(one.body if body is None else body) & CRC_MASK == one.body_crc
@@ -262,7 +263,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def _numbered(values: Sequence[T]) -> tuple[Sequence[T], Column]:
-    """The values once each, and which of them a row has."""
+    """The different values, and the number of each row's value among them."""
     numbers = {name: i for i, name in enumerate(dict.fromkeys(values))}
     return list(numbers), np.fromiter(map(numbers.__getitem__, values), np.int64, len(values))
 

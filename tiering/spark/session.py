@@ -1,11 +1,11 @@
 """Session: a Spark on this machine that needs nothing set up; or the one that is there.
 
-The idea: a verb or a script asks for a session. On a cluster (`spark-submit`) there is one, and
-that is it. Else one is started here: Java is found, workers run this Python with this kvmq, and
-what Spark and its JVM print goes to a file, which is shown only if it does not start.
+The idea: a verb or a script asks for a session. On a cluster (`spark-submit`) there is one, and it
+is used. Else one is started here: Java is found, workers run this Python with this kvmq, and the
+output of Spark and its JVM goes to a file, which is shown only if Spark does not start.
 
-Invariants: what somebody else started is not ended here, and its settings stay; nothing of Spark is
-on the terminal but our own progress.
+Invariants: a session that somebody else started is not ended here, and its settings stay; nothing
+of Spark is on the terminal but our own progress.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def session(
 ) -> Iterator[SparkSession]:
     """A session for the time of the block: the active one, that of `spark-submit`, or one on this
     machine (`master`; one of all cores if nothing says another). `settings` are Spark's, and `jvm`
-    is what its JVM is told, of a session that is started here (a JVM stays as long as the process,
-    and with it what the first session told it); `progress` is told of the stages that run, in
+    are options of its JVM, for a session that is started here (a JVM stays as long as the process,
+    and with it the options of the first session); `progress` is told of the stages that run, in
     tasks.
 
     >>> with session() as spark:
     ...     spark.read.format("kvmq").load("data").count()  # doctest: +SKIP
 
-    Raises SparkUnsuitable, ExtraMissing; and SparkFailed for what Spark raises within the block.
+    Raises SparkUnsuitable, ExtraMissing; and SparkFailed for an error of Spark within the block.
     """
     check_packages()
     from pyspark.sql import SparkSession  # noqa: PLC0415 # loads Spark, which the check is before
@@ -112,7 +112,7 @@ def _started(
 
     builder = SparkSession.builder.appName(name)
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # spark-submit has a JVM already, and says where; what it was told goes before ours.
+        # spark-submit has a JVM already, and says where; its options go before ours.
         for key, value in settings.items():
             builder = builder.config(key, value)
         made: SparkSession = builder.getOrCreate()
@@ -134,14 +134,14 @@ def _started(
             said = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:].strip()
             raise SparkUnsuitable(f"Spark does not start: {e}; it said: {said or 'nothing'}") from e
     made.sparkContext.setLogLevel("ERROR")
-    # It prints what is raised anyway, with all of the JVM's stack.
+    # It prints errors that are raised anyway, with all of the JVM's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
     return made
 
 
 @contextmanager
 def _told(options: Sequence[str]) -> Iterator[None]:
-    """A JVM that is started within is told these, and then what it would be told without."""
+    """A JVM that is started within gets these options, then those it would get without them."""
     before = os.environ.get(_JVM)
     os.environ[_JVM] = " ".join((*options, before or "")).strip()
     try:
@@ -155,7 +155,7 @@ def _told(options: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[Path]:
-    """What is started within has a file as its standard error, for good."""
+    """Processes started within have a file as their standard error, for good."""
     fd, name = tempfile.mkstemp(prefix="kvmq-spark-", suffix=".log")
     before = os.dup(_STDERR)
     os.dup2(fd, _STDERR)
@@ -165,7 +165,7 @@ def _quiet() -> Iterator[Path]:
         os.dup2(before, _STDERR)
         os.close(before)
         os.close(fd)
-        # The JVM has it open still; nobody else needs its name.
+        # The JVM has the file open still; nobody else needs its name.
         with suppress(OSError):
             Path(name).unlink()
 
@@ -174,7 +174,7 @@ def _quiet() -> Iterator[Path]:
 def watched(
     spark: SparkSession, progress: Progress | None, clock: Clock | None = None
 ) -> Iterator[None]:
-    """While the block runs, tell which stages do, and how many of their tasks are done."""
+    """Reports, while the block runs, which stages run and how many of their tasks are done."""
     if progress is None:
         yield
         return

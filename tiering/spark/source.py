@@ -1,11 +1,11 @@
 """Source: `spark.read.format("kvmq")`.
 
-The idea: Spark's Python Data Source API asks for a schema, for parts and for each part's batches;
-the parts are planned on the driver, and read wherever Spark runs tasks. Filters that Spark hands
-down make the plan smaller; a schema of fewer columns is one the batches have no more of.
+The idea: Spark's Python Data Source API asks for a schema, for parts and for each part's batches.
+The parts are planned on the driver, and read wherever Spark runs tasks. Filters that Spark hands
+down make the plan smaller; a schema of fewer columns makes the batches smaller.
 
-Invariants: what a plan names is all a task needs; nothing is read of a store that is not on the
-disk, and nothing of it is changed.
+Invariants: a task needs nothing but what its plan names; of a store only data on the disk is read,
+and nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KvmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """The name for `format`."""
         return NAME
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -58,7 +58,7 @@ class KvmqDataSource(DataSource):
         return spark_schema(read_options(self._given).columns or SCHEMA.names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads the columns of a schema. Raises ConfigError for one that messages lack."""
+        """A reader of the columns of a schema. Raises ConfigError for one that messages lack."""
         return KvmqReader(read_options(self._given), arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
@@ -68,30 +68,30 @@ class KvmqDataSource(DataSource):
         return KvmqStreamReader(read_options(self._given), arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """What makes archives of a frame. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        """A writer of a frame to archives. Raises ConfigError, StoresAmbiguous, PlaceError."""
         from tiering.spark.sink.sink_writer import KvmqWriter  # noqa: PLC0415
 
         return KvmqWriter(schema, self._given, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
-        """The same of a stream. Raises ConfigError, StoresAmbiguous, PlaceError."""
+        """The same for a stream. Raises ConfigError, StoresAmbiguous, PlaceError."""
         from tiering.spark.sink.sink_writer import KvmqStreamWriter  # noqa: PLC0415
 
         return KvmqStreamWriter(schema, self._given, overwrite=overwrite)
 
 
 class KvmqReader(DataSourceReader):
-    """See the module."""
+    """Plans and reads the parts of a query; see the module."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._wanted = QueryFilter.of(options)
-        # Per instance, and of a kind of its own: see _Filters.
+        # One for each instance, and of a kind of its own: see _Filters.
         self.pushFilters = _Filters(self)  # type: ignore[method-assign]
 
     def narrow(self, filters: Iterable[Filter]) -> None:
-        """Take note of filters."""
+        """Adds filters to the plan."""
         self._wanted = self._wanted.narrowed(filters)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -101,7 +101,7 @@ class KvmqReader(DataSourceReader):
         splits, skipped = splits_of(found, self._wanted, self._options, opener)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
-        # Of no parts Spark makes one that is none.
+        # If there are no parts, Spark makes one that is None.
         return splits or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -115,10 +115,10 @@ class KvmqReader(DataSourceReader):
 
 
 class _Filters:
-    """What Spark hands filters to; it is to apply all of them again.
+    """Takes Spark's filters; Spark is to apply all of them again.
 
     Spark refuses a reader that takes filters where `spark.sql.python.filterPushdown.enabled` is not
-    set. Without it reading is only slower, so what Spark looks at says that there are none taken.
+    set. Without it reading is only slower, so the reader looks to Spark as if it took none.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

@@ -1,12 +1,12 @@
-"""Splits: what there is to read, in parts of about the same size.
+"""Splits: cuts all that there is to read into parts of about the same size.
 
-The idea: of a store the catalog says which archives can't have what is wanted. The others are
-looked at, some at once (directory, and key index where keys are asked for), and only what was found
-is kept of each: blocks that can't have what is wanted fall away. What is left is packed, in the
-order of the log, into parts of so many bytes of records. A large archive becomes several parts,
-small ones share one, and the last ones are smaller, so that tasks which run side by side end at
-about the same time. Parts of the hot log are cut by bytes: a task finds the first record of its
-part by itself.
+The idea: a store's catalog says which archives can't have wanted messages. The others are looked
+at, some at once (directory, and key index where keys are asked for), and only the findings are kept
+of each: blocks that can't have wanted messages fall away. The other blocks are packed, in the order
+of the log, into parts of so many bytes of records. A large archive becomes several parts, and small
+ones share one. The last parts are smaller, so that tasks which run side by side end at about the
+same time. Parts of the hot log are cut by bytes: a task finds the first record of its part by
+itself.
 
 Invariants: each block and each byte of the log is in one part; nothing is read of a block here; of
 an archive that was looked at 8 bytes are kept for each block that is wanted.
@@ -74,8 +74,8 @@ class Ranges(NamedTuple):
 
 
 class Split(InputPartition):
-    """What one task reads, about `bytes` of records; of the log the messages of `topics`, each from
-    a position on, and if there are `ranges`, only what they have.
+    """The work of one task, about `bytes` of records. Of the log it reads the messages of `topics`,
+    each from a position on; if there are `ranges`, only the offsets in them.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Skipped(NamedTuple):
 
 
 class PlannedArchive(NamedTuple, Generic[T]):
-    """An archive that was looked at, and what was taken of it. The manifest is without topics,
+    """An archive that was looked at, and the value taken of it. The manifest is without topics,
     which may be thousands in each of thousands of archives.
     """
 
@@ -105,13 +105,13 @@ class PlannedArchive(NamedTuple, Generic[T]):
 
     @property
     def object(self) -> ArchiveObject:
-        """As its name says."""
+        """The object that its name describes."""
         key, size = self.held.key, self.held.size
         return ArchiveObject.named(key, size) or ArchiveObject(key, 0, 0, size)
 
 
 class _Chosen(NamedTuple):
-    """Blocks of an archive that may have what is wanted, and the bytes of records of each."""
+    """Blocks of an archive that may have wanted messages, and the bytes of records of each."""
 
     blocks: NDArray[np.uint32]
     sizes: NDArray[np.uint32]
@@ -120,7 +120,7 @@ class _Chosen(NamedTuple):
 def splits_of(
     found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
 ) -> tuple[list[Split], list[Skipped]]:
-    """The parts. Raises what damages an archive, unless the options say to skip such."""
+    """The parts. Raises the error of a damaged archive, unless the options say to skip it."""
     live = {
         name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
     }
@@ -142,7 +142,7 @@ def splits_of(
 
 
 def _narrowed(found: Listing, wanted: QueryFilter) -> Listing:
-    """Without the archives that can't have what is wanted, as the catalog says."""
+    """The listing without archives that can't have wanted messages, as the catalog says."""
     if found.topics is None or len(found.rows) != len(found.archives):
         return found
     mine = frozenset(number for name, (number, _) in found.topics.items() if wanted.has_topic(name))
@@ -167,7 +167,7 @@ def _of_place(
         ids[name] = max(ids.get(name, number), number)
     if len(ids) == len(pairs):
         return looked, skipped
-    # A topic was deleted and made again: seldom, so that looking twice is no matter.
+    # A topic was deleted and made again: that is rare, so that looking twice is no matter.
     again = replace(found, archives=[one.held for one in looked])
     looked, more = looked_at(again, options, opener, lambda one: _choice(one, wanted, ids))
     return looked, skipped + more
@@ -183,18 +183,18 @@ def _choice(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> _C
 def looked_at(
     found: Listing, options: ReadOptions, opener: Opener, take: Callable[[Archive], T]
 ) -> tuple[list[PlannedArchive[T]], list[Skipped]]:
-    """The archives of a listing that hold, with what is taken of each, and those that can't be
-    read. Some are open at once, and none stays so. Raises as `splits_of` does.
+    """The archives of a listing that no newer one supersedes, with the value taken of each, and
+    those that can't be read. Some are open at once, and none stays so. Raises as `splits_of` does.
     """
 
     def look(held: ListedArchive, _: Callable[[], None]) -> PlannedArchive[T]:
         archive = opener.opened(held)
-        # The figures need the directory, which is decoded once more by who takes blocks.
+        # The figures need the directory, which is decoded once more when blocks are chosen.
         return PlannedArchive(held, replace(archive.manifest, topics=()), take(archive))
 
     looked: list[PlannedArchive[T]] = []
     skipped: list[Skipped] = []
-    # A few that are at hand are looked at before as many threads have begun.
+    # A few local archives are looked at in less time than as many threads take to begin.
     is_quick = len(found.archives) <= AT_ONCE and not any(
         is_remote(held.place) for held in found.archives
     )
@@ -214,7 +214,7 @@ def looked_at(
 
 
 def chosen(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> tuple[Bools, I64]:
-    """Which blocks may have what is wanted, and the bytes of records of every block."""
+    """The blocks that may have wanted messages, and the bytes of records of every block."""
     rows = archive.rows()
     topics = archive.manifest.topics
     mine = np.array(
@@ -242,7 +242,7 @@ def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool)
         for found in archive.find_places(*key_hash_range(needle.encode())):
             hit[found.block] = True
         if is_id and len(needle) == _POSITION_ID:
-            # A message without an id of its own goes by where it is.
+            # A message without an id of its own is named by its host and position.
             try:
                 placed = archive.place(int(needle[_POSITION_ID // 2 :], 16))
             except ValueError:
@@ -253,9 +253,7 @@ def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool)
 
 
 class Packing:
-    """Parts, as they fill: of `split_bytes`, and smaller ones at the end of the `total`, if that is
-    known.
-    """
+    """Fills parts of `split_bytes`, and smaller ones at the end of the `total`, if it is known."""
 
     def __init__(self, split_bytes: int, total: int = _ENDLESS) -> None:
         self._split_bytes = split_bytes
@@ -270,7 +268,9 @@ class Packing:
         sizes: I64 | NDArray[np.uint32],
         cuts: Mapping[int, tuple[int, int]] = _NO_CUTS,
     ) -> None:
-        """Blocks of an archive, the bytes of records of each, and which are wanted in part."""
+        """Adds blocks of an archive, with the bytes of records of each, and the cuts of those that
+        are wanted in part.
+        """
         done = 0
         for first, stop in runs_of(blocks):
             at = first
@@ -292,7 +292,7 @@ class Packing:
     def add_log(
         self, stretch: LogPart, topics: dict[str, int], ranges: Ranges | None = None
     ) -> None:
-        """A stretch of the log, and whose messages of it count."""
+        """Adds a part of the log, and the topics whose messages count in it."""
         at = stretch.begin
         while at < stretch.end:
             split = self._current()
@@ -311,7 +311,7 @@ class Packing:
 
 
 def runs_of(blocks: I64) -> Iterator[tuple[int, int]]:
-    """Stretches of numbers that follow each other."""
+    """Ranges of numbers that follow each other."""
     if len(blocks):
         breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
         for run in np.split(blocks, breaks):

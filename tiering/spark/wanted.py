@@ -1,12 +1,13 @@
-"""Wanted: which messages a query is about, as far as archives can tell without being decoded.
+"""Wanted: the messages that a query is about, as far as archives can tell without being decoded.
 
-The idea: the filters that Spark hands down are brought to ranges and sets of what a directory knows
-(topic, queue, offset, store time) and of what a key index finds (keys, message ids). What lies
-outside is not read. Tags are in the blocks' properties: of a block without the tag the bodies are
-not read.
+The idea: the filters that Spark hands down become ranges and sets of values that a directory knows
+(topic, queue, offset, store time), and of values that a key index finds (keys, message ids). Blocks
+that lie outside are not read. Tags are in the blocks' properties: of a block without the tag the
+bodies are not read.
 
-Invariant: never narrower than the query. Spark applies its filters again, so that being wider costs
-only time; what options ask for Spark does not know, and is applied here, exactly.
+Invariant: the filter is never narrower than the query. Spark applies its filters again, so that
+being wider costs only time; Spark does not know the filters of the options, which are applied here,
+exactly.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class NumberRange(msgspec.Struct, frozen=True):
     high: int = _MAX
 
     def meet(self, low: int, high: int) -> NumberRange:
-        """What is in both."""
+        """The numbers that are in both."""
         return NumberRange(max(self.low, low), min(self.high, high))
 
 
 class QueryFilter(msgspec.Struct, frozen=True):
-    """See the module. Times are ms since the epoch. `keys` come from the options alone."""
+    """The ranges and sets that a message must be in. Times are ms since the epoch. `keys` come from
+    the options alone.
+    """
 
     topics: Texts = None
     tags: Texts = None
@@ -65,7 +68,7 @@ class QueryFilter(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, options: ReadOptions) -> QueryFilter:
-        """What the options ask for."""
+        """The filter of the options."""
         topics, keys = options.topics, options.keys
         named = None if topics is None else frozenset(topics)
         return cls(topics=named, keys=None if keys is None else frozenset(keys))
@@ -104,7 +107,7 @@ class QueryFilter(msgspec.Struct, frozen=True):
         name = ".".join(attribute)
         if name not in _RANGES:
             return self
-        # Wider by the border itself: a time has parts of a millisecond, and Spark asks again.
+        # The border itself is included: times have parts of a millisecond, and Spark filters again.
         first, last = _number(name, low), _number(name, high)
         of: NumberRange = getattr(self, name)
         return self._with(
@@ -119,8 +122,8 @@ class QueryFilter(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **{field: value})
 
     def blocks(self, rows: DirectoryRows, topics: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which blocks of a directory may have what is wanted; `topics` are those that are."""
-        # What is in no queue no reader of queues sees.
+        """The blocks of a directory that may have wanted messages; `topics` are the wanted ones."""
+        # A reader of queues does not see messages in no queue.
         found: NDArray[np.bool_] = topics[rows.topics] & (rows.queues != NO_QUEUE)
         for low, high, of in (
             (rows.queues, rows.queues, self.queue),
@@ -132,8 +135,8 @@ class QueryFilter(msgspec.Struct, frozen=True):
         return found
 
     def may_be_in(self, row: ArchiveRow, topics: Container[int]) -> bool:
-        """Whether an archive may have what is wanted, as far as its catalog's row tells; `topics`
-        are the ids of those that are.
+        """Whether an archive may have wanted messages, as far as its catalog's row tells; `topics`
+        are the ids of those that are wanted.
         """
         if row.topics is not None and not any(one in topics for one in read_topics(row.topics)):
             return False
@@ -151,7 +154,7 @@ class QueryFilter(msgspec.Struct, frozen=True):
 
     @property
     def needles(self) -> Texts:
-        """What to look for in key indexes; None: everything."""
+        """The texts to look for in key indexes; None: everything."""
         return self.keys if self.keys is not None else self.ids
 
 

@@ -1,9 +1,9 @@
-"""Workers: the Python processes that Spark runs tasks in, each one task after the other.
+"""Workers: tunes the Python processes that Spark runs tasks in, each one task after the other.
 
-The idea: after each task Spark has a worker look through all its objects for what can go. Nearly
-all of them are modules, which stay; told so, it saves 30 ms a task. And a task takes and gives back
-the same few megabytes over and over: where the C library keeps them, instead of handing them to the
-system and having them cleared for it anew, reading takes a tenth less time.
+The idea: after each task Spark has a worker search all its objects for garbage. Nearly all of them
+are modules, which stay; a worker that knows so saves 30 ms a task. And a task takes and gives back
+the same few megabytes over and over. If the C library keeps them, instead of handing them to the
+system and having them cleared anew, reading takes a tenth less time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _LARGEST: Final = 32 << 20
 
 @cache
 def settle() -> None:
-    """Take what is loaded by now for good, and memory, too; called as tasks begin, does it once."""
+    """Keeps the objects loaded by now, and freed memory, for good. Tasks call it as they begin;
+    only the first call does it.
+    """
     gc.freeze()
     # Of the GNU C library; others have no such thing, and do without.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

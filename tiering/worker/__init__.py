@@ -1,5 +1,8 @@
-"""The steps of a worker: segments become archives; archives are relocated, replaced and deleted.
+"""Worker: the steps of a run. Segments become archives; archives are relocated, replaced, deleted.
 
-Begin with `run_due`, then `archive_segment`, `relocate` and `replace`. What a caller has is
-`operations.worker`. May import `merge`, `executor`, `policy` and the rooms below them.
+In here: what is seen of the store (`looking`), the agenda done in order (`run_due`), each kind of
+step, the check of all archives (`audit`), and the history. Not in here: the class that callers have
+(`operations.worker`), and the decisions what is due (`policy`). Begin with `run_due`, then
+`archive_segment`, `relocate` and `replace`. May import `merge`, `executor`, `policy` and the rooms
+below them.
 """

@@ -1,11 +1,11 @@
-"""Moving: one sealed segment from the log into archives, step by step.
+"""Archives one sealed segment: from the log into archives, step by step.
 
-The idea: records are regrouped and compressed by somebody else (`make`: a process of its own, or a
-task of Spark), into files in a work folder; of several segments at once, if there are several who
-work. Then (`settle`) one segment after the other: each archive is announced (an intent), put into
-its place, read back; what the archives hold is held against the index; one WriteBatch makes the
-change, and the segment goes. Whatever step a crash comes in, `tidy` at the next start puts things
-right.
+The idea: a process of its own, or a task of Spark, regroups and compresses the records into files
+in a work folder (`make`); of several segments at once, if the executor does several jobs at a time.
+Then one segment after the other is handed over (`settle`). Each archive is announced (an intent),
+put into its place and read back. The contents of the archives are compared with the index. One
+WriteBatch makes the change, and the segment goes. Whatever step a crash comes in, `tidy` at the
+next start puts things right.
 
 Invariants: the segment stays until every archive was read back byte for byte and holds just what
 the index says of the segment's queues; a step that fails leaves the store as it was.
@@ -54,7 +54,7 @@ _EMPTY: Final = np.empty((0, 5), np.int64)
 
 
 class SegmentOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a segment."""
+    """The result of archiving one segment."""
 
     number: int
     rows: list[ArchiveRow]
@@ -84,7 +84,7 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
 
 
 class Mover:
-    """See the module. `places` are the places by tier."""
+    """Makes a segment's archives and hands them over; `places` are the places by tier."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Mover:
     # --- after a crash ---
 
     def tidy(self, known: set[str], failed: Callable[[str, Exception], None]) -> list[str]:
-        """Remove what a worker that was cut off has left: files, and objects that never came into
-        the catalog, which has those that are `known`. Returns the names of these. Of a place that
-        can't be asked `failed` is told; what is there is for the next run.
+        """Removes what a worker that was cut off has left: files, and objects that never came into
+        the catalog, whose archives are the `known` ones. Returns the names of these objects. A
+        place that can't be asked is told to `failed`; what it holds is left for the next run.
         """
         removed = []
         away: set[str] = set()
@@ -128,7 +128,7 @@ class Mover:
                 (p for p in self._places.values() if self._kept_as(p) == intent.place), None
             )
             if place is None or place.name in away:
-                continue  # of a policy with other places: it is looked at again under that
+                continue  # of a policy with other places: it is looked at again under that policy
             try:
                 if self._undo(place, intent):
                     removed.append(f"{place.name}/{intent.key}")
@@ -140,7 +140,7 @@ class Mover:
     def _undo(self, place: Place, intent: Intent) -> bool:
         """Remove what was announced; returns whether there was something. Raises PlaceError."""
         is_gone = take_away(place, intent)
-        # Whoever put it is gone: what it left of a put is nobody's.
+        # The process that put it is gone, so the remains of its put belong to nobody.
         parts = list(place.leftovers(intent.key))
         for part in parts:
             place.remove_leftover(part.key)
@@ -150,29 +150,29 @@ class Mover:
     # --- one segment ---
 
     def move(self, due: SegmentDue, without: Match | None = None) -> SegmentOutcome:
-        """Move a segment, `without` some of its messages: then its file is overwritten before it
-        goes. Raises what kept it from moving; it is where it was then.
+        """Archives a segment, `without` some of its messages: then its file is overwritten before
+        it goes. Raises the error that prevented it; the segment is where it was then.
         """
         return self.settle(due, self.make(due, self._check, without), without)
 
     def make(
         self, due: SegmentDue, check: Callable[[], None], without: Match | None = None
     ) -> Regrouped:
-        """Make a segment's archives, in a folder of its own. The store is asked, and not changed;
-        several threads may do it at once. Raises what kept them from being made.
+        """Makes a segment's archives, in a folder of its own. The store is asked, and not changed;
+        several threads may do it at once. Raises the error that prevented it.
         """
         sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
         if sealed is None:
             raise IndexDamaged(f"segment {due.number} is not in the log any more")
         folder = self._folder_of(due.number)
-        # Of an attempt before, in which something went wrong.
+        # Files of an earlier attempt, in which something went wrong.
         self.clear(folder)
         self._files.make_dir(folder)
         job = self._job(due, sealed.path, sealed.first_position, without)
         regrouped = self._regroup(job, check)
         missed = self._missed(regrouped)
         if missed:
-            # The index, by which the segment was looked at, knows nothing of what is in no queue.
+            # The segment was judged by the index, which does not know messages in no queue.
             self._clear(regrouped)
             job = msgspec.structs.replace(job, topics={**job.topics, **missed})
             regrouped = self._regroup(job, check)
@@ -181,7 +181,7 @@ class Mover:
     def settle(
         self, due: SegmentDue, regrouped: Regrouped, without: Match | None = None
     ) -> SegmentOutcome:
-        """Have what was made take the segment's place; see `move`."""
+        """Puts the archives that were made into the segment's place; see `move`."""
         try:
             self._compare(due.number, regrouped)
             rows, arriving = [], []
@@ -208,7 +208,7 @@ class Mover:
         )
 
     def discard(self, due: SegmentDue, regrouped: Regrouped) -> None:
-        """Remove what was made of a segment; what is put somewhere is there."""
+        """Removes the files that were made of a segment; objects already put stay."""
         self._clear(regrouped)
         self.clear(self._folder_of(due.number))
 
@@ -235,7 +235,7 @@ class Mover:
         )
 
     def _missed(self, regrouped: Regrouped) -> dict[str, TopicPlan]:
-        """Plans for topics that are there, and of which the segment has but what is in no queue."""
+        """Plans for existing topics of which the segment has only messages in no queue."""
         if not regrouped.unplanned:
             return {}
         known = {info.name: info for info in self._store.topics()}
@@ -253,7 +253,7 @@ class Mover:
         return self._executor.run(check, regroup_locally, job)
 
     def _compare(self, number: int, regrouped: Regrouped) -> None:
-        """Hold what the archives have of each queue against what the index has."""
+        """Compares each queue's messages in the archives with those in the index."""
         held = regrouped.whole
         if held is None:
             held = [q for made in regrouped.archives for q in made.queues]
@@ -314,7 +314,7 @@ class Mover:
         return self._made / f"{segment}"
 
     def clear(self, folder: Path | None = None) -> None:
-        """Remove what was made and is not wanted any more: in a folder, or all there is."""
+        """Removes files that were made and are not wanted any more: in a folder, or all of them."""
         shutil.rmtree(folder or self._made, ignore_errors=True)
 
     def tier_near(self, tier: Tier) -> Tier:
@@ -329,7 +329,7 @@ class Mover:
         )
 
     def keep(self, made: Made, tier: Tier, place: Place | None = None) -> ArchiveRow:
-        """Put an archive where it belongs (None: the tier's place) and read it back. Its intent is
+        """Puts an archive into a place (None: the tier's place) and reads it back. Its intent is
         to be forgotten once the catalog has it.
         """
         place, manifest = place or self._places[tier], made.manifest
@@ -370,11 +370,11 @@ def _differing(rows: I64, others: I64) -> list[tuple[int, ...]]:
 
 
 def _of(rows: I64, queue: tuple[int, ...]) -> list[int] | None:
-    """What rows say of a queue: messages, first and last offset."""
+    """A queue's numbers in the rows: messages, first and last offset; None if it has no row."""
     return next((row[2:] for row in rows.tolist() if tuple(row[:2]) == queue), None)
 
 
 def arriving_of(row: ArchiveRow, made: Made) -> Arriving:
-    """What the store is told of an archive that is where its row says."""
+    """An archive at the place that its row names, as the store is told of it."""
     queues = [(q.topic, q.queue, q.first, q.stored_at) for q in made.queues if q.queue != NO_QUEUE]
     return Arriving(row.number, row.first_position, encode_row(row), queues)

@@ -1,10 +1,10 @@
-"""Arrivals: old messages come into a store by an attach, and others must not overlook it.
+"""Arrivals: keeps compactions and removals from overlooking old messages that an attach brings in.
 
-The idea: an attach brings messages that may be older than what the store has of a key; a compaction
-drops a tombstone because nothing older is there. Each looks, and then changes the store: whoever
-holds the store's lock from the look to the change has not missed the other. And objects that an
-attach has put are in no catalog until it ends, however long it takes: whoever takes such objects
-for orphans asks whether one is under way.
+The idea: an attach brings messages that may be older than the store's messages of a key. A
+compaction drops a tombstone because nothing older is there. Each looks, and then changes the store.
+A step that holds the store's lock from the look to the change has not missed the other. Objects
+that an attach has put are in no catalog until it ends, however long it takes. So a step that
+removes such objects as orphans asks first whether an attach is under way.
 
 Invariants: one lock and one count for each open store, which go with it; one attach at a time.
 """
@@ -53,7 +53,7 @@ def none_since(before: Attaches, now: Attaches) -> bool:
 
 @contextmanager
 def attaching(side: HandOver) -> Iterator[None]:
-    """Be the one attach that is under way. Raises `TieringBusy` if another is."""
+    """Holds the only turn to attach for the block. Raises `TieringBusy` if another is under way."""
     with _registry_lock:
         begun, ended = _attaches.get(side, Attaches())
         if begun != ended:

@@ -1,16 +1,15 @@
-"""Audit: every archive's bytes, the catalog and the places held against each other.
+"""Audits the archives: compares every archive's bytes, the catalog and the places.
 
-The idea: each archive that the catalog has is read whole: its size and crc32c are those of the
-catalog, everything in it agrees with everything else in it (`archive.check`), and its manifest with
-the catalog. Then the places are listed: an object of this store that the catalog does not have is
-an orphan, left by a worker that was cut off, and may be removed; so is what a put of one has left
-that was cut off in the middle. Archives are checked here, or as jobs of whoever works for a worker
+The idea: each archive of the catalog is read whole. Its size and crc32c must be those of the
+catalog, everything in it must agree with everything else in it (`archive.check`), and its manifest
+with the catalog. Then the places are listed. An object of this store that the catalog does not have
+is an orphan, left by a worker that was cut off, and may be removed; so may the remains of a put
+that was cut off in the middle. Archives are checked here, or as jobs of a worker's executor
 (`check_archive`), many at once.
 
-Invariants: what is wrong with one archive is reported, and the others are looked at; only an object
-whose name begins with this store's id, which the catalog, read after the list, does not have, and
-which is older than the grace time, is ever removed, and only when asked; a place that doesn't
-answer has no orphans.
+Invariants: a fault of one archive is reported, and the others are looked at; an object is removed
+only when asked, and only if its name begins with this store's id, the catalog, read after the list,
+does not have it, and it is older than the grace time; a place that doesn't answer has no orphans.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _MEMORY: Final = 32 << 20
 
 
 class AuditProblem(msgspec.Struct, frozen=True):
-    """Something about an archive that is not as it should be; `block` -1: not in one block alone.
-    An `archive` that is a place: it could not be listed.
+    """A fault of an archive; `block` -1: not in one block alone. If `archive` names a place, that
+    could not be listed.
     """
 
     archive: str
@@ -55,8 +54,8 @@ class AuditProblem(msgspec.Struct, frozen=True):
 
 class Orphan(msgspec.Struct, frozen=True):
     """An object that the catalog does not have; `modified` is ms since the epoch. It is `young`
-    within the grace time: a worker may be about to put it into the catalog. `unfinished`: a part of
-    one, which a put that was cut off has left; the name is the place's own.
+    within the grace time: a worker may be about to put it into the catalog. `unfinished`: only a
+    part of an object, left by a put that was cut off; the name is the place's own.
     """
 
     place: str
@@ -69,7 +68,9 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit looked at, and found. `retired` objects wait for their end, unread."""
+    """The archives that an audit looked at, and its findings. `retired` objects wait for their end,
+    unread.
+    """
 
     archives: int = 0
     messages: int = 0
@@ -85,8 +86,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Who checks archives: jobs of `executor`, which open places with `options` where these are
-    object stores; `check` is asked meanwhile, and may raise to give up.
+    """The executor that checks archives, as jobs, which open places with `options` where these are
+    object stores; `check` is called meanwhile, and may raise to give up.
     """
 
     executor: Executor
@@ -107,11 +108,12 @@ def audit(
     asked: Asked | None = None,
     arrivals: Counted = Attaches,
 ) -> AuditReport:
-    """Check all of a catalog's archives, and look for orphans where they are and in `places`.
+    """Checks all of a catalog's archives, and looks for orphans where they are and in `places`.
 
-    `remove_orphans` is for whoever has the store open for writing. Without `keys` of what is
-    encrypted the checksums alone are looked at. `asked` is who checks; None: this process. While
-    something is being attached, which `arrivals` counts, nothing is removed: it may belong to that.
+    `remove_orphans` is only for a process that has the store open for writing. Without the `keys`
+    of encrypted topics only the checksums are checked. `asked` does the checks; None: this process.
+    While an attach is under way, which `arrivals` counts, nothing is removed: it may belong to that
+    attach.
     """
     rows = decode_rows(catalog().rows)
     live = [row for row in rows if row.state == "live"]
@@ -161,7 +163,7 @@ def audit(
 
 
 class CheckJob(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive that is to be checked: its row, where it is, and the keys it takes."""
+    """An archive to check: its row, where it is, and the keys it takes."""
 
     row: ArchiveRow
     place: str
@@ -173,7 +175,7 @@ class CheckJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_archive(job: CheckJob) -> list[AuditProblem]:
-    """What is wrong with an archive: what another process is asked to find out."""
+    """The faults of an archive: the task that another process is given."""
     try:
         place = open_place(job.place, options=job.options or None)
     except StoreError as e:
@@ -184,7 +186,7 @@ def check_archive(job: CheckJob) -> list[AuditProblem]:
 def _checks(
     archives: Sequence[tuple[ArchiveRow, Place]], keys: KeyProvider | None, asked: Asked | None
 ) -> Iterator[list[AuditProblem]]:
-    """What is wrong with each."""
+    """The faults of each archive."""
     if asked is None:
         return (_problems(row, place, keys) for row, place in archives)
     jobs = [
@@ -211,14 +213,14 @@ def _keys_of(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> KeysAtH
 
 
 def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[AuditProblem]:
-    """What is wrong with an archive."""
+    """The faults of an archive."""
     found: list[AuditProblem] = []
     try:
         size = place.size(row.key)
         if size != row.size:
             told = f"has {size} bytes, the catalog says {row.size}"
             found.append(AuditProblem(row.name, -1, told))
-        # An object store is paid by what is read of it: each byte comes once.
+        # An object store charges for the bytes that are read: each byte comes once.
         with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
             is_far = is_remote(row.place)
             crc = read_whole(place, row.key, size, take=copy.write if is_far else None)
@@ -238,7 +240,7 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
 
 
 class _Copy:
-    """An object that was read whole."""
+    """An object that was read whole, as a source."""
 
     def __init__(self, name: str, size: int, file: BinaryIO) -> None:
         self.name = name
@@ -273,9 +275,9 @@ def find_orphans(
     problems: list[AuditProblem],
     used: Collection[str],
 ) -> list[Orphan]:
-    """The orphans in these places, and what cut-off puts have left; young are those that were last
-    written at `before` or later. A place that can't be listed is among the `problems`, if it is
-    among those that are `used`: another may still be made.
+    """The orphans in these places, and the remains of cut-off puts; young ones were last written at
+    `before` or later. A place that can't be listed is among the `problems`, if it is among those
+    that are `used`: another may still be made.
     """
     listed: list[Orphan] = []
     unfinished: list[Orphan] = []
@@ -294,7 +296,8 @@ def find_orphans(
         except (StoreError, OSError) as e:
             if place.name in used:
                 problems.append(AuditProblem(place.name, -1, f"can't be listed: {e}"))
-    # Read after the list: what came meanwhile is in the one only if it is in the other.
+    # The catalog is read after the list: an archive that came meanwhile is in the list only if it
+    # is in the catalog.
     # A name is given once, and a place has many spellings: the name alone decides.
     named = {row.key for row in decode_rows(catalog().rows)}
     return [orphan for orphan in listed if orphan.key not in named] + unfinished

@@ -1,10 +1,10 @@
-"""Merging: which archives of a store are merged next, one group after the other.
+"""Chooses the archives of a store that are merged next, and has them merged group by group.
 
-The idea: `merge.choose` says which are worth it, `replace` does it; here is what lies between,
-for whoever calls for it and for a worker that runs by itself: what is due otherwise is left out,
-what failed is left alone for a while, what is done is told.
+The idea: `merge.choose` says which archives are worth it, and `replace` merges them. In between,
+for a caller and for a worker that runs by itself: archives with something else due are left out,
+a group that failed is left alone for a while, and each merge is reported.
 
-Invariants: a group is done or its archives are as they were; one that can't be read is not read
+Invariants: a group is merged or its archives are as they were; one that can't be read is not read
 again at every run.
 """
 
@@ -30,7 +30,7 @@ FAILED_FOR: Final = 3600.0
 
 
 class Merger:
-    """See the module."""
+    """Merges a store's archives, one group after the other."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Merger:
         self._merged = 0
 
     def begin(self, *, anew: bool) -> None:
-        """Count from nothing; `anew`: try what failed before, too."""
+        """Counts from nothing; `anew`: also tries groups that failed before."""
         self._merged = 0
         now = self._clock.monotonic()
         self._failed = {} if anew else {n: at for n, at in self._failed.items() if at > now}
@@ -57,8 +57,8 @@ class Merger:
     def next(
         self, agenda: Agenda, sight: StoreSnapshot, target_bytes: int, *, at_any_size: bool = False
     ) -> list[list[ArchiveRow]]:
-        """The groups that are worth it now (see `choose`); none of what is due to go cold, or to
-        go, and nothing that failed lately.
+        """The groups that are worth it now (see `choose`), without archives that are due to go cold
+        or to be deleted, and without those that failed lately.
         """
         busy = {archive.key for archive in agenda.archives}
         rows = [
@@ -75,7 +75,7 @@ class Merger:
     def merge(
         self, groups: list[list[ArchiveRow]], sight: StoreSnapshot, now_ms: int, run: Run
     ) -> None:
-        """Merge the first of the groups. What goes wrong is noted."""
+        """Merges the first of the groups. An error is noted."""
         group = groups[0]
         began = self._clock.monotonic()
         left = sum(row.size for one in groups for row in one)
@@ -91,8 +91,8 @@ class Merger:
         self._merged += sum(row.size for row in group)
 
     def _leave(self, groups: list[list[ArchiveRow]], why: Exception, run: Run) -> None:
-        """Leave alone for a while the one that is to blame; the first group, if none can be told;
-        all that is in the same place, if the place is away.
+        """Leaves the archive alone for a while that is to blame; the first group, if none can be
+        told; all archives in the same place, if the place is away.
         """
         group = groups[0]
         named = why.archive if isinstance(why, ArchiveDamaged | FormatTooNew) else ""

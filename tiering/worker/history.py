@@ -1,9 +1,9 @@
-"""History: what workers did to a store, a line each, for people and programs.
+"""History: a line for each thing that workers did to a store, for people and programs.
 
-The idea: one JSON object a line, with the time, what was done and how much of it; the file is
-written anew without its oldest half when it has grown too large.
+The idea: one JSON object a line, with the time, the deed and its amounts. A file that has grown too
+large is written anew without its oldest half.
 
-Invariant: nothing depends on it; what can't be read of it is passed over.
+Invariant: nothing depends on the history; a line that can't be read is passed over.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ _log = logging.getLogger("kvmq")
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was done: `what` is "archived", "cold", "merged", "parted", "reencrypted",
-    "expired", "removed", "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it
-    took.
+    """One deed: `what` is "archived", "cold", "merged", "parted", "reencrypted", "expired",
+    "removed", "erased" or "failed"; `at` is ms since the epoch, `seconds` how long it took.
     """
 
     at: int
@@ -40,7 +39,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """The lines in a file."""
+    """The lines in the history file."""
 
     def __init__(self, path: Path, files: Files, clock: Clock) -> None:
         self._path = path
@@ -48,14 +47,14 @@ class History:
         self._clock = clock
 
     def add(self, what: str, source: str, **figures: object) -> HistoryEntry:
-        """Note what was done now."""
+        """Adds a line for something that was done now."""
         done = msgspec.convert(
             {"at": self._clock.now_ms(), "what": what, "source": source, **figures}, HistoryEntry
         )
         try:
             self._write(msgspec.json.encode(done) + b"\n")
         except (OSError, StoreError) as e:
-            # What was done is done: a full disk must not make it look otherwise.
+            # The deed is done: a full disk must not make it look otherwise.
             _log.warning("%s: %s of %s is not noted: %s", self._path, what, source, e)
         return done
 

@@ -1,11 +1,10 @@
-"""Looking: what a worker sees of its store, again and again.
+"""Looks at the store for a worker, again and again, at the cost of the news alone.
 
-The idea: a look costs what is new. A sealed segment does not change, so what a policy sees of it is
-kept until a topic that was there is not, or is not as it was: then all are looked at anew. What the
-policy means for each topic is kept as long as the topics are the same; the topics of archives are
-remembered by `effective_class`.
+The idea: a sealed segment does not change, so what a policy sees of it is kept until a topic is
+deleted or changed; then all segments are looked at anew. The policy's meaning for each topic is
+kept as long as the topics are the same. The topics of archives are remembered by `effective_class`.
 
-Invariants: what is seen is as if everything had been looked at anew; of a segment nothing is kept
+Invariants: the result is as if everything had been looked at anew; nothing is kept of a segment
 that is larger than what `due` sees of it; nothing is changed.
 """
 
@@ -25,7 +24,7 @@ from tiering.worker.store_side import Store
 
 
 class StoreSnapshot(NamedTuple):
-    """What there is: sealed segments, oldest first, live archives, and the topics."""
+    """The store at one moment: sealed segments, oldest first, live archives, and the topics."""
 
     segments: Sequence[Segment]
     archives: Sequence[Archived]
@@ -33,7 +32,7 @@ class StoreSnapshot(NamedTuple):
 
 
 class Looker:
-    """See the module."""
+    """Takes snapshots of a store, and keeps what does not change."""
 
     def __init__(
         self,
@@ -52,8 +51,8 @@ class Looker:
         self._segments: dict[int, Segment] = {}
 
     def look(self, now_ms: int) -> StoreSnapshot:
-        """What there is now."""
-        # Before the topics: of one that comes later these segments hold nothing.
+        """The store as it is now."""
+        # Segments before topics: these segments hold nothing of a topic that is made later.
         numbers = [segment.number for segment in self._side.sealed()]
         today = self._topics()
         archives = self.judge.archives(self.rows(), today, now_ms)

@@ -1,4 +1,4 @@
-"""Parting: a topic's messages leave the archives that it shares with topics of another retention.
+"""Parts archives: a topic leaves the archives that it shares with topics of another retention.
 
 The idea: topics of one class share archives, and an archive goes when all of it is over. A topic
 whose retention changed since is of another class, and waits for its neighbours, or they for it. Its
@@ -33,7 +33,7 @@ from tiering.worker.store_side import Store, TopicFacts
 
 
 class Parter:
-    """See the module."""
+    """Parts the archives of a store that hold one topic beside others."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Parter:
         self._tell = tell
 
     def part(self, topic: TopicFacts, now_ms: int, run: Run) -> None:
-        """Part all archives of which that changes when something goes. What goes wrong is noted."""
+        """Parts all archives where that changes when something goes. Errors are noted."""
         today = self._looker.look(now_ms).today
         rows = [row for row in self._looker.rows() if self._may_hold(row, topic.id)]
         done, total = 0, sum(row.size for row in rows)
@@ -77,7 +77,7 @@ class Parter:
         return named and is_own(row, self._side.store_id)
 
     def _part(self, row: ArchiveRow, topic: TopicFacts, today: Today) -> list[ArchiveRow]:
-        """Part one archive; nothing is returned where that would change nothing."""
+        """Parts one archive; returns nothing where that would change nothing."""
         manifest = self._replacer.manifest_of(row)
         classes = _classes(row, manifest, topic, today)
         if classes is None:
@@ -122,7 +122,7 @@ def _classes(
 
 
 def _check_whole(row: ArchiveRow, manifest: Manifest, job: MergeJob, parts: list[Merged]) -> None:
-    """See that no message is in neither part that is not of a deleted topic, or unreadable."""
+    """Raises if a message is in neither part, unless its topic is deleted or it is unreadable."""
     kept = sum(part.made.manifest.messages for part in parts if part.made is not None)
     deleted = sum(topic.messages for topic in manifest.topics if topic.id not in job.topics)
     unreadable = sum(part.dropped.unreadable for part in parts)

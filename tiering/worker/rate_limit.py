@@ -1,12 +1,11 @@
-"""How fast the worker may read, and how fast it may upload.
+"""Limits how fast the worker reads, and how fast it uploads.
 
-The idea: a token bucket kept as one time: the moment at which all that was let through would have
-been due at an even rate. Whoever comes takes its turn by moving that moment on, under the lock, and
-waits for its turn outside of it; so turns are in the order of coming, and one that asks for more
-than the burst waits for itself, and is not refused.
+The idea: a token bucket kept as one time: the moment at which all bytes let through so far would
+have been due at an even rate. A caller takes its turn by moving that moment on, under the lock, and
+waits for its turn outside of the lock. So turns are in the order of coming, and a caller that asks
+for more than the burst waits, and is not refused.
 
-Invariant: over any stretch of time no more is let through than the burst and the rate times the
-stretch.
+Invariant: over any time no more bytes are let through than the burst and the rate times that time.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from tiering.errors import TieringStopped
 
 
 class RateLimit:
-    """`bytes_per_second` None is no limit; `burst` is in bytes (default: what a second lets
-    through). Threads may share one. `limit.take` is a `Pace` for `Place.put`.
+    """`bytes_per_second` None is no limit; `burst` is in bytes (default: the bytes of one second).
+    Threads may share one. `limit.take` is a `Pace` for `Place.put`.
     """
 
     def __init__(

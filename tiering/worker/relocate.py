@@ -1,13 +1,14 @@
-"""Shifting: archives that go cold, expire, and are removed.
+"""Relocates archives to the cold place, lets them expire, and removes their objects.
 
-The idea: an archive keeps its number when its object moves, so that no place in the index changes:
-the object is copied, read back (`copy`: here, or in a task of Spark; several at once, if there are
-several who work), and one row of the catalog says where it is now (`settle`). What nothing needs
-any more gets a row of its own, "retired", and its object goes when the grace time is over.
+The idea: an archive keeps its number when its object moves, so that no place in the index changes.
+The object is copied and read back (`copy`: here, or in a task of Spark; several at once, if the
+executor does several jobs at a time). Then one row of the catalog says where it is now (`settle`).
+An archive that nothing needs any more gets a row of its own, "retired", and its object goes when
+the grace time is over.
 
 Invariants: the object that the catalog names is there and was read back; an object goes only when
-its row says retired, and its time has come; what an archive holds is judged by its topics as they
-are today before it is let go.
+its row says retired, and its time has come; before an archive is let go, its contents are judged by
+its topics as they are today.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Copied(NamedTuple):
 
 
 class Shifter:
-    """See the module."""
+    """Copies, expires and removes the archives of one store."""
 
     def __init__(
         self,
@@ -97,17 +98,17 @@ class Shifter:
         return [f"{self._work.name}/{name}" for name in overwrite_all(self._work, self._files)]
 
     def take_number(self) -> int:
-        """A number for a copy; whoever makes several takes theirs in order."""
+        """A number for a copy; a caller that makes several takes their numbers in order."""
         return self._side.take_number()
 
     def copy(self, row: ArchiveRow, number: int, check: Callable[[], None]) -> Copied:
-        """Copy an archive to the cold place, under a new name, and read it back. Several threads
-        may do it at once. Raises what kept it from that; nothing is left then.
+        """Copies an archive to the cold place, under a new name, and reads it back. Several threads
+        may do it at once. Raises the error that prevented it; nothing is left then.
         """
         target = self._places["cold"]
         key = object_key(self._side.store_id, row.first_position, number, row.retention_class)
         where = kept_as(target.name, self._folder)
-        # A task has to be told what it copies, which has to be noted before.
+        # A task has to be told the object's name, and the intent has to be noted before.
         is_known = row.crc != 0
         if self._executor.width > 1 and is_known:
             self._copy_remotely(row, Intent(number, where, key, row.size, row.crc), check)
@@ -132,7 +133,7 @@ class Shifter:
             source_options=self.options_of(source), target_options=self.options_of(target),
         )  # fmt: skip
         self._intents.note(intent)
-        # If the task may still be at work the intent stays: the next run looks what came of it.
+        # The intent stays if the task may still be at work: the next run looks for its object.
         try:
             self._executor.run(check, copy_remotely, job)
         except ObjectExists:
@@ -149,7 +150,7 @@ class Shifter:
         return dict(self._options) if is_remote(place.name) else {}
 
     def settle(self, row: ArchiveRow, copied: Copied) -> None:
-        """Have the catalog say that an archive is where it was copied to."""
+        """Makes the catalog name the copy as the archive's object."""
         moved = msgspec.structs.replace(
             row, place=copied.where, key=copied.key, tier="cold", crc=copied.crc
         )
@@ -158,7 +159,7 @@ class Shifter:
         self._intents.forget(copied.number)
 
     def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
-        """Let an archive go, if by its class of today nobody is to have its messages any more."""
+        """Lets an archive go, if by its class of today nobody is to have its messages any more."""
         if not kind.is_over(now - row.last_stored_at):
             return False
         number = self._side.take_number()

@@ -1,14 +1,15 @@
-"""Replacing: one archive in the place of others, of which it has what is kept, step by step.
+"""Replaces archives by one new archive, which has all their messages that are kept, step by step.
 
-The idea: the new archive is made by whoever works for the worker (`merge`), of several groups at
-once, if several do; then (`settle`), one after the other, it is announced, put where the old ones
-are, read back; one WriteBatch gives it their places in the index, and makes rows of the
-old ones that only keep their objects until the grace time is over, for readers that are under way.
+The idea: the executor makes the new archive (`merge`), of several groups at once if it does several
+jobs at a time. Then they are handed over one after the other (`settle`). The new archive is
+announced, put where the old ones are, and read back. One WriteBatch gives it their places in the
+index, and makes rows of the old ones that only keep their objects until the grace time is over, for
+readers that are under way.
 
 Invariants: the old archives stay until the new one was read back; a step that fails leaves the
 store as it was; an archive that can't be read whole is replaced by nothing; a tombstone goes only
-while nothing else in the store holds a lower offset of its queue, also nothing that was attached
-since the new archive was begun.
+while nothing else in the store holds a lower offset of its queue, and nothing that was attached
+since the new archive was begun does either.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tiering.worker.store_side import Store
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of archives: the row of the new one, None if nothing was left for one."""
+    """The archives that were replaced, and the row of the new one, None if nothing was left."""
 
     old: list[ArchiveRow]
     row: ArchiveRow | None
@@ -58,8 +59,8 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """A new archive, in a file at `path` (if anything was left for one), that is to take the place
-    of others; `at_once`: whose objects are not to be read any more. `compaction` is what it was
-    compacted by, if it was.
+    of others. `at_once` are those whose objects are not to be read any more. `compaction` says how
+    it was compacted, if it was.
     """
 
     rows: list[ArchiveRow]
@@ -70,7 +71,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replacer:
-    """See the module."""
+    """Makes new archives of a store's archives, and puts them in their place."""
 
     def __init__(
         self,
@@ -102,14 +103,14 @@ class Replacer:
         return self._settings.keys
 
     def manifest_of(self, row: ArchiveRow) -> Manifest:
-        """What an archive says of itself."""
+        """The manifest of an archive."""
         return self._archive_of(row).manifest
 
     def _archive_of(self, row: ArchiveRow) -> Archive:
         return Archive.open(self._shifter.place_of(row).source(row.key, row.size))
 
     def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> Input:
-        """An archive as another process is told of it."""
+        """An archive as a job for another process names it."""
         place = self._shifter.place_of(row)
         return Input(
             place=place.name, key=row.key, size=row.size, options=self._shifter.options_of(place),
@@ -117,8 +118,8 @@ class Replacer:
         )  # fmt: skip
 
     def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
-        """The keys that reading archives, and writing what was read of them, takes. Raises
-        `KeyMissing` where it can't be told whether one is gone for good.
+        """The keys for reading archives, and for writing their messages anew. Raises `KeyMissing`
+        where it can't be told whether one is gone for good.
         """
         topics = [topic for manifest in manifests for topic in manifest.topics]
         used = {(t.name, t.key_id) for t in topics if t.key_id is not None}
@@ -136,8 +137,8 @@ class Replacer:
     def merge(
         self, rows: Sequence[ArchiveRow], known: Mapping[str, TopicTraits], now: int
     ) -> Replaced:
-        """Have one archive in the place of several neighbours of a class. What nobody is to have
-        any more at `now` is left out, by the policy of today.
+        """Merges several neighbours of a class into one archive. Messages that nobody is to have
+        any more at `now`, by the policy of today, are left out.
         """
         manifests = [self.manifest_of(row) for row in rows]
         unkept = [self._unkept(manifest, known, now) for manifest in manifests]
@@ -166,7 +167,7 @@ class Replacer:
         return frozenset(found)
 
     def compaction_of(self, rows: Sequence[ArchiveRow], now: int) -> Compaction | None:
-        """What merging these drops of compacted topics; None: they are of none."""
+        """The compaction of a merge of these; None: they are of no compacted topic."""
         if not is_compacted(rows[0]):
             return None
         compacted = {info.id for info in self._store.topics() if info.kind == "compacted"}
@@ -202,7 +203,7 @@ class Replacer:
         compaction: Compaction | None = None,
         without: Match | None = None,
     ) -> MergeJob:
-        """What making one archive of these takes. Raises `KeyMissing`."""
+        """The job that makes one archive of these. Raises `KeyMissing`."""
         first = rows[0]
         path = self._mover.made_folder() / f"{first.first_position:020d}-{first.number}.merged"
         none: list[frozenset[int]] = [frozenset()] * len(rows)
@@ -236,8 +237,8 @@ class Replacer:
         )  # fmt: skip
 
     def settle(self, ready: Ready) -> Replaced:
-        """Have what was made take the place of what it was made of. Raises what kept it from that;
-        the old ones are where they were then.
+        """Puts the new archive in the place of those that it was made of. Raises the error that
+        prevented it; the old ones are where they were then.
         """
         try:
             self._check()
@@ -255,8 +256,8 @@ class Replacer:
                 self._files.remove(path)
 
     def settle_all(self, parts: Sequence[Ready]) -> list[ArchiveRow]:
-        """Have several archives take the place of those that all of them were made of, in one
-        batch. Returns their rows. Raises as `settle` does.
+        """Puts several archives in the place of those that all of them were made of, in one batch.
+        Returns their rows. Raises as `settle` does.
         """
         self._check()
         made = [part.merged.made for part in parts]
@@ -270,11 +271,11 @@ class Replacer:
             if is_own(first, self._side.store_id):
                 put.append(self._mover.keep(one, first.tier, self._shifter.place_of(first)))
             else:
-                # What is another store's stays there; what takes its place is this one's.
+                # Another store's object stays there; the one that takes its place is this store's.
                 put.append(self._mover.keep(one, self._mover.tier_near(first.tier)))
         grace = 0 if at_once else whole_ms(self._policy.grace)
         delete_at = self._trusted.now_ms() + grace
-        # Under their own numbers: readers that are under way ask for these.
+        # Retired rows keep the numbers: readers that are under way ask for these.
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
         ]
@@ -306,8 +307,8 @@ class Replacer:
                 )
 
     def remove_retired(self, row: ArchiveRow) -> None:
-        """Remove a retired archive's object now, and have a file overwritten first; another store's
-        is let go of.
+        """Removes a retired archive's object now; a file is overwritten first. Another store's
+        object is only let go of.
         """
         if is_own(row, self._side.store_id):
             place = self._shifter.place_of(row)
@@ -316,9 +317,9 @@ class Replacer:
         self._side.set_rows([(row.catalog_key, None)])
 
     def remove_leftovers(self) -> tuple[list[str], dict[str, str]]:
-        """Remove what puts of this store's, and attaches, that were cut off have left, files
-        overwritten first. Returns the names of that, and what may be left, with the reason. No put
-        may be under way.
+        """Removes the remains of cut-off puts and attaches of this store; files are overwritten
+        first. Returns their names, and those that may be left, with the reason. No put may be under
+        way.
         """
         problems: list[AuditProblem] = []
         places = {place.name: place for place in self._shifter.places()}

@@ -1,13 +1,13 @@
-"""Rewriting: archives anew because somebody asks for it: compacted, or under the keys of today.
+"""Rewrites archives because a caller asks for it: compacted, or under the keys of today.
 
-The idea: both are merges, of as few archives as it takes: `Replacer` makes and hands over. What is
-asked here is only which archives. Compacting takes all neighbours of compacted classes that may be
-together, and one that stands alone if messages in it supersede each other. Re-encrypting takes each
-archive by itself, if a topic in it is not under the key that its messages would get now.
+The idea: both are merges, of as few archives as possible, which `Replacer` makes and hands over.
+Here they are only chosen. Compacting takes all neighbours of compacted classes that may be
+together, and an archive that stands alone if messages in it supersede each other. Re-encrypting
+takes each archive by itself, if a topic in it is not under the key that its messages would get now.
 
 Invariants: an archive in which nothing would change is not touched, so a second call does nothing;
-what fails stays as it was, is noted, and the others go on; what is encrypted with a key that is
-destroyed is nobody's to re-encrypt.
+an archive that fails stays as it was, is noted, and the others go on; messages whose key is
+destroyed are not re-encrypted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WINDOW_BYTES: Final = 8 << 20
 
 
 class Rewriter:
-    """See the module."""
+    """Compacts or re-encrypts the archives of a store."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Rewriter:
         self._tell = tell
 
     def topic(self, name: str) -> TopicFacts:
-        """What the store says of a topic; `CallerError` if it has none of that name."""
+        """The store's facts of a topic; `CallerError` if it has none of that name."""
         found = next((info for info in self._store.topics() if info.name == name), None)
         if found is None:
             raise CallerError(f"there is no topic {name!r} in {self._store.path}")
@@ -189,8 +189,8 @@ def is_under_another(topic: ArchivedTopic, keys: KeyProvider, known: Collection[
 
 
 def superseded_in(job: MergeJob) -> int:
-    """How many messages a merge of the job's only archive would drop by its compaction: what
-    another process is asked to count.
+    """How many messages a merge of the job's only archive would drop by its compaction: the task
+    that another process is given.
     """
     assert job.compaction is not None, "only asked of compacted ones"
     (one,) = job.inputs

@@ -1,13 +1,13 @@
-"""Doing: what is due is done, in order, and noted.
+"""Runs the agenda: archives, relocates and deletes what `schedule` found due; records each step.
 
-The idea: a segment's archives, and an archive's cold copy, are made by whoever works for the worker
-(`pool.Executor`); where several do, the next ones are begun while one is handed over (`ahead`). The
-hand-over itself is the store's, one after the other, by the same rules.
+The idea: the executor (`pool.Executor`) makes a segment's archives, and an archive's cold copy. The
+next ones are begun while one is handed over (`ahead`), as many as it does at a time. The hand-over
+itself is the store's, one after the other, by the same rules.
 
-Invariants: what is done, and in which order, does not depend on who works; a step that fails,
-whatever the error is, leaves everything readable as it was, is noted, and the others go on; a
-segment that could not move is left alone until the next run; where a place is away, nothing more is
-made for it (`waiting`).
+Invariants: the steps and their order do not depend on the executor; a step that fails, whatever the
+error is, leaves everything readable as it was, is noted, and the others go on; a segment that could
+not be archived is left alone until the next run; where a place is away, nothing more is made for it
+(`waiting`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOVING = "moving what is due"
 
 
 class Doer:
-    """See the module."""
+    """Does an agenda in order, and leaves steps alone that failed."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Doer:
         """Segments that could not be moved in this run."""
 
     def is_fit(self, segment: int) -> bool:
-        """Whether a segment may be moved now, as far as is known."""
+        """Whether a segment may be archived now, as far as is known."""
         return segment not in self.unfit and not self._waits.is_on(name_of(segment))
 
     def do(self, agenda: Agenda, sight: StoreSnapshot, run: Run) -> bool:
-        """Do what is due; returns whether anything could be done."""
+        """Does the agenda; returns whether anything could be done."""
         total = sum(s.bytes for s in agenda.segments) + sum(a.bytes for a in agenda.archives)
         moved = sum(s.bytes for s in agenda.segments)
         done = self._move(agenda.segments, total, run)
@@ -117,7 +117,7 @@ class Doer:
                 except (TieringStopped, StoreClosed):
                     raise
                 except Exception as e:
-                    # Whatever it is, the others may still go: one must not fill the disk with them.
+                    # On any error the others still go: one must not fill the disk with them.
                     self.unfit.add(due.number)
                     self._wait(name_of(due.number), tiers_of(due), e)
                     run.failed_with(name_of(due.number), e)
@@ -136,7 +136,7 @@ class Doer:
         return any(map(self._waits.is_on, self._places_of(due)))
 
     def _leave(self, due: SegmentDue, regrouped: Regrouped | None, run: Run) -> None:
-        """Leave a segment alone of which an archive's place is; what was made is thrown away."""
+        """Leaves a segment alone, as a place of its archives does; drops the files made of it."""
         self.unfit.add(due.number)
         if regrouped is not None:
             self._mover.discard(due, regrouped)
@@ -144,7 +144,7 @@ class Doer:
         run.failed[name_of(due.number)] = self._waits.why(away)
 
     def _wait(self, what: str, tiers: Collection[Tier], why: Exception) -> None:
-        """Leave alone what failed: the place, if it is the place that is to blame."""
+        """Leaves a failed step alone: or the whole place, if that is to blame."""
         is_away = isinstance(why, PlaceUnavailable | PlaceDenied | PlaceFull)
         if is_away and isinstance(why, PlaceError) and why.place:
             what, tiers = why.place, [t for t in tiers if self._place_of(t) == why.place]
@@ -214,7 +214,7 @@ class Doer:
         return is_done
 
     def sweep(self, run: Run) -> None:
-        """Remove the objects of what is retired, as far as their time has come."""
+        """Removes the objects of retired archives whose time has come."""
         retired = [row for row in decode_rows(self._side.rows()) if row.state == "retired"]
         now = self._trusted.now_ms() if retired else 0
         for row in retired:

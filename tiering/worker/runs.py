@@ -1,8 +1,8 @@
-"""Runs: what a run of the worker has done so far, for its report and the history.
+"""Runs: collects the steps of one run of the worker, for its report and the history.
 
-The idea: each step tells what came of it; what goes wrong in one is noted, and the run goes on.
+The idea: each step reports its result; the error of a step is noted, and the run goes on.
 
-Invariant: what a report says was done is on the disk.
+Invariant: a step that a report calls done is on the disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _log = logging.getLogger("kvmq")
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did. `merged` are archives that others, in `archives`, have replaced; `removed`
-    are the names of objects and files that nothing needs any more; `failed` says, for what could
-    not be done, why. `waits_for_hours`: more is due, at other hours.
+    """The results of a run. `merged` are archives that others, in `archives`, have replaced;
+    `removed` are the names of objects and files that nothing needs any more; `failed` gives for
+    each thing that could not be done the reason. `waits_for_hours`: more is due, at other hours.
     """
 
     segments: list[int] = []
@@ -43,7 +43,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run:
-    """What a run has done so far."""
+    """The results of a run so far."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -75,7 +75,7 @@ class Run:
         )
 
     def replaced(self, found: Replaced, seconds: float, what: str = "merged") -> HistoryEntry:
-        """One archive took the place of others: they were merged, or what else was done to them."""
+        """One archive took the place of others, by a merge or as `what` says."""
         self.merged += [row.key for row in found.old]
         rows = [found.row] if found.row is not None else []
         self.rows += rows
@@ -115,11 +115,11 @@ class Run:
         self._history.add("failed", what, note=told[:1000])
 
     def noting(self, what: str, *kinds: type[Exception]) -> Noting:
-        """What goes wrong inside is in the report, and no more than that."""
+        """A block whose errors of these kinds are put into the report, and go no further."""
         return Noting(self, what, kinds)
 
     def report(self, *, waits_for_hours: bool = False) -> RunReport:
-        """What was done so far."""
+        """The results so far."""
         return RunReport(
             segments=self.segments,
             archives=[row.key for row in self.rows],

@@ -1,7 +1,7 @@
-"""What a worker asks of the store it works for.
+"""The store as a worker sees it: the calls and values of `kvstore` that tiering relies on.
 
-The idea: `kvstore.Store` meets tiering in one place; here is what of it tiering relies on, so that
-nothing below it is reached for.
+The idea: `kvstore.Store` meets tiering in one place. All of it that tiering uses is named here, so
+that nothing below it is reached for.
 
 Invariant: nothing but these calls changes a store.
 """

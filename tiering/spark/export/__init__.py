@@ -3,12 +3,16 @@
     from tiering.spark.export import export
     export(spark, "data", "s3a://lake/messages", infer=["orders"])
 
+Begin with `running`.
+
 - `running`: a run, from the stream to the target.
 - `parquet`, `fitting`, `schemas`: rows become files; bodies become columns.
-- `commit`, `manifest`: how files appear together, and once.
+- `commit`, `export_manifest`: how files appear together, and once.
 - `compaction`: few files of many small ones.
 - `iceberg`: the same as a table of Iceberg.
-- `hadoop`, `layout`: where it all lies.
+- `hadoop`, `export_layout`: where it all lies.
+
+Not in here: reading messages, which is the stream's (`stream`).
 """
 
 from tiering.spark.export.compaction import Compacted

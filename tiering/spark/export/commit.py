@@ -1,11 +1,11 @@
-"""Commit: files that appear together, once, whatever ends the process in between.
+"""Commits files so that they appear together, once, whatever ends the process in between.
 
-The idea: files are written to a folder that no reader looks at; then one object, the manifest, is
-written, and that is the commit; then the files get their places by renaming, old ones that they
-replace go, tables of Iceberg are told, and the manifest is filed as done. Whoever starts next
-finishes manifests that are pending, and throws away what was staged without one.
+The idea: files are written to a folder that no reader looks at. Then one object, the manifest, is
+written, and that is the commit. Then the files get their places by renaming, old ones that they
+replace go, tables of Iceberg are told, and the manifest is filed as done. The next run finishes
+manifests that are pending, and removes files that were staged without one.
 
-Invariants: a name is committed once: what is asked for again is told to be there. Each step of a
+Invariants: a name is committed once: a second request is told that it is there. Each step of a
 manifest can be done again. New files are in place before those they replace go, so that nothing is
 missing at any moment; for that moment a reader may see both.
 """
@@ -32,13 +32,13 @@ _MANIFEST: Final = "manifest"
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """Whose turn it is."""
+    """The run whose turn it is."""
 
     run: str
 
 
 class TableKeeper(Protocol):
-    """What keeps tables."""
+    """Adds committed files to tables."""
 
     def append(self, name: str, append: Append) -> None:
         """Make files a part of a table, unless that was done under this name."""
@@ -54,12 +54,12 @@ class Commits:
         self._run = uuid.uuid4().hex
 
     def begin(self) -> None:
-        """Take over from whoever was here before: finish what is committed, drop what is not."""
+        """Takes over from an earlier run: finishes what is committed, drops what is not."""
         self._folders.write(export_layout.RUN, msgspec.json.encode(_Run(self._run)))
         for file in self._folders.names(export_layout.PENDING):
             self._finish(self._read(f"{export_layout.PENDING}/{file}"))
         for name in self._folders.names(export_layout.STAGING):
-            # From here on whoever staged it can't commit it any more; or just has.
+            # From here on an earlier run can't commit its staged files any more; or just has.
             for part in self._folders.names(f"{export_layout.STAGING}/{name}"):
                 if part.startswith(_MANIFEST):
                     self._folders.delete(staged(name, part))
@@ -74,7 +74,7 @@ class Commits:
         )
 
     def committed(self, name: str) -> ExportManifest | None:
-        """What was committed under a name; None if nothing was, or it is not kept any more."""
+        """The manifest committed under a name; None if there is none, or none any more."""
         for folder in (export_layout.PENDING, export_layout.DONE):
             file = f"{folder}/{name}{export_layout.MANIFEST}"
             if self._folders.exists(file):
@@ -82,9 +82,9 @@ class Commits:
         return None
 
     def once(self, name: str, stage: Callable[[], ExportManifest]) -> ExportManifest | None:
-        """Commit what `stage` makes below the name's staging folder, and says in the manifest. None
-        if it was committed before; then `stage` is not called. Raises ExportBusy if another export
-        to the same place has begun since; ExportBroken.
+        """Commits the files that `stage` makes below the name's staging folder, by the manifest
+        that it returns. Returns None if the name was committed before; then `stage` is not called.
+        Raises ExportBusy if another export to the same place has begun since; ExportBroken.
         """
         kind = name.rpartition("-")[0] + "-"
         pending = f"{export_layout.PENDING}/{name}{export_layout.MANIFEST}"
@@ -97,11 +97,12 @@ class Commits:
         try:
             made = stage()
             self._folders.write(manifest, made.encoded())
-            # Whoever takes over from here on finds the manifest, and removes it: then this fails.
+            # A run that takes over from here on finds the manifest, and removes it: then this
+            # fails.
             self._mine()
             self._folders.rename(manifest, pending)
         except Exception:
-            # Another one that began has removed files under the hands of this: that is to be told.
+            # Another run that began has removed files that this one writes: that is the error.
             self._mine()
             raise
         self._finish(made)
@@ -120,10 +121,10 @@ class Commits:
         return decoded(self._folders.read(name) or b"", self._folders.at(name))
 
     def _finish(self, made: ExportManifest) -> None:
-        """Do what a manifest says, and file it."""
+        """Does the steps of a manifest, and files it as done."""
         folders = self._folders
         for move in made.moves:
-            # Names are of one file each: where there is one it is this, moved before. (On an object
+            # A name is of one file only: if the file is there, it was moved before. (On an object
             # store a crash may leave both.)
             if folders.exists(move.to):
                 continue
@@ -141,14 +142,14 @@ class Commits:
             folders.delete(old)
         manifest = f"{made.name}{export_layout.MANIFEST}"
         if folders.exists(f"{export_layout.DONE}/{manifest}"):
-            # By another run, or by a rename that copies before it removes.
+            # Removed by another run, or by a rename that copies before it removes.
             folders.delete(f"{export_layout.PENDING}/{manifest}")
         else:
             self._renamed(f"{export_layout.PENDING}/{manifest}", f"{export_layout.DONE}/{manifest}")
         folders.delete(f"{export_layout.STAGING}/{made.name}")
 
     def _renamed(self, name: str, to: str) -> None:
-        """Rename a file of what is committed, unless a run that begins just now has done it."""
+        """Renames a committed file, unless a run that begins just now has done it."""
         try:
             self._folders.rename(name, to)
         except StoreError:

@@ -1,11 +1,11 @@
-"""Compaction: many small files of a topic's day become few.
+"""Compacts an export: many small files of a topic's day become few.
 
 The idea: every run of an export adds files, so a day that is exported every minute has a thousand.
-Files under half of the size wanted are put together, by folder, up to that size; several folders at
-once, each by one task. The new ones are committed as a batch is: see `commit`.
+Files under half of the wanted size are put together, by folder, up to that size; several folders at
+once, each by one task. The new files are committed as a batch is: see `commit`.
 
 Invariants: the new files have as many messages as those they replace, or nothing is changed. A
-folder with fewer than `LEAST` small files is left: to rewrite for each new file all that is there
+folder with fewer than `LEAST` small files is left alone: rewriting all its files for each new one
 would cost more than it saves.
 """
 
@@ -74,10 +74,10 @@ def compact(
 
 
 def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[ListedFile]]:
-    """Files that are to become one, from one folder each."""
+    """Yields files that are to become one, from one folder each."""
     small: dict[str, list[ListedFile]] = {}
     tops = folders.names("") + [f"{REJECTED}/{one}" for one in folders.names(REJECTED)]
-    # Nothing else that may lie there is touched.
+    # Other files that may lie there are not touched.
     for top in (one for one in tops if one.rpartition("/")[2].startswith(f"{TOPIC}=")):
         for file in folders.files(top, PARQUET):
             if file.size < target_bytes / 2:
@@ -101,7 +101,7 @@ def _groups(folders: Folders, target_bytes: int, least: int) -> Iterator[list[Li
 def _rewritten(
     spark: SparkSession, folders: Folders, name: str, groups: list[list[ListedFile]]
 ) -> ExportManifest:
-    """Write each group's file, and say what replaces what."""
+    """Writes each group's file, and returns which files it replaces."""
 
     def rewrite(number: int) -> list[Move]:
         group = groups[number]

@@ -1,10 +1,10 @@
-"""Layout: what is where in the folder of an export.
+"""Layout: the names of files and folders in an export.
 
-The idea: messages lie where every reader of partitioned Parquet looks; the export's own notes and
-what it has not committed lie in folders that begin with `_`, where none does.
+The idea: messages lie where every reader of partitioned Parquet looks. The export's own notes and
+files that are not committed lie in folders that begin with `_`, where no reader looks.
 
-Invariants: a batch's and a compaction's names sort as they were made; whatever is in `STAGING` may
-be thrown away, unless something in `PENDING` names it.
+Invariants: the names of batches, and of compactions, sort in the order of their making; anything in
+`STAGING` may be removed, unless something in `PENDING` names it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compaction_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """The number of a batch or compaction, by its name or that of its manifest; -1 for what
+    """The number of a batch or compaction, by its name or that of its manifest; -1 for a file that
     somebody else has put there.
     """
     digits = name.removesuffix(MANIFEST).rpartition("-")[2]

@@ -1,7 +1,7 @@
-"""Manifest: what a batch or a compaction changes, in one object.
+"""Manifest: all changes of a batch or a compaction, in one object.
 
-The idea: once a manifest is there, what it names will be done, by whoever comes next if need be;
-before, nothing has happened. It says the files' sizes and messages too, which is the report.
+The idea: once a manifest is there, its steps will be done, by the next run if need be; before,
+nothing has happened. It has the files' sizes and messages too, of which the report is made.
 
 Invariant: a manifest alone says all there is to do; each of its steps may be done again.
 """
@@ -16,7 +16,7 @@ VERSION = 1
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A file that gets its place: its name in the staging folder, and the one it is to have."""
+    """A file that gets its place: its name in the staging folder, and its name in the export."""
 
     staged: str
     to: str
@@ -35,8 +35,8 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct):
-    """What was exported of a topic: messages and files, their size in bytes, and how many messages
-    were set aside.
+    """The exported amounts of a topic: messages and files, their size in bytes, and how many
+    messages were set aside.
     """
 
     messages: int = 0
@@ -45,7 +45,7 @@ class Counted(msgspec.Struct):
     rejected: int = 0
 
     def add(self, other: Counted) -> None:
-        """Count another's in."""
+        """Adds another's amounts."""
         self.messages += other.messages
         self.files += other.files
         self.bytes += other.bytes
@@ -53,8 +53,8 @@ class Counted(msgspec.Struct):
 
 
 class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module. `removes` are files that what was moved replaces; `of` is which messages a
-    batch has, as the stream's checkpoint says it, if there is one.
+    """The steps of a commit. `removes` are files that the moved ones replace; `of` says which
+    messages a batch has, as the stream's checkpoint says it, if there is one.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decoded(data: bytes, where: str) -> ExportManifest:
-    """A manifest from its file. Raises ExportBroken for what is none of this version's."""
+    """A manifest from its file. Raises ExportBroken if it is not one of this version."""
     try:
         found = msgspec.json.decode(data, type=ExportManifest)
     except msgspec.DecodeError as e:

@@ -1,10 +1,10 @@
-"""Fitting: bodies become columns of their topic's schema, and what doesn't fit goes aside.
+"""Fits bodies into columns of their topic's schema; rows that don't fit are set aside.
 
-The idea: Spark parses the JSON, in the JVM; whether a body is JSON to its last byte is asked of a
-stricter parser, as Spark's stops where an object ends. Why a body does not fit is worked out for
-those that don't alone, by walking it beside the schema.
+The idea: Spark parses the JSON, in the JVM. A stricter parser checks whether a body is JSON to its
+last byte, as Spark's stops where an object ends. Only for a body that does not fit the reason is
+worked out, by walking it beside the schema.
 
-Invariants: each row goes one way, whole; every row that goes aside has a reason. A field that a
+Invariants: each row goes one way, whole; every row that is set aside has a reason. A field that a
 body lacks is null; one that the schema lacks is not exported.
 """
 
@@ -52,7 +52,7 @@ class Sorted(NamedTuple):
 
 
 def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> Sorted:
-    """Sort a topic's rows by whether their body fits. `keep_body`: the fit ones keep theirs too."""
+    """Sorts a topic's rows by whether their body fits. `keep_body`: fitting rows keep it."""
     asked = StructType([*schema.fields, StructField(UNFIT, StringType())])
     text = fn.col("body").cast("string")
     told = {"columnNameOfCorruptRecord": UNFIT, "mode": "PERMISSIVE"}
@@ -74,7 +74,7 @@ def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> S
 
 
 def _broken() -> Any:
-    """A function of Spark: why a body is no object of JSON; null if it is one."""
+    """A function of Spark: the reason why a body is no JSON object; null if it is one."""
 
     def judge(bodies: pa.Array) -> pa.Array:
         return pa.array([broken(body) for body in bodies.to_pylist()], pa.string())
@@ -83,7 +83,7 @@ def _broken() -> Any:
 
 
 def _reasons(schema: StructType) -> Any:
-    """A function of Spark: why a body does not fit, of one that doesn't."""
+    """A function of Spark: the reason why a body that does not fit does not."""
 
     def judge(bodies: pa.Array) -> pa.Array:
         said = [broken(body) or misfit(body, schema) for body in bodies.to_pylist()]
@@ -93,14 +93,14 @@ def _reasons(schema: StructType) -> Any:
 
 
 def _function(judge: Any) -> Any:
-    # Spark looks at the types to see what kind of function it is; here they are texts.
+    # Spark tells the kind of a function by its types, which are texts in this module.
     judge.__annotations__ = {"bodies": pa.Array, "return": pa.Array}
     made: Any = arrow_udf
     return made(judge, StringType())
 
 
 def broken(body: bytes | None) -> str | None:
-    """Why a body is no object of JSON; None if it is one."""
+    """The reason why a body is no JSON object; None if it is one."""
     if not body:
         return "empty"
     try:
@@ -119,14 +119,14 @@ def broken(body: bytes | None) -> str | None:
 
 
 def misfit(body: bytes, schema: StructType) -> str:
-    """Why an object (see `broken`) does not fit, by the first field that doesn't."""
+    """The reason why an object (see `broken`) does not fit: its first field that doesn't."""
     try:
         found = list(_misfits_of(msgspec.json.decode(body), schema, ""))
     except (msgspec.DecodeError, RecursionError):
-        # A number, say, that no Python's float can be; Spark would not have it either.
+        # For example a number that no Python float can hold; Spark would not take it either.
         found = []
     if found:
-        # The first that is sure, or else the first that may be it.
+        # The first field that surely does not fit, or else the first that may not.
         return min(found, key=lambda one: not one.sure).text
     return f"does not fit {schema.simpleString()}"
 
@@ -139,7 +139,7 @@ class _Misfit(NamedTuple):
 
 
 def _misfits_of(value: Any, kind: DataType, path: str) -> Iterator[_Misfit]:
-    """What is not as the type has it."""
+    """Yields the fields of a value that are not of the schema's type."""
     if value is None:
         return
     parts: list[tuple[Any, DataType, str]] = []

@@ -1,8 +1,8 @@
 """Hadoop: the files of an export, wherever Spark can write.
 
-The idea: Spark reaches `file:`, `hdfs:`, `s3a:` and others by Hadoop's file systems; so an export's
-own notes and renames go the same way, by the JVM that Spark has anyway. Whatever Spark was told of
-a place counts here too.
+The idea: Spark reaches `file:`, `hdfs:`, `s3a:` and others by Hadoop's file systems. So an export's
+own notes and renames go the same way, by the JVM that Spark has anyway. Spark's settings for a
+place hold here too.
 
 Invariants: a file that is written here is there whole or not at all: it is renamed to its name.
 Names are relative to the export's root, with `/` between their parts.
@@ -37,7 +37,7 @@ TEMPORARY: Final = "._writing_"
 
 
 class ListedFile(NamedTuple):
-    """A file; its size in bytes."""
+    """A file's name, and its size in bytes."""
 
     name: str
     size: int
@@ -45,8 +45,8 @@ class ListedFile(NamedTuple):
 
 class Folders:
     """Files below a root, which is a path of this machine or a URL that Hadoop knows. Raises
-    SparkFailed for what Hadoop raises, SparkUnsuitable where there is no JVM at hand, or this has
-    no part for the URL.
+    SparkFailed for an error of Hadoop, SparkUnsuitable where there is no JVM at hand, or where its
+    Hadoop lacks the file system for the URL.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -86,7 +86,7 @@ class Folders:
         return f"{self.root}/{name}" if name else self.root
 
     def for_reading(self, name: str) -> str:
-        """The same as Spark's readers take it, to whom some signs mean patterns."""
+        """The same as Spark's readers take it: some characters mean patterns to them."""
         return _GLOB.sub(r"\\\1", self.at(name))
 
     def _path(self, name: str) -> Any:
@@ -98,7 +98,7 @@ class Folders:
             return bool(self._system.exists(self._path(name)))
 
     def names(self, folder: str) -> list[str]:
-        """What is directly in a folder, in order; nothing where there is none."""
+        """The names directly in a folder, in order; none if there is no folder."""
         with spoken():
             path = self._path(folder)
             if not self._system.exists(path):
@@ -120,7 +120,7 @@ class Folders:
             while listed.hasNext():
                 one = listed.next()
                 whole = str(one.getPath().toString())
-                # What a task left that was given up is below a folder of Spark's own.
+                # Files of a task that was given up are below a folder of Spark's own.
                 if whole.endswith(ending) and "/_temporary/" not in whole:
                     yield ListedFile(whole[above:], int(one.getLen()))
 

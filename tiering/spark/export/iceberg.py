@@ -1,9 +1,10 @@
-"""Iceberg: exported files become parts of a table, with each batch one of its commits.
+"""Iceberg: adds exported files to a table, each batch as one of the table's commits.
 
 The idea: Spark writes the files, at any size; pyiceberg, in the driver, adds them to the table by
-their footers. (Iceberg's own part of Spark is built for one Spark each, and comes later than that:
-with another it does not load.) Topics without a schema share a table; each with one has its own, as
-its columns are. A table remembers in a property the newest batch that it has.
+their footers. (Iceberg's own part of Spark is built for one version of Spark each, and comes later
+than that version: with another it does not load.) Topics without a schema share a table; each topic
+with one has its own, since the columns differ. A table remembers in a property the newest batch
+that it has.
 
 Invariants: a batch is in a table once: files and property change in one commit of the table. Files
 lie in place before a table names them, and in a folder that nothing else writes.
@@ -78,12 +79,12 @@ class IcebergTables:
         if topic not in self._schemas.topics:
             return self._name
         plain = re.sub(r"\W", "_", topic)
-        # Topics that differ in signs that a table's name can't have are told apart.
+        # Topics stay apart whose names differ in characters that a table's name can't have.
         sign = "" if plain == topic else f"_{zlib.crc32(topic.encode()):08x}"
         return f"{self._name}_{plain}{sign}"
 
     def appends(self, moves: Sequence[Move]) -> tuple[Append, ...]:
-        """What tables are to be told, once the files are moved."""
+        """The parts of tables to add once the files are moved."""
         found: dict[tuple[str, str], list[str]] = {}
         for move in moves:
             if move.to.startswith(f"{_DATA}/"):
@@ -93,7 +94,7 @@ class IcebergTables:
         return tuple(Append(table, topic, tuple(names)) for (table, topic), names in found.items())
 
     def append(self, name: str, append: Append) -> None:
-        """See `commit.Tables`."""
+        """See `commit.TableKeeper`."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 # an extra's
 
         batch = number_of(name)
@@ -133,7 +134,7 @@ class IcebergTables:
         return self.catalog.load_table(append.table)
 
     def _columns(self, topic: str) -> StructType:
-        # As all tables have it so far, and a frame may have come by ways that forget it.
+        # Nullable, as in all tables so far; and a frame may forget on its way what is never null.
         columns = spark_schema(SCHEMA.names).toNullable()
         schema = self._schemas.known(topic) if topic else None
         return columns if schema is None else columns.add(StructField(VALUE, schema))
@@ -170,7 +171,7 @@ def _url(path: str) -> str:
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Within this what pyiceberg raises is TableFailed."""
+    """Raises TableFailed for any error of pyiceberg in the block."""
     try:
         yield
     except StoreError:

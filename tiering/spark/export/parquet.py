@@ -1,11 +1,11 @@
-"""Parquet: rows of messages become files in a staging folder, and a manifest of where they go.
+"""Parquet: writes rows of messages to files in a staging folder, and says where the files go.
 
-The idea: Spark writes a folder for each topic and day, the day being that on which a message was
-stored, in UTC. Topics with a schema have a column `value` instead of `body`; rows whose body does
-not fit go to files of their own, with all they had. What was written is counted by the files' own
-footers.
+The idea: Spark writes a folder for each topic and day; the day is that on which a message was
+stored, in UTC. Topics with a schema have a column `value` instead of `body`. Rows whose body does
+not fit go to files of their own, with all their columns. The written rows are counted by the files'
+own footers.
 
-Invariant: every row is in one file: those exported and those set aside are as many as those read.
+Invariant: every row is in one file: the rows exported and set aside are as many as those read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOPIC: Final = "topic"
 DAY: Final = "day"
 _MICROSECONDS: Final = 86_400_000_000
 _SETTINGS: Final = {
-    # The standard's own, not INT96, which newer readers warn of, and has no statistics.
+    # The standard's own type, not INT96, which newer readers warn about, and has no statistics.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -42,7 +42,7 @@ _ORDER: Final = ("queue", "offset")
 
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str] = _SETTINGS) -> Iterator[None]:
-    """Within this Spark has some settings; afterwards its own again."""
+    """Gives Spark some settings for the block; afterwards it has its own again."""
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
@@ -57,8 +57,8 @@ def settings(spark: SparkSession, wanted: Mapping[str, str] = _SETTINGS) -> Iter
 
 
 class Stager:
-    """Writes rows to staging folders. `twice`: columns that the folders are named by are in the
-    files, too.
+    """Writes rows to staging folders. `twice`: the columns that name the folders are in the files,
+    too.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Stager:
         self._twice = twice
 
     def stage(self, rows: DataFrame, name: str, to: Callable[[str, str], str]) -> list[Move]:
-        """Write rows; `to` gives a file's place by its part (`OUT`, `ASIDE`) and its name below
-        that. Raises ExportBroken if some are not there afterwards, SchemaIllegal.
+        """Writes rows; `to` gives a file's place by its part (`OUT`, `ASIDE`) and its name below
+        that. Raises ExportBroken if rows are missing afterwards, SchemaIllegal.
         """
         typed = sorted(self._schemas.topics)
         if not typed:
             self._write(rows, staged(name, OUT))
             return self._moves(name, to)
-        # Read once, and written several times.
+        # The rows are read once, and written several times.
         kept = rows.persist()
         try:
             read = {row[TOPIC]: row["count"] for row in kept.groupBy(TOPIC).count().collect()}
@@ -139,7 +139,7 @@ def in_place(part: str, name: str) -> str:
 
 
 def counted(moves: list[Move]) -> dict[str, Counted]:
-    """What was exported, and set aside, by topic."""
+    """The exported and set-aside amounts, by topic."""
     found: dict[str, Counted] = {}
     for move in moves:
         one = found.setdefault(topic_of(move.staged), Counted())

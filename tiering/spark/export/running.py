@@ -1,11 +1,12 @@
-"""Running: an export from a source to a folder or table, as far as there is something new.
+"""Runs an export: copies all that is new in a source to a folder or table.
 
-The idea: Spark's stream of the source says what is new, in batches, and keeps in a checkpoint how
-far it has come; each batch is staged and committed here under its number. A batch that Spark gives
-again after a crash is found to be committed, or was never: so each message is exported once.
+The idea: Spark's stream of the source gives the new messages, in batches, and keeps in a checkpoint
+how far it has come. Each batch is staged and committed here under its number. When Spark gives a
+batch again after a crash, it is either found committed or never was: so each message is exported
+once.
 
-Invariants: one export at a time goes to a target, and the one that began last goes on. What a
-target is (format, tables, the checkpoint it belongs to) is settled by its first export.
+Invariants: one export at a time goes to a target, and the one that began last goes on. The first
+export decides the target's format, its tables and the checkpoint it belongs to.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _DONE: Final = "messages exported"
 
 
 class ExportReport(msgspec.Struct):
-    """What a run exported: batches, and by topic messages, files, bytes and how many messages were
-    set aside, as their body did not fit. `compacted` if that was asked for.
+    """The results of a run: batches; by topic messages, files, bytes and how many messages were set
+    aside, as their body did not fit. `compacted` if that was asked for.
     """
 
     target: str
@@ -68,7 +69,7 @@ class ExportReport(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct, frozen=True):
-    """What a target is, from its first export on."""
+    """The settings of a target, from its first export on."""
 
     id: str
     format: Format
@@ -77,7 +78,7 @@ class _Settings(msgspec.Struct, frozen=True):
 
 
 class Exporter:
-    """An export's target, opened: `export_batch` is what Spark's `foreachBatch` takes.
+    """An export's target, opened: `export_batch` is for Spark's `foreachBatch`.
 
     `schemas` are by topic (docs/spark.md), `infer` the topics whose schema is to be found;
     `keep_body`: typed messages keep their body, too. `catalog` are pyiceberg's properties, `table`
@@ -131,7 +132,7 @@ class Exporter:
             with spoken():
                 self._export(rows, batch)
         except Exception as e:
-            # Spark makes a text of it; whoever runs the stream wants the error.
+            # Spark makes a text of the error; the caller of the stream wants the error itself.
             self.failed = e
             raise
 
@@ -149,7 +150,7 @@ class Exporter:
             self._progress(_DONE, self.report.total.messages, 0)
 
     def _of(self, batch: int) -> str | None:
-        """Which messages a batch has, as the checkpoint says it; None without one."""
+        """The messages of a batch, as the checkpoint says it; None without one."""
         return _sum_of(self.folders.read(f"{export_layout.CHECKPOINT}/offsets/{batch}"))
 
     def _check_again(self, batch: int, of: str | None) -> None:
@@ -165,7 +166,7 @@ class Exporter:
         )
 
     def compact(self, *, target_bytes: int = TARGET_BYTES, least: int = LEAST) -> Compacted:
-        """Put small files together. Raises ConfigError for what is not Parquet of our own."""
+        """Puts small files together. Raises ConfigError for an export that is not Parquet."""
         _check_compaction(self.report.format, target_bytes, least)
         with spoken():
             done = compact(
@@ -185,7 +186,9 @@ class Exporter:
             )
 
     def _settle(self, format: Format, table: str | None) -> str:
-        """Say what the target is, or be told: the export's id. Raises ConfigError, ExportBroken."""
+        """Notes the target's settings, or checks them against those noted; returns the export's
+        id. Raises ConfigError, ExportBroken.
+        """
         kept = self.folders.read(export_layout.SETTINGS)
         if kept is None:
             made = _Settings(uuid.uuid4().hex, format, table)
@@ -212,10 +215,10 @@ class Exporter:
 
 
 def _sum_of(said: bytes | None) -> str | None:
-    """A checksum of the offsets that a batch goes to: what else Spark notes there is of a run."""
+    """A checksum of a batch's end offsets, without Spark's other notes on the run."""
     if said is None:
         return None
-    # A line of Spark's format, one of the run's settings, and one for each source.
+    # Line 1 is Spark's format, line 2 the run's settings; then each source has a line.
     offsets = b"\n".join(said.splitlines()[2:])
     return hashlib.sha256(offsets).hexdigest()
 
@@ -253,7 +256,7 @@ def export(
     compact_to: int | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Export what is new in a store, or in its archives, since the last export to that target.
+    """Exports all that is new in a store, or in its archives, since the last export to that target.
 
     `target` is a folder or a URL that Spark can write to; `topics` None: all; `options` are those
     of `format("kvmq")`; `compact_to`: put small files together afterwards, to files of about so
@@ -261,7 +264,7 @@ def export(
 
     >>> export(spark, "data", "exported", infer=["orders"])  # doctest: +SKIP
 
-    Raises SparkFailed for what the source raises, and what Exporter does.
+    Raises SparkFailed for an error of the source, and the errors of Exporter.
     """
     if compact_to is not None:
         _check_compaction(format, compact_to, LEAST)
@@ -286,7 +289,7 @@ def export(
 
 
 def _run(stream: DataFrame, exporter: Exporter) -> None:
-    """Have all that there is now exported."""
+    """Exports all that there is now."""
     query = (
         stream.writeStream.foreachBatch(exporter.export_batch)
         .trigger(availableNow=True)
@@ -301,7 +304,7 @@ def _run(stream: DataFrame, exporter: Exporter) -> None:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Within this an error of a batch is not printed by the bridge to the JVM, as it is raised."""
+    """Keeps the bridge to the JVM from printing an error of a batch, as it is raised anyway."""
     bridge = logging.getLogger("py4j.clientserver")
     before = bridge.disabled
     bridge.disabled = True

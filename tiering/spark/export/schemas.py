@@ -1,11 +1,11 @@
-"""Schemas: which topics' bodies become columns, and of what type; once said, it stays.
+"""Schemas: pins which topics' bodies become columns, and of which types.
 
 The idea: a topic's schema is given, in Spark's DDL or its JSON, or found in a sample of its bodies.
-Whichever it was, it is pinned: written beside the export, and from then on the schema of that
-topic, so that all files of a topic have the same columns.
+Either way it is pinned: written beside the export, and from then on the schema of that topic, so
+that all files of a topic have the same columns.
 
-Invariants: a pinned schema does not change; one that is given and says something else is refused
-before anything is read. None is pinned that bodies could not be written by: it would stay.
+Invariants: a pinned schema does not change; a given one that contradicts it is refused before
+anything is read. No schema is pinned by which bodies could not be written: it would stay.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Schemas:
 
     @property
     def topics(self) -> Collection[str]:
-        """Those whose bodies are to be typed."""
+        """The topics whose bodies are to be typed."""
         return self._pinned.keys() | self._infer
 
     def known(self, topic: str) -> StructType | None:
@@ -180,7 +180,9 @@ def parse(topic: str, schema: str | Mapping[str, Any] | StructType) -> StructTyp
 
 
 def _unfit_for_bodies(kind: DataType, path: str) -> str | None:
-    """What of a type JSON or Parquet can not have, or readers not tell apart; None if fine."""
+    """The part of a type that JSON or Parquet can't have, or that readers can't tell apart; None if
+    all of it is fine.
+    """
     at = path or "it"
     parts: list[tuple[DataType, str]] = []
     if isinstance(kind, StructType):
@@ -225,5 +227,7 @@ def ddl(schema: StructType) -> str:
 
 
 def _plain(schema: StructType) -> str:
-    """What makes two schemas the same: names and types, in order; a body may lack any field."""
+    """A text that is the same for two schemas of the same names and types, in order. Whether a
+    field may be null does not count: a body may lack any field.
+    """
     return schema.simpleString()

@@ -1,13 +1,13 @@
-"""Attempts: what a task does, and that two of them never write to one file.
+"""Attempts: runs a task so that two attempts of it never write to one file.
 
 The idea: Spark may begin a task again, while the first one is still at work somewhere. So a job
-that writes files is changed, in the task, to write into a folder that nobody else has, inside of
-the one that it was given; what it answers says where the files are. Who gave the folder removes it
-whole, with what lost attempts have left in it.
+that writes files is changed, in the task, to write into a folder that nobody else has, inside the
+one that it was given; its answer says where the files are. The giver of the folder removes it
+whole, with the files that lost attempts have left in it.
 
 Invariants: an attempt makes no folder but its own, so that one which comes too late has nowhere to
-write; what the work raises is an answer, since the next attempt would raise it again; only a task
-that dies is tried again.
+write; an error that the work raises is an answer, since the next attempt would raise it again; only
+a task that dies is tried again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tiering.spark.workers import settle
 
 
 class Answer(NamedTuple):
-    """What came of a task: what the work returned, or what it raised."""
+    """The answer of a task: the value that the work returned, or the error that it raised."""
 
     is_done: bool
     found: Any
@@ -40,20 +40,21 @@ def packed(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
 
 
 def answers(tasks: Iterable[bytes]) -> Iterator[bytes]:
-    """Do what was packed, one after the other: what Spark is asked to do with a part of its data.
+    """Does packed tasks, one after the other: the function that Spark applies to a part of its
+    data.
 
     Yields the answers, packed; see `answer_of`.
     """
     settle()
     for task in tasks:
-        # What the driver sent; nobody else has an end of the pipe.
+        # The driver sent it; nobody else has an end of the pipe.
         work, args = pickle.loads(task)  # noqa: S301
         yield _answered(work, args)
 
 
 def answer_of(data: bytes) -> Answer:
-    """What a task answered."""
-    # What a task of ours sends to us.
+    """Unpacks the answer of a task."""
+    # A task of ours sends it to us.
     is_done, found = pickle.loads(data)  # noqa: S301
     return Answer(is_done, found if is_done else unpack_error(found))
 
@@ -80,6 +81,6 @@ def apart(job: Any, attempt: str) -> Any:
 @apart.register
 def _(job: SegmentJob, attempt: str) -> SegmentJob:
     folder = Path(job.folder) / attempt
-    # Not the ones above it: whoever gave them may have removed them, and this attempt is too late.
+    # Folders above it are not made: if their giver has removed them, this attempt is too late.
     folder.mkdir()
     return msgspec.structs.replace(job, folder=str(folder))

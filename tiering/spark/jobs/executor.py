@@ -1,14 +1,14 @@
-"""Executor: who does the worker's steps, where that is Spark.
+"""Runs the worker's steps as tasks of Spark.
 
-The idea: a step is a task of a Spark job; many are sent at once, a window of them as one Spark job,
+The idea: a step is a task of a Spark job. Many are sent at once, a window of them as one Spark job,
 and the next window while the first is under way, so that nobody waits for the slowest. The store
-stays with the driver: tasks read and write files, and what they answer is handed over here, one
-after the other, as the embedded worker does.
+stays with the driver. Tasks read and write files, and their results are handed over here, one after
+the other, as the embedded worker does.
 
-Invariants: what a task raised is raised here, the same error, without another try; a task that died
-is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; whoever
-gives up has his Spark jobs cancelled, and nobody else's; the driver holds the answers of two
-windows at most.
+Invariants: an error of a task is raised here, the same error, without another try; a task that died
+is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; a
+caller that gives up has his Spark jobs cancelled, and nobody else's; the driver holds the answers
+of two windows at most.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _DIED: Final = re.compile(
 
 
 class SparkExecutor:
-    """An `Executor` (see `tiering.executor.pool`) of a Spark session; `close` cancels what is under
-    way. Several threads may use it. Folders that jobs name must be seen by the driver and by all
-    tasks.
+    """An `Executor` (see `tiering.executor.pool`) of a Spark session; `close` cancels the jobs
+    under way. Several threads may use it. Folders that jobs name must be seen by the driver and by
+    all tasks.
 
     >>> with session() as spark:
     ...     Worker(store, policy, executor=SparkExecutor(spark)).run_once()  # doctest: +SKIP
@@ -70,8 +70,8 @@ class SparkExecutor:
                 "this session is one of Spark Connect, which can't run the worker's steps; start "
                 "one with a driver of its own (spark-submit, or a master)"
             ) from e
-        # Two at least: who works alone is asked to write a merge's file, which no attempt of a task
-        # has for itself.
+        # Two at least: an executor of one job at a time is asked to write a merge's file, which no
+        # attempt of a task has for itself.
         self.width = max(self._context.defaultParallelism, 2)
         self._tag = f"kvmq-{secrets.token_hex(8)}"
         self._numbers = itertools.count()
@@ -122,7 +122,7 @@ class SparkExecutor:
         return window
 
     def _taken(self, check: Check, window: _Window) -> Iterator[Any]:
-        """What its tasks answered, in order; each is let go of as it is taken."""
+        """Yields its tasks' answers, in order; each is let go of as it is taken."""
         while not window.wait(_LOOK):
             check()
         found = deque(window.answers())
@@ -133,7 +133,7 @@ class SparkExecutor:
             yield answer.found
 
     def _end(self, window: _Window) -> None:
-        """Have it over: cancelled, if it is not."""
+        """Ends a window: cancels it, if it is not over."""
         window.cancel()
         with self._lock:
             self._windows.discard(window)
@@ -143,8 +143,8 @@ class SparkExecutor:
 def executor(
     master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkExecutor]:
-    """An executor for the time of the block: of the Spark that there is, or of one that is started
-    for nothing else. Raises as `session` does.
+    """An executor for the time of the block: of the active Spark, or of one that is started for
+    nothing else. Raises as `session` does.
     """
     with session(master=master, settings=settings, jvm=JOBS) as spark:
         found = SparkExecutor(spark)
@@ -172,18 +172,18 @@ class _Window:
         from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
 
         try:
-            # With what the caller's thread says of its jobs, such as their pool.
+            # The job inherits the settings of the caller's thread, for example its pool.
             InheritableThread(target=self._run, name="kvmq Spark job", daemon=True).start()
         except Exception as e:
             self._over.set()
             raise SparkFailed(f"Spark takes no more jobs, it was stopped: {e!r}") from e
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is over by then."""
+        """Waits at most so long; returns whether the window is over."""
         return self._over.wait(seconds)
 
     def answers(self) -> list[bytes]:
-        """What the tasks answered, of a window that is over; they are nowhere else then. Raises
+        """The answers of the tasks of a window that is over; they are kept nowhere else. Raises
         `WorkerDied`, `SparkFailed`.
         """
         if self._error is not None:
@@ -192,7 +192,7 @@ class _Window:
         return found
 
     def cancel(self) -> None:
-        """Have it end, if it has not."""
+        """Cancels the window, if it has not ended."""
         self._is_cancelled = True
         if self._over.is_set():
             return

@@ -1,11 +1,11 @@
-"""Counting: messages and bytes by topic, tier and day, of archives and of the log.
+"""Counts messages and bytes by topic, tier and day, of archives and of the log.
 
-The idea: an archive's directory says of each block whose it is, of which times, and what it takes;
-so most blocks are counted without being read. Of a block that spans midnight the store times are
-read, and no more. The log is scanned, record by record, and its bodies passed over.
+The idea: an archive's directory has the queue, the times and the size of each block, so most blocks
+are counted without being read. Of a block that spans midnight the store times are read, and no
+more. The log is scanned, record by record, and its bodies passed over.
 
-Invariants: each message is counted once, on the day (UTC) that it was stored; what the blocks of an
-archive take sums up to its size. Bytes of a block of several days are divided by its messages.
+Invariants: each message is counted once, on the day (UTC) that it was stored; the sizes of an
+archive's blocks sum up to its size. Bytes of a block of several days are divided by its messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tally:
     def add(
         self, tier: str, names: Sequence[str], topics: I64, days: I64, *amounts: I64 | F64
     ) -> None:
-        """Rows, one each of what is counted: which of `names` it is of, its day, its amounts."""
+        """Adds rows: which of `names` each is of, its day, its amounts."""
         if not len(topics):
             return
         keys, inverse = np.unique(np.stack([topics, days]), axis=1, return_inverse=True)
@@ -57,7 +57,7 @@ class Tally:
 
 
 def count_log(tally: Tally, records: RecordBatch) -> None:
-    """Count records of the log; they take there what they are."""
+    """Counts records of the log; their stored size is that of the records."""
     fields = Fields(records)
     topics = fields.topics()
     numbers = {name: i for i, name in enumerate(dict.fromkeys(topics))}
@@ -87,8 +87,8 @@ def count_archive(tally: Tally, archive: Archive, tier: str, blocks: I64) -> Non
 
 
 def stored_bytes(archive: Archive, rows: DirectoryRows) -> F64:
-    """What each block takes of an archive: of its group by its bytes of records, and of what is no
-    block (indexes, directory) by its messages.
+    """The bytes of an archive that each block takes: its share of the group, by its bytes of
+    records, and of the parts that are no block (indexes, directory), by its messages.
     """
     if not len(rows.groups):
         return np.zeros(0)
@@ -107,7 +107,7 @@ def _divided(archive: Archive, rows: DirectoryRows, blocks: I64) -> Iterator[tup
             group = archive.lazy_group(place)
             times = group.columns.stored_at
         except (KeyMissing, KeyDestroyed):
-            # Nobody can say which day: they are there, and are paid for, all the same.
+            # Nobody can tell their days; the messages are there, and are paid for, all the same.
             for block in members.tolist():
                 yield block, *_evenly(rows, block)
             continue

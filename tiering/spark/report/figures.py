@@ -1,8 +1,8 @@
-"""Figures: what a report says, as values, and what follows from the volume of days.
+"""Figures: the values of a report, and those that follow from the volume of days.
 
-The idea: Spark is asked for sums (`gather`), the page is made of values; between them is this, pure
-and without either. Topics beyond the largest are one, without a name. Who wants the figures for a
-machine gets these values as JSON.
+The idea: Spark is asked for sums (`gather`), the page is made of values (`page`). Between them is
+this module, pure and without either. Topics beyond the largest are one, without a name. A program
+gets these values as JSON.
 
 Invariants: sums of topics and days are sums of the same rows; costs are those of a month, bytes are
 bytes, delays ms, instants ms since the epoch, days are UTC.
@@ -21,8 +21,8 @@ _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """How much of something there is. `raw_bytes` are bytes of records, `stored_bytes` what they
-    take now.
+    """Messages, bytes and costs. `raw_bytes` are bytes of records, `stored_bytes` the bytes that
+    they take now.
     """
 
     messages: int = 0
@@ -40,7 +40,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class DayVolume(msgspec.Struct, frozen=True):
-    """What was stored on a day, of a topic (None: of all the others together), in a tier."""
+    """The volume stored on a day, of a topic (None: of all the others together), in a tier."""
 
     topic: str | None
     tier: str
@@ -49,7 +49,7 @@ class DayVolume(msgspec.Struct, frozen=True):
 
 
 class TopicVolume(msgspec.Struct, frozen=True):
-    """What there is of a topic (None: of all the others), in all tiers and in each."""
+    """The volume of a topic (None: of all the others), in all tiers and in each."""
 
     topic: str | None
     sums: Sums
@@ -57,7 +57,7 @@ class TopicVolume(msgspec.Struct, frozen=True):
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """What a group gave up on of a topic; None where a dead letter does not say."""
+    """The dead letters of a group and topic; None where a dead letter does not say."""
 
     topic: str | None
     group: str | None
@@ -88,7 +88,7 @@ class KeyCount(msgspec.Struct, frozen=True):
 
 
 class Freed(msgspec.Struct, frozen=True):
-    """What would go of a topic (None: of all the others) if it were kept for so many days."""
+    """The volume that would go of a topic (None: of all the others) if kept for so many days."""
 
     topic: str | None
     kept_days: int
@@ -96,8 +96,8 @@ class Freed(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """A report. `topics` are the largest `top` by cost, then those that are left as one;
-    `topics_count` is how many there are. `dead_letters`, `keys` and `delays` are of the most.
+    """A report. `topics` are the largest `top` by cost, then all others as one; `topics_count` is
+    the number of topics. `dead_letters`, `keys` and `delays` are the largest ones.
     """
 
     path: str
@@ -153,8 +153,8 @@ def freed_of(
     now_ms: int,
     kept: Sequence[int],
 ) -> Iterator[Freed]:
-    """What would go of each topic, for each time that it might be kept; where nothing would, no
-    row.
+    """The volume of each topic that would go, for each time that it might be kept; where nothing
+    would, no row.
     """
     for topic in topics:
         mine = [(age_of(one.day, now_ms), one.sums) for one in days if one.topic == topic.topic]
@@ -165,7 +165,7 @@ def freed_of(
 
 
 def curve_of(days: Iterable[DayVolume], now_ms: int) -> list[tuple[float, float]]:
-    """What a month costs (y) if all is kept for x days, rising: one point for each day that has
+    """The cost (y) of a month if all is kept for x days, rising: one point for each day that has
     messages, and the first at nothing.
     """
     costs: dict[float, float] = {}

@@ -1,10 +1,11 @@
-"""Gather: a report's figures, asked of Spark.
+"""Gathers a report's figures from Spark.
 
-The idea: the views are made, and each is asked for what a page can show: the largest topics and all
-others as one, the most frequent, sums by day. What is asked several times is kept by Spark
-meanwhile.
+The idea: the views are made, and each is asked for as much as a page can show: the largest topics
+and all others as one, the most frequent, sums by day. Spark keeps meanwhile the rows that are asked
+for several times.
 
-Invariant: what comes to the driver is bounded by days and by `top`, not by messages or keys.
+Invariant: the rows that come to the driver are bounded by days and by `top`, not by messages or
+keys.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def gather(
 
 @contextmanager
 def _kept(found: DataFrame) -> Iterator[DataFrame]:
-    """What is asked more than once."""
+    """Keeps rows that are asked for more than once."""
     kept = found.persist()
     try:
         yield kept
@@ -122,7 +123,7 @@ def _keys(keys: DataFrame, volume: DataFrame, top: int) -> tuple[int, list[KeyCo
         most = kept.orderBy(*order).limit(top).join(of_topics, "topic", "left").orderBy(*order)
         rows = most.collect()
         return kept.count(), [
-            # Of a topic that came between the two looks the keys may be all that is known.
+            # A topic may come between the two queries; then its keys may be all that is known.
             KeyCount(row.topic, row.key, row.messages, row.messages / (row["of"] or row.messages))
             for row in rows
         ]
@@ -152,8 +153,8 @@ def _dead_letters(found: DataFrame, top: int) -> tuple[int, list[DeadLetters]]:
 def _delays(
     spark: SparkSession, path: str, options: Mapping[str, str], names: Sequence[str]
 ) -> list[Delays]:
-    """Of the topics that are named, but for those whose messages were born long before: dead
-    letters, and what the store writes for itself.
+    """Delays of the named topics, but for those whose messages were born long before: dead letters,
+    and messages that the store writes for itself.
     """
     asked = [n for n in names if not n.startswith(DLQ_PREFIX) and n not in SYSTEM_TOPICS]
     if not asked:
@@ -168,13 +169,13 @@ def _delay(row: Row) -> Delays:
 
 
 def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:
-    """How many there are in each tier: nothing that Spark would have to be asked for."""
+    """The number of archives in each tier, which needs no query of Spark."""
     given = {name: value for name, value in options.items() if name.lower() != "columns"}
     asked = read_options({**given, "path": path})
     found = listing(asked)
     held = found.archives
     if found.topics is None:
-        # Of a place some may be superseded.
+        # In a place some may be superseded.
         looked, _ = looked_at(found, asked, Opener(asked), lambda _: None)
         held = [one.held for one in looked]
     counts: Counter[str] = Counter(one.tier for one in held)

@@ -1,12 +1,13 @@
-"""Page: a report's figures as one file of HTML that needs nothing else.
+"""Page: writes a report's figures as one file of HTML that needs nothing else.
 
-The idea: the template has the sections, each a sentence on what is shown, plots, and a table that
-has the numbers in them; here is worked out what they show: days put together so that a column can
-be seen, the topics that have a plot, what is saved. No scripts, nothing is fetched, so the page can
-be mailed, printed and kept.
+The idea: the template has the sections, each with a sentence on its content, plots, and a table
+with their numbers. Here the content is worked out: days put together so that a column can be seen,
+the topics that have a plot, the savings. No scripts, nothing is fetched, so the page can be mailed,
+printed and kept.
 
-Invariants: every section is there, whatever there is; columns, tables and headlines are sums of the
-same rows; each name out of a message goes through `texts.name`, and is escaped by the template.
+Invariants: every section is there, whatever the figures are; columns, tables and headlines are sums
+of the same rows; each name out of a message goes through `texts.name`, and is escaped by the
+template.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _topics(figures: Figures, kept: Sequence[int]) -> Iterator[TopicRow]:
 
 
 def _volume(figures: Figures) -> Iterator[tuple[str, list[tuple[str, str]], Markup]]:
-    """What each plot is of, its colours, and the plot."""
+    """Yields the title of each plot, its colours, and the plot."""
     starts, unit = binned([one.day for one in figures.days])
     labels = [_label(start, unit, starts[0]) for start in starts]
     tiers = [(tier, tier, [one for one in figures.days if one.tier == tier])
@@ -150,8 +151,8 @@ def _volume(figures: Figures) -> Iterator[tuple[str, list[tuple[str, str]], Mark
 
 
 def binned(days: Sequence[date]) -> tuple[list[date], str]:
-    """The first days of all days, weeks or months from the first to the last of some, whichever
-    are few enough to have a column each, and what they are.
+    """The first days of all days, weeks or months from the first to the last of some; the shortest
+    of these that are few enough to have a column each, and their name.
     """
     first, last = min(days), max(days)
     span = (last - first).days + 1
@@ -182,7 +183,7 @@ def _label(start: date, unit: str, first: date) -> str:
 
 
 def _dead_letters(found: Sequence[DeadLetters]) -> tuple[str, list[StripRow]]:
-    """When they came, and each with its last day, a strip's values and what it says."""
+    """When they came; and for each its last day, a strip's values and its text."""
     if not found:
         return "", []
     first = min(day for one in found for day, _ in one.days)
@@ -204,7 +205,7 @@ def _delays(figures: Figures) -> list[Delays]:
     """Of all days: the topics with most messages first, and all of them last."""
     found = [one for one in figures.delays if one.day is None]
     found.sort(key=lambda one: (one.topic is None, -one.messages))
-    return found[:1] if len(found) == 2 else found  # all topics are this one
+    return found[:1] if len(found) == 2 else found  # one topic is all topics
 
 
 def _delay_plots(figures: Figures, totals: Sequence[Delays]) -> Iterator[Panel]:

@@ -1,8 +1,8 @@
-"""Plots: columns and lines, drawn by matplotlib as SVG that is part of the page.
+"""Plots: draws columns and lines, by matplotlib, as SVG that is part of the page.
 
-The idea: matplotlib draws, and `_inline` makes its SVG the page's: a colour becomes a variable of
-the style sheet, so that it is right by day, by night and on paper; what a column or a line says
-becomes its title; ids, styles and metadata go.
+The idea: matplotlib draws, and `_inline` fits its SVG into the page. A colour becomes a variable of
+the style sheet, so that it is right by day, by night and on paper. The text of a column or a line
+becomes its title. Ids, styles and metadata go.
 
 Invariants: a plot refers to nothing outside itself; the same values make the same bytes, whatever
 the reader's matplotlibrc says.
@@ -146,7 +146,7 @@ def marks_to(last: float) -> list[float]:
 def _axes(
     size: tuple[int, int], left: int, ticks: Sequence[float], text: Text, *, is_log: bool = False
 ) -> tuple[Figure, Axes]:
-    """What a plot is drawn on, `left` pixels from its left side, with an axis of these ticks."""
+    """The axes of a plot, `left` pixels from its left side, with an axis of these ticks."""
     (width, height), (top, right, bottom) = size, _SIDES
     mpl.rcdefaults()
     mpl.rcParams.update(_SETTINGS)
@@ -167,7 +167,7 @@ def _axes(
 
 
 def _inline(figure: Figure, title: str) -> Markup:
-    """What was drawn, as a part of the page."""
+    """The drawn figure, as a part of the page."""
     written = StringIO()
     figure.savefig(written, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(written.getvalue())  # noqa: S314 # matplotlib's, just now

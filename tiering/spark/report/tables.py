@@ -1,10 +1,10 @@
 """Tables: volumes and archives, as Spark reads them.
 
-The idea: what is counted is read like messages are: the driver plans parts, tasks count them. Only
-what a part gives is other: a few sums, no messages. The list of archives is the plan's own.
+The idea: counts are read like messages are: the driver plans parts, tasks count them. Only the
+rows of a part are others: a few sums, no messages. The list of archives is the plan's own.
 
-Invariants: as those of the table of messages: of what is there each message is counted once, and
-topics that were deleted are not.
+Invariants: as those of the table of messages: each existing message is counted once, and those of
+deleted topics are not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ReportSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """The name for `format`."""
         return NAME
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -73,7 +73,7 @@ class ReportSource(DataSource):
         return SCHEMAS[self._table]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """What reads the table."""
+        """The table's reader."""
         options = read_options(self._given)
         return VolumeReader(options) if self._table == "volume" else ArchivesReader(options)
 
@@ -97,7 +97,7 @@ class VolumeReader(DataSourceReader):
         if found.log:
             log = Listing([], found.log, found.topics)
             splits += splits_of(log, self._wanted, options, Opener(options))[0]
-        # Of no parts Spark makes one that is none.
+        # If there are no parts, Spark makes one that is None.
         return splits or [Split()]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
@@ -107,7 +107,7 @@ class VolumeReader(DataSourceReader):
             yield topic, tier, datetime.fromtimestamp(day * 86_400, UTC).date(), *sums
 
     def count(self, split: Split) -> Tally:
-        """The same as it is counted. Raises ArchiveDamaged, SegmentDamaged, PlaceError."""
+        """A part's sums, as a tally. Raises ArchiveDamaged, SegmentDamaged, PlaceError."""
         tally = Tally()
         opener = Opener(self._options)
         for piece in split.pieces:

@@ -3,7 +3,7 @@
 The idea: three digits say enough. Amounts of money in one column have as many decimals as the
 largest of them needs, so that they stand under each other.
 
-Invariant: what comes from messages has no control characters, and no length to speak of.
+Invariant: a text out of a message has no control characters, and is short.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ def decimals(amounts: Iterable[float]) -> int:
 
 
 def money(amount: float, places: int) -> str:
-    """An amount; what is too small for its decimals is said to be."""
+    """An amount; one that is too small for its decimals is written as below the smallest."""
     if 0 < amount < 0.5 * 10**-places:
         return f"<\u2009{10**-places:.{places}f}"
     return f"{amount:,.{places}f}"
 
 
 def amount(number: float) -> str:
-    """An amount of money that is round."""
+    """A round amount of money."""
     if number >= 1000:
         return f"{number:,.0f}"
     if 0 < number < 10**-_DECIMALS_MAX:
-        # Nobody counts more zeros than that.
+        # Nobody counts more zeros than these.
         digits, _, power = f"{number:.2e}".partition("e")
         return f"{float(digits):g}\u2009·\u200910{str(int(power)).translate(_RAISED)}"
     return format(Decimal(f"{number:.3g}"), "f")

@@ -1,10 +1,10 @@
 """Views: the tables that operators ask, by name, of one store or one place of archives.
 
-The idea: each view is a query that has not run; making all of them reads nothing. What can be told
-from directories is (`volume`, `retention`, `archives`); the others read the columns they need, and
-never bodies. Days are UTC, costs are what is stored now for a month.
+The idea: each view is a query that has not run; making all of them reads nothing. `volume`,
+`retention` and `archives` need only directories; the others read the columns they need, and never
+bodies. Days are UTC; costs are a month's costs of all that is stored now.
 
-Invariant: what a view gives is summed up by Spark; no message passes through the driver.
+Invariant: Spark sums up the rows of a view; no message passes through the driver.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def create_views(
 
 
 class _Of:
-    """What the views are of."""
+    """The store or place that the views are of."""
 
     def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str]) -> None:
         self._spark, self._path = spark, path
@@ -103,14 +103,14 @@ class _Of:
         self._mine = {k: v for k, v in options.items() if k.lower() != "columns"}
 
     def messages(self, *columns: str) -> DataFrame:
-        """Messages, of these columns or of those that the options say."""
+        """Messages, with these columns or with those that the options name."""
         reader = self._spark.read.format(source.NAME)
         if not columns:
             return reader.options(**self._options).load(self._path)
         return reader.options(**self._mine, columns=",".join(columns)).load(self._path)
 
     def table(self, name: str) -> DataFrame:
-        """What is counted, or listed."""
+        """The table of volumes, or of archives."""
         reader = self._spark.read.format(tables.NAME).options(**self._mine)
         return reader.option(tables.TABLE, name).load(self._path)
 
@@ -179,7 +179,7 @@ def delays_of(
 
 
 def _keys(messages: DataFrame) -> DataFrame:
-    # A key that a message has twice is its key once.
+    # A key that a message has twice counts once.
     each = messages.select("topic", F.explode(F.array_distinct("keys")).alias("key"))
     return each.groupBy("topic", "key").agg(F.count(F.lit(1)).alias("messages"))
 
@@ -187,7 +187,7 @@ def _keys(messages: DataFrame) -> DataFrame:
 def _retention(volume: DataFrame, now_ms: int) -> DataFrame:
     kept = F.explode(F.array(*[F.lit(days) for days in KEPT_DAYS]))
     each = volume.withColumn("kept_days", kept)
-    # A day is over when its last message is.
+    # A day is over when its last message expires.
     over = F.unix_date("day").cast("bigint") + 1 + F.col("kept_days") <= F.lit(now_ms / DAY_MS)
     return (
         each.where(over)

@@ -1,11 +1,15 @@
 """The sink: `df.write.format("kvmq")` makes archives.
 
-- `options`: what a writer is told.
-- `columns`: a frame's columns, checked, in the types that records are made of.
-- `properties`: the properties of records, from columns.
-- `records`: columns -> records, byte for byte as a store has them.
+Begin with `sink_writer`.
+
+- `sink_options`: the settings of a writer.
+- `frame_columns`: a frame's columns, checked, in the types that records are made of.
+- `property_maps`: the properties of records, from columns.
+- `row_records`: columns -> records, byte for byte as a store has them.
 - `collecting`: a task's records, sorted; on its disk if they are many.
 - `archives`: sorted records -> archives in a place.
-- `jobs`: what of a place a job has to know; commit, abort, leftovers.
-- `writer`: what Spark talks to.
+- `jobs`: the state of a place that a job has to know; commit, abort, leftovers.
+- `sink_writer`: the writers that Spark calls.
+
+Not in here: how commits lie in a place, which is `places.commits`.
 """

@@ -1,11 +1,11 @@
-"""Archives: a task's sorted records -> archives, put into a place and read back.
+"""Archives: writes a task's sorted records to archives, puts them into a place, reads them back.
 
-The idea: as a worker does with a segment (`tiering.executor.regroup`): records go through the one
-writer, and what was written is held against what was to be. An archive has so many bytes of
-records, and is put before the next is begun. Topics that are encrypted have archives of their own.
+The idea: as a worker does with a segment (`tiering.executor.regroup`), records go through the one
+writer, and the written archive is compared with them. An archive has so many bytes of records, and
+is put before the next is begun. Topics that are encrypted have archives of their own.
 
-Invariants: an archive's name is new, whoever else makes some; nothing counts by being put; a file
-here goes when its archive is in the place.
+Invariants: an archive's name is new, whatever other tasks make; an archive does not count by being
+put; a file here goes when its archive is in the place.
 """
 
 from __future__ import annotations

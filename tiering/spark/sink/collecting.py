@@ -1,11 +1,11 @@
-"""Collecting: a task's records, in the order that an archive has them.
+"""Collects a task's records, in the order that an archive has them.
 
 The idea: rows come in any order, and an archive is written queue by queue. Records lie one behind
-the other as they came, in memory or, if they are many, in one file of the task's own disk, which is
-mapped; of each only where it belongs is kept beside it, in numpy, and sorted.
+the other as they came: in memory or, if they are many, in one file of the task's own disk, which is
+mapped. Only the place where each belongs is kept beside it, in numpy, and sorted.
 
-Invariants: in memory is at most `spill_bytes` of records and a few dozen bytes for each; an offset,
-or a position, that came twice is told, with both kept out.
+Invariants: in memory are at most `spill_bytes` of records and a few dozen bytes for each record; an
+offset, or a position, that came twice is an error that names it, and both records are kept out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Collected(NamedTuple):
     file: MappedFile | None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Closes the file."""
         if self.file is not None:
             self.file.close()
 

@@ -1,11 +1,11 @@
-"""Columns: what a frame has, checked, in the types that records are made of.
+"""Columns: checks a frame's columns, and gives them the types that records are made of.
 
 The idea: Spark sends record batches of the frame's schema. The schema is judged once, before a task
-runs; a batch's columns are brought to one type each, and its numbers to numpy. What a row may lack
-gets what a store would give it.
+runs; a batch's columns are brought to one type each, and its numbers to numpy. A value that a row
+lacks is the one that a store would give it.
 
 Invariants: a value that a record can't have is a `RowIllegal` that names the column and the row,
-never something near it; what is left of a value says what the value said.
+never something near it; a value that is brought to another type says what it said.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_schema(schema: StructType) -> None:
 
 
 class Headers(NamedTuple):
-    """The columns of `headers`; `there` says of which rows it is not null."""
+    """The columns of `headers`; `there` says for which rows it is not null."""
 
     there: NDArray[np.bool_]
     fields: Mapping[str, pa.Array]
@@ -128,7 +128,7 @@ class FrameRows:
         return None if found is None else found.cast(pa.map_(pa.string(), pa.string()))
 
     def headers(self) -> Headers | None:
-        """What is left of records; None if no row has any."""
+        """The `headers` of rows that came from records; None if no row has any."""
         found = self._columns.get("headers")
         if found is None or found.null_count == len(found):
             return None

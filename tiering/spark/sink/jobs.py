@@ -1,12 +1,12 @@
-"""Jobs: what a place has before a job, and what it has of it afterwards: all or nothing.
+"""Jobs: writes to a place all or nothing of a job: reads its state before, and commits after.
 
 The idea: the driver looks at the place once, and tells the tasks where to begin. When all are done
-it adds one commit, which names what counts. What tasks that failed, or lost a race, have put is
-named by nothing, and goes with the commit, or the abort; what a job that died as a whole has left
-goes a day later, when somebody writes there again.
+it adds one commit, which names the archives that count. Archives that failed tasks, or tasks that
+lost a race, have put are named by nothing, and go with the commit, or the abort. The remains of a
+job that died as a whole go a day later, when somebody writes there again.
 
-Invariants: each commit was compared with all before it; what a job wrote shows whole, or not at
-all; the same batch of the same query counts once; what a job costs doesn't grow with their number,
+Invariants: each commit was compared with all before it; a job's archives show whole, or not at all;
+the same batch of the same query counts once; the cost of a job doesn't grow with their number,
 unless its offsets or positions lie before the ends of what is there.
 """
 
@@ -41,8 +41,9 @@ _log = logging.getLogger("kvmq")
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job begins with: whose archives it makes, the first position that is free, the next
-    offset of each queue, by topic; the number of commits, and the ids of topics, by so many lists.
+    """The state of a place as a job begins: whose archives it makes, the first position that is
+    free, the next offset of each queue, by topic; the number of commits, and the ids of topics, by
+    so many lists.
     """
 
     store_id: str
@@ -54,7 +55,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(place: Place, options: SinkOptions, *, overwrite: bool) -> State:
-    """What there is in a place. Raises StoresAmbiguous, ConfigError, PlaceError, ArchiveDamaged."""
+    """A place's state. Raises StoresAmbiguous, ConfigError, PlaceError, ArchiveDamaged."""
     log = _log_of(place, options.store_id)
     if log is None:
         return State(store_id=options.store_id or secrets.token_hex(16))
@@ -100,7 +101,7 @@ def _log_of(place: Place, store_id: str | None) -> CommitLog | None:
 def _of_own(
     place: Place, objects: Sequence[ArchiveObject]
 ) -> tuple[list[OffsetRange], int, dict[str, int]]:
-    """What archives of a worker hold: offsets, the position behind them, ids of topics."""
+    """The offsets in a worker's archives, the position behind them, ids of topics."""
     if not objects:
         return [], 0, {}
 
@@ -143,9 +144,9 @@ def commit(
     query: str = "",
     batch: int = -1,
 ) -> bool:
-    """Have what a job made count; False if it counts already, from an earlier try, which stays as
-    it is. Raises OffsetsTaken, JobAborted, PlaceError, and then nothing of it counts, once it is
-    aborted; CommitUncertain if the place can't be asked any more whether it does.
+    """Makes a job's archives count. Returns False if they count already, from an earlier try, which
+    stays as it is. Raises OffsetsTaken, JobAborted, PlaceError; then nothing of the job counts,
+    once it is aborted. Raises CommitUncertain if the place can't be asked any more whether it does.
     """
     log = CommitLog(place, state.store_id)
     log.look()
@@ -158,7 +159,7 @@ def commit(
         _check_not_aborted(log, made)
         _check_offsets(log, made)
         _check_there(place, state, made)
-        # Without effect if another job was first; then all is compared with that one, too.
+        # It has no effect if another job was first; then all is compared with that one, too.
         is_new = log.append(made)
     _unless_unreachable(lambda: _tidy(log, made))
     return is_new
@@ -189,7 +190,7 @@ def _tidy(log: CommitLog, made: Commit) -> None:
 
 
 def _check_there(place: Place, state: State, made: Commit) -> None:
-    """Nobody has removed what the job has put."""
+    """Checks that nobody has removed the archives that the job has put."""
     folder = job_folder(state.store_id, state.begun, made.job)
     there = {info.key: info.size for info in place.list(folder)}
     for one in made.archives:
@@ -233,7 +234,7 @@ def _check_positions(
     old: Sequence[CommittedArchive],
     own: Sequence[ArchiveObject],
 ) -> None:
-    """No two archives begin at one position: of such only one would be taken for good."""
+    """Checks that no two archives begin at one position: only one would be taken for good."""
     known = {one.first_position: one.key for one in old} | {one.position: one.key for one in own}
     for one in archives:
         before = known.setdefault(one.first_position, one.key)
@@ -246,7 +247,7 @@ def _check_positions(
 
 
 def _unless_unreachable(step: Callable[[], object]) -> None:
-    """What is left over costs space only; that it is so must not undo what was committed."""
+    """Does a step of cleaning up. Its failure costs space only, and must not undo the commit."""
     try:
         step()
     except PlaceError as e:

@@ -1,12 +1,12 @@
-"""Properties: maps, keys, tags and ids of rows -> the properties fields of their records.
+"""Properties: makes the properties fields of records of maps, keys, tags and ids of rows.
 
 The idea: a field is text made of text, so Arrow joins it for all rows of a batch at once. Rows that
 came from records (their `headers` are there) have the field in their map, or whole where a map
-can't say it. Other rows get what a store writes before the map's pairs: id, keys, tag. What only
-some rows of a batch are is made row by row.
+can't say it. Other rows get the entries that a store writes before the map's pairs: id, keys, tag.
+Where only some rows of a batch are special, these are made row by row.
 
-Invariants: two columns that say different things of a row are an error, neither is passed over;
-what a reader could not read back is refused.
+Invariants: two columns that contradict each other are an error, neither is passed over; a field
+that a reader could not read back is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def property_fields(rows: FrameRows, headers: Headers | None, ids: Ids) -> pa.Ar
 
 
 def multi_tags(rows: FrameRows) -> Any:
-    """Which rows have a tag that is several, as a store notes it."""
+    """The rows whose tag is several tags, as a store notes it."""
     tags = rows.text("tag")
     if tags is None:
         return np.zeros(rows.count, np.bool_)
@@ -97,7 +97,7 @@ def _joined(maps: pa.Array) -> pa.Array:
 
 
 def _check_said(rows: FrameRows, maps: pa.Array) -> None:
-    """Raise if tag, keys or id are given and not what the properties say."""
+    """Raises if tag, keys or id are given and differ from the properties."""
     for name, column in _OWN:
         given = rows.keys if column == "keys" else rows.text(column)
         if given is None:
@@ -105,7 +105,7 @@ def _check_said(rows: FrameRows, maps: pa.Array) -> None:
         held = pc.map_lookup(maps, pa.scalar(name), "first")
         said = pc.binary_join(given, " ") if column == "keys" else given
         if column == "message_id":
-            # Without an id in its properties a record's is made of its place.
+            # Without an id in its properties a record's id is made of its host and position.
             differs = pc.and_(held.is_valid(), pc.not_equal(said, held))
         else:
             differs = pc.not_equal(said.fill_null(""), held.fill_null(""))
@@ -124,7 +124,7 @@ def _check_said(rows: FrameRows, maps: pa.Array) -> None:
 
 
 def _is_plain(maps: pa.Array) -> bool:
-    """Whether no map has what columns of their own are for."""
+    """Whether no map has a property for which there is a column."""
     names = maps.keys
     return not pc.any(pc.is_in(names, value_set=pa.array([n for n, _ in _OWN]))).as_py()
 

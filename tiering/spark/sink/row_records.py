@@ -1,11 +1,11 @@
-"""Records: rows of a frame -> the records that a store would have of them, byte for byte.
+"""Records: makes of a frame's rows the records that a store would have of them, byte for byte.
 
 The idea: a record is a head of fixed size, the body, the topic and the properties, each with its
 length. Heads are a numpy table, and Arrow joins the columns of parts to one of records, whose
 buffer is a `RecordBatch` as it is. Records with IPv6 hosts or of version 2 are few, and encoded one
 by one.
 
-Invariants: a row that came from a record gives that record; what a row does not say is as a store
+Invariants: a row that came from a record gives that record; a value that a row lacks is as a store
 would have it, the same in both ways; offsets and positions that are made are given once.
 """
 
@@ -56,8 +56,8 @@ _PIECE: Final = 64 << 20
 
 
 class TaskStart(NamedTuple):
-    """Where a task begins with what its rows lack: its number among the job's, the first position
-    that is free in the place, and the next offset of queues there, by topic and queue.
+    """The start of values that a task's rows lack: its number among the job's tasks, the first
+    position that is free in the place, and the next offset of queues there, by topic and queue.
     """
 
     task: int = 0
@@ -96,7 +96,7 @@ class Maker:
         step = max(-(-batch.num_rows // pieces), 1)
         for at in range(0, batch.num_rows, step):
             part = batch.slice(at, step)
-            # Columns without an offset into their buffers: what children are asked for is theirs.
+            # Columns without an offset into their buffers: children are then read from 0 on, too.
             columns = [pa.concat_arrays([column]) for column in part.columns]
             if at or len(part) < batch.num_rows:
                 columns = [column.take(pa.array(np.arange(len(column)))) for column in columns]
@@ -176,7 +176,7 @@ class Maker:
 
 
 class _Parts:
-    """What records of rows are made of."""
+    """The parts of records, as columns of rows."""
 
     def __init__(self, rows: FrameRows, now_ms: int, new_ids: object) -> None:
         self.rows = rows
@@ -218,7 +218,7 @@ class _Parts:
         return bool(((self.version == 1) & ((self.system_flags & HOSTS_V6) == 0)).all())
 
     def check_version(self) -> None:
-        """A record of version 1 has no room for a long name."""
+        """Raises for a name that is too long for a record of version 1."""
         wrong = (self.version == 1) & (self.topic_sizes > TOPIC_MAX)
         if bool(wrong.any()):
             raise self.rows.illegal(
@@ -300,7 +300,9 @@ class _Parts:
         return pc.if_else(stored.is_valid(), stored, body)
 
     def _check_compressed(self, stored: pa.Array | None) -> None:
-        """What is to be decompressed must be compressed; an empty body needn't be."""
+        """Raises for a body that is to be decompressed and isn't compressed; an empty one needn't
+        be.
+        """
         packed = (self.system_flags & COMPRESSED) != 0
         if not bool(packed.any()):
             return

@@ -1,9 +1,9 @@
-"""Options: what a writer of archives is told.
+"""Options: the settings of a writer of archives.
 
 The idea: as for readers (`tiering.spark.options`): texts become one checked value, which travels to
 the tasks.
 
-Invariant: an option that nobody knows is an error, not ignored.
+Invariant: an unknown option is an error, not ignored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LEAST: Final = {"level": 0, "block_bytes": 4096, "archive_bytes": 1 << 16, "spi
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """See docs/spark.md. `archive_bytes` are those of an archive, about; `spill_bytes` those of
-    records that a task has in memory before it takes its disk to help.
+    """See docs/spark.md. `archive_bytes` are the bytes of an archive, about; `spill_bytes` are the
+    bytes of records that a task has in memory before it uses its disk.
     """
 
     path: str

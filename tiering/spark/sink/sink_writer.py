@@ -1,9 +1,9 @@
-"""Writer: `df.write.format("kvmq")` and `df.writeStream.format("kvmq")`.
+"""Writers: `df.write.format("kvmq")` and `df.writeStream.format("kvmq")`.
 
-The idea: Spark makes a writer on the driver, sends it to the tasks, and gives what these return to
-`commit`, on the driver again. All of it that matters is in the messages: a stream's writer is made
-anew for the commit. A batch of a stream is a job whose name follows from query and batch, so that
-done twice it counts once.
+The idea: Spark makes a writer on the driver, sends it to the tasks, and gives the tasks' return
+values to `commit`, on the driver again. All that the commit needs is in these messages: a stream's
+writer is made anew for the commit. A batch of a stream is a job whose name follows from query and
+batch, so that done twice it counts once.
 
 Invariants: a writer is plain data; a task that fails, at any step, has committed nothing.
 """
@@ -60,7 +60,7 @@ _log = logging.getLogger("kvmq")
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """What a task made: whose archives, of which job, which began at so many commits."""
+    """The result of a task: whose archives, of which job, which began at so many commits."""
 
     store_id: str
     begun: int
@@ -105,7 +105,7 @@ def _folder() -> Iterator[Path]:
 
 
 class _Writing:
-    """What both kinds of writers are made with. Raises ConfigError, StoresAmbiguous, PlaceError."""
+    """The base of both writers. Raises ConfigError, StoresAmbiguous, PlaceError."""
 
     def __init__(
         self,
@@ -135,12 +135,12 @@ def _sweep_place(place: Place, state: State, now: int) -> list[str]:
 
 
 def _sweep_store(place: Place, state: State, now: int) -> list[str]:
-    # For each batch: what is looked through must not grow with what is there.
+    # This runs for each batch: the objects that it reads must not grow with those that are there.
     return sweep_jobs(CommitLog(place, state.store_id), now)
 
 
 class KvmqWriter(DataSourceArrowWriter):
-    """See the module: a frame."""
+    """Writes a frame; see the module."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
         writing = _Writing(schema, given, _sweep_place, overwrite=overwrite)
@@ -154,7 +154,7 @@ class KvmqWriter(DataSourceArrowWriter):
         return TaskCommit(self._state.store_id, self._state.begun, self._job, archives=made)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Have all of it count. Raises OffsetsTaken, JobAborted, PlaceError,
+        """Makes all archives of the job count. Raises OffsetsTaken, JobAborted, PlaceError,
         CommitUncertain.
         """
         commit(
@@ -163,14 +163,14 @@ class KvmqWriter(DataSourceArrowWriter):
         )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what tasks have put; what was committed stays."""
+        """Removes the objects that tasks have put; committed ones stay."""
         del messages
         log = CommitLog(self._options.open(), self._state.store_id)
         abort(log, self._state.begun, self._job)
 
 
 class KvmqStreamWriter(DataSourceStreamArrowWriter):
-    """See the module: one batch of a stream after the other."""
+    """Writes a stream, one batch after the other; see the module."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str], *, overwrite: bool) -> None:
         writing = _Writing(schema, given, _sweep_store, overwrite=overwrite)
@@ -191,7 +191,7 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
         return TaskCommit(self._state.store_id, self._state.begun, job, query, made)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
-        """Have the batch count, unless it does. Raises as for a frame."""
+        """Makes the batch count, unless it does already. Raises as for a frame."""
         done = next((one for one in messages if isinstance(one, TaskCommit)), None)
         if done is not None:
             commit(
@@ -201,7 +201,7 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
             )  # fmt: skip
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove what tasks have put for the batch; what was committed stays."""
+        """Removes the objects that tasks have put for the batch; committed ones stay."""
         del batchId
         done = next((one for one in messages if isinstance(one, TaskCommit)), None)
         if done is not None:

@@ -1,11 +1,11 @@
-"""Planning: what a batch of a stream, from one offset to another, is made of.
+"""Plans a batch of a stream, from one offset to another.
 
-The idea: next offsets say exactly which messages a batch has; where these are by now, in archives
-or in the log, is looked up whenever it is planned. So a batch that is read again after segments
-became archives, or archives were merged, has the same messages.
+The idea: next offsets say exactly which messages a batch has. Where these are by now, in archives
+or in the log, is looked up whenever the batch is planned. So a batch that is read again after
+segments became archives, or archives were merged, has the same messages.
 
-Invariants: a message is in the batch if its queue's offset says so, and once; blocks and stretches
-of the log that can have none are not read; what a task is given is what its part needs.
+Invariants: a message is in the batch if its queue's offset says so, and once; blocks and parts of
+the log that can have none are not read; a task is given only what its part needs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _log = logging.getLogger("kvmq")
 
 
 class QueueSpan(NamedTuple):
-    """A batch: of each queue, by rising codes, the first offset and the one behind the last; the
-    log from a position to before another; archives from a number on.
+    """The range of a batch: of each queue, by rising codes, the first offset and the one behind the
+    last; the log from a position to before another; archives from a number on.
     """
 
     codes: I64
@@ -45,7 +45,7 @@ class QueueSpan(NamedTuple):
 
 
 def span_of(start: StreamOffset, end: StreamOffset, sight: StreamView) -> QueueSpan:
-    """What lies between two offsets, of topics that are there."""
+    """The range between two offsets, of existing topics."""
     rows = []
     for name, topic in end.topics.items():
         live = sight.topics.get(name)
@@ -62,7 +62,7 @@ def span_of(start: StreamOffset, end: StreamOffset, sight: StreamView) -> QueueS
         rows += changed
     rows.sort()
     codes, low, stops = (np.array([row[i] for row in rows], np.int64) for i in range(3))
-    # What was asked for before says nothing of other topics.
+    # An offset of other topics says nothing of these.
     is_same = start.of == end.of
     return QueueSpan(
         codes, low, stops,
@@ -80,8 +80,8 @@ def candidates(span: QueueSpan, sight: StreamView, done: Collection[ListedArchiv
 
 
 class Planned(NamedTuple):
-    """The parts of a batch; of each queue the first offset that archives have of it, in the order
-    of the span: a large number if they have none.
+    """The parts of a batch; and of each queue the first offset that archives have of it, in the
+    order of the span: a large number if they have none.
     """
 
     splits: list[Split]

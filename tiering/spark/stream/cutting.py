@@ -1,12 +1,12 @@
-"""Cutting: how far the next batch of a stream goes.
+"""Cuts the next batch of a stream: how far it goes.
 
-The idea: what there is, archives and stretches of the log, is gone through in the order of the log
-until a batch is full. Archives are cut between blocks, by what their directories say; the log is
-cut between records, which are looked at up to there. Either gives next offsets of queues, and these
-alone are what a batch is. Some of a queue are never taken before those in front of them.
+The idea: archives and parts of the log are gone through in the order of the log until a batch is
+full. Archives are cut between blocks, by their directories. The log is cut between records, which
+are looked at up to there. Either gives next offsets of queues, and these alone make up a batch.
+Messages of a queue are never taken before those in front of them.
 
-Invariants: a batch is never more than the limits, but for a single message that is; whatever is
-there and within the limits is taken in the end; nothing of a block is read.
+Invariants: a batch is never more than the limits, unless a single message is; all messages that are
+there and within the limits are taken in the end; nothing of a block is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("kvmq")
 
 
 class Limits(NamedTuple):
-    """What a batch has at most; bytes are of records."""
+    """The most that a batch may have; bytes are of records."""
 
     messages: float = inf
     bytes: float = inf
@@ -54,8 +54,8 @@ class BatchStart(NamedTuple):
 
 
 class Cap(NamedTuple):
-    """Where a stream has to end: offsets that it doesn't reach, a position, and the number from
-    which on archives may have what comes later.
+    """Where a stream has to end: offsets that it doesn't reach, a position, and the number of the
+    first archive that may have later messages.
     """
 
     ends: Mapping[int, int]
@@ -64,8 +64,8 @@ class Cap(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where a batch ends. `position` and `archives` as in Start; `gaps` are queues of which the
-    first message taken is not the one that was due, and its offset.
+    """Where a batch ends. `position` and `archives` as in BatchStart; `gaps` are queues of which
+    the first message taken is not the one that was due, and its offset.
     """
 
     ends: dict[int, int]
@@ -120,10 +120,10 @@ class Cutter:
                 break
         archives_end = self._start.archives
         if not is_full:
-            # What a cap leaves for later is in archives that came after it.
+            # Messages that a cap leaves for later are in archives that came after it.
             known = self._sight.next_archive if self._cap is None else self._cap.archives
             archives_end = max(archives_end, known)
-            # Also behind what is not in the log any more.
+            # The end is also behind messages that are not in the log any more.
             self._position = max(self._position, min(self._sight.position, self._last))
         return Cut(self._ends, self._position, archives_end, self._gaps)
 
@@ -139,7 +139,7 @@ class Cutter:
     # --- archives ---
 
     def _archive(self, held: ListedArchive, table: Table, done: set[ListedArchive]) -> bool:
-        """Take from an archive; whether there is room for more."""
+        """Takes from an archive; returns whether there is room for more."""
         table = table.where(np.isin(table.codes >> 32, self._ids))
         if not (table.last >= _looked_up(self._start.ends, table.codes)).any():
             done.add(held)
@@ -153,7 +153,7 @@ class Cutter:
             return True
         order = np.flatnonzero(mask)[np.argsort(table.position[mask], kind="stable")]
         some, low, end = table.at(order), low[order], end[order]
-        # Of a part of a block no more is known than how many offsets it has.
+        # Only the number of offsets is known of a part of a block.
         messages = np.minimum(some.messages, end - low)
         size = -(-some.raw_bytes * messages // some.messages)
         count = self._fitting(messages, size)
@@ -167,7 +167,7 @@ class Cutter:
         return count == len(order)
 
     def _note(self, codes: I64, low: I64, end: I64) -> None:
-        """Take note of what was taken: from which offset of a queue to before which."""
+        """Records the offsets that were taken of each queue: from `low` to before `end`."""
         if not len(codes):
             return
         order = np.argsort(codes, kind="stable")
@@ -185,7 +185,7 @@ class Cutter:
     # --- the log ---
 
     def _stretch(self, stretch: LogPart, files: Files) -> bool:
-        """Take from a stretch of the log; whether there is room for more."""
+        """Takes from a part of the log; returns whether there is room for more."""
         last = min(stretch.end, self._last)
         if self._position >= last:
             return True
@@ -256,7 +256,7 @@ class Cutter:
 def _regions(
     archives: Sequence[Kept], log: Sequence[LogPart]
 ) -> Iterator[tuple[list[Kept], list[LogPart]]]:
-    """Archives and stretches in the order of positions, as many of a kind as follow each other."""
+    """Archives and parts of the log in the order of positions, neighbours of a kind together."""
     places: list[Kept | LogPart] = [*archives, *log]
     places.sort(key=lambda one: one.first_position if isinstance(one, Kept) else one.begin)
     for is_archive, some in groupby(places, key=lambda one: isinstance(one, Kept)):
@@ -268,7 +268,7 @@ def _regions(
 
 
 def _looked_up(ends: Mapping[int, int], codes: I64) -> I64:
-    """What is said of each queue; 0 of those of which nothing is."""
+    """The end of each queue; 0 for those that have none."""
     each, at = np.unique(codes, return_inverse=True)
     found = np.fromiter((ends.get(code, 0) for code in each.tolist()), np.int64, len(each))
     return found[at]

@@ -1,7 +1,7 @@
-"""Tables: what archives' directories say of their blocks, kept between two looks.
+"""Tables: keeps the rows of archives' directories between two looks of a stream.
 
-The idea: a stream asks the same directories again and again, until it has gone past them. Of each
-are kept the columns that say which messages a block has, in bounded memory.
+The idea: a stream asks the same directories again and again, until it has gone past them. Only the
+columns that say which messages a block has are kept of each, in bounded memory.
 
 Invariant: a table is of one object, which never changes, so it is never old.
 """
@@ -38,23 +38,23 @@ class Table(NamedTuple):
     position: I64
 
     def where(self, mask: NDArray[np.bool_]) -> Table:
-        """Some of them."""
+        """The rows where `mask` is true."""
         return Table(*(column[mask] for column in self))
 
     def at(self, rows: I64) -> Table:
-        """The same by number."""
+        """The rows of these numbers."""
         return Table(*(column[rows] for column in self))
 
 
 class StreamedArchive(NamedTuple):
-    """An archive that was looked at: what it says of itself, and its blocks."""
+    """An archive that was looked at: its manifest, and its blocks."""
 
     manifest: Manifest
     table: Table
 
 
 class DirectoryTables:
-    """See the module."""
+    """Opens archives for their tables, and keeps the tables in bounded memory."""
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
@@ -77,13 +77,13 @@ class DirectoryTables:
         self, held: Sequence[ListedArchive]
     ) -> Iterator[tuple[ListedArchive, Table | Exception]]:
         """The tables of archives, in that order; those that are not kept are opened several at
-        once. What an archive can't be read for is given in its place.
+        once. If an archive can't be read, the error is given in its place.
         """
         for at in range(0, len(held), AT_ONCE):
             some = held[at : at + AT_ONCE]
             missing = [one for one in some if one not in self._kept]
             opened = dict(zip(missing, self.look_all(missing), strict=True))
-            # Before one of them is let go of to make room.
+            # Kept tables are taken first, before one is dropped to make room.
             kept = {one: self._kept[one] for one in some if one not in opened}
             for one in some:
                 looked = opened.get(one)
@@ -95,7 +95,7 @@ class DirectoryTables:
                 yield one, table
 
     def look_all(self, held: Sequence[ListedArchive]) -> list[StreamedArchive | Exception]:
-        """`look` at several at once; what an archive can't be read for is given in its place."""
+        """`look` at several at once; if an archive can't be read, the error is in its place."""
 
         def one(of: ListedArchive) -> StreamedArchive | Exception:
             try:

@@ -1,9 +1,9 @@
 """Offsets: how far a stream has come, as Spark keeps it in a checkpoint.
 
-The idea: of each queue the next offset, under its topic's name and id; that alone says which
-messages a batch has. Two numbers beside it spare looking where nothing can be: below `position` the
-log has nothing more to give, and neither have archives of numbers below `archives`. It is JSON that
-people can read.
+The idea: an offset has the next offset of each queue, under its topic's name and id. That alone
+says which messages a batch has. Two numbers beside it spare looking where nothing can be: below
+`position` the log has nothing more to give, and neither have archives of numbers below `archives`.
+It is JSON that people can read.
 
 Invariants: a topic that was deleted and made again has another id, and begins anew; an offset of
 another store, or of a later version, is refused.
@@ -36,15 +36,15 @@ def queue_of(code: int) -> tuple[int, int]:
 
 
 class TopicOffset(msgspec.Struct, frozen=True):
-    """The next offset of each queue, which JSON names by a text."""
+    """The next offset of each queue of a topic; JSON names the queue by a text."""
 
     id: int
     queues: dict[str, int]
 
 
 class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module. `store` is the store's id in hex; None: there was nothing yet. `of` are the
-    topics that were asked for, which the two numbers hold for; None: all.
+    """A stream's offset. `store` is the store's id in hex; None: there was nothing yet. `of` are
+    the topics that were asked for, which the two numbers hold for; None: all.
     """
 
     version: int = VERSION
@@ -88,7 +88,7 @@ def read_offset(given: Mapping[str, Any]) -> StreamOffset:
 
 
 def topics_of(ends: Mapping[int, int], names: Mapping[int, str]) -> dict[str, TopicOffset]:
-    """Next offsets by code, under the topics' names; what has no name is left out."""
+    """Next offsets by code, under the topics' names; queues without a name are left out."""
     found: dict[str, TopicOffset] = {}
     for code in sorted(ends):
         topic, queue = queue_of(code)
@@ -103,7 +103,7 @@ def topics_of(ends: Mapping[int, int], names: Mapping[int, str]) -> dict[str, To
 def starting(
     text: str, ids: Mapping[str, int], latest: Mapping[int, int] | None
 ) -> Iterator[tuple[int, int]]:
-    """What `starting_offsets` says of queues, as codes and offsets, where it is a JSON; -2 is the
+    """The offsets that `starting_offsets` gives for queues, by code, where it is a JSON; -2 is the
     earliest, -1 the latest. Raises ConfigError.
     """
     for name, queues in _parsed(text).items():

@@ -1,8 +1,8 @@
-"""Reader: `spark.readStream.format("kvmq")`.
+"""Stream reader: `spark.readStream.format("kvmq")`.
 
 The idea: Spark asks at each trigger how far the next batch goes, writes that to its checkpoint, and
 only then has the batch planned and read. This object lives on the driver as long as the stream
-runs: it keeps what it has seen of archives. What reads a part is made anew wherever tasks run.
+runs: it keeps what it has seen of archives. The reader of a part is made anew wherever tasks run.
 
 Invariants: two offsets make the same batch whenever it is read; an offset is only ever another if
 there are messages for it; nothing that this keeps is needed to go on.
@@ -57,7 +57,7 @@ _log = logging.getLogger("kvmq")
 
 
 class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module."""
+    """The reader that Spark calls, on the driver and in tasks; see the module."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -66,7 +66,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _on_driver(self) -> _Driver:
-        # Not before: this object is also made for tasks, which need nothing of that.
+        # Made on first use: this object is also made for tasks, which need no driver.
         if self._driver is None:
             self._driver = _Driver(self._options)
         return self._driver
@@ -76,8 +76,8 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._on_driver.first().as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options say of a batch's size. Spark takes one number of a Python source; the
-        other is looked at beside it.
+        """The options' limit for a batch. Spark takes one number of a Python source; the other is
+        checked beside it.
         """
         options = self._options
         if options.max_messages_per_trigger is not None:
@@ -91,7 +91,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._on_driver.latest(start, _limits(self._options, limit))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take note of what there is: the stream ends there."""
+        """Fixes the end of the stream at all that there is now."""
         self._on_driver.prepare()
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
@@ -108,19 +108,19 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
         settle()
-        # Topics are those of the offsets, whatever the options say by now.
+        # The topics are those of the offsets, whatever the options say by now.
         options = self._options
         wanted = QueryFilter(keys=None if options.keys is None else frozenset(options.keys))
         reader = PartReader(options, wanted, self._schema.names, is_stream=True)
         return as_asked(reader.batches(partition), self._schema)
 
     def stop(self) -> None:
-        """Let go of what was kept."""
+        """Drops everything that was kept."""
         self._driver = None
 
 
 def _limits(options: ReadOptions, limit: ReadLimit) -> Limits | None:
-    """What a batch may have; None: all there is, whatever the options say."""
+    """The limits of a batch; None: all there is, whatever the options say."""
     if isinstance(limit, ReadAllAvailable):
         return None
     messages = options.max_messages_per_trigger or inf
@@ -133,7 +133,7 @@ def _limits(options: ReadOptions, limit: ReadLimit) -> Limits | None:
 
 
 class _Driver:
-    """What the reader is on the driver."""
+    """The reader's part on the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -177,11 +177,11 @@ class _Driver:
         )
 
     def _reached(self, before: StreamView) -> tuple[StreamView, Mapping[int, int], int, int]:
-        """What there is, the ends of all queues that are wanted, the position up to which these
-        are, and from which number on archives may have more. `before` is what was seen before.
+        """The view, the ends of all queues that are wanted, the position up to which these are, and
+        the number from which on archives may have more. `before` is the view before.
         """
         reach = self._looker.reach(None)
-        # Behind it: of a topic that comes between the two, nothing is below the position.
+        # The view after the position: a topic that comes between the two has nothing below it.
         sight = self._looker.look(anew=True)
         names = sight.names()
         ends = {
@@ -235,7 +235,7 @@ class _Driver:
         return offset
 
     def _check_reach(self, offset: StreamOffset, sight: StreamView) -> None:
-        """Raise ConfigError for an offset that the store never came to."""
+        """Raises ConfigError for an offset that the store never came to."""
         names = sight.names()
         ends = {code: end for code, end in offset.ends().items() if names.get(queue_of(code)[0])}
         if not sight.position or not ends:
@@ -246,7 +246,7 @@ class _Driver:
             for code, end in ends.items()
             if end > reach.queues.get(queue_of(code), (0, 0))[1]
         }
-        # What is behind the last checkpoint the index does not know of yet.
+        # The index does not know messages behind the last checkpoint yet.
         if offset.position > sight.position or (beyond and offset.position <= reach.position):
             code = next(iter(beyond), next(iter(ends)))
             topic, queue = queue_of(code)
@@ -258,9 +258,9 @@ class _Driver:
             )
 
     def _start(self, offset: StreamOffset, given: Json) -> BatchStart:
-        """Where to begin, as far as that is known."""
+        """The start of the next batch, as far as it is known."""
         if offset.of != self._of:
-            # What was looked at was other topics.
+            # The earlier batches were of other topics.
             start = BatchStart(offset.ends())
         else:
             start = BatchStart(offset.ends(), offset.position, offset.archives)
@@ -275,7 +275,7 @@ class _Driver:
             try:
                 return self._cut(sight, start, limits)
             except ArchiveMissing:
-                # What left the log is in an archive by now, or went.
+                # Messages that left the log are in an archive by now, or went.
                 sight = self._looker.look(anew=True)
         return self._cut(sight, start, limits)
 
@@ -300,7 +300,7 @@ class _Driver:
         return sight, cutter.cut(self._tables, self._opener.files, self._done)
 
     def _is_far(self, sight: StreamView, start: BatchStart) -> bool:
-        """Whether it is cheaper to ask for the ends of all queues than to look at what is new."""
+        """Whether asking for the ends of all queues is cheaper than looking at all that is new."""
         if not sight.position:
             return False
         new = sum(part.end - max(part.begin, start.position) for part in sight.log

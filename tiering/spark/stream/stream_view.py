@@ -1,11 +1,11 @@
-"""Sight: what there is for a stream at one moment, and noticing that there is more.
+"""Stream view: all that there is for a stream at one moment, and noticing that there is more.
 
-The idea: a store is looked at again when its index was written to, which a few file sizes tell; a
-place of archives is listed, and only what is new there is opened. So a stream with nothing to do
-costs next to nothing.
+The idea: a store is looked at again when its index was written to, which a few file sizes tell. A
+place of archives is listed, and only new archives are opened. So a stream with nothing to do costs
+next to nothing.
 
-Invariants: of what is in sight each message is there once; what was seen of an archive is kept as
-long as it is there.
+Invariants: each message is in the view once; the knowledge of an archive is kept as long as it is
+there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LiveTopic(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """An archive in sight: its number (None where numbers say nothing), and the position of its
+    """An archive in view: its number (None where numbers say nothing), and the position of its
     first record.
     """
 
@@ -68,13 +68,14 @@ class Kept(NamedTuple):
     first_position: int
 
     def is_from(self, number: int) -> bool:
-        """Whether it may have what archives of numbers from this one on have."""
+        """Whether it may have messages that archives of numbers from this one on have."""
         return self.number is None or self.number >= number
 
 
 class StreamView(NamedTuple):
-    """See the module. Archives and the log are in the order of positions; all that comes has
-    archives of numbers from `next_archive` on, and is in the log from `position` on.
+    """All that there is at one moment. Archives and the log are in the order of positions. Messages
+    that come later are in archives of numbers from `next_archive` on, and in the log from
+    `position` on.
     """
 
     store: str | None
@@ -102,10 +103,10 @@ class StoreLooker:
         self._rests_until = 0.0
 
     def look(self, *, anew: bool = False) -> StreamView:
-        """What there is; the same object as before, if nothing is new. `anew`: as it is now; else
-        it may be what was seen a moment ago.
+        """The view; the same object as before, if nothing is new. `anew`: as it is now; else it may
+        be the view of a moment ago.
         """
-        # Before the look: what is written during it is seen by the next.
+        # Taken before the look: the next look sees writes that come during it.
         written = viewer().written(self._folder, self._config)
         seen = self._seen
         if seen is not None:
@@ -145,8 +146,8 @@ class StoreLooker:
         )
 
     def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[StreamView, set[int] | None]:
-        """What there is, and the numbers of the archives that have offsets of queues: the code,
-        the first and the one behind the last.
+        """The view, and the numbers of the archives that have offsets of queues; each span is the
+        code, the first offset and the one behind the last.
         """
         every = [(queue_of(code), low, end) for code, low, end in spans]
         sight = self.look()
@@ -181,8 +182,8 @@ class PlaceLooker:
         self._jobs: JobsOf | None = None
 
     def look(self, *, anew: bool = False) -> StreamView:
-        """What there is; the same object as before, if nothing came and nothing went. `anew`: as it
-        is now.
+        """The view; the same object as before, if nothing came and nothing went. `anew`: as it is
+        now.
         """
         now = self._clock.monotonic()
         if not anew and now - self._listed_at < self._rest:
@@ -193,7 +194,7 @@ class PlaceLooker:
                 self._jobs = JobsOf(place_of(self._options))
             store, held = archives_of(self._options, self._jobs)
         except NothingToRestore:
-            # A worker may put the first at any time.
+            # A worker may put the first archive at any time.
             store, held = None, []
         there = set(held)
         if store == self._seen.store and there == self._known.keys():
@@ -224,11 +225,11 @@ class PlaceLooker:
         return _Known(held, object_, _short(manifest), is_readable=True)
 
     def homes(self, spans: Iterable[tuple[int, int, int]]) -> tuple[StreamView, set[int] | None]:
-        """What there is; which archives have something is in their tables alone."""
+        """The view, and None: only the tables say which archives have the offsets."""
         return self.look(), None
 
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
-        """Which offsets there are of queues, by all archives; each is opened that is not kept."""
+        """The offsets that queues have, by all archives; each that is not kept is opened."""
         wanted = None if queues is None else {code_of(*queue) for queue in queues}
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for _, table in self._tables.each([one.held for one in self._seen.archives]):
@@ -253,12 +254,12 @@ class _Known(NamedTuple):
 
 
 def _short(manifest: Manifest) -> Manifest:
-    """Without the topics, which may be thousands, in each of thousands of archives."""
+    """The manifest without topics, which may be thousands in each of thousands of archives."""
     return replace(manifest, topics=())
 
 
 def looker(options: ReadOptions, tables: DirectoryTables) -> StoreLooker | PlaceLooker:
-    """Who looks at the path of the options."""
+    """The looker for the path of the options."""
     if is_store(options):
         return StoreLooker(options, SystemClock())
     rest = _REST if is_remote(options.path) else 0.0
