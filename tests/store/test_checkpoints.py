@@ -35,6 +35,35 @@ def test_a_checkpoint_after_ones_with_nothing_to_do_still_does_its_work(
     assert stats.checkpointed_position == stats.end_position
 
 
+@pytest.mark.parametrize("step", ["queues.changed", "keys.written", "tags.written", "_keep_head"])
+def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    store = opens()
+    store.create_topic("t", 1)
+    store.put_batch(batch("t", 5, keys=["k"]))
+    *way, name = ("_index." + step).split(".")
+    owner: object = store
+    for part in way:
+        owner = getattr(owner, part)
+
+    def strike(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(owner), name, strike)
+        with pytest.raises(MemoryError):
+            store.checkpoint()
+    store.put_batch(batch("t", 2, keys=["k"]))
+    store.checkpoint()
+    assert sorted(m.offset for m in store.query("t", "k")) == list(range(7))
+    assert store.verify().problems == []
+    store.close()
+    again = opens()
+    assert sorted(m.offset for m in again.query("t", "k")) == list(range(7))
+    assert again.verify().problems == []
+
+
 def test_verifying_and_sealing_an_idle_store_do_not_stop_checkpoints(store: Store) -> None:
     for _ in range(3):
         store.verify()
