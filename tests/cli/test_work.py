@@ -48,11 +48,11 @@ def python(code: str, *args: object) -> list[object]:
 
 def wait_for(path: Path, lines: int = 1) -> list[str]:
     """What a file has, when it has so many lines."""
-    until = time.monotonic() + 20
-    while not path.exists() or len(path.read_text().splitlines()) < lines:
-        assert time.monotonic() < until, f"{path} does not come"
+    until = time.monotonic() + 120
+    while len(found := path.read_text().splitlines() if path.exists() else []) < lines:
+        assert time.monotonic() < until, f"{path} has {len(found)} lines, wanted {lines}"
         time.sleep(0.01)
-    return path.read_text().splitlines()
+    return found
 
 
 def state(store: Path) -> tuple[int, int, int]:

@@ -117,11 +117,19 @@ def _try_all(asked: list[tuple[str, Fault]], copy: Path) -> Iterator[Outcome]:
             yield Outcome(room, fault, BROKEN, f"its tests fail without it: {before.last_line}")
             continue
         text = put_in(fault, copy)
+        _forget_compiled(copy / fault.file)
         try:
             ran = _run(fault.tests, copy, max(TIME_MIN_S, TIME_FACTOR * before.seconds))
         finally:
             (copy / fault.file).write_text(text, encoding="utf-8")
+            _forget_compiled(copy / fault.file)
         yield Outcome(room, fault, *_judge(ran))
+
+
+def _forget_compiled(path: Path) -> None:
+    """Python compares sizes and seconds only, which two versions of a file may share."""
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        compiled.unlink()
 
 
 def _judge(ran: Ran) -> tuple[str, str]:
@@ -136,7 +144,8 @@ def _judge(ran: Ran) -> tuple[str, str]:
 
 def _run(tests: tuple[str, ...], copy: Path, limit_s: float | None) -> Ran:
     shutil.rmtree(copy / ".hypothesis", ignore_errors=True)
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     began = time.monotonic()
     try:
