@@ -10,12 +10,13 @@ from typing import Final
 
 import pytest
 
+from kvstore.files import LocalFiles
 from tests.support.disk import half_full
 from tests.support.pools import quick_pools
 
 # Else a failure there does not say what was found.
 pytest.register_assert_rewrite("tests.support.contents")
-half_full()
+half_full(LocalFiles)
 quick_pools()
 # A shell starts what runs in the background deaf to it; tests interrupt what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

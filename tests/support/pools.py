@@ -13,6 +13,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import IO, Final, cast
 
+from kvstore.files import LocalFiles
 from tests.support.children import context
 from tests.support.disk import half_full
 from tiering.executor.pool import Pool, serve
@@ -58,7 +59,7 @@ def _served(given: Connection, taken: Connection, folder: str, environment: dict
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    half_full()
+    half_full(LocalFiles)
     os.dup2(given.fileno(), sys.stdin.fileno())
     os.dup2(taken.fileno(), sys.stdout.fileno())
     given.close()

@@ -33,7 +33,7 @@ class _OnImport:
                 load(module)
                 from tests.support.disk import half_full
 
-                half_full()
+                half_full(module.LocalFiles)
 
             spec.loader.exec_module = load_and_change  # type: ignore[method-assign]  # its own one
         return spec
