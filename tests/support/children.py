@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Final, Self
 
+from kvstore.files import LocalFiles
 from tests.support.disk import half_full
 
 context: Final = multiprocessing.get_context("forkserver")
@@ -142,7 +143,7 @@ def fail(tell: Teller) -> None:
 
 def _run(writing: Connection, work: Callable[..., object], *args: Any) -> None:
     tell = Teller(writing)
-    half_full()
+    half_full(LocalFiles)
     try:
         work(tell, *args)
     except BaseException:
