@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -402,3 +403,35 @@ def test_every_error_is_public(kind: type[BaseException]) -> None:
 
     assert getattr(kvstore, kind.__name__) is kind
     assert kind.__name__ in kvstore.__all__
+
+
+# -- examples in Python
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_every_example_in_python_compiles(path: Path) -> None:
+    for block in python_blocks(path):
+        compile(block, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_examples_of_popping_and_pulling_in_start_run(tmp_path: Path) -> None:
+    popping, pulling = (
+        block
+        for block in python_blocks(DOCS / "start.md")
+        if block.startswith(("store.create_group", "offset ="))
+    )
+    handled: list[bytes] = []
+    config = StoreConfig(segment_size=64 << 10, auto_create_topics=True)
+    with kvstore.open(tmp_path / "store", config) as store:
+        store.put_batch([Message("orders", b"box", queue=3, tag="paid")] * 3)
+        names = {"store": store, "handle": lambda message: handled.append(message.body)}
+        exec(popping, names)
+        assert handled == [b"box"] * 3
+        assert store.committed_offset("billing", "orders", 3) == 3
+        store.put("orders", b"box", queue=3, tag="paid")
+        exec(pulling, names)
+        assert store.committed_offset("billing", "orders", 3) == 4
