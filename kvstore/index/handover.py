@@ -67,8 +67,10 @@ def retire(families: Families, batch: Batch, segment: int) -> int:
     return len(ends)
 
 
-def retire_topic(families: Families, batch: Batch, topic: int) -> set[int]:
-    """Put the removal of a topic's runs and places into a batch; returns the segments it had."""
+def retire_topic(families: Families, batch: Batch, topic: int) -> None:
+    """Put the removal of a topic's runs and places into a batch. Its keys stay until their segments
+    go, and find nothing.
+    """
     # The topic's places say in which segments it has runs: a topic that never had a message leaves
     # no tombstone.
     first, end = topic_prefix(topic), topic_prefix(topic + 1)
@@ -77,11 +79,9 @@ def retire_topic(families: Families, batch: Batch, topic: int) -> set[int]:
     }
     if segments:
         batch.delete_range(PLACES, first, end)
-    segments = {segment for segment in segments if segment < ARCHIVE_FIRST}
-    for segment in sorted(segments):
+    for segment in sorted(segment for segment in segments if segment < ARCHIVE_FIRST):
         start = segment.to_bytes(4, "big")
         batch.delete_range(RUNS, start + first, start + end)
-    return segments
 
 
 _NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)

@@ -40,7 +40,6 @@ from kvstore.index.keys import (
     place_value,
     read_checkpoint,
 )
-from kvstore.index.message_keys.dead_keys import forget_keys
 from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
 from kvstore.index.message_keys.key_upkeep import KeyUpkeep
 from kvstore.index.queue_locations import Counters, Head, Queues
@@ -448,17 +447,12 @@ class Index:
         of these topics.
         """
         with self._write_lock:
-            gone = set(topics)
-            segments: set[int] = set()
-            for topic in gone:
-                segments |= retire_topic(self.families, batch, topic)
-            parts = forget_keys(self.families, batch, self.keys, sorted(segments), gone)
+            for topic in set(topics):
+                retire_topic(self.families, batch, topic)
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
             self.queues.forget()
-            self.keys.written(parts)
-            self.key_upkeep.has_marked()
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""

@@ -312,10 +312,6 @@ class MessageKeys:
             self._merge = None
         return tuple(part for part in self.parts() if part not in over)
 
-    def is_alone(self, segment: int) -> bool:
-        """Whether no generation of several has keys of a segment, and no merge takes any."""
-        return not self.still_has((p for p in self.parts() if p.level), segment)
-
     def drop(self, batch: Batch, parts: Iterable[Part]) -> None:
         """Put the removal of parts into a batch."""
         for part in parts:
