@@ -69,7 +69,6 @@ from kvstore.errors import (
     TopicExists,
     TopicNotFound,
 )
-from kvstore.index.archived import set_viewer
 from kvstore.message import (
     Bounds,
     Message,
@@ -84,13 +83,10 @@ from kvstore.meta.history import OffsetCommit
 from kvstore.meta.offsets import Lag
 from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.opening.recovery import Progress, RecoveryReport
-from kvstore.opening.viewing import Viewing as _Viewing
 from kvstore.pop.group_stats import GroupStats
 from kvstore.pop.popped import Popped
 from kvstore.read.sql import SqlFilter, sql
 from kvstore.rocketmq.config.export import ExportReport
-
-set_viewer(_Viewing())
 
 __version__ = "0.1.0"
 

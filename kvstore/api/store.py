@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
+from kvstore.api.tiers import OpenArchives, open_tiers
 from kvstore.config import StoreConfig
 from kvstore.engine.following import Follower
 from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
@@ -32,7 +33,7 @@ from kvstore.engine.verify import VerifyReport, verify
 from kvstore.engine.writer import Writer, store_host
 from kvstore.errors import ConfigError, StoreError, shown
 from kvstore.files import local_path
-from kvstore.index.archived import Archived, Catalog, set_founder
+from kvstore.index.archived import Archived, Catalog
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
 from kvstore.log.commitlog import CommitLog
 from kvstore.log.flusher import Flusher
@@ -41,7 +42,7 @@ from kvstore.meta.groups import Groups
 from kvstore.meta.namespaces import Namespaces
 from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topics
-from kvstore.opening import restoring, store_folder
+from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption, in_place
 from kvstore.opening.placing import place_archives
 from kvstore.opening.recovery import Progress, recover
@@ -72,6 +73,7 @@ class Store(Calls):
         read_only: bool = False,
         progress: Progress | None = None,
         adopt: Adoption | None = None,
+        open_archives: OpenArchives = open_tiers,
     ) -> None:
         # Absolute: the process may change its folder while the store is open.
         self.path = local_path(path).absolute()
@@ -91,6 +93,7 @@ class Store(Calls):
         self.threads: list[Background] = []
         """Threads that work for this store by themselves: its own, and a tiering worker's."""
         self._tiers: Archived | None = None
+        self._open_archives = open_archives
         self._archives_lock = threading.Lock()
         found = store_folder.look(self.path, given)
         self._lock = None if read_only else store_folder.take(self.path, given)
@@ -258,19 +261,11 @@ class Store(Calls):
         self._offsets = Offsets(self._index, config, read_only=read_only)
 
     def _archives(self) -> Archived:
-        """The reader of the store's archives; a store without any never imports it."""
+        """The reader of the store's archives; a store without any never opens it."""
         with self._archives_lock:
             if self._tiers is None:
-                from tiering.catalog.tiers import Tiers  # noqa: PLC0415
-
-                self._tiers = Tiers(
-                    self.path,
-                    self._index.families.rows(ARCHIVES, b""),
-                    files=self.config.files,
-                    clock=self.config.clock,
-                    check_crc=self.config.check_crc,
-                    access=self.config.archives,
-                )
+                rows = self._index.families.rows(ARCHIVES, b"")
+                self._tiers = self._open_archives(self.path, rows, self.config)
                 self._ending.append(self._tiers.close)
             return self._tiers
 
@@ -428,7 +423,3 @@ class Store(Calls):
     def __repr__(self) -> str:
         state: Any = "closed" if self._closed else "open" if self._log.writable else "read-only"
         return f"<kvstore.Store {self.path} {state}>"
-
-
-# Store and tiering meet here: restored archives become a store.
-set_founder(restoring.found)

@@ -13,7 +13,7 @@ left out silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, StoreError
 from kvstore.record.values import StoredMessage
 
@@ -147,117 +146,6 @@ class ArchivedTopic(NamedTuple):
     id: int
     name: str
     fields: dict[str, Any]
-
-
-class Restored(NamedTuple):
-    """The facts on which a store is founded from archives alone: catalog rows, topics, the contents
-    of each archive, the position behind all archived records, the greatest store time, and the ids
-    and numbers to go on with. With `store_id` None the store gets a new id.
-    """
-
-    store_id: bytes | None
-    position: int
-    stored_at: int
-    next_topic: int
-    next_archive: int
-    topics: Sequence[ArchivedTopic]
-    held: Sequence[ArchivedRange]
-    rows: Sequence[tuple[bytes, bytes]]
-
-
-Founder = Callable[[Path, Restored, StoreConfig], bytes]
-"""Founds a store in a folder; gives its id."""
-_founders: list[Founder] = []
-
-
-def set_founder(founder: Founder) -> None:
-    """Make `founder` the function that founds stores for tiering, which knows no store."""
-    _founders[:] = [founder]
-
-
-def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
-    """Found a store from the facts of its archives; returns its id."""
-    return _founders[0](path, restored, config)
-
-
-class LogFile(NamedTuple):
-    """A segment's file: its records stand from `first_position` to before `end_position`, and are
-    on the disk.
-    """
-
-    path: Path
-    first_position: int
-    end_position: int
-
-
-class View(NamedTuple):
-    """A store's contents at one moment, for a process that reads its files without opening it: the
-    catalog, the topics, and the log as far as it is on the disk, which is to before `position`.
-    Later archives have numbers from `next_archive` on.
-    """
-
-    catalog: Catalog
-    topics: Sequence[ArchivedTopic]
-    log: Sequence[LogFile]
-    position: int
-    next_archive: int
-
-
-class Reach(NamedTuple):
-    """The offsets of queues, by topic id and queue: the first held offset and the next offset,
-    counting only records below `position` in the log.
-    """
-
-    position: int
-    queues: Mapping[Queue, tuple[int, int]]
-
-
-class Viewer(Protocol):
-    """Looks at stores that other processes may be writing to. Raises the errors of opening a store
-    for reading.
-    """
-
-    def view(self, path: Path, config: StoreConfig) -> View:
-        """The store's contents now."""
-        ...
-
-    def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
-        """The offsets of some queues; None: of all. Costs a few seeks for each queue."""
-        ...
-
-    def homes(
-        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
-    ) -> set[int]:
-        """The numbers of the archives that hold offsets of queues: each with its first offset, and
-        the one behind its last.
-        """
-        ...
-
-    def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
-        """A value that differs as soon as a view may differ; costs no more than a look at some
-        files.
-        """
-        ...
-
-
-_viewers: list[Viewer] = []
-
-
-def set_viewer(viewer: Viewer) -> None:
-    """Make `viewer` the one that looks at stores."""
-    _viewers[:] = [viewer]
-
-
-def viewer() -> Viewer:
-    """The viewer that was set."""
-    return _viewers[0]
-
-
-def view_store(path: Path, config: StoreConfig) -> View:
-    """Look at a store that other processes may be writing to. Raises the errors of opening it for
-    reading.
-    """
-    return viewer().view(path, config)
 
 
 class Contents(NamedTuple):

@@ -10,12 +10,14 @@ archive numbers that the archives know of are never given again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.index.archived import Restored
+from kvstore.index.archived import ArchivedRange, ArchivedTopic
 from kvstore.index.families import Batch
 from kvstore.index.handover import place_again
 from kvstore.index.index import Index
@@ -37,8 +39,26 @@ from kvstore.meta.topic import TopicInfo
 from kvstore.opening import store_folder
 
 
-def found(path: Path, restored: Restored, config: StoreConfig) -> bytes:
-    """Found a store in a folder that has none; returns its id. Raises `StoreLocked`, `DiskFull`."""
+class Restored(NamedTuple):
+    """The facts on which a store is founded from archives alone: catalog rows, topics, the contents
+    of each archive, the position behind all archived records, the greatest store time, and the ids
+    and numbers to go on with. With `store_id` None the store gets a new id.
+    """
+
+    store_id: bytes | None
+    position: int
+    stored_at: int
+    next_topic: int
+    next_archive: int
+    topics: Sequence[ArchivedTopic]
+    held: Sequence[ArchivedRange]
+    rows: Sequence[tuple[bytes, bytes]]
+
+
+def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
+    """Founds a store in a folder that has none; returns its id. Raises `StoreLocked` or
+    `DiskFull`.
+    """
     lock = store_folder.take(path, config)
     try:
         index, config = store_folder.found_index(path, config, None, store_folder.NEW_INDEX)

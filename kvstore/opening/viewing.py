@@ -12,15 +12,15 @@ look at the index and the look at the folder is looked for again, so that no mes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.index.archived import ArchivedTopic, Catalog, LogFile, Queue, Reach, View
+from kvstore.index.archived import ArchivedTopic, Catalog, Queue
 from kvstore.index.attach import comes_from
 from kvstore.index.index import Index
 from kvstore.index.keys import (
@@ -42,86 +42,119 @@ _LOOKS: Final = 5
 _log = logging.getLogger("kvmq")
 
 
-class Viewing:
-    """Looks at stores from outside; see `kvstore.index.archived.Viewer`."""
+class LogFile(NamedTuple):
+    """A segment's file: its records stand from `first_position` to before `end_position`, and are
+    on the disk.
+    """
 
-    def view(self, path: Path, config: StoreConfig) -> View:
-        """See Viewer."""
-        found, missing = self._view(path, config)
-        for _ in range(_LOOKS):
-            if not missing:
-                break
-            # They may have gone after the look at the index: then the index says so by now.
-            before = missing
-            found, missing = self._view(path, config)
-            if missing == before:
-                break
-        lost = [n for n in missing if found.log and n >= found.log[0].first_position]
-        if lost:
-            _log.warning("the log of %s has lost the segments at %s", path, lost)
-        return found
+    path: Path
+    first_position: int
+    end_position: int
 
-    def _view(self, path: Path, config: StoreConfig) -> tuple[View, list[int]]:
-        """Scans the folder once; returns the view and the first positions of missing segments."""
-        with _opened(path, config) as (index, size):
-            families = index.families
-            topics = [
-                ArchivedTopic(info.id, info.name, msgspec.to_builtins(info))
+
+class View(NamedTuple):
+    """A store's contents at one moment, for a process that reads its files without opening it: the
+    catalog, the topics, and the log as far as it is on the disk, which is to before `position`.
+    Later archives have numbers from `next_archive` on.
+    """
+
+    catalog: Catalog
+    topics: Sequence[ArchivedTopic]
+    log: Sequence[LogFile]
+    position: int
+    next_archive: int
+
+
+class Reach(NamedTuple):
+    """The offsets of queues, by topic id and queue: the first held offset and the next offset,
+    counting only records below `position` in the log.
+    """
+
+    position: int
+    queues: Mapping[Queue, tuple[int, int]]
+
+
+def view_store(path: Path, config: StoreConfig) -> View:
+    """Looks at a store that other processes may be writing to. Raises the errors of opening it for
+    reading, as do the other functions.
+    """
+    found, missing = _view(path, config)
+    for _ in range(_LOOKS):
+        if not missing:
+            break
+        # They may have gone after the look at the index: then the index says so by now.
+        before = missing
+        found, missing = _view(path, config)
+        if missing == before:
+            break
+    lost = [n for n in missing if found.log and n >= found.log[0].first_position]
+    if lost:
+        _log.warning("the log of %s has lost the segments at %s", path, lost)
+    return found
+
+
+def _view(path: Path, config: StoreConfig) -> tuple[View, list[int]]:
+    """Scans the folder once; returns the view and the first positions of missing segments."""
+    with _opened(path, config) as (index, size):
+        families = index.families
+        topics = [
+            ArchivedTopic(info.id, info.name, msgspec.to_builtins(info))
+            for info in _topics(index, config).all()
+        ]
+        catalog = Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
+        durable = index.checkpoint.durable
+        log, missing = _files(path, config, index, size)
+        return View(catalog, topics, log, durable, comes_from(families)), missing
+
+
+def reach(path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
+    """The offsets of some queues; None: of all. Costs a few seeks for each queue."""
+    with _opened(path, config) as (index, size):
+        if queues is None:
+            queues = (
+                (info.id, queue)
                 for info in _topics(index, config).all()
-            ]
-            catalog = Catalog(
-                families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b""))
+                for queue in range(max(info.read_queues, info.write_queues))
             )
-            durable = index.checkpoint.durable
-            log, missing = _files(path, config, index, size)
-            return View(catalog, topics, log, durable, comes_from(families)), missing
+        first_segment = index.log_start() // size
+        found = {}
+        for topic, queue in queues:
+            end = index.queues.head(topic << 32 | queue).next_offset
+            if end:
+                found[topic, queue] = _first(index, topic, queue, first_segment, end), end
+        return Reach(index.checkpoint.position, found)
 
-    def reach(self, path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
-        """See Viewer."""
-        with _opened(path, config) as (index, size):
-            if queues is None:
-                queues = (
-                    (info.id, queue)
-                    for info in _topics(index, config).all()
-                    for queue in range(max(info.read_queues, info.write_queues))
-                )
-            first_segment = index.log_start() // size
-            found = {}
-            for topic, queue in queues:
-                end = index.queues.head(topic << 32 | queue).next_offset
-                if end:
-                    found[topic, queue] = _first(index, topic, queue, first_segment, end), end
-            return Reach(index.checkpoint.position, found)
 
-    def homes(
-        self, path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]
-    ) -> set[int]:
-        """See Viewer."""
-        found: set[int] = set()
-        with _opened(path, config) as (index, _):
-            it = index.families.iter(PLACES)
-            for (topic, queue), low, end in spans:
-                prefix = queue_prefix(topic, queue)
-                it.seek_for_prev(place_key(topic, queue, low))
-                if not index.families.valid(it) or not it.key().startswith(prefix):
-                    it.seek(prefix)
-                while index.families.valid(it) and it.key().startswith(prefix):
-                    place = read_place(it.key(), it.value())[2]
-                    if place.first >= end:
-                        break
-                    if place.is_archived:
-                        found.add(place.archive)
-                    it.next()
-        return found
+def homes(path: Path, config: StoreConfig, spans: Iterable[tuple[Queue, int, int]]) -> set[int]:
+    """The numbers of the archives that hold offsets of queues: each with its first offset, and the
+    one behind its last.
+    """
+    found: set[int] = set()
+    with _opened(path, config) as (index, _):
+        it = index.families.iter(PLACES)
+        for (topic, queue), low, end in spans:
+            prefix = queue_prefix(topic, queue)
+            it.seek_for_prev(place_key(topic, queue, low))
+            if not index.families.valid(it) or not it.key().startswith(prefix):
+                it.seek(prefix)
+            while index.families.valid(it) and it.key().startswith(prefix):
+                place = read_place(it.key(), it.value())[2]
+                if place.first >= end:
+                    break
+                if place.is_archived:
+                    found.add(place.archive)
+                it.next()
+    return found
 
-    def written(self, path: Path, config: StoreConfig) -> tuple[object, ...]:
-        """See Viewer."""
-        folder, files = path / store_folder.INDEX, config.files
-        return tuple(
-            (name, files.size(folder / name))
-            for name in sorted(files.list_dir(folder))
-            if name.endswith(".log") or name.startswith("MANIFEST")
-        )
+
+def written(path: Path, config: StoreConfig) -> tuple[object, ...]:
+    """A value that differs as soon as a view may differ; costs a look at some files."""
+    folder, files = path / store_folder.INDEX, config.files
+    return tuple(
+        (name, files.size(folder / name))
+        for name in sorted(files.list_dir(folder))
+        if name.endswith(".log") or name.startswith("MANIFEST")
+    )
 
 
 @contextmanager

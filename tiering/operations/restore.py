@@ -34,7 +34,8 @@ from kvstore.errors import (
     TopicNotFound,
 )
 from kvstore.files import local_path
-from kvstore.index.archived import ArchivedRange, ArchivedTopic, Restored, found_store
+from kvstore.index.archived import ArchivedRange, ArchivedTopic
+from kvstore.opening.restoring import Restored, found_store
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, newest, objects_of

@@ -18,7 +18,7 @@ import msgspec
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld, StoreNotFound
 from kvstore.files import LocalFiles
-from kvstore.index.archived import View, view_store
+from kvstore.opening.viewing import View, view_store
 from tiering.archive.archive_reader import Archive, Source, open_lazily
 from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing
-from kvstore.index.archived import view_store
+from kvstore.opening.viewing import view_store
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.lookup.directory import DirectoryRows
 from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows

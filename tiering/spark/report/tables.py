@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing, ConfigError
-from kvstore.index.archived import viewer
+from kvstore.opening import viewing
 from tiering.archive.archive_reader import Archive
 from tiering.catalog.catalog import ArchiveRow, decode_rows, read_topics
 from tiering.errors import ObjectNotFound, ObjectTooShort
@@ -164,7 +164,7 @@ class ArchivesReader(DataSourceReader):
         """
         options = self._options
         if is_store(options):
-            catalog = viewer().view(Path(options.path), StoreConfig()).catalog
+            catalog = viewing.view_store(Path(options.path), StoreConfig()).catalog
             yield from map(_of_row, decode_rows(catalog.rows))
             return
         looked, skipped = looked_at(listing(options), options, Opener(options), _topics)

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.config import StoreConfig
-from kvstore.index.archived import Reach, viewer
+from kvstore.opening import viewing
+from kvstore.opening.viewing import Reach
 from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
@@ -107,7 +108,7 @@ class StoreLooker:
         be the view of a moment ago.
         """
         # Taken before the look: the next look sees writes that come during it.
-        written = viewer().written(self._folder, self._config)
+        written = viewing.written(self._folder, self._config)
         seen = self._seen
         if seen is not None:
             rests = not anew and self._clock.monotonic() < self._rests_until
@@ -123,7 +124,7 @@ class StoreLooker:
         return found
 
     def _look(self) -> StreamView:
-        view = viewer().view(self._folder, self._config)
+        view = viewing.view_store(self._folder, self._config)
         topics = {
             topic.name: LiveTopic(
                 topic.id, int(topic.fields["since"]), topic.fields["kind"] == _COMPACTED
@@ -152,7 +153,7 @@ class StoreLooker:
         every = [(queue_of(code), low, end) for code, low, end in spans]
         sight = self.look()
         for _ in range(_LOOKS):
-            homes = viewer().homes(self._folder, self._config, every)
+            homes = viewing.homes(self._folder, self._config, every)
             before, sight = sight, self.look(anew=True)
             # Nothing was moved between the two looks.
             if sight.archives == before.archives and len(sight.log) >= len(before.log):
@@ -161,7 +162,7 @@ class StoreLooker:
 
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
         """Which offsets there are of queues."""
-        return viewer().reach(self._folder, self._config, queues)
+        return viewing.reach(self._folder, self._config, queues)
 
 
 class PlaceLooker:

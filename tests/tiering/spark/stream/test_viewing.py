@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, StoreConfig
-from kvstore.index.archived import viewer
+from kvstore.opening import viewing
 from tests.support.clock import VirtualClock
 from tests.tiering.spark.conftest import DAY, POLICY, SEGMENT, TOPICS, message
 from tiering import Worker
@@ -39,8 +39,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def test_a_view_is_what_the_store_says_up_to_its_last_checkpoint(store: Store) -> None:
-    before = viewer().written(store.path, CONFIG)
-    view = viewer().view(store.path, CONFIG)
+    before = viewing.written(store.path, CONFIG)
+    view = viewing.view_store(store.path, CONFIG)
     stats = store.stats()
     assert view.position == stats.durable_position
     assert view.catalog == store.catalog()
@@ -48,17 +48,17 @@ def test_a_view_is_what_the_store_says_up_to_its_last_checkpoint(store: Store) -
         range(stats.first_position, stats.durable_position, SEGMENT)
     )
     assert view.log[-1].end_position == stats.durable_position
-    assert viewer().written(store.path, CONFIG) == before
+    assert viewing.written(store.path, CONFIG) == before
     store.put_batch([Message("orders", b"not on the disk for sure")])
-    assert viewer().view(store.path, CONFIG).position == view.position
+    assert viewing.view_store(store.path, CONFIG).position == view.position
     store.checkpoint()
-    assert viewer().written(store.path, CONFIG) != before
+    assert viewing.written(store.path, CONFIG) != before
 
 
 def test_the_reach_of_queues_is_their_bounds(store: Store) -> None:
     store.checkpoint()
     ids = {store.topic(name).id: name for name in TOPICS}
-    reach = viewer().reach(store.path, CONFIG, None)
+    reach = viewing.reach(store.path, CONFIG, None)
     assert reach.position == store.stats().checkpointed_position
     assert {(ids[t], q): tuple(found) for (t, q), found in reach.queues.items()} == {
         (name, queue): tuple(store.bounds(name, queue))
@@ -67,20 +67,18 @@ def test_the_reach_of_queues_is_their_bounds(store: Store) -> None:
     }
     assert any(first for first, _ in reach.queues.values())
     some = next(iter(reach.queues))
-    assert viewer().reach(store.path, CONFIG, [some, (99, 0)]).queues == {some: reach.queues[some]}
+    assert viewing.reach(store.path, CONFIG, [some, (99, 0)]).queues == {some: reach.queues[some]}
 
 
 def test_the_homes_of_offsets_are_the_archives_that_have_them(store: Store) -> None:
     topic = store.topic("orders").id
     first, end = store.bounds("orders", 0)
-    every = viewer().homes(store.path, CONFIG, [((topic, 0), 0, end)])
+    every = viewing.homes(store.path, CONFIG, [((topic, 0), 0, end)])
     assert len(every) >= 2
-    alone = viewer().homes(store.path, CONFIG, [((topic, 0), first, first + 1)])
+    alone = viewing.homes(store.path, CONFIG, [((topic, 0), first, first + 1)])
     assert len(alone) == 1
     assert alone < every
-    assert (
-        viewer().homes(store.path, CONFIG, [((topic, 0), end - 1, end), ((99, 0), 0, 9)]) == set()
-    )
+    assert viewing.homes(store.path, CONFIG, [((topic, 0), end - 1, end), ((99, 0), 0, 9)]) == set()
 
 
 def test_a_segment_whose_file_is_lost_is_not_named(store: Store, tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ def test_a_segment_whose_file_is_lost_is_not_named(store: Store, tmp_path: Path)
         one.create_topic("orders")
         one.put_batch([Message("orders", b"x" * 1000)] * 200)
         one.checkpoint()
-        whole = viewer().view(folder, CONFIG).log
+        whole = viewing.view_store(folder, CONFIG).log
         whole[1].path.rename(tmp_path / "lost")
-        assert viewer().view(folder, CONFIG).log == [whole[0], *whole[2:]]
+        assert viewing.view_store(folder, CONFIG).log == [whole[0], *whole[2:]]
         (tmp_path / "lost").rename(whole[1].path)
