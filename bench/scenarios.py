@@ -59,6 +59,7 @@ SCENARIOS: Final = (
     Scenario("spark_scan", "scanning:run", runs=1),
     Scenario("merging", "merging:run", runs=1),
     Scenario("sqlite", "peer_sqlite:run", runs=1),
+    Scenario("parquet", "peer_parquet:run", runs=1),
 )
 
 DERIVED: Final = {("index_many", "index_few"): "index_size:compare"}
