@@ -84,9 +84,10 @@ class Upkeep:
 
     def _write_frozen(self, *, clean: bool) -> None:
         log, index = self._log, self._index
-        position, before = index.tails.active.start, index.checkpoint
+        (active, frozen), before = index.tails, index.checkpoint
+        position = active.start
         log.sync_to_end()
-        if position != before.position or clean != before.clean:
+        if frozen is not None or position != before.position or clean != before.clean:
             index.write_checkpoint(
                 Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
                 sync=clean,

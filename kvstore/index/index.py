@@ -6,7 +6,8 @@ that order and from one look at `tails`: entries that leave the second tail are 
 goes. Next offsets of used queues are kept, so a put to a known queue never asks RocksDB.
 
 Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is
-durable to there; nothing here reads the log.
+durable to there; nothing here reads the log. After a change that failed at any step, also behind
+its write, all that memory keeps of rows is read again: nobody else can tell whether it was written.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +59,8 @@ class Index:
     def __init__(self, path: Path, segment_size: int, *, read_only: bool, create: bool) -> None:
         self.families = Families(path, read_only=read_only, create=create)
         self._write_lock = threading.Lock()
+        self._is_unsure = False
+        """Whether a change failed, and memory may not know the rows that it wrote."""
         self.set_segment_size(segment_size)
         self.tails = Tails(Tail(0), None)
         self.tags = TagCodes(None)
@@ -81,26 +85,58 @@ class Index:
         self.segment_size = size
         self.queues = Queues(self.families, size)
         self.keys = MessageKeys(self.families, size)
-        self.key_upkeep = KeyUpkeep(self.families, self.keys, size, self._write_lock)
+        self.key_upkeep = KeyUpkeep(self.families, self.keys, size, self._writing)
 
     def load(self) -> Checkpoint:
         """Read the last checkpoint and begin the tail there."""
+        self._read()
+        self.tails = Tails(Tail(self.checkpoint.position), None)
+        return self.checkpoint
+
+    def _read(self) -> None:
         value = self.families.get(META, CHECKPOINT)
         self.checkpoint = read_checkpoint(value) if value else Checkpoint(0, 0, 0, 0, clean=False)
-        self.tails = Tails(Tail(self.checkpoint.position), None)
         self.tags = TagCodes(self.families.get(META, TAG_CODES))
-        self._next_archive = handover.next_number(self.families)
+        self._next_archive = max(self._next_archive, handover.next_number(self.families))
         sealed = self.families.get(META, SEALED)
         self._sealed = max(
             U32.unpack(sealed)[0] if sealed else 0, self.log_start() // self.segment_size
         )
-        return self.checkpoint
 
     def topics_fresh_from(self, topic: int) -> None:
         """Mark topics from this id on as having no entries in RocksDB: their queues begin at 0
         without a look.
         """
         self._fresh_from = min(self._fresh_from, topic)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """The time of one change of rows; one at a time."""
+        with self._write_lock:
+            if self._is_unsure:
+                self._read_again()
+            try:
+                yield
+            except BaseException:
+                self._is_unsure = True
+                with suppress(Exception):  # it is read before the next change, then
+                    self._read_again()
+                raise
+
+    def _read_again(self) -> None:
+        """Read again what memory keeps of rows, after a change that failed."""
+        self._changing()
+        self._read()
+        self.keys.read_again()
+        self.key_upkeep.has_marked()
+        self.queues.forget()
+        with self._heads_lock:
+            self._forget_heads()
+        self.moves += 1
+        active, frozen = self.tails
+        if frozen is not None and self.checkpoint.position == active.start:
+            self.tails = Tails(active, None)
+        self._is_unsure = False
 
     # --- the tail; under the log's lock ---
 
@@ -142,10 +178,13 @@ class Index:
 
     def _keep_head(self, queue: int, head: Head) -> None:
         if len(self._heads) >= HEADS_KEPT:
-            # From here on the queues of a new topic may have entries in RocksDB.
-            self._fresh_from = 1 << 32
-            self._heads.clear()
+            self._forget_heads()
         self._heads[queue] = head
+
+    def _forget_heads(self) -> None:
+        # From here on the queues of a new topic may have entries in RocksDB.
+        self._fresh_from = 1 << 32
+        self._heads.clear()
 
     def freeze(self, position: int) -> Tail | None:
         """Take the active tail away for a checkpoint at `position`; None if a checkpoint is under
@@ -178,7 +217,7 @@ class Index:
         also: Callable[[Batch], None] | None = None,
     ) -> None:
         """Write the frozen tail and `checkpoint` in one batch; the log is durable to there."""
-        with self._write_lock:
+        with self._writing():
             frozen = self.tails.frozen
             batch = self.families.batch()
             stretches: list[tuple[int, int, int, int]] = []
@@ -316,7 +355,7 @@ class Index:
 
     def seal_next(self) -> None:
         """Repack the runs of the oldest such segment; its keys are merged from then on."""
-        with self._write_lock:
+        with self._writing():
             if not self.seal_due():
                 return
             batch = self.families.batch()
@@ -341,7 +380,7 @@ class Index:
         """Leave little work behind at a close: repack the active segment's runs if they are many,
         and empty RocksDB's own log.
         """
-        with self._write_lock:
+        with self._writing():
             batch = self.families.batch()
             if repack(self.families, batch, self.checkpoint.position // self.segment_size):
                 self.families.write(batch)
@@ -351,7 +390,7 @@ class Index:
         """Take a segment out of the index, and say that the log begins at `log_start`; returns its
         queues' number. `there` are the segments that the log has.
         """
-        with self._write_lock:
+        with self._writing():
             batch = self.families.batch()
             queues = retire(self.families, batch, segment)
             parts = self.keys.leave(batch, [segment], there)
@@ -376,7 +415,7 @@ class Index:
         segments had. `there` are the segments that the log has. With `erase` their keys are soon
         removed from shared generations as well.
         """
-        with self._write_lock:
+        with self._writing():
             batch = self.families.batch()
             queues = handover.hand_over(self.families, batch, sorted(segments), arriving, unkept)
             parts = self.keys.leave(batch, segments, there)
@@ -398,7 +437,7 @@ class Index:
         """Put archives, or nothing, in the place of other archives, and change catalog rows, at
         once.
         """
-        with self._write_lock:
+        with self._writing():
             batch = self.families.batch()
             if old:
                 handover.swap(self.families, batch, old, arriving, queues)
@@ -414,15 +453,16 @@ class Index:
         """Write a batch that changes where messages are. `ended` are queues that end elsewhere
         afterwards: no tail has any of their entries, and nobody puts to them meanwhile.
         """
-        with self._write_lock:
+        with self._writing():
             batch = self.families.batch()
             put(batch)
+            for queue in ended:
+                self._counters.pop(queue, None)
             self._move(batch, arriving)
             self._fresh_from = 1 << 32 if ended else self._fresh_from
             with self._heads_lock:
                 for queue in ended:
                     self._heads.pop(queue, None)
-                    self._counters.pop(queue, None)
 
     def _move(self, batch: Batch, arriving: Sequence[Arriving]) -> None:
         """Write a batch that changes where messages are."""
@@ -438,7 +478,7 @@ class Index:
 
     def take_archive_number(self) -> int:
         """A number for an archive that will arrive; no catalog ever had it."""
-        with self._write_lock:
+        with self._writing():
             self._next_archive += 1
             return self._next_archive - 1
 
@@ -446,7 +486,7 @@ class Index:
         """Write a batch durably that also removes topics from the index; the tails have no entries
         of these topics.
         """
-        with self._write_lock:
+        with self._writing():
             for topic in set(topics):
                 retire_topic(self.families, batch, topic)
             self._changing()

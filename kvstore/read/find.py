@@ -11,7 +11,7 @@ id is said not to exist only if every archive that may have it could be asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from kvstore.errors import (
@@ -195,19 +195,16 @@ class Finder:
         in_tails = self._index.find_in_tails(low, visible)
         for position in in_tails:
             yield position, -1
-        # A checkpoint may move keys from tail to RocksDB between the two looks; one that was struck
-        # behind its write is written again, and then RocksDB has its keys twice.
-        seen = set(in_tails)
+        # A position that a checkpoint moves from tail to RocksDB between the two looks must not
+        # come twice.
+        seen = frozenset(in_tails)
         found = self._in_log(low, high, begin, end, visible)
         cold = self._reader.cold
-        candidates: Iterable[tuple[int, int]] = (
-            ((position, -1) for position in found)
-            if cold is None
-            else cold.candidates(low, high, begin, end, found, lost)
-        )
-        for position, archive in candidates:
+        if cold is None:
+            yield from ((position, -1) for position in found if position not in seen)
+            return
+        for position, archive in cold.candidates(low, high, begin, end, found, lost):
             if position not in seen:
-                seen.add(position)
                 yield position, archive
 
     def _in_log(

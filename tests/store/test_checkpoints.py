@@ -54,14 +54,45 @@ def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
         patched.setattr(type(owner), name, strike)
         with pytest.raises(MemoryError):
             store.checkpoint()
+    assert store.stats().tail_entries == 0, "it was written: nothing is left for the next one"
     store.put_batch(batch("t", 2, keys=["k"]))
     store.checkpoint()
+    store.seal()
+    while store._index.merge_due():
+        store._index.merge_next()
+    _, positions = store._index.keys.pairs(0)
+    assert len(positions) == 2 * 7, "an id and a key of each"
     assert sorted(m.offset for m in store.query("t", "k")) == list(range(7))
     assert store.verify().problems == []
     store.close()
     again = opens()
     assert sorted(m.offset for m in again.query("t", "k")) == list(range(7))
     assert again.verify().problems == []
+
+
+@pytest.mark.parametrize("reading", ["keys.read_again", "queues.forget"])
+def test_a_change_that_was_struck_behind_its_write_is_known_though_it_is_not_read_at_once(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    """The next checkpoint reads it then."""
+    store = opens()
+    store.create_topic("t", 1)
+    store.put_batch(batch("t", 5, keys=["k"]))
+
+    def strike(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store._index.tags), "written", strike)
+        owner, name = reading.split(".")
+        patched.setattr(type(getattr(store._index, owner)), name, strike)
+        with pytest.raises(MemoryError):
+            store.checkpoint()
+    store.put_batch(batch("t", 2, keys=["k"]))
+    store.checkpoint()
+    assert store.stats().tail_entries == 0
+    assert len(store._index.keys.pairs(0)[1]) == 2 * 7
+    assert [m.offset for m in store.pull("t", 0, 0, 10).messages] == list(range(7))
 
 
 def test_verifying_and_sealing_an_idle_store_do_not_stop_checkpoints(store: Store) -> None:

@@ -139,6 +139,12 @@ class MessageKeys:
         with self._lock:
             self._sought = self._written = _in_order(parts)
 
+    def read_again(self) -> None:
+        """Read the parts again after a change that failed, which may have been written."""
+        with self._lock:
+            self._merge, self._planned = None, (None, 0)
+            self._load()
+
     def forget_filters(self) -> None:
         """Drop the cached filters, since filters changed."""
         with self._lock:

@@ -9,8 +9,8 @@ Invariant: both may stop at any step, also with the process, and go on later whe
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import read_gone
@@ -23,12 +23,16 @@ class KeyUpkeep:
     """The upkeep of one key index."""
 
     def __init__(
-        self, families: Families, keys: MessageKeys, segment_size: int, lock: threading.Lock
+        self,
+        families: Families,
+        keys: MessageKeys,
+        segment_size: int,
+        writing: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._families = families
         self._keys = keys
         self._segment_size = segment_size
-        self._lock = lock
+        self._writing = writing
         self._marked: list[int] | None = None
         self._dropping: Iterator[None] | None = None
 
@@ -38,7 +42,7 @@ class KeyUpkeep:
 
     def merge_next(self, sealed: int) -> None:
         """Do one step of a merge."""
-        with self._lock:
+        with self._writing():
             self._keys.merge_next(sealed)
 
     def dead_keys_due(self) -> bool:
@@ -49,7 +53,7 @@ class KeyUpkeep:
 
     def drop_dead_keys(self) -> None:
         """Do one step of removing the dead keys of the oldest such segment."""
-        with self._lock:
+        with self._writing():
             if not self.dead_keys_due():
                 return
             if self._dropping is None:
@@ -74,7 +78,7 @@ class KeyUpkeep:
 
     def mark_all_left(self) -> None:
         """Mark every segment that left the log and has keys in a generation of several segments."""
-        with self._lock:
+        with self._writing():
             gone, size = read_gone(self._families), self._segment_size
             parts = self._keys.parts()
             below = gone.below // size
