@@ -40,7 +40,7 @@ _STORE: Final = "0" * 32
 _ROUNDS: Final = 3
 
 
-class Two:
+class Two(Executor):
     """An `Executor` of two processes, each of which has the next job as soon as it is free."""
 
     width = 2

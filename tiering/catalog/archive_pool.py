@@ -14,11 +14,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
 from tiering.archive.archive_reader import Archive
+from tiering.catalog.single_flight import SingleFlight
 
 _OBJECTS: Final = 8 << 10
 """Bytes of an open archive's own objects, beside those that it reports."""
@@ -37,35 +37,28 @@ class OpenArchives:
         self._open: OrderedDict[int, Archive] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._bytes = 0
-        self._under_way: dict[int, Future[Archive]] = {}
+        self._flight: SingleFlight[int, Archive] = SingleFlight(self._lock)
 
     def get(self, number: int) -> Archive:
         """An open archive; raises the errors of opening it."""
         with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-                return found
-            future = self._under_way.get(number)
-            mine = future is None
-            if future is None:
-                future = self._under_way[number] = Future()
-        if mine:
-            self._begin(number, future)
-        return future.result()
+            found = self._found(number)
+        if found is not None:
+            return found
+        return self._flight.do(
+            number, partial(self._opened, number),
+            find=partial(self._found, number), keep=partial(self._keep, number),
+        )  # fmt: skip
 
     def at_hand(self, number: int) -> Archive | None:
         """An archive, if it is open already."""
         with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-            return found
+            return self._found(number)
 
     def forget(self, number: int) -> None:
         """Drops an archive; the next caller gets it opened anew."""
         with self._lock:
-            self._under_way.pop(number, None)
+            self._flight.forget([number])
             if number in self._open:
                 self._drop(number)
 
@@ -74,24 +67,11 @@ class OpenArchives:
         with self._lock:
             return dict(self._sizes)
 
-    def _begin(self, number: int, future: Future[Archive]) -> None:
-        try:
-            archive = self._open_one(number)
-            # The number alone: an archive that knew itself would outlive its last reader.
-            archive.on_growth = partial(self._grown, number)
-            with self._lock:
-                # A forgotten archive is only for those who waited, and is not kept.
-                if self._under_way.get(number) is future:
-                    self._open[number] = archive
-                    self._weigh(number)
-                    del self._under_way[number]
-        except BaseException as e:
-            with self._lock:
-                if self._under_way.get(number) is future:
-                    del self._under_way[number]
-            future.set_exception(e)
-            return
-        future.set_result(archive)
+    def _opened(self, number: int) -> Archive:
+        archive = self._open_one(number)
+        # The number alone: an archive that knew itself would outlive its last reader.
+        archive.on_growth = partial(self._grown, number)
+        return archive
 
     def _grown(self, number: int) -> None:
         with self._lock:
@@ -99,6 +79,16 @@ class OpenArchives:
                 self._weigh(number)
 
     # --- under the lock ---
+
+    def _found(self, number: int) -> Archive | None:
+        found = self._open.get(number)
+        if found is not None:
+            self._open.move_to_end(number)
+        return found
+
+    def _keep(self, number: int, archive: Archive) -> None:
+        self._open[number] = archive
+        self._weigh(number)
 
     def _weigh(self, number: int) -> None:
         size = self._open[number].memory_bytes + self._more

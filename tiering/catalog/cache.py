@@ -18,23 +18,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 from kvstore.errors import StoreClosed
 from tiering.archive.block import Block
+from tiering.catalog.single_flight import SingleFlight
 
 _PROTECTED: Final = 0.8
 """The share of the bytes for blocks that were asked for a second time."""
 
 Key = tuple[int, int]
 """Archive and block."""
-
-
-class _Reading(NamedTuple):
-    """A read that is under way; `mine` tells it from a later read of the same block."""
-
-    mine: object
-    future: Future[Block]
 
 
 class CacheStats(NamedTuple):
@@ -73,7 +68,7 @@ class BlockCache:
         self._protected: OrderedDict[Key, Block] = OrderedDict()
         self._sizes: dict[Key, int] = {}
         self._bytes = self._protected_bytes = 0
-        self._under_way: dict[Key, _Reading] = {}
+        self._flight: SingleFlight[Key, Block] = SingleFlight(self._lock)
         self._forgotten = 0
         """The number of calls of `forget`."""
         self._hits = self._reads = self._waits = self._ahead = 0
@@ -94,11 +89,10 @@ class BlockCache:
             found = self._there(key, is_scan)
             if found is not None:
                 return found
-            reading = self._reading().get(key)
-            if reading is None:
+            future = self._flight.future(key)
+            if future is None:
                 future = self._begin(key)
             else:
-                future = reading.future
                 self._waits += 1
         try:
             return future.result()
@@ -116,7 +110,7 @@ class BlockCache:
             return found
         with self._lock:
             found = self._there(key, is_scan)
-            under_way = self._reading()
+            under_way = self._flight.under_way()
             is_free = key not in under_way and len(under_way) < self._readers
             if found is None and is_free:
                 self._begin(key)
@@ -128,7 +122,7 @@ class BlockCache:
         """
         with self._lock:
             for block in range(first, stop):
-                under_way = self._reading()
+                under_way = self._flight.under_way()
                 if len(under_way) >= self._readers:
                     return
                 key = (archive, block)
@@ -150,8 +144,7 @@ class BlockCache:
         """Drops an archive's blocks; the next callers have them read anew."""
         with self._lock:
             self._forgotten += 1
-            for key in [key for key in self._under_way if key[0] == archive]:
-                del self._under_way[key]
+            self._flight.forget([key for key in self._flight.under_way() if key[0] == archive])
             for key in [key for key in self._sizes if key[0] == archive]:
                 self._drop(key)
 
@@ -166,7 +159,7 @@ class BlockCache:
         """Reads nothing any more; waiting callers still get the reads that are under way."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            self._under_way.clear()
+            self._flight.forget(list(self._flight.under_way()))
 
     # --- under the lock ---
 
@@ -191,20 +184,13 @@ class BlockCache:
             self._protected_bytes -= self._sizes[old]
             self._probation[old] = back
 
-    def _reading(self) -> dict[Key, _Reading]:
-        """The reads under way, without reads that were struck before they could end themselves."""
-        for key in [key for key, reading in self._under_way.items() if reading.future.done()]:
-            del self._under_way[key]
-        return self._under_way
-
     def _begin(self, key: Key) -> Future[Block]:
-        mine = object()
         try:
-            future = self._pool.submit(self._fetch, key, mine)
+            return self._flight.begin(
+                key, partial(self._fetch, key), self._pool.submit, partial(self._keep, key)
+            )
         except RuntimeError as e:  # the readers have ended, or no thread can begin
             raise StoreClosed(f"nothing can be read from archives any more: {e}") from e
-        self._under_way[key] = _Reading(mine, future)
-        return future
 
     def _drop(self, key: Key) -> None:
         size = self._sizes.pop(key)
@@ -226,21 +212,8 @@ class BlockCache:
 
     # --- in a reader thread ---
 
-    def _fetch(self, key: Key, mine: object) -> Block:
-        # The pool hands any exception from here to those who wait.
-        try:
-            block = self._read(*key)
-            with self._lock:
-                self._reads += 1
-                if self._is_wanted(key, mine):
-                    self._keep(key, block)
-            return block
-        finally:
-            with self._lock:
-                if self._is_wanted(key, mine):
-                    del self._under_way[key]
-
-    def _is_wanted(self, key: Key, mine: object) -> bool:
-        """Whether this is still the read under way: its archive was not forgotten meanwhile."""
-        reading = self._under_way.get(key)
-        return reading is not None and reading.mine is mine
+    def _fetch(self, key: Key) -> Block:
+        block = self._read(*key)
+        with self._lock:
+            self._reads += 1
+        return block

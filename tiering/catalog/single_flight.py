@@ -1,83 +1,97 @@
-"""Single flight: one read of an archive for all who want the same; none by a caller under a lock.
+"""Single flight: one call for all threads that want the same at the same time.
 
-The idea: blocks come from the cache, which reads each once; other parts come by `read`. A thread
-that holds a lock must not wait for a read. It says so (`at_hand`), and is told to come again
-instead.
+The idea: the first thread that wants something makes the call, or has it made; threads that come
+meanwhile wait for its result.
 
-Invariants: no lock is held while anything is read; a failed read is not kept, and all who waited
-for it get the same error.
+Invariants: no lock is held while anything is called; a failed call is not kept, and all who waited
+for it get the same error; the result of a call that was forgotten is for those who waited, and is
+not kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
-from kvstore.index.archived import AtHand
-from tiering.archive.block import Block
-from tiering.catalog.cache import BlockCache
-
+K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Shared:
-    """Reads that threads share; see the module."""
+class SingleFlight(Generic[K, T]):
+    """Calls under way, by key. The caller's `lock` guards them: it is held for each method but
+    `do`, and while a result is kept.
+    """
 
-    def __init__(self, cache: BlockCache) -> None:
-        self._cache = cache
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._under_way: dict[object, Future[Any]] = {}
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._calls: dict[K, tuple[object, Future[T]]] = {}
 
-    @contextlib.contextmanager
-    def at_hand(self, kept: AtHand) -> Iterator[None]:
-        """See `kvstore.index.archived.Archived.at_hand`."""
-        before = getattr(self._local, "kept", None)
-        self._local.kept = kept
-        try:
-            yield
-        finally:
-            self._local.kept = before
+    def under_way(self) -> dict[K, tuple[object, Future[T]]]:
+        """The calls under way, by key."""
+        # A call that was struck before it could end itself is over, too.
+        for key in [key for key, (_, future) in self._calls.items() if future.done()]:
+            del self._calls[key]
+        return self._calls
 
-    @property
-    def kept(self) -> AtHand | None:
-        """The values that this thread has at hand, if it must not wait for more."""
-        kept: AtHand | None = getattr(self._local, "kept", None)
-        return None if kept is None or kept.is_patient else kept
+    def future(self, key: K) -> Future[T] | None:
+        """The result of the call under way, if there is one."""
+        found = self.under_way().get(key)
+        return None if found is None else found[1]
 
-    def block(self, archive: int, number: int, *, is_scan: bool = False) -> Block:
-        """A block; see `BlockCache.get`."""
-        kept = self.kept
-        if kept is None:
-            return self._cache.get(archive, number, is_scan=is_scan)
-        found = self._cache.at_hand(archive, number, is_scan=is_scan)
-        if found is not None:
-            return found
-        return kept.get(("block", archive, number), lambda: self._cache.get(archive, number))
+    def begin(
+        self, key: K, call: Callable[[], T], start: Callable[[Callable[[], T]], Future[T]],
+        keep: Callable[[T], object],
+    ) -> Future[T]:  # fmt: skip
+        """Begins a call: `start` has it made, in any thread but this one while it holds the lock.
+        `keep` is given the result, unless the call was forgotten by then.
+        """
+        mine = object()
 
-    def read(self, key: object, read: Callable[[], T]) -> T:
-        """The result of the call `read`, which `key` identifies."""
-        kept = self.kept
-        if kept is None:
-            return self._once(key, read)
-        return kept.get(key, lambda: self._once(key, read))
-
-    def _once(self, key: object, read: Callable[[], T]) -> T:
-        with self._lock:
-            future: Future[T] | None = self._under_way.get(key)
-            mine = future is None
-            if future is None:
-                future = self._under_way[key] = Future()
-        if mine:
+        def run() -> T:
             try:
-                found = read()
+                found = call()
+                with self._lock:
+                    if self._calls.get(key, (None,))[0] is mine:
+                        keep(found)
+                return found
+            finally:
+                with self._lock:
+                    if self._calls.get(key, (None,))[0] is mine:
+                        del self._calls[key]
+
+        future = start(run)
+        self._calls[key] = mine, future
+        return future
+
+    def forget(self, keys: Iterable[K]) -> None:
+        """Lets the next callers begin anew; results of calls under way are not kept."""
+        for key in keys:
+            self._calls.pop(key, None)
+
+    def do(
+        self, key: K, call: Callable[[], T], *, find: Callable[[], T | None] = lambda: None,
+        keep: Callable[[T], object] = lambda _: None,
+    ) -> T:  # fmt: skip
+        """The result of a call: as `find` has it, or of the call under way, or of one that this
+        thread makes.
+        """
+        mine: list[Callable[[], T]] = []
+        made: Future[T] = Future()
+
+        def start(run: Callable[[], T]) -> Future[T]:
+            mine.append(run)
+            return made
+
+        with self._lock:
+            found = find()
+            if found is not None:
+                return found
+            future = self.future(key) or self.begin(key, call, start, keep)
+        for run in mine:
+            try:
+                made.set_result(run())
             except BaseException as e:
-                del self._under_way[key]
-                future.set_exception(e)
-            else:
-                del self._under_way[key]
-                future.set_result(found)
+                made.set_exception(e)
         return future.result()

@@ -50,7 +50,7 @@ from tiering.catalog.cache import BlockCache, CacheStats
 from tiering.catalog.catalog import ArchiveRow, decode_row
 from tiering.catalog.contents import FOLDER, contents, find_again
 from tiering.catalog.key_filters import KeyFilters
-from tiering.catalog.single_flight import Shared
+from tiering.catalog.shared_reads import SharedReads
 from tiering.catalog.split_overlaps import untangled
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
@@ -118,7 +118,7 @@ class Tiers:
             readers=access.readers,
             at_once=self._of_group,
         )
-        self._shared = Shared(self._cache)
+        self._shared = SharedReads(self._cache)
         self.note(rows)
 
     # --- the catalog ---

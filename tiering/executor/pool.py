@@ -18,6 +18,7 @@ import select
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import IO, Any, Final, Protocol, TypeVar
@@ -28,6 +29,8 @@ from tiering.executor.carried import pack_error, unpack_error
 
 T = TypeVar("T")
 J = TypeVar("J")
+J_co = TypeVar("J_co", covariant=True)
+Check = Callable[[], None]
 _LOOK: Final = 0.1
 _NICE: Final = 10
 _LENGTH: Final = Struct(">Q")
@@ -41,44 +44,76 @@ class WorkerDied(StoreError):
     """The process that made archives ended in the middle of a job; nothing was changed."""
 
 
-class Executor(Protocol):
+class Transfer(Protocol[J_co]):
+    """Work that waits for places more than it computes."""
+
+    def here(self) -> None:
+        """Does the work in this process."""
+
+    def remote(self) -> J_co:
+        """The job with which another process does it."""
+        ...
+
+
+class Executor(ABC):
     """Does the work of a worker: a process of its own (`Pool`), or Spark's tasks. `work` is a
     function of a module, which has all that it needs in its arguments; `check` is called meanwhile,
-    and may raise to give up.
+    and may raise to give up. Callers do not ask which executor they have.
     """
 
-    width: int
+    width = 1
     """How many jobs are done at a time."""
 
-    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
+    @abstractmethod
+    def run(self, check: Check, work: Callable[..., T], *args: Any) -> T:
         """Does `work`. Raises the error of `work`, and `WorkerDied`."""
-        ...
 
-    def each(
-        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
-    ) -> Iterator[T]:
+    def each(self, check: Check, work: Callable[[J], T], jobs: Sequence[J]) -> Iterator[T]:
         """Does `work` with each job; yields the results in the order of the jobs."""
-        ...
+        for job in jobs:
+            yield self.run(check, work, job)
 
-    def close(self) -> None:
+    def divide(
+        self, check: Check, work: Callable[[J], T],
+        parts: Callable[[Executor, Check, J], T], job: J,
+    ) -> T:  # fmt: skip
+        """Does a job that can be divided: as one, or, where several jobs are done at a time, by
+        `parts`, which runs its steps by this executor. Both give the same result.
+        """
+        return self.run(check, work, job) if self.width == 1 else parts(self, check, job)
+
+    def transfer(self, check: Check, work: Callable[[J], None], transfer: Transfer[J]) -> None:
+        """Does a transfer: in this process, if the executor does one job at a time, since it would
+        only wait; else as a job of `work`.
+        """
+        if self.width == 1:
+            transfer.here()
+        else:
+            self.run(check, work, transfer.remote())
+
+    def close(self) -> None:  # noqa: B027  # many have nothing to end
         """Ends the work under way; the next job begins anew."""
-        ...
 
 
-class Pool:
+class Inline(Executor):
+    """Does the work in this process, when it is asked for."""
+
+    def run(self, check: Check, work: Callable[..., T], *args: Any) -> T:
+        """See `Executor.run`."""
+        check()
+        return work(*args)
+
+
+class Pool(Executor):
     """The process and its pipes; see the module. One job at a time; `close` it at the end."""
-
-    width = 1
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         let_go_in_child(self)
 
-    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
-        """Runs `work`, a function of a module, in the process; `check` is called meanwhile, and
-        may raise to give up. Raises the error of `work`, and `WorkerDied`.
-        """
+    def run(self, check: Check, work: Callable[..., T], *args: Any) -> T:
+        """See `Executor.run`."""
         with self._lock:
             process = self._process or self._start()
             try:
@@ -99,15 +134,8 @@ class Pool:
         result: T = found
         return result
 
-    def each(
-        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
-    ) -> Iterator[T]:
-        """See Executor: one after the other, each when it is asked for."""
-        for job in jobs:
-            yield self.run(check, work, job)
-
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Ends the process, whatever it is doing."""
         with self._lock:
             self._end()
 
@@ -117,7 +145,7 @@ class Pool:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0)
         return self._process
 
-    def _answer(self, process: subprocess.Popen[bytes], check: Callable[[], None]) -> Any:
+    def _answer(self, process: subprocess.Popen[bytes], check: Check) -> Any:
         out = _pipe(process.stdout)
         while not select.select([out], [], [], _LOOK)[0]:
             check()

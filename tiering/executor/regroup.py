@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import google_crc32c
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,14 @@ from numpy.typing import NDArray
 from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, LocalFiles
 from tiering.archive.columns.records import RecordBatch
-from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.writer import (
+    ArchiveOrigin,
+    ArchiveSettings,
+    ArchiveWriter,
+    WrittenArchive,
+    write_archive,
+)
 from tiering.executor.match import Match
 from tiering.executor.proof import prove
 from tiering.executor.segment import SegmentRecords, read_segment, stored_times
@@ -77,14 +82,15 @@ class HeldQueue(NamedTuple):
     stored_at: int
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive that was written to the file at `path`; `crc` is the crc32c of all its bytes."""
+class Made(WrittenArchive, frozen=True, kw_only=True):
+    """A written archive, and the messages of each queue in it."""
 
-    path: str
-    size: int
-    crc: int
-    manifest: Manifest
     queues: list[HeldQueue]
+
+    @classmethod
+    def of(cls, written: WrittenArchive, queues: list[HeldQueue]) -> Made:
+        """A written archive that holds these queues."""
+        return cls(**msgspec.structs.asdict(written), queues=queues)
 
 
 class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,37 +255,29 @@ class _Regrouping:
         if not mine:
             return None
         path = Path(job.folder) / f"{job.base:020d}-{class_name}{SUFFIX}"
-        sink = Summed()
-        writer = ArchiveWriter(
-            sink,
-            job.settings,
-            ArchiveOrigin(
-                store_id=job.store_id,
-                segments=((job.base, job.base + self._size),),
-                retention_class=class_name,
-            ),
+        origin = ArchiveOrigin(
+            store_id=job.store_id,
+            segments=((job.base, job.base + self._size),),
+            retention_class=class_name,
         )
-        manifest: list[Manifest] = []
 
-        def chunks() -> Iterator[bytes]:
+        def fill(writer: ArchiveWriter) -> Iterator[None]:
             for number, queue, records in self._queues(found, order, mine):
                 plan = plans[number]
                 assert plan is not None, "only planned topics are in an archive"
                 writer.add(plan.topic, queue, records)
-                yield from sink.taken()
-            manifest.append(writer.finish())
-            yield from sink.taken()
+                yield
 
-        self._files.write_new(path, chunks(), replace=True)
+        written = write_archive(
+            path, self._files, lambda sink: ArchiveWriter(sink, job.settings, origin), fill
+        )
+        assert written is not None, "each of the queues has a message"
         due = order if len(mine) == len(borders) else np.concatenate([order[a:b] for a, b in mine])
         prove(
             path, self._files, job.settings.keys, self._buffer, found.starts, found.sizes,
             rows=due, stays="the segment stays as it is",
         )  # fmt: skip
-        queues = self._held(found, plans, order, mine)
-        return Made(
-            path=str(path), size=sink.size, crc=sink.crc, manifest=manifest[0], queues=queues
-        )
+        return Made.of(written, self._held(found, plans, order, mine))
 
     def _queues(
         self, found: SegmentRecords, order: I64, mine: list[tuple[int, int]]
@@ -324,26 +322,6 @@ class _Regrouping:
             stored_times(self._buffer, starts),
         )  # fmt: skip
         return list(map(HeldQueue, *(column.tolist() for column in columns)))
-
-
-class Summed:
-    """A sink that keeps its bytes until they are taken, and knows their number and crc32c."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self.size = 0
-        self.crc = 0
-
-    def write(self, data: bytes) -> None:
-        """Take the next bytes."""
-        self._chunks.append(data)
-        self.size += len(data)
-        self.crc = google_crc32c.extend(self.crc, data)
-
-    def taken(self) -> list[bytes]:
-        """The bytes that came since the last call."""
-        chunks, self._chunks = self._chunks, []
-        return chunks
 
 
 def _borders(found: SegmentRecords, order: I64) -> list[tuple[int, int]]:

@@ -24,7 +24,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, Protocol
 
-import google_crc32c
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +31,13 @@ from numpy.typing import NDArray
 from kvstore.errors import ArchiveDamaged, CallerError
 from kvstore.files import Files, LocalFiles
 from tiering.archive.archive_reader import Archive
-from tiering.archive.manifest import Manifest
+from tiering.archive.blocks import TailColumns
 from tiering.archive.pieces import PiecesWriter, check_tail
 from tiering.archive.tail import FileSource
+from tiering.archive.writer import write_archive
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import Executor
-from tiering.executor.regroup import HeldQueue, Made, Summed
+from tiering.executor.regroup import HeldQueue, Made
 from tiering.merge.merge_job import Dropped, Input, Merged, MergeJob, Queue
 from tiering.merge.partition import MergePlan, StretchJob, plan_merge, stretch_jobs
 from tiering.merge.partition_task import (
@@ -51,6 +51,7 @@ from tiering.merge.partition_task import (
     survey_keys,
 )
 from tiering.places.objects import ARCHIVE_MAX
+from tiering.places.verify_copy import verify_copy
 from tiering.policy.retention_classes import RetentionClass, read_class
 
 __all__ = [
@@ -65,8 +66,6 @@ COMPACTED_BYTES: Final = ARCHIVE_MAX
 """The same of compacted topics, of which only what is merged can be superseded."""
 INPUTS_MAX: Final = 256
 _SPAN_SHARE: Final = 10
-_READ_BYTES: Final = 8 << 20
-"""Of the new archive, at a time, when it is read back."""
 
 
 def choose(
@@ -168,14 +167,15 @@ def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
 def merge_with(
     executor: Executor, check: Callable[[], None], job: MergeJob, files: Files
 ) -> Merged:
-    """The same with the places and files of this machine, by an executor. One that does one job at
-    a time is given the merge as one job. Else each partition is a job of its own, and the archive
-    is put together here. The bytes are the same. `check` is called meanwhile, and may raise to give
-    up.
+    """The same with the places and files of this machine, by an executor: as one job, or each
+    partition as a job of its own, and the archive put together here. The bytes are the same.
+    `check` is called meanwhile, and may raise to give up.
     """
-    if executor.width == 1:
-        return executor.run(check, merge_remotely, job)
-    return _Merging(job, files, _Spread(executor, check, job)).run()
+
+    def parts(executor: Executor, check: Callable[[], None], job: MergeJob) -> Merged:
+        return _Merging(job, files, _Spread(executor, check, job)).run()
+
+    return executor.divide(check, merge_remotely, parts, job)
 
 
 class _Hands(Protocol):
@@ -268,41 +268,26 @@ class _Merging:
     def _write(self, gone: dict[Queue, I64]) -> Made | None:
         job, plan = self._job, self._plan
         jobs = stretch_jobs(job, plan, gone)
-        sink = Summed()
-        writer = PiecesWriter(sink, job.settings, plan.origin, plan.topics)
         stays: list[HeldQueue] = []
-        manifest: list[Manifest] = []
+        columns: list[TailColumns] = []
 
-        def chunks() -> Iterator[bytes]:
+        def fill(writer: PiecesWriter) -> Iterator[None]:
             for found in self._hands.encoded(jobs):
                 self._dropped.erased += found.erased
                 for held in found.queues:
                     add_held(stays, held)
                 writer.add(found.piece)
-                yield from sink.taken()
-            manifest.append(writer.finish())
-            yield from sink.taken()
+                yield
+            columns.append(writer.columns)
 
-        path = Path(job.path)
-        self._files.write_new(path, chunks(), replace=True)
-        if not manifest[0].messages:
-            self._files.remove(path)
+        written = write_archive(
+            Path(job.path), self._files,
+            lambda sink: PiecesWriter(sink, job.settings, plan.origin, plan.topics), fill,
+        )  # fmt: skip
+        if written is None:
             return None
-        self._prove(path, sink, writer)
-        return Made(path=job.path, size=sink.size, crc=sink.crc, manifest=manifest[0], queues=stays)
-
-    def _prove(self, path: Path, sink: Summed, writer: PiecesWriter) -> None:
-        """Checks that the disk has the written bytes, of which each piece was tried, and that the
-        tail leads to them.
-        """
-        crc = 0
-        for at in range(0, sink.size, _READ_BYTES):
-            size = min(_READ_BYTES, sink.size - at)
-            crc = google_crc32c.extend(crc, self._files.read(path, at, size))
-        if crc != sink.crc or self._files.size(path) != sink.size:
-            raise ArchiveDamaged(
-                f"{path} does not give back what was put into it; what it was to replace stays",
-                str(path),
-            )
-        source = FileSource(path, self._files)
-        check_tail(Archive.open(source, keys=self._job.settings.keys), writer.columns)
+        # Each piece was tried: the disk must have their bytes, and the tail must lead to them.
+        source = FileSource(written.path, self._files)
+        verify_copy(source, written.size, written.crc, "what it was to replace stays")
+        check_tail(Archive.open(source, keys=job.settings.keys), columns[0])
+        return Made.of(written, stays)

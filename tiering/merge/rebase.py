@@ -26,21 +26,12 @@ from tiering.archive.block import BlockGroup
 from tiering.archive.columns.integers import bounds_of
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.manifest import ArchivedTopic, Manifest
-from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
-from tiering.executor.regroup import Summed
+from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.writer import ArchiveOrigin, ArchiveWriter, WrittenArchive, write_archive
 from tiering.keys.crypto import KeyProvider
+from tiering.merge.rewrite import settings_like
 
 I64 = NDArray[np.int64]
-
-
-class RebasedArchive(NamedTuple):
-    """An archive that was written to the file at `path`; `crc` is the crc32c of all its bytes."""
-
-    path: Path
-    size: int
-    crc: int
-    manifest: Manifest
 
 
 class RebasePlan(NamedTuple):
@@ -94,38 +85,30 @@ def write_moved(
     path: Path,
     files: Files,
     keys: KeyProvider | None,
-) -> RebasedArchive:
+) -> WrittenArchive:
     """Write what is taken of an archive to a file, its records from position `base` on. Raises
     ArchiveDamaged, KeyMissing, PlaceError, DiskFull.
     """
-    said = archive.manifest
-    sink = Summed()
-    settings = ArchiveSettings(
-        codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
-        block_bytes=said.block_bytes, keys=keys,
-    )  # fmt: skip
-    writer = ArchiveWriter(sink, settings, origin)
-    manifest: list[Manifest] = []
+    settings = settings_like(archive.manifest, keys)
 
-    def chunks() -> Iterator[bytes]:
+    def fill(writer: ArchiveWriter) -> Iterator[None]:
         done = 0
         for group in archive.groups():
             here = taken.positions[done : done + group.count]
             done += group.count
             if (here >= 0).any():
                 _add(writer, group, here, base, taken.topics)
-            yield from sink.taken()
-        manifest.append(writer.finish())
-        yield from sink.taken()
+            yield
 
-    files.write_new(path, chunks(), replace=True)
-    if writer.messages != taken.messages:
+    found = write_archive(path, files, lambda sink: ArchiveWriter(sink, settings, origin), fill)
+    messages = found.manifest.messages if found is not None else 0
+    if found is None or messages != taken.messages:
         raise ArchiveDamaged(
-            f"of {archive.name} {writer.messages} messages were written, not {taken.messages}; "
+            f"of {archive.name} {messages} messages were written, not {taken.messages}; "
             "nothing was attached",
             archive.name,
         )
-    return RebasedArchive(path, sink.size, sink.crc, manifest[0])
+    return found
 
 
 def _add(

@@ -19,10 +19,16 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block
+from tiering.archive.coder import CodecName
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import Manifest
-from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
-from tiering.executor.regroup import Summed
+from tiering.archive.writer import (
+    ArchiveOrigin,
+    ArchiveSettings,
+    ArchiveWriter,
+    WrittenArchive,
+    write_archive,
+)
 from tiering.keys.crypto import KeyProvider
 from tiering.merge.sequential_reader import Window
 
@@ -53,24 +59,18 @@ def write_wanted(
     files: Files,
     keys: KeyProvider | None,
     lost: list[str],
-) -> int:
-    """Writes the wanted messages of an archive to a file; returns its crc32c, 0 (and no file) if
-    there are none. Messages that could not be read are noted in `lost`.
+) -> WrittenArchive | None:
+    """Writes the wanted messages of an archive to a file; None (and no file) if there are none.
+    Messages that could not be read are noted in `lost`.
     """
     said = archive.manifest
-    sink = Summed()
-    settings = ArchiveSettings(
-        codec="lz4" if said.codec == "lz4" else "zstd", level=said.level,
-        block_bytes=said.block_bytes, keys=keys,
-    )  # fmt: skip
     origin = ArchiveOrigin(
         store_id=said.store_id, segments=said.segments, retention_class=said.retention_class,
         generation=said.generation,
     )  # fmt: skip
-    writer = ArchiveWriter(sink, settings, origin)
     window = Window(archive, 0)  # one group at a time: what follows may not be wanted
 
-    def chunks() -> Iterator[bytes]:
+    def fill(writer: ArchiveWriter) -> Iterator[None]:
         for number, queue, blocks in archive.directory.queues():
             topic = said.topics[number]
             if not wanted.has_topic(topic.name):
@@ -85,15 +85,16 @@ def write_wanted(
                     writer.add(topic, queue, _records(window.block(block), wanted.until))
                 except ArchiveDamaged as e:
                     lost.append(str(e))
-                yield from sink.taken()
-        writer.finish()
-        yield from sink.taken()
+                yield
 
-    files.write_new(path, chunks(), replace=True)
-    if not writer.messages:
-        files.remove(path)
-        return 0
-    return sink.crc
+    settings = settings_like(said, keys)
+    return write_archive(path, files, lambda sink: ArchiveWriter(sink, settings, origin), fill)
+
+
+def settings_like(said: Manifest, keys: KeyProvider | None) -> ArchiveSettings:
+    """The settings with which an archive was written, with other keys."""
+    codec: CodecName = "lz4" if said.codec == "lz4" else "zstd"
+    return ArchiveSettings(codec=codec, level=said.level, block_bytes=said.block_bytes, keys=keys)
 
 
 def _records(block: Block, until: int | None) -> RecordBatch:

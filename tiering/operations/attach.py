@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kvstore.errors import CallerError, StoreError, TopicNotFound
+from kvstore.errors import CallerError, TopicNotFound
 from kvstore.index.archived import ArchivedTopic as TopicRow
 from kvstore.index.archived import Arriving, Queue
 from tiering.archive.archive_reader import Archive, open_lazily
@@ -31,9 +31,9 @@ from tiering.archive.layout import OPENING_READ
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin
 from tiering.catalog.archive_pool import OpenArchives
-from tiering.catalog.bucket import ArchiveObject, newest, objects_of
+from tiering.catalog.bucket import newest, objects_of
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
-from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
+from tiering.catalog.contents import FOLDER, contents, fields_of
 from tiering.catalog.overlaps import OffsetRange, ranges_of
 from tiering.errors import (
     AttachConflict,
@@ -42,32 +42,32 @@ from tiering.errors import (
     PolicyIllegal,
 )
 from tiering.keys.crypto import KeyProvider
-from tiering.merge.rebase import RebasedArchive, RebasePlan, plan, write_moved
+from tiering.merge.rebase import RebasePlan, plan, write_moved
 from tiering.operations.attach_conflicts import Fitting
 from tiering.operations.source_place import (
     OPEN_BYTES,
     LazyArchives,
     OpenedArchive,
+    open_all,
     open_elsewhere,
-    opened_all,
 )
 from tiering.places.commits.dead_jobs import sweep
-from tiering.places.intents import Intent, Intents
-from tiering.places.object_names import SUFFIX, object_key
+from tiering.places.object_names import SUFFIX
 from tiering.places.place import Place, open_place
-from tiering.places.publish import put_announced, take_away
+from tiering.places.publish import Pacing
 from tiering.places.refusals import typed
 from tiering.places.unmade import ATTACH, overwrite_all
 from tiering.places.waiting import WORK
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.worker.archive_segment import archived_topic
 from tiering.worker.arrivals import arrivals_lock, attaching
+from tiering.worker.publisher import Publisher
 from tiering.worker.store_side import Progress, Store, TopicFacts
 
 SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""
-_OWN: Final = "attach"
-"""The folder in the worker's for what is being made here."""
+_NOTES: Final = "attach/intents"
+"""The folder of an attach's intents, within the worker's folder."""
 _EVER: Final = RetentionClass("warm", None, None).name
 
 
@@ -142,9 +142,8 @@ class _Attaching:
         self._place = place
         self._keys = keys
         self._progress = progress
-        self._work = store.path / WORK / _OWN
         self._made = store.path / WORK / ATTACH
-        self._intents = Intents(self._work / "intents", self._files)
+        self._publisher = Publisher(store, store.path / WORK / _NOTES, self._tell, Pacing())
         self._own = open_place(store.path / FOLDER, files=self._files, clock=self._config.clock)
         rows = {row.number: row for row in decode_rows(self._side.rows())}
         self._fitting = Fitting(store, place.name, rows, keys)
@@ -154,7 +153,7 @@ class _Attaching:
         """See `attach`."""
         self._tidy()
         source_id, objects = objects_of(self._place, store_id)
-        found, superseded = newest(list(self._opened(objects)))
+        found, superseded = newest(open_all(self._place, objects, self._keys, self._tell))
         described = _described(found, topics, self._place.name)
         # Objects put so far count; the last step notes those that are put from here on.
         self._store.checkpoint()
@@ -174,21 +173,11 @@ class _Attaching:
 
     def _tidy(self) -> None:
         """Removes the remains of a cut-off attach, here and in the source."""
-        for intent in self._intents.unfinished(self._known):
-            take_away(self._own, intent)
-            for part in list(self._own.leftovers(intent.key)):
-                self._own.remove_leftover(part.key)
-            self._intents.forget(intent.number)
+        self._publisher.clean_up([self._own], self._known, _raise)
         overwrite_all(self._made, self._files)
         with suppress(PlaceError):
             # Where nothing may be removed, the remains cost space, and no more.
             sweep(self._place, self._config.clock.now_ms())
-
-    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
-        with closing(opened_all(self._place, objects, self._keys)) as each:
-            for number, (_, opened) in enumerate(each):
-                self._tell("opening archives", number, len(objects))
-                yield opened()
 
     def _planned(
         self,
@@ -260,12 +249,11 @@ class _Attaching:
                 base = end
             self._take_in(rows, [topics[name] for name in made])
         except BaseException:
-            self._take_away(rows)
+            self._publisher.withdraw(rows, self._own)
             raise
         finally:
             shutil.rmtree(self._made, ignore_errors=True)
-        for row in rows:
-            self._intents.forget(row.number)
+        self._publisher.confirm(rows)
         messages = sum(row.messages for row in rows)
         return AttachReport(
             source_id=source_id, topics=names, made=made, archives=len(rows), messages=messages,
@@ -284,21 +272,10 @@ class _Attaching:
         self._files.make_dir(self._made)
         self._files.make_dir(self._store.path / FOLDER)
         path = self._made / f"{secrets.token_hex(8)}{SUFFIX}"
-        made: RebasedArchive = write_moved(
-            one.found.archive, one.plan, base, origin, path, self._files, self._keys
-        )
-        number = self._side.take_number()
-        manifest = made.manifest
-        key = object_key(
-            self._side.store_id, manifest.first_position, number, manifest.retention_class
-        )
-        intent = Intent(number, FOLDER, key, made.size, made.crc)
-        put_announced(self._intents, intent, self._own, path, _at_once, _at_once)
+        made = write_moved(one.found.archive, one.plan, base, origin, path, self._files, self._keys)
+        row = self._publisher.publish(made, "warm", self._own)
         self._files.remove(path)
-        return row_of(
-            manifest, number=number, place=FOLDER, key=key, tier="warm", size=made.size,
-            crc=made.crc, made_at=self._config.clock.now_ms(),
-        )  # fmt: skip
+        return row
 
     def _take_in(self, rows: Sequence[ArchiveRow], made: Sequence[ArchivedTopic]) -> None:
         by_number = {row.number: row for row in rows}
@@ -324,17 +301,9 @@ class _Attaching:
     def _own_archive(self, row: ArchiveRow) -> Archive:
         return open_lazily(self._own.source(row.key, row.size), keys=self._keys)
 
-    def _take_away(self, rows: Sequence[ArchiveRow]) -> None:
-        """Removes archives that were put and did not come in."""
-        for row in rows:
-            intent = Intent(row.number, FOLDER, row.key, row.size, row.crc)
-            with suppress(StoreError, OSError):
-                take_away(self._own, intent)
-                self._intents.forget(row.number)
 
-
-def _at_once(_: int) -> None:
-    """No pace."""
+def _raise(_: str, error: PlaceError) -> None:
+    raise error
 
 
 def _class_of(name: str) -> str:

@@ -14,21 +14,18 @@ restore that fails leaves the target as it was.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from math import gcd
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from kvstore.config import StoreConfig
 from kvstore.errors import (
-    ArchiveDamaged,
     ConfigError,
-    FormatTooNew,
-    FormatTooOld,
     KeyDestroyed,
     KeyMissing,
     TopicNotFound,
@@ -42,32 +39,23 @@ from tiering.catalog.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
 from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
 from tiering.catalog.split_overlaps import untangled
-from tiering.errors import (
-    NothingToRestore,
-    ObjectNotFound,
-    ObjectTooShort,
-    TargetNotEmpty,
-)
+from tiering.errors import NothingToRestore, TargetNotEmpty
 from tiering.executor.ahead import ahead, go_on
 from tiering.keys.crypto import KeyProvider
 from tiering.merge.rewrite import KeptMessages, write_wanted
 from tiering.operations.source_place import (
     AT_ONCE,
+    DAMAGE,
     LazyArchives,
     OpenedArchive,
+    open_all,
     open_elsewhere,
-    opened_all,
 )
 from tiering.places.object_names import object_key
 from tiering.places.place import Place, open_place
 from tiering.places.refusals import typed
 from tiering.places.verify_copy import fetch
 from tiering.worker.store_side import Progress
-
-_DAMAGE: Final = (
-    ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort,
-)  # fmt: skip
-"""What costs an archive; that a place doesn't answer costs the restore."""
 
 
 class RestoreProblem(msgspec.Struct, frozen=True):
@@ -191,18 +179,17 @@ class _Restoring:
         self, objects: Sequence[ArchiveObject], *, is_given: bool, take_over: bool
     ) -> RestoreReport:
         """See `restore`; `is_given`: the segment size is the caller's."""
-        every = list(self._opened(objects))
+        every = open_all(self._place, objects, self._keys, self._tell, self._damaged)
         found, superseded = newest(every)
         if not is_given:
             self._config = _sized(self._config, [f.manifest for f in every])
         self._check_topics(found)
         with closing(ahead(AT_ONCE, go_on, found, lambda one, _: one.archive)) as each:
             for number, (one, opened) in enumerate(each):
-                if self._progress is not None:
-                    self._progress("restoring archives", number, len(found))
+                self._tell("restoring archives", number, len(found))
                 try:
                     self._take(one, opened())
-                except _DAMAGE as e:
+                except DAMAGE as e:
                     self._damaged(one.object, e)
         topics, held = self._topics(found)
         size = self._config.segment_size
@@ -232,17 +219,9 @@ class _Restoring:
             **self._counts,
         )
 
-    def _opened(self, objects: Sequence[ArchiveObject]) -> Iterator[OpenedArchive]:
-        with closing(opened_all(self._place, objects, self._keys)) as each:
-            for number, (one, opened) in enumerate(each):
-                if self._progress is not None:
-                    self._progress("opening archives", number, len(objects))
-                try:
-                    found = opened()
-                except _DAMAGE as e:
-                    self._damaged(one, e)
-                else:
-                    yield found
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(what, done, total)
 
     def _damaged(self, one: ArchiveObject, error: Exception) -> None:
         self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
@@ -279,18 +258,17 @@ class _Restoring:
             self._files.make_dir(path.parent)
             if share == 1:
                 self._counts["copied"] += 1
-                crc = fetch(self._place, one.object.key, one.object.size, path, self._files)
+                crc = fetch(self._place.source(one.object.key, one.object.size), path, self._files)
             else:
                 lost: list[str] = []
-                crc = write_wanted(archive, self._wanted, path, self._files, self._keys, lost)
-                if not crc:
-                    self._counts["left_out"] += 1
-                else:
-                    self._counts["rewritten"] += 1
+                written = write_wanted(archive, self._wanted, path, self._files, self._keys, lost)
                 name = f"{self._place.name}/{one.object.key}"
                 self._problems += [RestoreProblem(name, reason) for reason in dict.fromkeys(lost)]
-                if not crc:
+                if written is None:
+                    self._counts["left_out"] += 1
                     return
+                self._counts["rewritten"] += 1
+                crc = written.crc
             own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
             size = own.size(key)
             opener = partial(open_lazily, own.source(key, size), keys=self._keys)

@@ -9,30 +9,36 @@ Invariant: the place is only read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.config import ArchiveAccess
+from kvstore.errors import ArchiveDamaged, FormatTooNew, FormatTooOld
 from kvstore.files import Files
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.layout import OPENING_READ
 from tiering.archive.manifest import Manifest
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import ArchiveObject
+from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.ahead import ahead, go_on
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
+from tiering.worker.store_side import Progress
 
 K = TypeVar("K")
 AT_ONCE: Final = 16
 """Archives that are opened at once: a bucket takes its time for each."""
 OPEN_BYTES: Final = 64 << 20
 """What archives that stay open may take."""
+DAMAGE: Final = (ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort)
+"""The errors that cost an archive, and no more."""
 
 
 class Elsewhere(NamedTuple):
@@ -77,12 +83,16 @@ class OpenedArchive(NamedTuple):
         return self.open()
 
 
-def opened_all(
-    place: Place, objects: Sequence[ArchiveObject], keys: KeyProvider | None
-) -> Generator[tuple[ArchiveObject, Callable[[], OpenedArchive]], None, None]:
-    """Yields each of some archives, with a function that returns it. One that can't be read at all
-    raises then: ArchiveDamaged, FormatTooNew, PlaceError. Some are opened at once; the last ones
-    asked for stay open. The iterator is to be closed.
+def open_all(
+    place: Place,
+    objects: Sequence[ArchiveObject],
+    keys: KeyProvider | None,
+    tell: Progress,
+    damaged: Callable[[ArchiveObject, Exception], None] | None = None,
+) -> list[OpenedArchive]:
+    """Opens some archives, several at once; the last ones asked for stay open. `damaged` is told
+    of each that can't be read for its own fault (`DAMAGE`); without it, the error is raised, as is
+    that of a place that doesn't answer.
     """
 
     def open_one(number: int) -> Archive:
@@ -96,8 +106,17 @@ def opened_all(
         assert archive.directory is not None, "it is decoded, or raises"
         return OpenedArchive(objects[number], archive.manifest, partial(kept.get, number))
 
-    for number, result in ahead(AT_ONCE, go_on, range(len(objects)), look):
-        yield objects[number], result
+    out = []
+    with closing(ahead(AT_ONCE, go_on, range(len(objects)), look)) as each:
+        for number, opened in each:
+            tell("opening archives", number, len(objects))
+            try:
+                out.append(opened())
+            except DAMAGE as e:
+                if damaged is None:
+                    raise
+                damaged(objects[number], e)
+    return out
 
 
 class LazyArchives(Mapping[K, Archive]):

@@ -39,6 +39,7 @@ from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.merge.merge import TARGET_BYTES
 from tiering.operations.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
+from tiering.places.publish import Pacing
 from tiering.places.refusals import typed
 from tiering.places.waiting import FILE, WORK, Waits
 from tiering.policy.plan import Plan, make_plan
@@ -50,17 +51,17 @@ from tiering.policy.snapshot import encrypted_of, traits_of
 from tiering.policy.trusted_clock import TrustedClock
 from tiering.worker.archive_segment import Mover
 from tiering.worker.arrivals import attaches
-from tiering.worker.audit import Asked, AuditReport, audit
+from tiering.worker.audit import AuditReport, audit
 from tiering.worker.choose import Merger
-from tiering.worker.history import History
 from tiering.worker.looking import Looker, StoreSnapshot
 from tiering.worker.parting import Parter
+from tiering.worker.publisher import Publisher
 from tiering.worker.rate_limit import RateLimit
 from tiering.worker.relocate import Shifter
 from tiering.worker.replace import Replacer
 from tiering.worker.rewriting import Rewriter
 from tiering.worker.run_due import MOVING, Doer, name_of
-from tiering.worker.runs import Run, RunReport
+from tiering.worker.runs import History, Run, RunReport
 from tiering.worker.store_side import Progress, Store, TopicFacts
 
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
@@ -126,14 +127,15 @@ class Worker:
         settings = ArchiveSettings(
             codec=policy.codec, level=policy.level, block_bytes=policy.block_bytes, keys=keys
         )
+        pace = Pacing(self._reading.take, self._uploading.take)
+        publisher = Publisher(store, store.path / WORK / "intents", self._tell, pace)
         self._mover = Mover(
-            store, settings, self._places, self._executor, self._reading, self._uploading,
+            store, settings, self._places, self._executor, self._reading, publisher,
             self._check, self._tell, self._class_of,
         )  # fmt: skip
         self._shifter = Shifter(
-            store, policy, self._places, self._mover.intents, self._executor, self._reading,
-            self._uploading, options, self._trusted,
-        )  # fmt: skip
+            store, policy, self._places, publisher, self._executor, pace, options, self._trusted
+        )
         self._replacer = Replacer(
             store, policy, settings, self._mover, self._shifter, self._executor, self._reading,
             self._check, self._trusted,
@@ -191,14 +193,9 @@ class Worker:
                 lambda: Catalog(self._side.store_id, list(self._side.rows())),
                 self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
                 grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
-                asked=self._asked(), arrivals=lambda: attaches(self._side),
+                executor=self._executor, options=self._options, check=self._check,
+                arrivals=lambda: attaches(self._side),
             )  # fmt: skip
-
-    def _asked(self) -> Asked | None:
-        """The executor that checks archives, if it does many jobs at a time; else this process."""
-        if self._executor.width == 1:
-            return None
-        return Asked(executor=self._executor, options=self._options, check=self._check)
 
     def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
         """The retention class of a topic's messages once they left hot; None: they are dropped."""

@@ -1,9 +1,9 @@
-"""Publish: puts an archive into its place, announced before and read back after.
+"""Publish: announces an archive, puts it into its place, and reads it back.
 
 The idea: the name is noted, the object is put on condition that the name is free, and it is read
-back. After a failure the object is removed again; if this worker was killed in between, the next
-one removes it. Another process can copy from one place to another (`copy_remotely`); the worker
-announces the copy before and settles it after.
+back. After a failure the object is removed again. If this process was killed in between, the next
+one removes the object (`remove_announced`). The same goes for a copy from one place to another
+(`ObjectCopy`), which another process may make.
 
 Invariant: only an object that was put here is ever removed. A name that another caller was first to
 take (another worker, another copy of this store) is theirs, and stays.
@@ -12,9 +12,10 @@ take (another worker, another copy of this store) is theirs, and stays.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,41 +23,78 @@ from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files, LocalFiles
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError, TieringStopped
 from tiering.places.intents import Intent, Intents
+from tiering.places.objects import Pace
 from tiering.places.place import Place, open_place
-from tiering.places.verify_copy import fetch, read_whole
+from tiering.places.settings import is_remote
+from tiering.places.verify_copy import checksum, verify_copy
 
-Pace = Callable[[int], object]
+
+def no_pace(size: int) -> None:
+    """A pace that waits for nothing."""
 
 
-def put_announced(
-    intents: Intents, intent: Intent, place: Place, path: Path, uploading: Pace, reading: Pace
-) -> None:
-    """Puts the file at `path` under the intent's name. The caller forgets the intent once the
-    catalog has the archive. Raises PlaceError, ArchiveDamaged, TieringStopped. The object is then
-    removed again; where the place refuses that too it stays announced, and the next run removes it.
+class Pacing(NamedTuple):
+    """The paces of reading and of uploading."""
+
+    reading: Pace = no_pace
+    uploading: Pace = no_pace
+
+
+def publish(intents: Intents, intent: Intent, place: Place, path: Path, pace: Pacing) -> None:
+    """Puts the file at `path` under the intent's name, and reads it back. The caller forgets the
+    intent once the catalog has the archive. Raises as `put_verified` does, after `announced`.
+    """
+    with announced(intents, intent, place):
+        put_verified(place, intent, path, pace)
+
+
+@contextmanager
+def announced(intents: Intents, intent: Intent, place: Place) -> Iterator[None]:
+    """Notes an object for the block that puts it. If the block fails, the object is removed and
+    the note forgotten. The note stays, for the next run, where the place refuses that, and where
+    the block was ended by another error: the put may still be under way then.
     """
     intents.note(intent)
     try:
-        place.put(intent.key, path, pace=uploading)
-        _read_back(place, intent, reading)
+        yield
     except ObjectExists:
         intents.forget(intent.number)
         raise
-    except (PlaceError, ArchiveDamaged, TieringStopped):
+    except (PlaceError, ArchiveDamaged):
         with suppress(PlaceError):
-            place.delete(intent.key)
+            remove_announced(place, intent)
             intents.forget(intent.number)
         raise
 
 
-def _read_back(place: Place, intent: Intent, pace: Pace) -> None:
-    found = read_whole(place, intent.key, intent.size, pace=pace)
-    if found != intent.crc or place.size(intent.key) != intent.size:
-        raise ArchiveDamaged(
-            f"{place.name}/{intent.key} is not what was put there: crc32c {found:#010x}, not "
-            f"{intent.crc:#010x}; nothing was changed in the store, the next run puts it again",
-            f"{place.name}/{intent.key}",
-        )
+def put_verified(place: Place, intent: Intent, path: Path, pace: Pacing) -> None:
+    """Puts a file under the intent's name, and reads it back. An object with other bytes is removed
+    again. Raises PlaceError, ArchiveDamaged, TieringStopped.
+    """
+    place.put(intent.key, path, pace=pace.uploading)
+    try:
+        source = place.source(intent.key, place.size(intent.key))
+        stays = "nothing was changed, and the next try puts it again"
+        verify_copy(source, intent.size, intent.crc, stays, pace=pace.reading)
+    except (PlaceError, ArchiveDamaged, TieringStopped):
+        with suppress(PlaceError):
+            place.delete(intent.key)
+        raise
+
+
+def remove_announced(place: Place, intent: Intent) -> bool:
+    """Removes an announced object that never came into the catalog, if it is there and has the
+    announced bytes; returns whether it was removed. Raises PlaceError.
+    """
+    try:
+        if place.size(intent.key) != intent.size:
+            return False
+        if checksum(place.source(intent.key, intent.size)) != intent.crc:
+            return False
+    except ObjectNotFound:
+        return False
+    place.delete(intent.key)
+    return True
 
 
 class CopyJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +102,6 @@ class CopyJob(msgspec.Struct, frozen=True, kw_only=True):
     settings; `target` is the path or URL of the intent's place on this machine.
     """
 
-    name: str
-    """The object's name in errors."""
     source: str
     key: str
     target: str
@@ -74,86 +110,58 @@ class CopyJob(msgspec.Struct, frozen=True, kw_only=True):
     target_options: dict[str, object] = {}
 
     def __repr__(self) -> str:
-        return f"CopyJob({self.name} -> {self.target}/{self.intent.key})"
+        return f"CopyJob({self.source}/{self.key} -> {self.target}/{self.intent.key})"
 
 
 def copy_remotely(job: CopyJob) -> None:
-    """Copies an object, and reads it back, on behalf of the worker. Two copies at once make the
-    same object. Raises as `put_announced` does.
+    """Makes a copy with the places of this machine: the task that another process is given. Two at
+    once make the same object.
     """
     source = open_place(job.source, options=job.source_options or None)
     target = open_place(job.target, options=job.target_options or None)
-    intent = job.intent
     with tempfile.TemporaryDirectory(prefix="kvmq-copy-") as folder:
-        copy = Path(folder) / "archive"
-        with at_hand(source, job.key, intent.size, intent.crc, copy, name=job.name) as (path, _):
-            target.put(intent.key, path)
-    try:
-        _read_back(target, intent, _at_once)
-    except (PlaceError, ArchiveDamaged):
-        with suppress(PlaceError):
-            target.delete(intent.key)
-        raise
+        copy = ObjectCopy(source, target, job, Path(folder) / "archive", LocalFiles(), Pacing())
+        copy.here()
 
 
-@contextmanager
-def at_hand(
-    place: Place, key: str, size: int, due: int, copy: Path, *, name: str,
-    pace: Pace | None = None, files: Files | None = None,
-) -> Iterator[tuple[Path, int]]:  # fmt: skip
-    """A file with the bytes of an object, which errors call `name`, and its crc32c. It is the
-    object itself where the place is a folder of this machine; else it is a copy at `copy`, which
-    lasts as long as this context. Raises as `fetch_checked` does.
+class ObjectCopy(NamedTuple):
+    """A copy between two opened places. Of a place that is far, its bytes are in the file at `path`
+    meanwhile.
     """
-    files = files or LocalFiles()
-    if "://" not in place.name:
-        found = read_whole(place, key, size, pace=pace)
-        _check_crc(found, due, name)
-        yield Path(place.name) / key, found
-        return
-    files.make_dir(copy.parent)
-    try:
-        yield copy, fetch_checked(place, key, size, due, copy, name=name, pace=pace, files=files)
-    finally:
-        files.remove(copy)
 
+    source: Place
+    target: Place
+    job: CopyJob
+    path: Path
+    files: Files
+    pace: Pacing
 
-def _check_crc(found: int, due: int, name: str) -> None:
-    if due and found != due:
-        raise ArchiveDamaged(
-            f"{name} is not what was put there: crc32c {found:#010x}, not {due:#010x}; "
-            "it stays where it is; `kvmq tier verify` tells what of it can be read",
-            name,
-        )
+    def here(self) -> None:
+        """Makes the copy, at its pace. Raises as `put_verified` does."""
+        with self.local_file() as path:
+            put_verified(self.target, self.job.intent, path, self.pace)
 
+    def remote(self) -> CopyJob:
+        """The job for `copy_remotely`, after the copy's whole share of the paces was taken."""
+        size = self.job.intent.size
+        self.pace.reading(2 * size)
+        self.pace.uploading(size)
+        return self.job
 
-def fetch_checked(
-    place: Place, key: str, size: int, due: int, path: Path, *, name: str,
-    pace: Pace | None = None, files: Files | None = None,
-) -> int:  # fmt: skip
-    """Copies an object, which errors call `name`, to a file; returns its crc32c. Raises
-    `ArchiveDamaged` if that is not the expected one (0: a catalog that was found again doesn't know
-    it).
-    """
-    found = fetch(place, key, size, path, files or LocalFiles(), pace=pace)
-    _check_crc(found, due, name)
-    return found
-
-
-def _at_once(size: int) -> None:
-    """No pace: the worker took its share of the rate before it asked."""
-
-
-def take_away(place: Place, intent: Intent) -> bool:
-    """Removes an announced object that never came into the catalog, if it is there and has the
-    announced bytes; returns whether it was removed. Raises PlaceError.
-    """
-    try:
-        if place.size(intent.key) != intent.size:
-            return False
-        if read_whole(place, intent.key, intent.size) != intent.crc:
-            return False
-    except ObjectNotFound:
-        return False
-    place.delete(intent.key)
-    return True
+    @contextmanager
+    def local_file(self) -> Iterator[Path]:
+        """A file with the source's bytes: the object itself where its place is a folder."""
+        intent, pace = self.job.intent, self.pace.reading
+        source = self.source.source(self.job.key, intent.size)
+        stays = "it stays where it is; `kvmq tier verify` tells what of it can be read"
+        if not is_remote(self.source.name):
+            verify_copy(source, intent.size, intent.crc, stays, pace=pace)
+            yield Path(self.source.name) / self.job.key
+            return
+        self.files.make_dir(self.path.parent)
+        into = self.path, self.files
+        try:
+            verify_copy(source, intent.size, intent.crc, stays, pace=pace, into=into)
+            yield self.path
+        finally:
+            self.files.remove(self.path)

@@ -1,8 +1,8 @@
-"""Verify copy: reads an object whole, to compare its crc32c or to have it in a file.
+"""Verify copy: reads an archive whole, to compare its crc32c or to have its bytes in a file.
 
-The idea: it reads in steps of a few megabytes, each after `pace` was asked, with the crc32c of all.
+The idea: it reads in steps of 8 MiB, each after `pace` was asked, and sums up the crc32c of all.
 
-Invariant: never more than one step of an object is in memory.
+Invariant: never more than one step is in memory.
 """
 
 from __future__ import annotations
@@ -12,36 +12,50 @@ from pathlib import Path
 
 import google_crc32c
 
+from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
-from tiering.places.objects import CHUNK, Pace, ReadablePlace
+from tiering.archive.tail import Source
+from tiering.places.objects import CHUNK, Pace
 
 
-def read_whole(
-    place: ReadablePlace,
-    key: str,
-    size: int,
-    *,
-    pace: Pace | None = None,
-    take: Callable[[bytes], object] | None = None,
+def checksum(
+    source: Source, *, pace: Pace | None = None, take: Callable[[bytes], object] | None = None
 ) -> int:
-    """Reads an object of `size` bytes; returns its crc32c. `take` is given each step's bytes."""
+    """Reads a source whole; returns its crc32c. `take` is given each step's bytes."""
     crc = 0
-    for data in _steps(place, key, size, pace):
+    for data in _steps(source, pace):
         crc = google_crc32c.extend(crc, data)
         if take is not None:
             take(data)
     return crc
 
 
-def fetch(
-    place: ReadablePlace, key: str, size: int, path: Path, files: Files, *, pace: Pace | None = None
-) -> int:
-    """Copies an object to a file, which is there whole or not at all; returns its crc32c."""
+def verify_copy(
+    source: Source, size: int, crc: int, otherwise: str, *, pace: Pace | None = None,
+    into: tuple[Path, Files] | None = None,
+) -> None:  # fmt: skip
+    """Raises `ArchiveDamaged` if a source has another size or crc32c than were put there; the error
+    ends with `otherwise`. The bytes are also put `into` a file, if one is given.
+    """
+    found = None
+    if source.size == size:
+        found = checksum(source, pace=pace) if into is None else fetch(source, *into, pace=pace)
+    if found != crc:
+        has = f"{source.size} bytes" if found is None else f"crc32c {found:#010x}"
+        due = f"{size} bytes" if found is None else f"{crc:#010x}"
+        raise ArchiveDamaged(
+            f"{source.name} is not what was put there: it has {has}, not {due}; {otherwise}",
+            source.name,
+        )
+
+
+def fetch(source: Source, path: Path, files: Files, *, pace: Pace | None = None) -> int:
+    """Copies a source to a file, which is there whole or not at all; returns its crc32c."""
     crc = 0
 
     def chunks() -> Iterator[bytes]:
         nonlocal crc
-        for data in _steps(place, key, size, pace):
+        for data in _steps(source, pace):
             crc = google_crc32c.extend(crc, data)
             yield data
 
@@ -49,9 +63,9 @@ def fetch(
     return crc
 
 
-def _steps(place: ReadablePlace, key: str, size: int, pace: Pace | None) -> Iterator[bytes]:
-    for at in range(0, size, CHUNK):
-        wanted = min(CHUNK, size - at)
+def _steps(source: Source, pace: Pace | None) -> Iterator[bytes]:
+    for at in range(0, source.size, CHUNK):
+        wanted = min(CHUNK, source.size - at)
         if pace is not None:
             pace(wanted)
-        yield place.read(key, at, wanted)
+        yield source.read(at, wanted)

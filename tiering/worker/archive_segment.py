@@ -31,21 +31,18 @@ from kvstore.index.archived import Arriving
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
-from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, kept_as
-from tiering.catalog.contents import row_of
-from tiering.errors import PlaceError, PolicyIllegal
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
+from tiering.errors import PolicyIllegal
 from tiering.executor.match import Match
 from tiering.executor.pool import Executor
 from tiering.executor.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.keys.sources import keys_at_hand
-from tiering.places.intents import Intent, Intents
-from tiering.places.object_names import object_key
 from tiering.places.place import Place
-from tiering.places.publish import put_announced, take_away
 from tiering.places.unmade import overwrite_all
 from tiering.places.waiting import WORK
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.policy.schedule import SegmentDue
+from tiering.worker.publisher import Publisher
 from tiering.worker.rate_limit import RateLimit
 from tiering.worker.store_side import HandOver, Store, TopicFacts
 
@@ -93,7 +90,7 @@ class Mover:
         places: Mapping[Tier, Place],
         executor: Executor,
         reading: RateLimit,
-        uploading: RateLimit,
+        publisher: Publisher,
         check: Callable[[], None],
         tell: Callable[[str, int, int], None],
         class_of: Callable[[TopicFacts], RetentionClass | None],
@@ -105,47 +102,22 @@ class Mover:
         self._places = places
         self._executor = executor
         self._reading = reading
-        self._uploading = uploading
+        self.publisher = publisher
         self._check = check
         self._tell = tell
         self._class_of = class_of
         self._work = store.path / WORK
         # A process that a kill of this one left behind must not write where the next one does.
         self._made = self._work / "made" / secrets.token_hex(8)
-        self.intents = Intents(self._work / "intents", self._files)
 
     # --- after a crash ---
 
     def tidy(self, known: set[str], failed: Callable[[str, Exception], None]) -> list[str]:
-        """Removes what a worker that was cut off has left: files, and objects that never came into
-        the catalog, whose archives are the `known` ones. Returns the names of these objects. A
-        place that can't be asked is told to `failed`; what it holds is left for the next run.
+        """Removes the files and objects of an interrupted worker; returns their names. See
+        `Publisher.clean_up`.
         """
-        removed = []
-        away: set[str] = set()
-        for intent in self.intents.unfinished(known):
-            place = next(
-                (p for p in self._places.values() if self._kept_as(p) == intent.place), None
-            )
-            if place is None or place.name in away:
-                continue  # of a policy with other places: it is looked at again under that policy
-            try:
-                if self._undo(place, intent):
-                    removed.append(f"{place.name}/{intent.key}")
-            except PlaceError as e:
-                away.add(place.name)
-                failed(f"tidying {place.name}", e)
+        removed = self.publisher.clean_up(self._places.values(), known, failed)
         return removed + overwrite_all(self._work / "made", self._files)
-
-    def _undo(self, place: Place, intent: Intent) -> bool:
-        """Remove what was announced; returns whether there was something. Raises PlaceError."""
-        is_gone = take_away(place, intent)
-        # The process that put it is gone, so the remains of its put belong to nobody.
-        parts = list(place.leftovers(intent.key))
-        for part in parts:
-            place.remove_leftover(part.key)
-        self.intents.forget(intent.number)
-        return is_gone or bool(parts)
 
     # --- one segment ---
 
@@ -187,7 +159,8 @@ class Mover:
             rows, arriving = [], []
             for made in regrouped.archives:
                 self._check()
-                row = self.keep(made, self._tier_of(due, made))
+                tier = self._tier_of(due, made)
+                row = self.publisher.publish(made, tier, self._places[tier])
                 rows.append(row)
                 arriving.append(arriving_of(row, made))
             self._check()
@@ -196,8 +169,7 @@ class Mover:
             )
         finally:
             self.discard(due, regrouped)
-        for row in rows:
-            self.intents.forget(row.number)
+        self.publisher.confirm(rows)
         return SegmentOutcome(
             number=due.number,
             rows=rows,
@@ -317,44 +289,22 @@ class Mover:
         """Removes files that were made and are not wanted any more: in a folder, or all of them."""
         shutil.rmtree(folder or self._made, ignore_errors=True)
 
-    def tier_near(self, tier: Tier) -> Tier:
-        """A tier that has a place: this one, if it can be. Raises `PolicyIllegal` if none has."""
-        if tier in self._places:
-            return tier
-        for other in self._places:
-            return other
+    def tier_near(self, tier: Tier) -> tuple[Tier, Place]:
+        """A tier that has a place, and the place: this tier, if it can be. Raises `PolicyIllegal`
+        if none has.
+        """
+        for found in (tier, *self._places):
+            if found in self._places:
+                return found, self._places[found]
         raise PolicyIllegal(
             "the policy has no place for archives, as which what is left of another store's is "
             "kept; give it one"
         )
 
-    def keep(self, made: Made, tier: Tier, place: Place | None = None) -> ArchiveRow:
-        """Puts an archive into a place (None: the tier's place) and reads it back. Its intent is
-        to be forgotten once the catalog has it.
-        """
-        place, manifest = place or self._places[tier], made.manifest
-        number = self._side.take_number()
-        key = object_key(
-            self._side.store_id, manifest.first_position, number, manifest.retention_class
-        )
-        self._tell(f"putting {key}", 0, made.size)
-        intent = Intent(number, self._kept_as(place), key, made.size, made.crc)
-        put_announced(
-            self.intents, intent, place, Path(made.path), self._uploading.take, self._reading.take
-        )
-        now = self._store.config.clock.now_ms()
-        return row_of(
-            manifest, number=number, place=self._kept_as(place), key=key, tier=tier,
-            size=made.size, crc=made.crc, made_at=now,
-        )  # fmt: skip
-
-    def _kept_as(self, place: Place) -> str:
-        return kept_as(place.name, self._store.path)
-
     def _clear(self, regrouped: Regrouped) -> None:
         for made in regrouped.archives:
             with suppress(OSError):
-                self._files.remove(Path(made.path))
+                self._files.remove(made.path)
 
 
 def _sorted(rows: list[tuple[int, ...]]) -> I64:

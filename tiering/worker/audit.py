@@ -15,7 +15,7 @@ does not have it, and it is older than the grace time; a place that doesn't answ
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import BinaryIO, Final
 
 import msgspec
@@ -27,13 +27,14 @@ from tiering.archive.archive_reader import Archive, Source, open_lazily
 from tiering.archive.check import archive_problems
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceError
+from tiering.executor.ahead import go_on
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
 from tiering.places.object_names import NAME
 from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.places.settings import is_remote
-from tiering.places.verify_copy import read_whole
+from tiering.places.verify_copy import checksum
 from tiering.worker.arrivals import Attaches, Counted, none_since
 from tiering.worker.store_side import Progress
 
@@ -85,33 +86,26 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The executor that checks archives, as jobs, which open places with `options` where these are
-    object stores; `check` is called meanwhile, and may raise to give up.
-    """
-
-    executor: Executor
-    options: Mapping[str, object]
-    check: Callable[[], None]
-
-
 def audit(
     catalog: Callable[[], Catalog],
     place_of: Callable[[ArchiveRow], Place],
     places: Iterable[Place],
     clock: Clock,
+    executor: Executor,
     *,
+    options: Mapping[str, object],
+    check: Callable[[], None] = go_on,
     keys: KeyProvider | None = None,
     grace: float = GRACE,
     remove_orphans: bool = False,
     progress: Progress | None = None,
-    asked: Asked | None = None,
     arrivals: Counted = Attaches,
 ) -> AuditReport:
     """Checks all of a catalog's archives, and looks for orphans where they are and in `places`.
 
     `remove_orphans` is only for a process that has the store open for writing. Without the `keys`
-    of encrypted topics only the checksums are checked. `asked` does the checks; None: this process.
+    of encrypted topics only the checksums are checked. The executor's jobs open places with
+    `options` where these are object stores; `check` is called meanwhile, and may raise to give up.
     While an attach is under way, which `arrivals` counts, nothing is removed: it may belong to that
     attach.
     """
@@ -133,7 +127,15 @@ def audit(
         used.add(place.name)
         if row.state == "live":
             found.append((row, place))
-    checks = _checks([(r, p) for r, p in found if not isinstance(p, PlaceError)], keys, asked)
+    jobs = [
+        CheckJob(
+            row=row, place=place.name, keys=_keys_of(row, place, keys),
+            options=dict(options) if is_remote(place.name) else {},
+        )
+        for row, place in found
+        if not isinstance(place, PlaceError)
+    ]  # fmt: skip
+    checks = executor.each(check, check_archive, jobs)
     for row, there in found:
         if isinstance(there, PlaceError):
             problems.append(AuditProblem(row.name, -1, str(there)))
@@ -183,22 +185,6 @@ def check_archive(job: CheckJob) -> list[AuditProblem]:
     return _problems(job.row, place, job.keys)
 
 
-def _checks(
-    archives: Sequence[tuple[ArchiveRow, Place]], keys: KeyProvider | None, asked: Asked | None
-) -> Iterator[list[AuditProblem]]:
-    """The faults of each archive."""
-    if asked is None:
-        return (_problems(row, place, keys) for row, place in archives)
-    jobs = [
-        CheckJob(
-            row=row, place=place.name, keys=_keys_of(row, place, keys),
-            options=dict(asked.options) if is_remote(place.name) else {},
-        )
-        for row, place in archives
-    ]  # fmt: skip
-    return asked.executor.each(asked.check, check_archive, jobs)
-
-
 def _keys_of(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> KeysAtHand | None:
     """The keys that reading an archive takes, as far as there are any."""
     if keys is None or not row.is_encrypted:
@@ -223,12 +209,12 @@ def _problems(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> list[A
         # An object store charges for the bytes that are read: each byte comes once.
         with tempfile.SpooledTemporaryFile(max_size=_MEMORY) as copy:
             is_far = is_remote(row.place)
-            crc = read_whole(place, row.key, size, take=copy.write if is_far else None)
+            source: Source = place.source(row.key, size)
+            crc = checksum(source, take=copy.write if is_far else None)
             # A catalog that was found again doesn't know it.
             if row.crc and crc != row.crc:
                 told = f"its crc32c is {crc:#010x}, the catalog says {row.crc:#010x}"
                 found.append(AuditProblem(row.name, -1, told))
-            source: Source = place.source(row.key, size)
             if is_far:
                 source = _Copy(row.name, size, copy)  # type: ignore[arg-type]
             archive = Archive.open(source, keys=keys)

@@ -14,27 +14,24 @@ its topics as they are today.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from kvstore.clock import whole_ms
-from kvstore.errors import ArchiveDamaged
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, encode_row, is_own, kept_as
-from tiering.errors import ObjectExists, PlaceError
 from tiering.executor.pool import Executor
-from tiering.places.intents import Intent, Intents
-from tiering.places.object_names import object_key
+from tiering.places.intents import Intent
 from tiering.places.place import Place, open_kept
-from tiering.places.publish import CopyJob, at_hand, copy_remotely, put_announced, take_away
+from tiering.places.publish import CopyJob, ObjectCopy, Pacing, announced, copy_remotely
 from tiering.places.settings import is_remote
 from tiering.places.unmade import overwrite_all
+from tiering.places.verify_copy import checksum
 from tiering.places.waiting import WORK
 from tiering.policy.policy import Policy
 from tiering.policy.retention_classes import RetentionClass
 from tiering.policy.trusted_clock import TrustedClock
-from tiering.worker.rate_limit import RateLimit
+from tiering.worker.publisher import Publisher
 from tiering.worker.store_side import Store
 
 
@@ -55,10 +52,9 @@ class Shifter:
         store: Store,
         policy: Policy,
         places: Mapping[Tier, Place],
-        intents: Intents,
+        publisher: Publisher,
         executor: Executor,
-        reading: RateLimit,
-        uploading: RateLimit,
+        pace: Pacing,
         options: Mapping[str, object],
         trusted: TrustedClock,
     ) -> None:
@@ -66,10 +62,9 @@ class Shifter:
         self._side = store.handover
         self._policy = policy
         self._places = places
-        self._intents = intents
+        self._publisher = publisher
         self._executor = executor
-        self._reading = reading
-        self._uploading = uploading
+        self._pace = pace
         self._options = options
         self._files = store.config.files
         self._clock = store.config.clock
@@ -105,45 +100,21 @@ class Shifter:
         """Copies an archive to the cold place, under a new name, and reads it back. Several threads
         may do it at once. Raises the error that prevented it; nothing is left then.
         """
-        target = self._places["cold"]
-        key = object_key(self._side.store_id, row.first_position, number, row.retention_class)
-        where = kept_as(target.name, self._folder)
-        # A task has to be told the object's name, and the intent has to be noted before.
-        is_known = row.crc != 0
-        if self._executor.width > 1 and is_known:
-            self._copy_remotely(row, Intent(number, where, key, row.size, row.crc), check)
-            return Copied(number, where, key, row.crc)
-        copy = self._work / f"{number:010d}"
-        with at_hand(
-            self.place_of(row), row.key, row.size, row.crc, copy, name=row.name,
-            pace=self._reading.take, files=self._files,
-        ) as (path, crc):  # fmt: skip
-            put_announced(
-                self._intents, Intent(number, where, key, row.size, crc), target, path,
-                self._uploading.take, self._reading.take,
-            )  # fmt: skip
-        return Copied(number, where, key, crc)
-
-    def _copy_remotely(self, row: ArchiveRow, intent: Intent, check: Callable[[], None]) -> None:
         source, target = self.place_of(row), self._places["cold"]
-        self._reading.take(2 * row.size)
-        self._uploading.take(row.size)
+        key = self._publisher.name(row, number)
+        where = kept_as(target.name, self._folder)
+        # The note says the crc32c, which a catalog that was found again does not know.
+        crc = row.crc or checksum(source.source(row.key, row.size), pace=self._pace.reading)
         job = CopyJob(
-            name=row.name, source=source.name, key=row.key, target=target.name, intent=intent,
+            source=source.name, key=row.key, target=target.name,
+            intent=Intent(number, where, key, row.size, crc),
             source_options=self.options_of(source), target_options=self.options_of(target),
         )  # fmt: skip
-        self._intents.note(intent)
-        # The intent stays if the task may still be at work: the next run looks for its object.
-        try:
-            self._executor.run(check, copy_remotely, job)
-        except ObjectExists:
-            self._intents.forget(intent.number)
-            raise
-        except (PlaceError, ArchiveDamaged):
-            with suppress(PlaceError):
-                take_away(target, intent)
-                self._intents.forget(intent.number)
-            raise
+        path = self._work / f"{number:010d}"
+        copy = ObjectCopy(source, target, job, path, self._files, self._pace)
+        with announced(self._publisher.intents, job.intent, target):
+            self._executor.transfer(check, copy_remotely, copy)
+        return Copied(number, where, key, crc)
 
     def options_of(self, place: Place) -> dict[str, object]:
         """The settings with which another process opens a place."""
@@ -156,7 +127,7 @@ class Shifter:
         )
         old = self._retired(row, copied.number, self._trusted.now_ms())
         self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (moved, old)])
-        self._intents.forget(copied.number)
+        self._publisher.intents.forget(copied.number)
 
     def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
         """Lets an archive go, if by its class of today nobody is to have its messages any more."""

@@ -268,11 +268,11 @@ class Replacer:
         rows, queues, at_once = parts[0].rows, parts[0].merged.queues, parts[0].at_once
         first, put = rows[0], []
         for one in made:
-            if is_own(first, self._side.store_id):
-                put.append(self._mover.keep(one, first.tier, self._shifter.place_of(first)))
-            else:
+            tier, place = first.tier, self._shifter.place_of(first)
+            if not is_own(first, self._side.store_id):
                 # Another store's object stays there; the one that takes its place is this store's.
-                put.append(self._mover.keep(one, self._mover.tier_near(first.tier)))
+                tier, place = self._mover.tier_near(first.tier)
+            put.append(self._mover.publisher.publish(one, tier, place))
         grace = 0 if at_once else whole_ms(self._policy.grace)
         delete_at = self._trusted.now_ms() + grace
         # Retired rows keep the numbers: readers that are under way ask for these.
@@ -288,8 +288,7 @@ class Replacer:
                 queues=queues,
                 rows=[(old.catalog_key, encode_row(old)) for old in retired],
             )
-        for row in put:
-            self._mover.intents.forget(row.number)
+        self._mover.publisher.confirm(put)
         return put
 
     def _check_tombstones(self, ready: Ready) -> None:

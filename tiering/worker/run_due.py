@@ -32,10 +32,9 @@ from tiering.places.waiting import Waits
 from tiering.policy.schedule import Agenda, ArchiveDue, SegmentDue
 from tiering.policy.trusted_clock import TrustedClock
 from tiering.worker.archive_segment import Mover
-from tiering.worker.history import History
 from tiering.worker.looking import Looker, StoreSnapshot
 from tiering.worker.relocate import Copied, Shifter
-from tiering.worker.runs import Run
+from tiering.worker.runs import History, Run
 from tiering.worker.store_side import HandOver
 
 MOVING = "moving what is due"

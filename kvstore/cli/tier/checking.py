@@ -51,9 +51,10 @@ def verify_with(
     places: tuple[str, ...], access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
     """Check archives with the given worker."""
+    from tiering.executor.pool import Inline
     from tiering.keys.sources import provider_of
     from tiering.operations.planning import places_of
-    from tiering.worker.audit import Asked, audit
+    from tiering.worker.audit import audit
 
     is_read = not remove_orphans
     opened = open_store(
@@ -68,13 +69,10 @@ def verify_with(
         place_of, others = places_of(store, places)
         archives, files = store.config.archives, store.config.files
         with out.progress() as progress, who() as executor:
-            asked = None
-            if executor is not None:
-                asked = Asked(executor=executor, options=archives.options, check=_never)
             report = audit(
-                store.catalog, place_of, others, store.config.clock,
-                keys=provider_of(archives.keys, files), grace=grace,
-                remove_orphans=remove_orphans, progress=progress, asked=asked,
+                store.catalog, place_of, others, store.config.clock, executor or Inline(),
+                options=archives.options, keys=provider_of(archives.keys, files), grace=grace,
+                remove_orphans=remove_orphans, progress=progress,
             )  # fmt: skip
     if out.json:
         out.document(report)
@@ -82,10 +80,6 @@ def verify_with(
         _show(out, report)
     if not report.ok:
         click.get_current_context().exit(1)
-
-
-def _never() -> None:
-    """A signal ends the process, and changes nothing."""
 
 
 def _show(out: Output, report: AuditReport) -> None:

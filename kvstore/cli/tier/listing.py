@@ -70,7 +70,7 @@ def _until(delete_at: int | None) -> str:
 def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> None:
     """Show what tiering did to the store in DIR, oldest first."""
     from tiering.places.waiting import WORK
-    from tiering.worker.history import History
+    from tiering.worker.runs import History
 
     require_store(folder)
     config = read_config(config_file)

@@ -17,7 +17,7 @@ from kvstore import Message, Store, StoreConfig
 from kvstore.clock import SystemClock
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
-from tiering.places.publish import put_announced
+from tiering.places.publish import publish
 from tiering.worker.audit import Orphan
 
 POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
@@ -176,11 +176,11 @@ def test_what_an_attach_is_bringing_is_no_orphan_however_long_it_takes(
     orphans: list[Orphan] = []
 
     def slowly(*given: Any) -> None:
-        put_announced(*given)
+        publish(*given)
         clock.advance(3 * POLICY.grace)
         orphans.extend(worker.verify(remove_orphans=True).orphans)
 
-    monkeypatch.setattr(import_module("tiering.operations.attach"), "put_announced", slowly)
+    monkeypatch.setattr(import_module("tiering.worker.publisher"), "publish", slowly)
     tiering.attach(store, source / "archive")
     assert [o.removed for o in orphans] == [False]
     assert len(store.pull("visits", 0, 0, limit=99).messages) == 50

@@ -14,9 +14,8 @@ import tiering
 from kvstore import Message, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.executor.pool import Executor
+from tiering.executor.pool import Executor, Inline
 from tiering.merge.merge import merge_with
 
 DAY = 86_400.0
@@ -76,7 +75,7 @@ def erased_beside_a_tombstone(
 def test_a_tombstone_stays_while_an_attached_archive_has_an_older_value(
     store: Store, clock: VirtualClock, tmp_path: Path
 ) -> None:
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         erased_beside_a_tombstone(store, clock, worker, tmp_path / "backup")
         assert tiering.attach(store, tmp_path / "backup", topics=["table"]).messages == 2
         assert current(store) == {"x": b"stays", "y": b"newer"}
@@ -97,7 +96,7 @@ def test_a_tombstone_stays_while_the_log_has_an_older_value(
         source.create_topic("table", queues=1, kind="compacted")
         put(source, "z", b"")
         put(source, "k", b"")
-        with Worker(source, POLICY, executor=Here()) as worker:
+        with Worker(source, POLICY, executor=Inline()) as worker:
             archive(source, clock, worker)
             assert worker.erase(key="z").messages == 1
     tiering.attach(store, tmp_path / "source" / "archive")
@@ -105,11 +104,11 @@ def test_a_tombstone_stays_while_the_log_has_an_older_value(
         hot_for=100 * DAY, warm="archive", clock_doubt=0.0, tombstones_for=DAY, watermarks=None
     )
     clock.advance(2 * DAY)
-    with Worker(store, patient, executor=Here()) as worker:
+    with Worker(store, patient, executor=Inline()) as worker:
         assert worker.run_once().segments == []
         assert worker.compact().failed == {}
         assert current(store) == {}
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         assert worker.run_once().failed == {}
         assert worker.compact().failed == {}
     assert current(store) == {}
@@ -124,7 +123,7 @@ def test_a_tombstone_stays_if_an_older_value_is_attached_while_it_is_compacted(
         tiering.attach(store, tmp_path / "backup", topics=["table"])
         return made
 
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         erased_beside_a_tombstone(store, clock, worker, tmp_path / "backup")
         monkeypatch.setattr("tiering.worker.replace.merge_with", attached_meanwhile)
         (why,) = worker.compact().failed.values()
@@ -145,7 +144,7 @@ def test_compacting_changes_no_current_value_whatever_came_in_any_order(
     parts = 4
     with kvstore.open(tmp_path / "source", config(clock)) as source:
         source.create_topic("table", queues=1, kind="compacted")
-        with Worker(source, POLICY, executor=Here()) as worker:
+        with Worker(source, POLICY, executor=Inline()) as worker:
             known: set[str] = set()
             for part in range(parts):
                 for n in range(4):
@@ -158,7 +157,7 @@ def test_compacting_changes_no_current_value_whatever_came_in_any_order(
                         path.unlink()
                     known.add(path.name)
     clock.advance(2 * DAY)
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         for part in draw.sample(range(parts), parts):
             tiering.attach(store, tmp_path / f"part{part}")
             if draw.random() < 0.6:

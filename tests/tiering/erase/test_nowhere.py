@@ -15,9 +15,9 @@ from kvstore.files import LocalFiles
 from kvstore.index.keys import FAMILIES
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.executor.match import Match
+from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
 from tiering.merge.merge import merge_remotely
 
@@ -75,7 +75,7 @@ CASES: Final = {
 }  # fmt: skip
 
 
-class Failing(Here):
+class Failing(Inline):
     """Rewrites nothing, and says with what it was to do it."""
 
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
@@ -118,7 +118,7 @@ def test_erased_messages_and_their_keys_are_in_no_file_and_in_no_log(
     with kvstore.open(path, config(clock)) as store:
         store.create_topic("orders", queues=2)
         store.create_group("g", max_attempts=2, backoff=(0.0,))
-        with Worker(store, NOW, executor=Here()) as worker:
+        with Worker(store, NOW, executor=Inline()) as worker:
             for number in range(2):
                 put(store, number)
                 use(store, clock)
@@ -176,7 +176,7 @@ def test_what_a_killed_worker_left_is_overwritten_before_it_is_removed(
     path = tmp_path / "store"
     with (
         kvstore.open(path, config(clock)) as store,
-        Worker(store, NOW, executor=Here()) as worker,
+        Worker(store, NOW, executor=Inline()) as worker,
     ):
         for name in ("made/killed/1.archive", "shifting/0000000007"):
             left = store.path / "tiering" / name

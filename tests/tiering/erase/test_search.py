@@ -12,15 +12,15 @@ import kvstore
 from kvstore import Message, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, held
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
+from tiering.executor.pool import Inline
 from tiering.operations.search import count_in_archive, count_in_segment
 
 DAY = 86_400.0
 NOW = Policy(hot_for=0, warm="archive", clock_doubt=0.0)
 
 
-class Noting(Here):
+class Noting(Inline):
     """Notes how often which work was asked for."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     with kvstore.open(tmp_path / "store", config(clock)) as opened:
         for topic in ("events", "orders"):
             opened.create_topic(topic, queues=3)
-        with Worker(opened, NOW, executor=Here()) as worker:
+        with Worker(opened, NOW, executor=Inline()) as worker:
             for number in range(6):
                 put(opened, "events", 20)
                 if number == 5:
@@ -81,7 +81,7 @@ def test_a_plan_changes_nothing(store: Store) -> None:
         folders = (store.path / name for name in ("commitlog", "archive"))
         return {p: p.read_bytes() for f in folders for p in f.rglob("*") if p.is_file()}
 
-    with Worker(store, NOW, executor=Here()) as worker:
+    with Worker(store, NOW, executor=Inline()) as worker:
         before, rows = files(), worker.archives()
         assert worker.erasure_plan(key="k1").messages == 6 + 1
         assert worker.erasure_plan(before=0).messages == 0
@@ -98,7 +98,7 @@ def test_copies_are_found_where_groups_put_their_dead_letters_and_everywhere_if_
         store.put(topic, b"a copy", queue=0, properties={"DLQ_ORIGIN_TOPIC": "orders"})
     store.create_group("g", dead_letter_topic="graveyard")
     store.seal()
-    with Worker(store, NOW, executor=Here()) as worker:
+    with Worker(store, NOW, executor=Inline()) as worker:
         assert worker.run_once().failed == {}
         assert worker.erasure_plan(topic="orders").messages == 5
         assert worker.erasure_plan(topic="orders", everywhere=True).messages == 6
@@ -111,6 +111,6 @@ def test_copies_are_found_where_groups_put_their_dead_letters_and_everywhere_if_
 def test_what_is_left_of_a_deleted_topic_is_found_by_its_name(store: Store) -> None:
     store.delete_topic("orders")
     store.create_topic("orders", queues=1)
-    with Worker(store, NOW, executor=Here()) as worker:
+    with Worker(store, NOW, executor=Inline()) as worker:
         report = worker.erase(topic="orders")
         assert (report.messages, report.is_proven) == (4, True)

@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from tiering.executor.pool import Pool
+from tiering.executor.pool import Executor, Pool
 
 T = TypeVar("T")
 J = TypeVar("J")
 
 
-class Shuffled:
+class Shuffled(Executor):
     """See `tiering.executor.pool.Executor`; `draw` says who does which job, and when. `done` are
     the names of what was done.
     """

@@ -13,9 +13,9 @@ import tiering
 from kvstore import CallerError, Retention, Store
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.catalog.catalog import TOPICS_MAX, decode_rows
+from tiering.executor.pool import Inline
 from tiering.operations.together import Together, held_together, together
 
 DAY = 86_400.0
@@ -31,7 +31,7 @@ def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
             opened.create_topic(topic, queues=queues)
         fill(opened, 200)
         clock.advance(2 * DAY)
-        with Worker(opened, POLICY, executor=Here()) as worker:
+        with Worker(opened, POLICY, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
         yield opened
 
@@ -61,7 +61,7 @@ def test_of_an_archive_of_very_many_topics_the_index_says_whether_it_holds_one(
         store.create_topic("hot", queues=1)
         store.seal()
         clock.advance(2 * DAY)
-        with Worker(store, POLICY, executor=Here()) as worker:
+        with Worker(store, POLICY, executor=Inline()) as worker:
             worker.run_once()
         store.put("hot", b"x", queue=0)
         store.checkpoint()
@@ -84,7 +84,7 @@ def test_a_parted_topic_goes_when_its_own_time_is_over_and_all_else_stays(
 ) -> None:
     before = held(store)
     store.alter_topic("events", retention=SHORT)
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         count = len(worker.archives())
         report = worker.part("events")
         assert report.failed == {}
@@ -110,7 +110,7 @@ def test_the_store_that_a_part_failed_for_reads_as_before(store: Store) -> None:
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         count = len(worker.archives())
         report = worker.part("events")
         assert [path.name in name for name in report.failed] == [True]
@@ -128,7 +128,7 @@ def test_a_place_that_is_restored_from_while_both_are_there_gives_each_message_o
 ) -> None:
     before = held(store)
     store.alter_topic("events", retention=SHORT)
-    with Worker(store, POLICY, executor=Here()) as worker:
+    with Worker(store, POLICY, executor=Inline()) as worker:
         assert worker.part("events").failed == {}
     report = tiering.restore(store.path / "archive", tmp_path / "again", config=config(clock))
     assert report.problems == []

@@ -12,11 +12,11 @@ import tiering
 from kvstore import Message, StoreConfig
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import CHUNKED
 from tiering.archive.tail import PLAIN, FileSource, find_sections, read_tail
+from tiering.executor.pool import Inline
 
 CLOCK = VirtualClock()
 CONFIG = StoreConfig(segment_size=4 << 20, clock=CLOCK)
@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 store.put_batch(messages)
         store.seal()
         CLOCK.advance(60)
-        with Worker(store, POLICY, executor=Here()) as worker:
+        with Worker(store, POLICY, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
     return folder / "archive"
 
@@ -93,7 +93,7 @@ def test_a_topic_that_is_erased_leaves_no_text(source: Path, tmp_path: Path) -> 
     tiering.restore(source, tmp_path / "target", copy=True, take_over=True, config=CONFIG)
     with (
         kvstore.open(tmp_path / "target", CONFIG) as store,
-        Worker(store, POLICY, executor=Here()) as worker,
+        Worker(store, POLICY, executor=Inline()) as worker,
     ):
         assert worker.erase(topic="other").messages == 800
     archives = (tmp_path / "target").rglob("*.kvarc")

@@ -264,7 +264,7 @@ def test_who_waits_for_a_block_is_told_when_the_store_closes(reads: Reads) -> No
     threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(3)]
     for thread in threads:
         thread.start()
-    while len(cache._under_way) < 3 or not reads.under_way:
+    while len(cache._flight.under_way()) < 3 or not reads.under_way:
         SystemClock().sleep(0.001)
     threads.append(threading.Thread(target=cache.close, daemon=True))
     threads[-1].start()
@@ -277,7 +277,7 @@ def test_who_waits_for_a_block_is_told_when_the_store_closes(reads: Reads) -> No
     assert sorted(told) == ["closed", "closed", "had"]
     with pytest.raises(StoreClosed):
         cache.get(1, 9)
-    assert not cache._under_way
+    assert not cache._flight.under_way()
 
 
 def test_a_block_that_cannot_be_kept_is_an_error_to_who_waits_for_it(cache: BlockCache) -> None:
@@ -290,4 +290,4 @@ def test_a_block_that_cannot_be_kept_is_an_error_to_who_waits_for_it(cache: Bloc
     for _ in range(2):
         with pytest.raises(MemoryError):
             cache.get(1, 1)
-    assert not cache._under_way
+    assert not cache._flight.under_way()

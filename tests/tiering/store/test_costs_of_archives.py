@@ -18,8 +18,8 @@ from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
 from tests.tiering.store.gate import gated
 from tests.tiering.store.moving import config, filled, hand_over, put_segments, sealed, tiers
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
+from tiering.executor.pool import Inline
 
 SIZES = (1, 8, 48)
 EACH = 4
@@ -113,7 +113,7 @@ def test_opening_and_a_workers_look_cost_the_rows_of_the_catalog(
             store = kvstore.open(tmp_path / "a", config(clock))
         with store:
             store._housekeeper.stop()
-            with Worker(store, policy, executor=Here()) as worker:
+            with Worker(store, policy, executor=Inline()) as worker:
                 worker.run_once()
                 with costs.counting() as looking:
                     assert worker.run_once().failed == {}

@@ -17,8 +17,8 @@ from kvstore.index.message_keys.key_parts import GENERATION
 from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tests.tiering.store.moving import SEGMENT, config, drop, filled, hand_over, merge, put_segments
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
+from tiering.executor.pool import Inline
 
 SEGMENTS = GENERATION + 2
 EACH = 6
@@ -163,7 +163,7 @@ def test_what_a_worker_erases_is_in_no_generation_any_more(
     assert any(list(store._index.keys.find(h, h, 0, 99)) for h in hashes)
     clock.advance(86_400)
     policy = Policy(hot_for=0, warm="archive", clock_doubt=0.0)
-    with Worker(store, policy, executor=Here()) as worker:
+    with Worker(store, policy, executor=Inline()) as worker:
         assert worker.erase(key="k-3").is_proven
     assert {part.level for part in store._index.keys.parts()} > {0}
     for hashed in hashes:

@@ -1,18 +1,17 @@
-"""Executors without Spark: two processes at once, or none but this one."""
+"""An executor without Spark that does two jobs at a time; and work that goes wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from tiering.executor.pool import Pool
+from tiering.executor.pool import Executor, Pool
 
 T = TypeVar("T")
-J = TypeVar("J")
 
 
-class Pools:
+class Pools(Executor):
     """Two pools, each for one thread at a time."""
 
     width = 2
@@ -33,33 +32,9 @@ class Pools:
         finally:
             self._free.put(pool)
 
-    def each(
-        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
-    ) -> Iterator[T]:
-        for job in jobs:
-            yield self.run(check, work, job)
-
     def close(self) -> None:
         for pool in self._all:
             pool.close()
-
-
-class Here:
-    """Does the work in this process: what is tried is no process, and starting one takes long."""
-
-    width = 1
-
-    def run(self, check: Callable[[], None], work: Callable[..., T], *args: Any) -> T:
-        check()
-        return work(*args)
-
-    def each(
-        self, check: Callable[[], None], work: Callable[[J], T], jobs: Sequence[J]
-    ) -> Iterator[T]:
-        return (self.run(check, work, job) for job in jobs)
-
-    def close(self) -> None:
-        pass
 
 
 def raised(error: Exception) -> None:

@@ -20,8 +20,8 @@ from tests.support.clock import VirtualClock
 from tests.support.everyfile import EveryFile, Fault, faults
 from tests.support.files import copy_folder
 from tests.tiering.worker.conftest import QUEUES, config, fill
-from tests.tiering.worker.pools import Here
 from tiering import AttachConflict, Policy, Worker
+from tiering.executor.pool import Inline
 
 DAY: Final = 86_400.0
 WARM: Final = Policy(
@@ -108,7 +108,7 @@ def source(tmp_path: Path, clock: VirtualClock) -> Path:
             store.put("attached", b"attached %d" % n * 40, queue=n % 2)
         store.seal()
         clock.advance(2 * DAY)
-        with Worker(store, WARM, executor=Here()) as worker:
+        with Worker(store, WARM, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
         assert store.segments() == []
     return path
@@ -139,7 +139,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
         fill(store, 60)
         clock.advance(2 * DAY)
         if work.is_archived:
-            with Worker(store, WARM, executor=Here()) as worker:
+            with Worker(store, WARM, executor=Inline()) as worker:
                 assert worker.run_once().failed == {}
         work.change(store)
         before = found_in(store)
@@ -149,7 +149,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
         """What there is once the step was done, in a store that holds what was `found` there."""
         with kvstore.open(path, config(clock)) as store:
             assert found_in(store) == found
-            with Worker(store, WARM, executor=Here()) as worker:
+            with Worker(store, WARM, executor=Inline()) as worker:
                 work.do(store, worker, source)
             assert store.verify().problems == []
             return found_in(store)
@@ -157,7 +157,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
     def struck(path: Path, files: EveryFile, fail: Callable[[], None]) -> Found:
         """What there is when something failed; a crash then leaves `left`."""
         with kvstore.open(path, config(clock, files=files)) as store:
-            with Worker(store, WARM, executor=Here()) as worker:
+            with Worker(store, WARM, executor=Inline()) as worker:
                 fail()
                 with contextlib.suppress(StoreError):
                     work.do(store, worker, source)
@@ -202,7 +202,7 @@ def test_a_restore_in_which_an_operation_fails_leaves_nothing_or_tells(
             store.create_topic(topic, queues=queues)
         fill(store, 60)
         clock.advance(2 * DAY)
-        with Worker(store, WARM, executor=Here()) as worker:
+        with Worker(store, WARM, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
         due = {at: b for at, b in found_in(store).items() if at[0] in options.get("topics", at[0])}
     place, target = tmp_path / "source" / "archive", tmp_path / "target"

@@ -19,14 +19,14 @@ from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles, LyingPlace
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError
 from tiering.executor.match import Match
+from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
 from tiering.places.intents import Intent, Intents
 from tiering.places.place import Place, open_place
-from tiering.places.publish import CopyJob, copy_remotely, put_announced
+from tiering.places.publish import CopyJob, Pacing, copy_remotely, publish
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", cold="cold", clock_doubt=0.0)
@@ -64,7 +64,7 @@ def test_a_place_that_keeps_other_bytes_costs_nothing(
     store: Store, clock: VirtualClock, files: LyingFiles, work: Any, lie: Lie
 ) -> None:
     clock.advance(2 * DAY)
-    with Worker(store, WARM, executor=Here()) as worker:
+    with Worker(store, WARM, executor=Inline()) as worker:
         if work is not moved:
             assert moved(worker) == {}
         if work == "cold":
@@ -89,7 +89,7 @@ def test_what_was_put_is_read_back_and_taken_away_if_it_is_something_else(
 ) -> None:
     honest, intents, intent, path = announced(tmp_path)
     with pytest.raises((ArchiveDamaged, PlaceError)):
-        put_announced(intents, intent, LyingPlace(honest, lie), path, int, int)
+        publish(intents, intent, LyingPlace(honest, lie), path, Pacing())
     assert list(honest.list()) == []
     assert list(intents.unfinished(())) == []
 
@@ -98,7 +98,7 @@ def test_a_name_that_somebody_else_was_first_to_take_stays_his(tmp_path: Path) -
     honest, intents, intent, path = announced(tmp_path)
     honest.put(intent.key, b"somebody else's")
     with pytest.raises(ObjectExists):
-        put_announced(intents, intent, honest, path, int, int)
+        publish(intents, intent, honest, path, Pacing())
     assert honest.read(intent.key, 0, 15) == b"somebody else's"
     assert list(intents.unfinished(())) == []
 
@@ -121,9 +121,7 @@ def test_a_copy_by_a_task_is_read_back_too(
 ) -> None:
     honest, _, intent, path = announced(tmp_path)
     honest.put("a/source.kvarc", path)
-    job = CopyJob(
-        name="source", source=honest.name, key="a/source.kvarc", target="the other", intent=intent
-    )
+    job = CopyJob(source=honest.name, key="a/source.kvarc", target="the other", intent=intent)
 
     def opened(name: str, **_: object) -> Any:
         return LyingPlace(honest, lie) if name == "the other" else open_place(name)
@@ -134,7 +132,7 @@ def test_a_copy_by_a_task_is_read_back_too(
     assert [info.key for info in honest.list()] == ["a/source.kvarc"]
 
 
-class Careless(Here):
+class Careless(Inline):
     """Leaves messages out of archives, and says that these are all there is."""
 
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
@@ -155,7 +153,7 @@ def test_archives_that_lack_what_the_index_has_take_no_segments_place(
         assert all("disagree" in why for why in failed.values())
         assert worker.archives() == []
     assert held(store) == before
-    with Worker(store, WARM, executor=Here()) as worker:
+    with Worker(store, WARM, executor=Inline()) as worker:
         assert worker.run_once().failed == {}
     assert held(store) == before
 
@@ -164,7 +162,7 @@ def test_the_file_of_a_segment_is_overwritten_where_something_of_it_is_erased(
     store: Store, clock: VirtualClock
 ) -> None:
     """A file that is held open shows what its blocks hold when it has no name any more."""
-    with Worker(store, WARM, executor=Here()) as worker:
+    with Worker(store, WARM, executor=Inline()) as worker:
         paths = sorted((store.path / "commitlog").iterdir())[: len(store.segments())]
         with paths[0].open("rb") as kept:
             assert any(kept.read(4096))
@@ -178,7 +176,7 @@ def test_the_file_of_an_archive_is_overwritten_where_something_of_it_is_erased(
     store: Store, clock: VirtualClock
 ) -> None:
     clock.advance(2 * DAY)
-    with Worker(store, WARM, executor=Here()) as worker:
+    with Worker(store, WARM, executor=Inline()) as worker:
         assert worker.run_once().failed == {}
         path = min((store.path / "archive").rglob("*.kvarc"))
         with path.open("rb") as kept:
@@ -197,7 +195,7 @@ def test_a_damaged_segment_may_hold_anything_so_nothing_is_proven(
     data = bytearray(path.read_bytes())
     data[data.index(b"message 0") + 8] ^= 1
     path.write_bytes(data)
-    with Worker(store, WARM, executor=Here()) as worker:
+    with Worker(store, WARM, executor=Inline()) as worker:
         assert worker.erasure_plan(key="nobody-has-it").segments == [first]
         report = worker.erase(key="nobody-has-it")
         assert (report.is_proven, report.found) == (False, 0)

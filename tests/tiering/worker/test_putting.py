@@ -11,9 +11,9 @@ from kvstore import Message, Store
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
 from tiering.catalog.catalog import ArchiveRow, decode_rows
+from tiering.executor.pool import Inline
 from tiering.places.intents import Intent, Intents
 from tiering.places.object_names import SUFFIX
 
@@ -155,7 +155,7 @@ def test_an_archive_that_goes_cold_is_read_where_it_is_and_written_there_alone(
         store.put_batch([Message("a", b"%d" % n, queue=0) for n in range(50)])
         store.seal()
         clock.advance(100.0)
-        with Worker(store, policy, executor=Here()) as worker:
+        with Worker(store, policy, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
             clock.advance(2 * DAY)
             files.paths.clear()
@@ -174,7 +174,7 @@ def test_a_warm_archive_that_was_damaged_does_not_go_cold(
         store.put_batch([Message("a", b"%d" % n, queue=0) for n in range(50)])
         store.seal()
         clock.advance(100.0)
-        with Worker(store, policy, executor=Here()) as worker:
+        with Worker(store, policy, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
             (path,) = (store.path / "archive").rglob("*.kvarc")
             path.chmod(0o644)

@@ -231,7 +231,7 @@ def job(tmp_path: Path) -> CopyJob:
     source.put("x/one.kvarc", tmp_path / "data")
     intent = Intent(7, "b", "x/two.kvarc", len(data), google_crc32c.value(data))
     return CopyJob(
-        name="a/x/one.kvarc", source=str(tmp_path / "a"), key="x/one.kvarc",
+        source=str(tmp_path / "a"), key="x/one.kvarc",
         target=str(tmp_path / "b"), intent=intent,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import google_crc32c
 import msgspec
 import pytest
 
@@ -16,15 +17,15 @@ from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
-from tests.tiering.worker.pools import Here
 from tiering import Policy, TieringBusy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
+from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
 from tiering.merge.merge import merge_remotely
 from tiering.merge.partition import plan_merge
 from tiering.places.intents import Intent, Intents
 from tiering.places.place import Place, open_place
-from tiering.places.publish import at_hand
+from tiering.places.publish import CopyJob, ObjectCopy, Pacing
 from tiering.places.waiting import FILE, WORK, Waits, read_waits
 from tiering.worker.arrivals import attaching
 
@@ -48,7 +49,7 @@ def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
 
 @pytest.fixture
 def worker(store: Store) -> Iterator[Worker]:
-    with Worker(store, WARM, executor=Here()) as found:
+    with Worker(store, WARM, executor=Inline()) as found:
         yield found
 
 
@@ -211,13 +212,20 @@ def test_of_a_place_that_is_far_a_copy_is_there_as_long_as_it_is_wanted(tmp_path
     honest.put("a/b.kvarc", b"an archive")
     far: Any = Far(honest)
     copy = tmp_path / "work" / "copy"
-    with at_hand(far, "a/b.kvarc", 10, 0, copy, name="b") as (path, crc):
+
+    def copied(source: Any, crc: int) -> ObjectCopy:
+        intent = Intent(1, "cold", "a/c.kvarc", 10, crc)
+        job = CopyJob(source="", key="a/b.kvarc", target="", intent=intent)
+        return ObjectCopy(source, honest, job, copy, LocalFiles(), Pacing())
+
+    crc = google_crc32c.value(b"an archive")
+    with copied(far, crc).local_file() as path:
         assert path.read_bytes() == b"an archive"
     assert not copy.exists()
     for place in (far, honest):
         with (
             pytest.raises(ArchiveDamaged, match="not what was put"),
-            at_hand(place, "a/b.kvarc", 10, crc ^ 1, copy, name="b"),
+            copied(place, crc ^ 1).local_file(),
         ):
             pass
         assert not copy.exists()
@@ -250,7 +258,7 @@ def test_while_a_place_is_away_its_objects_are_not_asked_to_go_at_every_look(
 ) -> None:
     root = tmp_path / "nas"
     policy = Policy(hot_for=DAY, warm=str(root), grace=0.0, clock_doubt=0.0, merge_bytes=None)
-    with Worker(store, policy, executor=Here()) as worker:
+    with Worker(store, policy, executor=Inline()) as worker:
         assert worker.run_once().failed == {}
         count = len(worker.merge().merged)
         assert count > 1
@@ -268,7 +276,7 @@ def test_while_a_place_is_away_its_objects_are_not_asked_to_go_at_every_look(
         assert len(worker.run_and_merge().removed) == count
 
 
-class Struck(Here):
+class Struck(Inline):
     """Work on one segment ends with what nobody expects, while `error` is set."""
 
     def __init__(self) -> None:
@@ -304,7 +312,7 @@ def test_what_nobody_expected_of_one_segment_costs_that_segment_and_is_waited_fo
 
 
 def test_a_merge_that_fails_in_a_way_nobody_expected_costs_its_group_alone(store: Store) -> None:
-    class Failing(Here):
+    class Failing(Inline):
         def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
             if work is merge_remotely:
                 raise RuntimeError("struck")
@@ -375,7 +383,7 @@ def test_a_merge_whose_counts_do_not_agree_changes_nothing(
     assert objects(store) == named(store)
 
 
-class Two(Here):
+class Two(Inline):
     """Two that work, so that files are written by the worker itself."""
 
     width = 2
@@ -396,14 +404,14 @@ def test_what_a_disk_does_not_give_back_is_merged_into_nothing(
             before = worker.archives()
             files.lie = lie
             (why,) = worker.merge().failed.values()
-            assert "does not give back" in why
+            assert "not what was put there" in why
             assert (worker.archives(), left(store)) == (before, [])
             files.lie = None
             assert worker.merge().failed == {}
 
 
 def test_parts_of_an_archive_that_lack_messages_take_its_place_nowhere(store: Store) -> None:
-    class Losing(Here):
+    class Losing(Inline):
         def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
             found = super().run(check, work, *args)
             if work is not merge_remotely or not args[0].path.endswith(".1"):
@@ -432,7 +440,7 @@ def test_what_an_erasure_has_replaced_goes_with_the_next_run_if_it_could_not_go_
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = msgspec.structs.replace(WARM, grace=1e6)
-    with Worker(store, policy, executor=Here()) as worker:
+    with Worker(store, policy, executor=Inline()) as worker:
         worker.run_once()
         count = len(worker.archives())
 
@@ -495,7 +503,7 @@ def test_what_is_put_while_an_erasure_is_under_way_is_not_meant(
             store.seal()
             store.checkpoint()
 
-    with Worker(store, WARM, executor=Here(), progress=put) as worker:
+    with Worker(store, WARM, executor=Inline(), progress=put) as worker:
         worker.run_once()
         report = worker.erase(key="k3")
         assert report.is_proven, report.failed
@@ -509,7 +517,7 @@ def test_an_erasure_that_is_stopped_says_so(store: Store) -> None:
         if what.startswith("erasing") and done == total - 1:  # nothing is asked behind it
             workers[0]._stopping.set()
 
-    with Worker(store, WARM, executor=Here(), progress=stop) as worker:
+    with Worker(store, WARM, executor=Inline(), progress=stop) as worker:
         workers.append(worker)
         worker.run_once()
         with pytest.raises(TieringStopped):
@@ -546,7 +554,7 @@ def test_a_run_does_not_begin_in_another_and_a_stopped_thread_is_the_stores_no_m
             except TieringBusy:
                 refused.append(call)
 
-    with Worker(store, WARM, executor=Here(), progress=again) as worker:
+    with Worker(store, WARM, executor=Inline(), progress=again) as worker:
         workers.append(worker)
         worker.run_once()
         assert set(refused) == {"run_once", "merge", "verify"}

@@ -19,9 +19,8 @@ from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.throwing import Thrower, some
 from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
-from tests.tiering.worker.pools import Here
 from tiering import Policy, Worker
-from tiering.executor.pool import Executor, Pool
+from tiering.executor.pool import Executor, Inline, Pool
 
 DAY: Final = 86_400.0
 WARM: Final = Policy(
@@ -32,7 +31,7 @@ _PATIENCE: Final = 30
 """Seconds after which somebody hangs."""
 
 
-class HereAtOnce(Here):
+class HereAtOnce(Inline):
     """Two at a time, in threads of this process."""
 
     width = 2
@@ -82,7 +81,7 @@ def _work(
         assert store.verify().problems == []
     with kvstore.open(path, config(clock)) as store:
         assert held(store) == wanted
-        with Worker(store, WARM, executor=Here()) as worker:
+        with Worker(store, WARM, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
             assert worker.verify().ok
         assert held(store) == wanted
@@ -91,7 +90,7 @@ def _work(
 @pytest.mark.parametrize(
     ("name", "executor", "within"),
     [
-        ("kvmq-tiering", Here, ""),
+        ("kvmq-tiering", Inline, ""),
         ("kvmq-tiering", Pool, "tiering/executor/pool.py"),
         ("kvmq-ahead", HereAtOnce, ""),
     ],
@@ -144,7 +143,7 @@ def test_whatever_strikes_what_reads_blocks_nobody_waits_for_ever(
 ) -> None:
     with kvstore.open(begin, config(clock)) as store:
         wanted = held(store)
-        with Worker(store, WARM, executor=Here()) as worker:
+        with Worker(store, WARM, executor=Inline()) as worker:
             worker.run_once()
         assert held(store) == wanted
     watched = Thrower("kvmq-cold")

@@ -12,8 +12,8 @@ import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import QUEUES, config, fill, held
-from tests.tiering.worker.pools import Here
 from tiering import PlaceUnavailable, Policy, Worker
+from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
 from tiering.places.intents import Intent, Intents
 from tiering.places.waiting import FILE, WORK, read_waits
@@ -21,7 +21,7 @@ from tiering.places.waiting import FILE, WORK, read_waits
 DAY = 86_400.0
 
 
-class Counting(Here):
+class Counting(Inline):
     """Counts how often a segment is read and encoded."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ def test_what_a_killed_worker_left_is_tidied_in_every_place_that_is_there(
         hot_for=DAY, warm_for=DAY, warm=str(places["here"]), cold=str(places["away"]),
         clock_doubt=0.0,
     )  # fmt: skip
-    with Worker(store, policy, executor=Here()) as worker:
+    with Worker(store, policy, executor=Inline()) as worker:
         worker._tried.update(map(str, places.values()))
         done = worker.run_once()
         assert next(iter(done.failed)) == f"tidying {places['away']}"

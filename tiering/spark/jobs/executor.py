@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tiering.errors import SparkFailed, SparkUnsuitable
-from tiering.executor.pool import WorkerDied
+from tiering.executor.pool import Executor, WorkerDied
 from tiering.spark.job_errors import spoken_of
 from tiering.spark.jobs.attempts import answer_of, answers, packed
 from tiering.spark.session import JOBS, session
@@ -51,7 +51,7 @@ _DIED: Final = re.compile(
 )
 
 
-class SparkExecutor:
+class SparkExecutor(Executor):
     """An `Executor` (see `tiering.executor.pool`) of a Spark session; `close` cancels the jobs
     under way. Several threads may use it. Folders that jobs name must be seen by the driver and by
     all tasks.

@@ -18,18 +18,17 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files
 from tiering.archive.columns.integers import Column, by_bytes
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
+from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter, write_archive
 from tiering.executor.proof import prove
-from tiering.executor.regroup import Summed
 from tiering.keys.crypto import KeyProvider
 from tiering.places.commits.commits import CommittedArchive, HeldRange
+from tiering.places.intents import Intent
 from tiering.places.object_names import job_object_key
 from tiering.places.place import Place
-from tiering.places.verify_copy import read_whole
+from tiering.places.publish import Pacing, put_verified
 from tiering.policy.retention_classes import read_class
 from tiering.spark.sink.collecting import Collected
 from tiering.spark.sink.sink_options import SinkOptions
@@ -115,14 +114,12 @@ class Making:
         """Write, read back and put one archive."""
         position, sizes = found.position[rows], found.records.sizes[rows]
         first, end = int(position.min()), int((position + sizes).max())
-        sink = Summed()
         origin = ArchiveOrigin(
             store_id=self._store_id, segments=((first, end),), retention_class=kind
         )
-        writer = ArchiveWriter(sink, settings, origin)
         held: dict[tuple[int, int], HeldRange] = {}
 
-        def chunks() -> Iterator[bytes]:
+        def fill(writer: ArchiveWriter) -> Iterator[None]:
             for part in _stretches(found, rows):
                 topic, queue = int(found.topic_of[part[0]]), int(found.queue[part[0]])
                 a, b = int(part[0]), int(part[-1]) + 1
@@ -131,34 +128,28 @@ class Making:
                 before = held.get((topic, queue))
                 low = low if before is None else before.first
                 held[topic, queue] = HeldRange(found.topics[topic], queue, low, high)
-                yield from sink.taken()
-            writer.finish()
-            yield from sink.taken()
+                yield
 
         number = secrets.randbits(_NUMBER_BITS)
         key = job_object_key(self._store_id, self._begun, self._job, first, number, kind)
         path = self._folder / f"{number}.made"
-        self._files.write_new(path, chunks(), replace=True)
+        written = write_archive(
+            path, self._files, lambda sink: ArchiveWriter(sink, settings, origin), fill
+        )
+        assert written is not None, "each of the rows is a message"
+        intent = Intent(0, self._place.name, key, written.size, written.crc)
         try:
             prove(
                 path, self._files, self._keys, found.records.buffer, found.records.starts,
                 found.records.sizes, rows=rows, stays="nothing was committed",
             )  # fmt: skip
-            self._put(path, key, sink)
+            put_verified(self._place, intent, path, Pacing())
         finally:
             self._files.remove(path)
         return CommittedArchive(
-            key=key, size=sink.size, crc=sink.crc, messages=len(rows), first_position=first,
+            key=key, size=written.size, crc=written.crc, messages=len(rows), first_position=first,
             end_position=end, queues=list(held.values()),
         )  # fmt: skip
-
-    def _put(self, path: Path, key: str, sink: Summed) -> None:
-        self._place.put(key, path)
-        if read_whole(self._place, key, sink.size) != sink.crc:
-            raise ArchiveDamaged(
-                f"{self._place.name}/{key} is not what was put there; nothing was committed",
-                f"{self._place.name}/{key}",
-            )
 
 
 def _stretches(found: Collected, rows: Column) -> Iterator[Column]:
