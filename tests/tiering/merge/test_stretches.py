@@ -337,7 +337,7 @@ def test_a_disk_that_does_not_give_back_what_was_written_is_found_out(
 ) -> None:
     made = Made(tmp_path, made_of(deal(plain_queues(), lambda _, o: o // 20)))
     size = len(made.here()[1])
-    with pytest.raises(ArchiveDamaged, match="does not give back what was put into it"):
+    with pytest.raises(ArchiveDamaged, match="is not what was put there"):
         merge(made.open(), made.job, Forgetful("merged", at % size))
 
 
