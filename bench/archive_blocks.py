@@ -25,7 +25,7 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.coder import CodecName, Coder
-from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
@@ -113,7 +113,7 @@ def _pull(encoded: list[Encoded], spans: list[BlockSpan], coder: Coder) -> None:
             blocks = GroupBlocks(
                 [span.topic for span in named],
                 [0] * len(named),
-                Stretches(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
+                OffsetRanges(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
             )
             found = BlockGroup(group.data, group.part_sizes, group.decoded_sizes, coder, blocks)
             for i in range(found.blocks):

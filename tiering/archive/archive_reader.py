@@ -24,7 +24,7 @@ from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashing.hashes import topic_byte
 from kvstore.record.hashing.key_filter import Filter
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
-from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
 from tiering.archive.groups import Groups
 from tiering.archive.layout import CHUNKED, HEADER_SIZE, OPENING_READ, PART_HEAD, Section, Sizes
@@ -284,7 +284,7 @@ class Archive:
         blocks = GroupBlocks(
             [topics[member][0] for member in members.topics],
             members.queues,
-            Stretches(members.counts, members.first_offsets, members.last_offsets),
+            OffsetRanges(members.counts, members.first_offsets, members.last_offsets),
         )
         with self._block_damage(members.first if asked is None else asked):
             return BlockGroup(

@@ -12,6 +12,7 @@ only its own rows in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Final, NamedTuple
 
@@ -23,12 +24,15 @@ from kvstore.record.decode import decode
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_fields import Columns, Owners, Stretches
+from tiering.archive.columns.header_decoder import decode_headers
+from tiering.archive.columns.header_fields import Columns, OffsetRanges, Owners
 from tiering.archive.columns.integers import Column
-from tiering.archive.columns.joint import decode_jointly
-from tiering.archive.columns.joint_properties import decode_properties_jointly
-from tiering.archive.columns.properties import PropertyColumns, decode_property_columns, fields_of
-from tiering.archive.layout import DECODED_MAX, PARTS, PartKind, Sizes
+from tiering.archive.columns.property_decoder import (
+    PropertyColumns,
+    decode_properties,
+    shapes_part,
+)
+from tiering.archive.layout import PARTS, PartKind, Sizes
 
 _ROW_BYTES: Final = 250
 """About what a row takes in memory beside its body and properties."""
@@ -39,7 +43,7 @@ class GroupBlocks(NamedTuple):
 
     topics: list[str]
     queues: list[int]
-    stretches: Stretches
+    ranges: OffsetRanges
 
 
 class BlockGroup:
@@ -80,7 +84,7 @@ class BlockGroup:
         self._property_columns: PropertyColumns | None = None
         """Set if they were decoded together with other groups'."""
         self._payload: bytes | None = None
-        self._begins: list[int] = [0, *accumulate(blocks.stretches.counts.tolist())]
+        self._begins: list[int] = [0, *accumulate(blocks.ranges.counts.tolist())]
         self._text_bytes = sum(decoded_sizes)
         self.memory_bytes = self._text_bytes + len(self._data) + self.count * _ROW_BYTES
 
@@ -154,7 +158,7 @@ class BlockGroup:
 
     @property
     def _owners(self) -> Owners:
-        counts = self.members.stretches.counts
+        counts = self.members.ranges.counts
         names = [topic.encode() for topic in self.members.topics]
         each = list(chain.from_iterable(map(repeat, names, counts.tolist())))
         return Owners(each, np.repeat(np.array(self.members.queues, np.int64), counts))
@@ -166,7 +170,8 @@ class BlockGroup:
         if found is None:
             try:
                 payload = self._decode(PartKind.FIXED)
-                found = self._columns = Columns(payload, self.members.stretches)
+                (found,) = decode_headers([payload], [self.members.ranges])
+                self._columns = found
             except ArchiveDamaged as error:
                 raise self.named(error) from None
         return found
@@ -190,7 +195,7 @@ class BlockGroup:
         """The properties of all messages. Raises ArchiveDamaged."""
         found = self._properties
         if found is None:
-            found = self._properties = fields_of(self.property_columns())
+            found = self._properties = self.property_columns().fields()
         return found
 
     def property_columns(self) -> PropertyColumns:
@@ -201,7 +206,7 @@ class BlockGroup:
             return self._property_columns
         try:
             payload = self._decode(PartKind.PROPERTIES)
-            return decode_property_columns(payload, self.count, self.columns.born_at, DECODED_MAX)
+            return decode_properties([payload], [self.columns.born_at])[0]
         except ArchiveDamaged as error:
             raise self.named(error) from None
 
@@ -239,25 +244,35 @@ class BlockGroup:
 
 def read_columns(groups: Sequence[BlockGroup], *, properties: bool = False) -> None:
     """Decodes the fixed head fields of all messages of several groups, and their properties if
-    asked for. This is faster than one group after the other. An error in one group is raised when
-    that group's columns are asked for.
+    asked for. This is faster than one group after the other. A group that can't be decoded with the
+    others is decoded, or raises its error, when its columns are asked for.
     """
     if len(groups) == 1:
         return
     try:
         payloads = [group._decode(PartKind.FIXED) for group in groups]
-        columns = decode_jointly(payloads, [group.members.stretches for group in groups])
-        if columns is None:
-            return
-        for group, found in zip(groups, columns, strict=True):
-            group._columns = found
-        if properties:
-            payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
-            each = decode_properties_jointly(payloads, [found.born_at for found in columns])
-            for group, of_group in zip(groups, each, strict=True):
-                group._property_columns = of_group
+        columns = decode_headers(payloads, [group.members.ranges for group in groups])
     except ArchiveDamaged:
         return
+    for group, found in zip(groups, columns, strict=True):
+        group._columns = found
+    if properties and not columns[0].is_whole:
+        _read_properties(groups)
+
+
+def _read_properties(groups: Sequence[BlockGroup]) -> None:
+    """Decodes the properties of groups; those with the same shapes together."""
+    alike: dict[bytes, list[tuple[BlockGroup, bytes]]] = {}
+    for group in groups:
+        with suppress(ArchiveDamaged):
+            payload = group._decode(PartKind.PROPERTIES)
+            alike.setdefault(shapes_part(payload, group.count), []).append((group, payload))
+    for some in alike.values():
+        with suppress(ArchiveDamaged):
+            born = [group.columns.born_at for group, _ in some]
+            each = decode_properties([payload for _, payload in some], born)
+            for (group, _), found in zip(some, each, strict=True):
+                group._property_columns = found
 
 
 class Block:

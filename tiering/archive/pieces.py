@@ -25,7 +25,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.blocks import BlockWriter, GrowingColumns, TailColumns, TopicToWrite
 from tiering.archive.coder import Coder, rebound
-from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.ending import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
@@ -105,7 +105,7 @@ class PieceWriter:
                 piece.data[at:end], sizes, decoded, self._coder,
                 GroupBlocks(
                     [one.topic.name for one in topics], queues[mine].tolist(),
-                    Stretches(messages[mine], first[mine], last[mine]),
+                    OffsetRanges(messages[mine], first[mine], last[mine]),
                 ),
                 topic_number=int(numbers[begin]), secret=topics[0].secret, number=begin,
             )  # fmt: skip

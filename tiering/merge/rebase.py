@@ -74,7 +74,7 @@ def _kept(group: BlockGroup, topics: Mapping[str, ArchivedTopic]) -> NDArray[np.
         topic in topics and queue != NO_QUEUE
         for topic, queue in zip(members.topics, members.queues, strict=True)
     ]
-    return np.repeat(np.array(each, np.bool_), members.stretches.counts)
+    return np.repeat(np.array(each, np.bool_), members.ranges.counts)
 
 
 def write_moved(
@@ -119,7 +119,7 @@ def _add(
     topics: Mapping[str, ArchivedTopic],
 ) -> None:
     records = group.records()
-    begins = bounds_of(group.members.stretches.counts).tolist()
+    begins = bounds_of(group.members.ranges.counts).tolist()
     for i, (topic, queue) in enumerate(
         zip(group.members.topics, group.members.queues, strict=True)
     ):

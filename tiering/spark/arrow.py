@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from kvstore.record.hosts import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
-from tiering.archive.columns.constant_headers import Constants, host_of
+from tiering.archive.columns.constant_headers import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.text_columns import Constant, Joined
 from tiering.spark.schema import HEADERS, SCHEMA, columns_of
@@ -42,7 +42,7 @@ class Hosts(NamedTuple):
     which: Column
 
 
-class Seldom(NamedTuple):
+class HeaderFields(NamedTuple):
     """Header fields of every row; they are the same in nearly all messages."""
 
     flags: Column
@@ -68,7 +68,7 @@ class MessageColumns(Protocol):
     born_at: Column
     stored_at: Column
 
-    def seldom(self) -> Constants | Seldom:
+    def header_fields(self) -> ConstantHeaders | HeaderFields:
         """The rarely differing fields; once for all rows if they are known to have the same."""
         ...
 
@@ -175,8 +175,8 @@ def _message_id(asked: _Asked) -> pa.Array:
 
 def _position_ids(rows: MessageColumns) -> list[str]:
     """The ids of messages that have no id in their properties: store host and position in hex."""
-    found = rows.seldom()
-    if isinstance(found, Constants):
+    found = rows.header_fields()
+    if isinstance(found, ConstantHeaders):
         head = host_of(found.store_host).hex().upper()
         return [f"{head}{position:016X}" for position in rows.position.tolist()]
     heads = [host.hex().upper() for host in found.store.distinct]
@@ -235,14 +235,14 @@ def _headers(asked: _Asked) -> pa.Array:
             None if _joined(found) == field else field
             for field, found in zip(asked.fields, asked.maps, strict=True)
         ]
-    found = rows.seldom()
-    if isinstance(found, Constants):
-        known = _repeated(found, 1 << (rows.count - 1).bit_length())
-        seldom = [column[: rows.count] for column in known]
+    found = rows.header_fields()
+    if isinstance(found, ConstantHeaders):
+        known = _constant_arrays(found, 1 << (rows.count - 1).bit_length())
+        arrays = [column[: rows.count] for column in known]
     else:
-        seldom = _seldom(found)
+        arrays = _header_arrays(found)
     children = [
-        *seldom,
+        *arrays,
         _or_nulls(rows.wrong_crcs(), pa.int64(), rows.count),
         _or_nulls(odd, pa.binary(), rows.count),
         _or_nulls(rows.stored_bodies(), pa.binary(), rows.count),
@@ -250,7 +250,7 @@ def _headers(asked: _Asked) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(HEADERS))
 
 
-def _seldom(found: Seldom) -> list[pa.Array]:
+def _header_arrays(found: HeaderFields) -> list[pa.Array]:
     """The first fields of HEADERS, of each row."""
     return [
         pa.array(found.flags),
@@ -264,11 +264,11 @@ def _seldom(found: Seldom) -> list[pa.Array]:
 
 
 @lru_cache(maxsize=4)
-def _repeated(found: Constants, count: int) -> Sequence[pa.Array]:
+def _constant_arrays(found: ConstantHeaders, count: int) -> Sequence[pa.Array]:
     """The same of rows that all have the same values: those of nearly all batches."""
     which = np.zeros(count, np.int64)
-    return _seldom(
-        Seldom(
+    return _header_arrays(
+        HeaderFields(
             which + found.flags,
             which + found.system_flags,
             which + found.version,

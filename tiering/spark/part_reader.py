@@ -324,7 +324,7 @@ def _asked(members: I64, group: BlockGroup, piece: BlockRange) -> Bools:
     """Which messages of a group are asked for: of some blocks, and of these maybe not all."""
     asked = np.zeros(group.blocks, np.bool_)
     asked[members - group.number] = True
-    counts = group.members.stretches.counts
+    counts = group.members.ranges.counts
     found: Bools = np.repeat(asked, counts)
     mine = piece.cuts.keys() & set(members.tolist())
     if mine:

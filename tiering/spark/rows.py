@@ -21,12 +21,12 @@ from kvstore.record.decode import decode
 from kvstore.record.layout import CRC_MASK, NOT_ORDINARY
 from kvstore.record.names import COMPRESSED
 from tiering.archive.block import BlockGroup
-from tiering.archive.columns.constant_headers import Constants, host_of
+from tiering.archive.columns.constant_headers import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
-from tiering.archive.columns.properties import PropertyColumns, fields_of
+from tiering.archive.columns.property_decoder import PropertyColumns
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.columns.text_columns import Joined, beside, joined_beside, joined_of
-from tiering.spark.arrow import Hosts, MessageColumns, Seldom
+from tiering.spark.arrow import HeaderFields, Hosts, MessageColumns
 
 _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
@@ -100,7 +100,7 @@ class GroupRows:
         self._groups = [one.group for one in groups]
         self._columns = columns = [group.columns for group in self._groups]
         members = [group.members for group in self._groups]
-        counts = np.concatenate([one.stretches.counts for one in members])
+        counts = np.concatenate([one.ranges.counts for one in members])
         self.count: int = sum(group.count for group in self._groups)
         self.topics: Sequence[str] = [topic for one in members for topic in one.topics]
         self.topic_of: Column = np.repeat(np.arange(len(counts)), counts)
@@ -111,14 +111,14 @@ class GroupRows:
         self.born_at = _beside([c.born_at for c in columns])
         self.stored_at = _beside([c.stored_at for c in columns])
 
-    def seldom(self) -> Constants | Seldom:
+    def header_fields(self) -> ConstantHeaders | HeaderFields:
         """See MessageColumns."""
         columns = self._columns
         constants = columns[0].constants
         if constants is not None and all(c.constants == constants for c in columns):
             return constants
         born, store = zip(*(c.host_numbers for c in columns), strict=True)
-        return Seldom(
+        return HeaderFields(
             _beside([c.flags for c in columns]),
             _beside([c.system_flags for c in columns]),
             _beside([c.version for c in columns]),
@@ -139,7 +139,7 @@ class GroupRows:
     def fields(self) -> list[bytes]:
         """See MessageColumns."""
         found = [one.properties for one in self._taken if one.properties is not None]
-        return [field for columns in found for field in fields_of(columns)]
+        return [field for columns in found for field in columns.fields()]
 
     def bodies(self) -> Joined:
         """See MessageColumns."""
@@ -165,10 +165,10 @@ class RecordRows:
         self.queue, self.offset, self.position = f.queue, f.offset, f.position
         self.born_at, self.stored_at = f.born_at, f.stored_at
 
-    def seldom(self) -> Seldom:
+    def header_fields(self) -> HeaderFields:
         """See MessageColumns."""
         f = self._fields
-        return Seldom(
+        return HeaderFields(
             f.flags, f.system_flags, f.version, f.reconsume_times, f.prepared_position,
             _hosts_of(f.born_host), _hosts_of(f.store_host),
         )  # fmt: skip
@@ -221,9 +221,9 @@ class MessageRows:
     def _column(self, name: str) -> Column:
         return np.array([getattr(one, name) for one in self._messages], np.int64)
 
-    def seldom(self) -> Seldom:
+    def header_fields(self) -> HeaderFields:
         """See MessageColumns."""
-        return Seldom(
+        return HeaderFields(
             self._column("flags"),
             self._column("system_flags"),
             self._column("version"),

@@ -17,7 +17,7 @@ from kvstore.record.walk import Kind, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, encode_blocks
 
@@ -151,8 +151,8 @@ def read(
     out, rows, at = [], encoded.rows, 0
     for group in encoded.groups:
         mine = slice(at, at + group.blocks)
-        stretches = Stretches(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine])
-        blocks = GroupBlocks([TOPIC] * group.blocks, [queue] * group.blocks, stretches)
+        ranges = OffsetRanges(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine])
+        blocks = GroupBlocks([TOPIC] * group.blocks, [queue] * group.blocks, ranges)
         out.append(
             BlockGroup(
                 group.data, group.part_sizes, group.decoded_sizes, coder, blocks,

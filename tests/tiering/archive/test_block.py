@@ -30,7 +30,7 @@ from tests.tiering.archive.samples import (
 )
 from tiering.archive.block import BlockGroup, GroupBlocks
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_fields import Stretches
+from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.encoding import BlockSpan, cut, encode_blocks
 from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT, PartKind
@@ -165,7 +165,7 @@ def test_what_rocketmq_wrote_comes_back(name: str, tmp_path: Path) -> None:
             blocks = GroupBlocks(
                 [span.topic for span in spans[mine]],
                 [span.queue for span in spans[mine]],
-                Stretches(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
+                OffsetRanges(rows.messages[mine], rows.first_offset[mine], rows.last_offset[mine]),
             )
             opened = BlockGroup(group.data, group.part_sizes, group.decoded_sizes, coder, blocks)
             assert opened.records() == [raw for part in parts[mine] for raw in part]

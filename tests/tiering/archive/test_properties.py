@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
 from tiering.archive.columns.integers import bounds_of
-from tiering.archive.columns.properties import decode_properties, encode_properties, take_apart_even
+from tiering.archive.columns.properties import encode_properties, take_apart_even
+from tiering.archive.columns.property_decoder import decode_properties
 
 LIMIT = 1 << 20
 STRETCH = st.lists(PROPERTY_FIELDS, min_size=1, max_size=30)
@@ -19,9 +20,10 @@ def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[
     bounds = bounds_of([len(stretch) for stretch in stretches])
     times = np.arange(len(fields), dtype=np.int64) + born_at
     payloads = encode_properties(fields, take_apart_even(fields), bounds, times)
+    born = np.split(times, bounds[1:-1])
     return [
-        decode_properties(payload, len(stretch), times[int(bounds[i]) : int(bounds[i + 1])], LIMIT)
-        for i, (payload, stretch) in enumerate(zip(payloads, stretches, strict=True))
+        decode_properties([payload], [mine], LIMIT)[0].fields()
+        for payload, mine in zip(payloads, born, strict=True)
     ]
 
 
@@ -77,10 +79,10 @@ def test_unique_ids_keys_and_tags_take_a_few_bytes() -> None:
 @given(st.binary(max_size=80), st.integers(1, 20))
 def test_any_bytes_are_properties_or_damage(data: bytes, count: int) -> None:
     try:
-        found = decode_properties(b"\x01" + data, count, np.zeros(count, np.int64), LIMIT)
+        (found,) = decode_properties([b"\x01" + data], [np.zeros(count, np.int64)], LIMIT)
     except ArchiveDamaged:
         return
-    assert len(found) == count
+    assert len(found.fields()) == count
 
 
 def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
@@ -88,4 +90,4 @@ def test_fields_above_the_limit_are_damage_before_they_are_made() -> None:
         [b"A\x01" + b"x" * 1000 + b"\x02"] * 1000, None, bounds_of([1000]), np.zeros(1000, np.int64)
     )
     with pytest.raises(ArchiveDamaged, match="more than"):
-        decode_properties(payload, 1000, np.zeros(1000, np.int64), 100_000)
+        decode_properties([payload], [np.zeros(1000, np.int64)], 100_000)

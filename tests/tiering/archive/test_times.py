@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.columns.integers import bounds_of, encode_stretches
-from tiering.archive.columns.times import decode_times, encode_times
+from tiering.archive.columns.batch_columns import GroupReader
+from tiering.archive.columns.integers import bounds_of, encode_by_block
+from tiering.archive.columns.times import encode_times
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 BLOCK = st.lists(st.tuples(I64, st.integers(0, (1 << 63) - 1)), min_size=1, max_size=6)
@@ -26,20 +27,19 @@ def test_any_times_come_back(groups: list[list[list[tuple[int, int]]]]) -> None:
     inner = bounds_of([len(block) for block in blocks])
     bounds = bounds_of([sum(map(len, group)) for group in groups])
     encoded = encode_times(times, positions, bounds, inner)
-    for i, group in enumerate(groups):
+    counts = [np.array([len(block) for block in group], np.int64) for group in groups]
+    for i in range(len(groups)):
         mine = slice(int(bounds[i]), int(bounds[i + 1]))
-        counts = np.array([len(block) for block in group], np.int64)
-        found, at = decode_times(encoded[i] + b"?", 0, counts, positions[mine])
-        assert found.tolist() == times[mine].tolist()
-        assert at == len(encoded[i])
+        reader = GroupReader([encoded[i] + b"?"], counts[i : i + 1])
+        assert reader.times(positions[mine]).tolist() == times[mine].tolist()
+        assert reader.cursors == [len(encoded[i])]
 
 
 @given(st.binary(max_size=60), st.lists(I64, min_size=1, max_size=5))
 def test_any_bytes_are_times_or_damage(data: bytes, positions: list[int]) -> None:
     try:
-        found, _ = decode_times(
-            b"\x05" + data, 0, np.array([len(positions)]), np.array(positions, np.int64)
-        )
+        reader = GroupReader([b"\x05" + data], [np.array([len(positions)])])
+        found = reader.times(np.array(positions, np.int64))
     except ArchiveDamaged:
         return
     assert len(found) == len(positions)
@@ -52,11 +52,11 @@ def test_times_that_passed_with_the_log_take_little() -> None:
     order = rng.permutation(1000)
     bounds, inner = np.array([0, 1000]), np.arange(0, 1001, 2)
     (found,) = encode_times(time[order], position[order], bounds, inner)
-    (plain,) = encode_stretches(time[order], bounds, inner)
+    (plain,) = encode_by_block(time[order], bounds, inner)
     assert len(found) < 300 < len(plain)
 
 
 @pytest.mark.parametrize("takes", [b"", b"\x00"])
 def test_a_line_that_is_cut_short_is_damage(takes: bytes) -> None:
     with pytest.raises(ArchiveDamaged):
-        decode_times(b"\x05" + takes, 0, np.array([2]), np.array([1, 2]))
+        GroupReader([b"\x05" + takes], [np.array([2])]).times(np.array([1, 2]))

@@ -1,52 +1,65 @@
-"""Batch columns: decodes integer columns of several payloads in one pass.
+"""Batch columns: decodes the integer columns of one payload or of several in one pass.
 
 The idea: a call of numpy takes about as long for the few hundred rows of a group as for some
 thousand. So a column is unpacked for the rows of all payloads together, each row with the minimum
 and the bits of its own payload. Columns of few distinct values are rare; they are decoded one by
-one in between.
+one in between. One payload alone is decoded by `integers.decode_column`, which needs less for it.
 
-Invariant: the next byte to read lies inside each payload, unless a payload is damaged: at the end
-the caller checks that each payload was read exactly to its end.
+Invariants: a batch gives the same columns as its payloads one by one, or raises. The next byte to
+read lies inside each payload, unless a payload is damaged: at the end the caller checks that each
+payload was read exactly to its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise, starmap
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate, compress, pairwise, starmap
+from operator import not_
 from typing import Final
 
 import numpy as np
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.integers import (
+    BY_BLOCK,
     CONSTANT,
     DELTAS,
     RANGE,
     WINDOW_BITS,
     Column,
+    add_up,
     bounds_of,
     decode_column,
     read_signed,
 )
 from tiering.archive.columns.packed import windows
+from tiering.archive.columns.times import LINE, lines, read_line
 
 _PADDING: Final = bytes(8)
 """A number is cut out of the eight bytes that begin where it begins."""
 
 
 class RowCounts:
-    """The rows of several payloads, numbered through; `counts` has the rows of each payload."""
+    """The rows of some payloads, numbered through; `counts` has the rows of each payload."""
 
     def __init__(self, counts: Column) -> None:
-        if not counts.all():
-            raise ArchiveDamaged("a column has no rows")
         self.counts = counts
-        self.bounds = bounds_of(counts)
-        self.begins = self.bounds[:-1]
-        self.number = np.arange(int(counts.sum()))
 
-    def slices(self) -> Iterator[slice]:
+    @cached_property
+    def bounds(self) -> Column:
+        """The first row of each payload, and the end of the last."""
+        return bounds_of(self.counts)
+
+    @cached_property
+    def row_numbers(self) -> Column:
+        """The numbers of all rows."""
+        return np.arange(self.bounds[-1])
+
+    def slices(self) -> Iterable[slice]:
         """The rows of each payload."""
+        if len(self.counts) == 1:
+            return (slice(None),)
         return starmap(slice, pairwise(self.bounds.tolist()))
 
     def spread(self, values: Column) -> Column:
@@ -54,32 +67,46 @@ class RowCounts:
         return values.repeat(self.counts)
 
 
-class Several:
-    """Several payloads, one behind the other, with the next byte to read and the end of each.
+class ColumnReader:
+    """Reads columns of payloads, which lie one behind the other in `data`. `cursors` has the next
+    byte to read of each payload, `ends` its end, `every` the numbers of all payloads.
 
     Reading raises ArchiveDamaged, or IndexError behind the last payload.
     """
 
     def __init__(self, payloads: Sequence[bytes]) -> None:
-        self.data = b"".join((*payloads, _PADDING))
+        is_one = len(payloads) == 1
+        self.data = payloads[0] if is_one else b"".join((*payloads, _PADDING))
         self.ends = list(accumulate(map(len, payloads)))
-        self.ats = [0, *self.ends[:-1]]
+        self.cursors = [0, *self.ends[:-1]]
         self.every = list(range(len(payloads)))
 
-    @property
-    def is_done(self) -> bool:
-        """Whether each payload was read to its end."""
-        return self.ats == self.ends
+    def check_end(self, what: str) -> None:
+        """Raises ArchiveDamaged unless each payload was read exactly to its end."""
+        for at, end in zip(self.cursors, self.ends, strict=True):
+            if at < end:
+                raise ArchiveDamaged(f"{end - at} bytes follow behind {what} of a block")
+            if at > end:
+                raise ArchiveDamaged(f"{what} of a block end in the middle of a column")
 
     def column(self, which: list[int], rows: RowCounts) -> Column:
         """The next column of the payloads `which`; `rows` has the number of rows in each."""
+        if len(which) == 1:
+            i = which[0]
+            found, self.cursors[i] = decode_column(self.data, self.cursors[i], int(rows.counts[0]))
+            return found
+        return self._batch_column(which, rows)
+
+    def _batch_column(self, which: list[int], rows: RowCounts) -> Column:
         data, size = self.data, len(which)
         least, first, bits, begin = [0] * size, [0] * size, [0] * size, [0] * size
         sums: list[int] = []
         others: list[tuple[int, Column]] = []
         for n, (i, count) in enumerate(zip(which, rows.counts.tolist(), strict=True)):
-            at = self.ats[i]
+            at = self.cursors[i]
             kind = data[at]
+            if not count:
+                raise ArchiveDamaged("a column has no rows")
             if kind == CONSTANT:
                 least[n], at = read_signed(data, at + 1)
             elif kind == RANGE:
@@ -95,7 +122,7 @@ class Several:
             else:
                 values, at = decode_column(data, at, count)
                 others.append((n, values))
-            self.ats[i] = at
+            self.cursors[i] = at
             if bits[n] > WINDOW_BITS:
                 raise ArchiveDamaged("a column is wider than most")
         found = rows.spread(np.array(least, np.int64))
@@ -104,7 +131,7 @@ class Several:
         if sums:
             found = _summed(rows, found, np.array(first, np.int64), sums)
         for n, values in others:
-            row = int(rows.begins[n])
+            row = int(rows.bounds[n])
             found[row : row + len(values)] = values
         return found
 
@@ -115,19 +142,20 @@ class Several:
         differences has none.
         """
         width = np.array(bits, np.int64)
-        firsts = rows.begins.copy()
+        begins = rows.bounds[:-1]
+        firsts = begins.copy()
         firsts[sums] += 1
         at = rows.spread(np.array(begin, np.int64) * 8 - firsts * width)
         widths = rows.spread(width)
-        at += rows.number * widths
-        at[rows.begins[sums]] = 0
+        at += rows.row_numbers * widths
+        at[begins[sums]] = 0
         shifts = (at & 7).astype(np.uint64)
         return windows(self.data, 0, at >> 3, shifts, widths.view(np.uint64)).view(np.int64)
 
 
 def _summed(rows: RowCounts, found: Column, first: Column, which: list[int]) -> Column:
     """Adds up the differences of some payloads."""
-    begins = rows.begins
+    begins = rows.bounds[:-1]
     found[begins[which]] = first[which]
     sums = np.cumsum(found)
     sums -= rows.spread(sums[begins] - found[begins])
@@ -136,3 +164,73 @@ def _summed(rows: RowCounts, found: Column, first: Column, which: list[int]) -> 
     is_sum = np.zeros(len(begins), np.bool_)
     is_sum[which] = True
     return np.where(is_sum.repeat(rows.counts), sums, found)
+
+
+class GroupReader(ColumnReader):
+    """Reads the payloads of groups; `counts` has the rows of each group's blocks."""
+
+    def __init__(self, payloads: Sequence[bytes], counts: Sequence[Column]) -> None:
+        super().__init__(payloads)
+        self._counts = counts
+        self.rows = RowCounts(np.array([of_group.sum() for of_group in counts]))
+
+    def next(self) -> Column:
+        """The next column of all groups, their rows one behind the other."""
+        return self.column(self.every, self.rows)
+
+    def by_block(self) -> Column:
+        """The same for numbers that may be encoded as first values and differences of blocks."""
+        return self._by_block(self.every)
+
+    def _by_block(self, which: list[int]) -> Column:
+        def split(some: list[int], rows: RowCounts) -> Column:
+            for i in some:
+                self.cursors[i] += 1
+            counts = [self._counts[i] for i in some]
+            blocks = np.array(list(map(len, counts)))
+            firsts = self.column(some, RowCounts(blocks))
+            steps = self.column(some, RowCounts(rows.counts - blocks))
+            return add_up(firsts, steps, counts[0] if len(some) == 1 else np.concatenate(counts))
+
+        return self._by_kind(
+            which, BY_BLOCK, split, lambda others: self.column(others, self._of(others))
+        )
+
+    def times(self, positions: Column) -> Column:
+        """The same for times, which may be encoded by these positions of the rows."""
+
+        def along(some: list[int], rows: RowCounts) -> Column:
+            ends = []
+            for i in some:
+                first, takes, self.cursors[i] = read_line(self.data, self.cursors[i])
+                ends.append((first, takes))
+            mine = positions
+            if some != self.every:
+                mine = positions[np.isin(self.every, some).repeat(self.rows.counts)]
+            return self.column(some, rows) + lines(mine, rows.counts, ends)
+
+        return self._by_kind(self.every, LINE, along, self._by_block)
+
+    def _by_kind(
+        self,
+        which: list[int],
+        kind: int,
+        of_kind: Callable[[list[int], RowCounts], Column],
+        of_others: Callable[[list[int]], Column],
+    ) -> Column:
+        """A column that is of one kind in some groups, and of another in others."""
+        is_some = [self.data[self.cursors[i]] == kind for i in which]
+        if not any(is_some):
+            return of_others(which)
+        some = list(compress(which, is_some))
+        found = of_kind(some, self._of(some))
+        others = list(compress(which, map(not_, is_some)))
+        if not others:
+            return found
+        is_mine = np.repeat(is_some, self.rows.counts[which])
+        out = np.empty(len(is_mine), np.int64)
+        out[is_mine], out[~is_mine] = found, of_others(others)
+        return out
+
+    def _of(self, which: list[int]) -> RowCounts:
+        return self.rows if which == self.every else RowCounts(self.rows.counts[which])

@@ -38,38 +38,24 @@ from kvstore.record.layout import (
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.constant_headers import (
-    FOLLOWS,
-    SELDOM,
-    U32_MAX,
-    Constants,
-    Varying,
-    constants_of,
+    CRCS_OMITTED,
+    ConstantHeaders,
+    VaryingHeaders,
     host_of,
-    misfits,
 )
 from tiering.archive.columns.integers import (
     Column,
-    bounds_of,
-    decode_column,
-    decode_stretches,
+    encode_by_block,
     encode_column,
     encode_columns,
-    encode_stretches,
-    read_varint,
-    total,
     write_varint,
 )
 from tiering.archive.columns.records import HEAD, Fields
-from tiering.archive.columns.times import decode_times, encode_times
-from tiering.archive.layout import (
-    BLOCK_ROWS_MAX,
-    COLUMNS_FORMAT,
-    DECODED_MAX,
-    VERBATIM_FORMAT,
-)
+from tiering.archive.columns.times import encode_times
+from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT
 
-_GIVEN: Final = b"\x01"
-_MORE: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
+CRCS_STORED: Final = b"\x01"
+HOST_REST: Final = np.dtype([("middle", ">i8"), ("last", ">i4")])
 """The bytes of an IPv6 host behind the first 8."""
 
 
@@ -105,7 +91,7 @@ def _middle(version: int, name: bytes) -> bytes:
     return TOPIC_SIZE_V1.pack(len(name)) + name
 
 
-class Stretches(NamedTuple):
+class OffsetRanges(NamedTuple):
     """The messages of a group, block by block: their number, and their first and last offsets."""
 
     counts: Column
@@ -129,16 +115,16 @@ def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
     often = (fields.born_at - fields.stored_at, fields.body_size)
     columns = [
         encode_columns(_missing(fields.offset, inner), bounds),
-        encode_stretches(fields.position, bounds, inner),
+        encode_by_block(fields.position, bounds, inner),
         encode_times(fields.stored_at, fields.position, bounds, inner),
         *(encode_columns(values, bounds) for values in (*often, *seldom)),
     ]
     start = bytes((COLUMNS_FORMAT,))
     heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
     wrong = np.logical_or.reduceat(fields.wrong_crcs(), bounds[:-1])
-    ends = [FOLLOWS] * len(heads)
+    ends = [CRCS_OMITTED] * len(heads)
     for i in np.flatnonzero(wrong).tolist():
-        ends[i] = _GIVEN + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
+        ends[i] = CRCS_STORED + encode_column(fields.body_crc[int(bounds[i]) : int(bounds[i + 1])])
     if fields.born_more or fields.store_more:
         for i, (begin, end) in enumerate(pairwise(bounds.tolist())):
             rows = range(begin, end)
@@ -151,7 +137,7 @@ def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
 
 
 def _encode_more(hosts: list[bytes]) -> bytes:
-    found = np.frombuffer(b"".join(hosts), _MORE)
+    found = np.frombuffer(b"".join(hosts), HOST_REST)
     return b"".join(encode_column(found[name].astype(np.int64)) for name in ("middle", "last"))
 
 
@@ -171,16 +157,16 @@ def _missing(offsets: Column, inner: Column) -> Column:
     return found - np.repeat(found[begins], np.diff(inner))
 
 
-def offsets_of(missing: Column, stretches: Stretches) -> Column:
+def offsets_of(missing: Column, ranges: OffsetRanges) -> Column:
     """The offsets of messages, from the number of offsets missing before each in its block. Raises
     ArchiveDamaged.
     """
-    counts, firsts = stretches.counts, stretches.first_offsets
+    counts, firsts = ranges.counts, ranges.first_offsets
     begins = np.cumsum(counts) - counts
     found: Column = missing + np.arange(len(missing))
     found += np.repeat(firsts - begins, counts)
     held = found[begins], found[begins + counts - 1]
-    wrong = (held[0] != firsts) | (held[1] != stretches.last_offsets)
+    wrong = (held[0] != firsts) | (held[1] != ranges.last_offsets)
     if wrong.any():
         at = int(np.argmax(wrong))
         raise ArchiveDamaged(
@@ -200,62 +186,45 @@ _ROWS: Final = (
 class Columns:
     """The columns of one group, or of some of its rows.
 
-    `is_whole`: the group has only `offset`, `position`, `stored_at` and `ends`, and the `ends` are
-    those of its records, not of its bodies. `constants`: the columns that are mostly constant, if
-    they are known to be the same in all rows.
+    `is_whole`: the group holds whole records. It has only `offset`, `position`, `stored_at` and
+    `ends`, and the `ends` are those of its records, not of its bodies. `constants`: the columns
+    that are mostly constant, if they are known to be the same in all rows.
     """
 
-    constants: Constants | None = None
+    born_at: Column
 
-    def __init__(self, payload: bytes, stretches: Stretches) -> None:
-        kind = payload[0] if payload else -1
-        if kind not in (COLUMNS_FORMAT, VERBATIM_FORMAT):
-            raise ArchiveDamaged(f"its fixed part is of format {kind}, which there is not")
-        self.count, self._at = read_varint(payload, 1)
-        if not 1 <= self.count <= BLOCK_ROWS_MAX:
-            raise ArchiveDamaged(f"it has {self.count} messages, 1 to {BLOCK_ROWS_MAX} may be")
-        counts = stretches.counts
-        stated = int(counts.sum())
-        if stated != self.count or int(counts.min()) < 1:
-            raise ArchiveDamaged(f"it has {self.count} messages instead of {stated}")
-        self.is_whole = kind == VERBATIM_FORMAT
-        self._payload = payload
-        self.offset = offsets_of(self._next(), stretches)
-        self.position, self._at = decode_stretches(payload, self._at, counts)
-        self.stored_at, self._at = decode_times(payload, self._at, counts, self.position)
-        self.body_crc: Column | None = None
+    def __init__(
+        self,
+        offset: Column,
+        position: Column,
+        stored_at: Column,
+        ends: Column,
+        headers: ConstantHeaders | VaryingHeaders | None,
+    ) -> None:
+        self.offset, self.position, self.stored_at, self.ends = offset, position, stored_at, ends
+        self.count = len(offset)
+        self.is_whole = headers is None
         self.sizes: Column | None = None
         """Sizes of whole records, once they were asked for."""
-        if not self.is_whole:
-            self.born_at = self._next() + self.stored_at
-        lengths = self._next()
-        total(lengths, "bodies", DECODED_MAX)
-        self.ends = bounds_of(lengths)
-        if not self.is_whole:
-            self._read_seldom()
-        if self._at != len(payload):
-            raise ArchiveDamaged(f"{len(payload) - self._at} bytes follow behind its fixed columns")
-        self._payload = b""
+        self.body_crc: Column | None = None
+        self.constants: ConstantHeaders | None = None
+        self.has_v6 = False
+        if isinstance(headers, ConstantHeaders):
+            self.constants = headers
+            self.is_ordinary = headers.is_ordinary
+            self._take(headers.columns(self.count))
+        elif headers is not None:
+            self.body_crc = headers.body_crc
+            self._take(headers.each)
+            if headers.born_more is not None and headers.store_more is not None:
+                self.has_v6 = True
+                self._born_more, self._store_more = headers.born_more, headers.store_more
 
-    @classmethod
-    def of_regular(
-        cls,
-        often: tuple[Column, Column, Column, Column],
-        ends: Column,
-        seldom: Constants | Varying,
-    ) -> Columns:
-        """Columns that were decoded and checked elsewhere: offsets, positions, store and born
-        times; then the bodies' `ends`, and the columns that are mostly constant. CRCs are the
-        bodies', hosts are IPv4.
-        """
-        found = object.__new__(cls)
-        found.offset, found.position, found.stored_at, found.born_at = often
-        found.count = len(ends) - 1
-        found.body_crc = found.sizes = None
-        found.is_whole = False
-        found.ends = ends
-        found._take(seldom)
-        return found
+    def _take(self, columns: Iterable[Column]) -> None:
+        (
+            self.flags, self.system_flags, self.version, self.reconsume_times,
+            self.prepared_position, self._born_host, self._store_host,
+        ) = columns  # fmt: skip
 
     def part(self, start: int, stop: int) -> Columns:
         """The rows from `start` to `stop` alone, as copies."""
@@ -274,61 +243,6 @@ class Columns:
         if not columns.get("is_ordinary"):
             columns.pop("is_ordinary", None)
         return found
-
-    def _next(self, count: int | None = None) -> Column:
-        count = self.count if count is None else count
-        column, self._at = decode_column(self._payload, self._at, count)
-        return column
-
-    def _read_seldom(self) -> None:
-        constants = constants_of(self._payload[self._at :])
-        if constants is None:
-            self._read_each()
-            return
-        # Mostly the same bytes in each group.
-        self._take(constants)
-        self._at = len(self._payload)
-
-    def _take(self, seldom: Constants | Varying) -> None:
-        self.constants = seldom if isinstance(seldom, Constants) else None
-        self._take_seldom(seldom.columns(self.count))
-        self.has_v6 = False
-        self.is_ordinary = seldom.is_ordinary
-
-    def _take_seldom(self, columns: Iterable[Column]) -> None:
-        (
-            self.flags, self.system_flags, self.version, self.reconsume_times,
-            self.prepared_position, self._born_host, self._store_host,
-        ) = columns  # fmt: skip
-
-    def _read_each(self) -> None:
-        self._take_seldom([self._next() for _ in range(SELDOM)])
-        self.has_v6 = bool((self.system_flags & HOSTS_V6).any())
-        if self.has_v6:
-            self._born_more = self._read_more(BORN_HOST_V6)
-            self._store_more = self._read_more(STORE_HOST_V6)
-        given = self._payload[self._at : self._at + 1]
-        self._at += 1
-        if given == _GIVEN:
-            self.body_crc = self._next()
-        elif given != FOLLOWS:
-            raise ArchiveDamaged("its body CRCs are of an unknown form")
-        wrong = misfits(self.flags, self.system_flags, self.version, self.reconsume_times)
-        if self.body_crc is not None:
-            wrong |= self.body_crc & ~U32_MAX
-        if wrong.any():
-            raise ArchiveDamaged("it has a number that does not fit its field")
-
-    def _read_more(self, bit: int) -> list[bytes]:
-        """By row: the bytes behind the first 8 of its host."""
-        rows = np.flatnonzero(self.system_flags & bit).tolist()
-        more = np.empty(len(rows), _MORE)
-        more["middle"] = self._next(len(rows))
-        more["last"] = self._next(len(rows))
-        out = [b""] * self.count
-        for row, host in zip(rows, more, strict=True):
-            out[row] = host.tobytes()
-        return out
 
     @cached_property
     def is_ordinary(self) -> bool:

@@ -27,7 +27,7 @@ CONSTANT: Final = 0
 DELTAS: Final = 1
 RANGE: Final = 2
 DISTINCT: Final = 3
-STRETCHES: Final = 4
+BY_BLOCK: Final = 4
 
 _WIDTH_MAX: Final = 64
 _LONG: Final = 0xF8
@@ -133,7 +133,7 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
     return out
 
 
-def encode_stretches(values: Column, bounds: Column, inner: Column) -> list[bytes]:
+def encode_by_block(values: Column, bounds: Column, inner: Column) -> list[bytes]:
     """The same for numbers that rise within shorter slices, `inner[i]` to `inner[i + 1]`, some of
     which make up one slice of `bounds`. Where it pays, first values and differences are encoded
     apart.
@@ -275,20 +275,8 @@ def decode_column(data: bytes, at: int, count: int) -> tuple[Column, int]:
     raise ArchiveDamaged(f"a block has a column of a kind {kind}, which there is not")
 
 
-def decode_stretches(data: bytes, at: int, counts: Column) -> tuple[Column, int]:
-    """The inverse of `encode_stretches`; `counts` has the number of values of each slice. Raises
-    ArchiveDamaged.
-    """
-    count = int(counts.sum())
-    if data[at : at + 1] != b"\x04":
-        return decode_column(data, at, count)
-    firsts, at = decode_column(data, at + 1, len(counts))
-    steps, at = decode_column(data, at, count - len(counts))
-    return rising(firsts, steps, counts), at
-
-
-def rising(firsts: Column, steps: Column, counts: Column) -> Column:
-    """The values of slices of `counts` values each, from the first value of each and the
+def add_up(firsts: Column, steps: Column, counts: Column) -> Column:
+    """The values of slices of `counts` values each, from the first value of each slice and the
     differences behind it.
     """
     begins = np.cumsum(counts) - counts

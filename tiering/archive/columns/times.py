@@ -18,10 +18,8 @@ import numpy as np
 
 from tiering.archive.columns.integers import (
     Column,
-    decode_column,
-    decode_stretches,
+    encode_by_block,
     encode_columns,
-    encode_stretches,
     read_signed,
     write_signed,
 )
@@ -37,7 +35,7 @@ def encode_times(times: Column, positions: Column, bounds: Column, inner: Column
     """The column for each group. Group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
     the rows `inner[i]` to `inner[i + 1]`. Positions are not negative.
     """
-    out = encode_stretches(times, bounds, inner)
+    out = encode_by_block(times, bounds, inner)
     several = np.diff(np.searchsorted(inner, bounds)) > 1
     if not several.any():
         return out
@@ -52,17 +50,6 @@ def encode_times(times: Column, positions: Column, bounds: Column, inner: Column
         head = bytes((LINE,)) + write_signed(int(first[i])) + write_signed(int(takes[i]))
         out[i] = min(out[i], head + off[i], key=len)
     return out
-
-
-def decode_times(data: bytes, at: int, counts: Column, positions: Column) -> tuple[Column, int]:
-    """The times of records at `positions`, of blocks with `counts` records each, from the column at
-    index `at`, and the index behind it. Raises ArchiveDamaged.
-    """
-    if data[at : at + 1] != bytes((LINE,)):
-        return decode_stretches(data, at, counts)
-    first, takes, at = read_line(data, at)
-    off, at = decode_column(data, at, len(positions))
-    return off + lines(positions, np.array([len(off)]), [(first, takes)]), at
 
 
 def read_line(data: bytes, at: int) -> tuple[int, int, int]:

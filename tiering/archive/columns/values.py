@@ -259,8 +259,14 @@ def ids_of(parts: Sequence[Column], born: Column) -> bytes:
 def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[Numbers, int, int]:
     prefix, width, at = read_number_form(data, at, count, limit)
     numbers, at = decode_column(data, at, count)
-    size = (len(prefix) + DIGITS_MAX + 2) * count
-    return Numbers(prefix, width, numbers), at, min(size, limit)
+    return Numbers(prefix, width, numbers), at, numbers_size(prefix, count, limit)
+
+
+def numbers_size(prefix: bytes, count: int, limit: int) -> int:
+    """The bytes that are counted for numbers behind this text, at most `limit`: a number takes 20
+    bytes with its sign.
+    """
+    return min((len(prefix) + DIGITS_MAX + 2) * count, limit)
 
 
 def read_number_form(data: bytes, at: int, count: int, limit: int) -> tuple[bytes, int, int]:

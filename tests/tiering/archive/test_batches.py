@@ -1,4 +1,4 @@
-"""Columns of several groups, fixed ones and properties, at one go: what each by itself gives."""
+"""Groups that are decoded together, fixed columns and properties, give the same as each alone."""
 
 from __future__ import annotations
 
@@ -18,41 +18,72 @@ from kvstore.record.values import StoredMessage
 from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, read, record
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.coder import Coder
-from tiering.archive.columns.header_fields import Columns, Stretches
-from tiering.archive.columns.joint import decode_jointly
-from tiering.archive.columns.joint_properties import decode_properties_jointly
-from tiering.archive.columns.properties import decode_properties, fields_of
-from tiering.archive.layout import DECODED_MAX, PartKind
+from tiering.archive.columns.header_decoder import decode_headers
+from tiering.archive.columns.header_fields import Columns, OffsetRanges
+from tiering.archive.columns.integers import Column
+from tiering.archive.columns.property_decoder import (
+    PropertyColumns,
+    decode_properties,
+    shapes_part,
+)
+from tiering.archive.layout import PartKind
 
 BLOCKS: Final = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def parts(groups: Sequence[BlockGroup]) -> tuple[list[bytes], list[Stretches]]:
-    """What is decoded: fixed parts, and the messages of their blocks."""
+def parts(groups: Sequence[BlockGroup]) -> tuple[list[bytes], list[OffsetRanges]]:
+    """The fixed parts of groups, and the offsets of their blocks."""
     return [group._decode(PartKind.FIXED) for group in groups], [
-        group.members.stretches for group in groups
+        group.members.ranges for group in groups
     ]
+
+
+def together(payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]) -> list[Columns] | None:
+    """The columns of a batch; None if it can't be decoded as one."""
+    try:
+        return decode_headers(payloads, ranges)
+    except ArchiveDamaged:
+        return None
+
+
+def properties_together(
+    payloads: Sequence[bytes], born: Sequence[Column]
+) -> list[PropertyColumns] | None:
+    """The properties of a batch; None if it can't be decoded as one."""
+    try:
+        return decode_properties(payloads, born)
+    except ArchiveDamaged:
+        return None
+
+
+def fields_alone(payload: bytes, born: Column) -> list[bytes]:
+    """The properties fields of one group."""
+    return decode_properties([payload], [born])[0].fields()
 
 
 def assert_same(found: Columns, wanted: Columns) -> None:
     assert found.count == wanted.count
-    assert found.is_whole is wanted.is_whole is False
+    assert found.is_whole == wanted.is_whole
+    for name in ("offset", "position", "stored_at", "ends"):
+        assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
+    if wanted.is_whole:
+        return
     assert found.is_ordinary == wanted.is_ordinary
     assert found.has_v6 == wanted.has_v6
     for name in (
-        "offset", "position", "stored_at", "born_at", "ends", "flags", "system_flags", "version",
-        "reconsume_times", "prepared_position",
+        "born_at", "flags", "system_flags", "version", "reconsume_times", "prepared_position",
     ):  # fmt: skip
         assert getattr(found, name).tolist() == getattr(wanted, name).tolist(), name
     assert found.hosts == wanted.hosts
+    crcs = found.body_crc, wanted.body_crc
+    assert [None if one is None else one.tolist() for one in crcs] == [
+        None if wanted.body_crc is None else wanted.body_crc.tolist()
+    ] * 2
 
 
-def alone(groups: Sequence[BlockGroup]) -> list[Columns] | None:
-    """What each group by itself gives; None if one is damaged."""
-    try:
-        return [Columns(*both) for both in zip(*parts(groups), strict=True)]
-    except ArchiveDamaged:
-        return None
+def alone(groups: Sequence[BlockGroup]) -> list[Columns]:
+    """The columns that each group by itself gives."""
+    return [decode_headers([a], [b])[0] for a, b in zip(*parts(groups), strict=True)]
 
 
 @given(BLOCKS, st.sampled_from([0, 300, 1 << 20]))
@@ -62,18 +93,20 @@ def test_any_groups_are_decoded_together_as_they_are_alone_or_not_at_all(
     coder = Coder()
     records = [[encode_record(message) for message in block] for block in blocks]
     groups = read(encode(records, coder, group_bytes=group_bytes), coder)
-    found = decode_jointly(*parts(groups))
+    found = together(*parts(groups))
     if found is not None:
-        for mine, wanted in zip(found, alone(groups) or [], strict=True):
+        for mine, wanted in zip(found, alone(groups), strict=True):
             assert_same(mine, wanted)
-    born = [group.columns.born_at for group in groups if not group.columns.is_whole]
-    payloads = [
-        group._decode(PartKind.PROPERTIES) for group in groups if not group.columns.is_whole
-    ]
-    each = decode_properties_jointly(payloads, born)
-    for of_one, data, times in zip(each, payloads, born, strict=True):
-        if of_one is not None:
-            assert fields_of(of_one) == decode_properties(data, len(times), times, DECODED_MAX)
+    alike: dict[bytes, list[tuple[bytes, Column]]] = {}
+    for group in groups:
+        if not group.columns.is_whole:
+            payload = group._decode(PartKind.PROPERTIES)
+            shapes = shapes_part(payload, group.count)
+            alike.setdefault(shapes, []).append((payload, group.columns.born_at))
+    for some in alike.values():
+        each = properties_together(*map(list, zip(*some, strict=True)))
+        for of_one, (payload, times) in zip(each or [], some, strict=each is not None):
+            assert of_one.fields() == fields_alone(payload, times)
 
 
 def in_a_log(draw: random.Random, rows: int, hosts: int, widest: int) -> list[bytes]:
@@ -105,32 +138,31 @@ def groups_of(group_bytes: int, hosts: int = 1, widest: int = 900) -> list[Block
 @pytest.mark.parametrize("group_bytes", [0, 20_000])
 def test_ordinary_groups_are_decoded_together(hosts: int, widest: int, group_bytes: int) -> None:
     groups = groups_of(group_bytes, hosts, widest)
-    found = decode_jointly(*parts(groups))
-    assert found is not None
-    for mine, wanted in zip(found, alone(groups) or [], strict=True):
+    found = decode_headers(*parts(groups))
+    for mine, wanted in zip(found, alone(groups), strict=True):
         assert_same(mine, wanted)
 
 
 @pytest.mark.parametrize("group_bytes", [0, 20_000])
 def test_a_byte_that_changed_is_found_or_gives_what_it_gives_alone(group_bytes: int) -> None:
-    payloads, stretches = parts(groups_of(group_bytes)[:3])
+    payloads, ranges = parts(groups_of(group_bytes)[:3])
     for at in range(len(payloads[1])):
         for bits in (1, 0x20, 0x80, 0xFF):
             changed = bytearray(payloads[1])
             changed[at] ^= bits
             some = [payloads[0], bytes(changed), payloads[2]]
-            found = decode_jointly(some, stretches)
-            if found is not None:
-                for mine, wanted in zip(found, map(Columns, some, stretches), strict=True):
-                    assert_same(mine, wanted)
+            found = together(some, ranges)
+            for i, mine in enumerate(found or []):
+                assert_same(mine, decode_headers([some[i]], [ranges[i]])[0])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_part_that_is_cut_short_is_left_to_whoever_decodes_it_alone(which: int) -> None:
-    payloads, stretches = parts(groups_of(0)[:3])
+def test_a_part_that_is_cut_short_is_damage_alone_and_among_others(which: int) -> None:
+    payloads, ranges = parts(groups_of(0)[:3])
     for size in range(len(payloads[which])):
         some = [one[:size] if i == which else one for i, one in enumerate(payloads)]
-        assert decode_jointly(some, stretches) is None
+        assert together(some, ranges) is None
+        assert together([some[which]], [ranges[which]]) is None
 
 
 PROPERTIES: Final[dict[str, Callable[[int], bytes]]] = {
@@ -153,44 +185,54 @@ def with_properties(name: str, group_bytes: int = 0) -> list[BlockGroup]:
     return read(encode(blocks, coder, group_bytes=group_bytes), coder)
 
 
+def properties_of(groups: Sequence[BlockGroup]) -> tuple[list[bytes], list[Column]]:
+    """The properties parts of groups, and when their records were born."""
+    return [group._decode(PartKind.PROPERTIES) for group in groups], [
+        group.columns.born_at for group in groups
+    ]
+
+
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_properties_are_decoded_together_as_they_are_alone(name: str) -> None:
     groups = with_properties(name)
-    payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
-    found = decode_properties_jointly(payloads, [group.columns.born_at for group in groups])
-    assert (None in found) is (name in {"a name twice", "two shapes"})
-    for mine, group in zip(found, groups, strict=True):
-        if mine is not None:
-            assert fields_of(mine) == group.properties
-            assert mine.plain_names == group.property_columns().plain_names
+    payloads, born = properties_of(groups)
+    assert len({shapes_part(payload, 40) for payload in payloads}) == 1
+    for mine, group in zip(decode_properties(payloads, born), groups, strict=True):
+        assert mine.fields() == group.properties
+        assert mine.plain_names == group.property_columns().plain_names
 
 
-@pytest.mark.parametrize("name", list(PROPERTIES)[:4])
+@pytest.mark.parametrize("name", PROPERTIES)
 def test_a_changed_byte_of_properties_is_found_or_gives_what_it_gives_alone(name: str) -> None:
-    groups = with_properties(name)[:3]
-    payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
-    born = [group.columns.born_at for group in groups]
-    for at in range(len(payloads[1])):
+    payloads, born = properties_of(with_properties(name)[:3])
+    shapes = len(shapes_part(payloads[1], 40))
+    for at in range(shapes, len(payloads[1])):
         for bits in (1, 0x80, 0xFF):
             changed = bytearray(payloads[1])
             changed[at] ^= bits
             some = [payloads[0], bytes(changed), payloads[2]]
-            found = decode_properties_jointly(some, born)
-            for i, mine in enumerate(found):
-                if mine is not None:
-                    wanted = decode_properties(some[i], len(born[i]), born[i], DECODED_MAX)
-                    assert fields_of(mine) == wanted
+            for i, mine in enumerate(properties_together(some, born) or []):
+                assert mine.fields() == fields_alone(some[i], born[i])
 
 
-def test_of_groups_with_several_kinds_of_properties_those_of_a_kind_are_decoded_together() -> None:
+def test_groups_with_several_kinds_of_properties_have_them_once_they_were_read_together() -> None:
     text, none, numbers = map(with_properties, ("any text", "none", "few, leading zeros"))
     groups = [text[0], none[0], text[1], numbers[0], none[1]]
-    payloads = [group._decode(PartKind.PROPERTIES) for group in groups]
-    found = decode_properties_jointly(payloads, [one.columns.born_at for one in groups])
-    assert [one is None for one in found] == [False, False, False, True, False]
-    for mine, group in zip(found, groups, strict=True):
-        if mine is not None:
-            assert fields_of(mine) == group.properties
+    wanted = [group.properties for group in groups]
+    read_columns(groups, properties=True)
+    assert [group._property_columns is None for group in groups] == [False] * 5
+    assert [group.property_columns().fields() for group in groups] == wanted
+
+
+def test_groups_that_hold_whole_records_are_decoded_together() -> None:
+    coder = Coder()
+    blocks = [[record(n, queue=2) for n in range(at, at + 9)] for at in range(0, 45, 9)]
+    groups = read(encode(blocks, coder), coder)
+    for mine, wanted in zip(decode_headers(*parts(groups)), alone(groups), strict=True):
+        assert mine.is_whole
+        assert_same(mine, wanted)
+    read_columns(groups, properties=True)
+    assert [group.records() for group in groups] == blocks
 
 
 def test_groups_have_their_columns_once_they_were_read_together() -> None:
