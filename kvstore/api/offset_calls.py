@@ -76,7 +76,6 @@ class OffsetCalls(Parts):
             wanted.append((group, used.id, queue, offset))
         new = [group for group in dict.fromkeys(group for group, *_ in wanted) if group not in ids]
         known_before = [Commit(ids[g], t, q, at) for g, t, q, at in wanted if g in ids]
-        self._noting.settle({(c.group, c.topic) for c in known_before})
         # A group that nobody can find yet has no message under lock.
         with self._popping.committing(known_before), ExitStack() as making:
             batch = self._index.families.batch()
@@ -110,15 +109,15 @@ class OffsetCalls(Parts):
         `StoreConfig.offset_history_for`.
 
         The last offset of each `StoreConfig.offset_history_interval` is kept. The progress of a
-        group that pops is recorded when an interval is over, and when it is asked for here; a store
-        that is open read-only shows what was recorded.
+        group that pops is sampled at that interval, and when it is asked for here; a store that is
+        open read-only shows what was sampled.
         """
         self._check_open()
         used = self._topics.get(topic)
         bounds = self._reader.bounds(used.key(queue))
         known = self._groups.get(group)
         if self._log.writable:
-            self._noting.asked(known.id, used.id)
+            self._progress.sample_queue(known.id, used.id, queue)
         return self._offsets.history(known.id, used.id, queue, bounds)
 
     def reset_offset(
@@ -167,7 +166,6 @@ class OffsetCalls(Parts):
         return offsets
 
     def _reset(self, group: GroupInfo, topic: Topic, offsets: dict[int, int]) -> None:
-        self._noting.settle([(group.id, topic.id)])
         batch = self._index.families.batch()
         with ExitStack() as others:
             for resetting in self._offsets.resetting:

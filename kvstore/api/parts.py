@@ -41,7 +41,7 @@ def listed(name: str, values: Iterable[T]) -> list[T]:
 
 class Parts:
     """The parts of a store. A read-only store has no `_writer`, `_upkeep`, `_popping` and
-    `_noting`.
+    `_progress`.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Parts:
     _writer: Writer
     _upkeep: Upkeep
     _popping: Popper
-    _noting: ProgressHistory
+    _progress: ProgressHistory
 
     def __reduce__(self) -> NoReturn:
         # Pickling's own error would not help a program that gave a store to another process.

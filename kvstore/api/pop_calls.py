@@ -100,7 +100,6 @@ class PopCalls(Parts):
         `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
         """
         self._log.check_writable()
-        self._noting.acking((receipt,))
         if not self._popping.quick.ack_one(receipt):
             result = self._popping.settle.ack([receipt])[0]
             if result is not True:
@@ -110,7 +109,6 @@ class PopCalls(Parts):
         """Ack many; for each, in order, True or the error that `ack` would have raised."""
         self._log.check_writable()
         asked = receipts if type(receipts) is list else listed("receipts", receipts)
-        self._noting.acking(asked)
         if self._popping.quick.ack(asked):
             return [True] * len(asked)
         return self._popping.settle.ack(asked)

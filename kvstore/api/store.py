@@ -226,7 +226,7 @@ class Store(Calls):
             Job("merging keys", self._index.merge_due, self._merge_keys),
             Job("dead keys", self._index.key_upkeep.dead_keys_due, self._drop_dead_keys),
             Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
-            Job("history of what is done", self._noting.due, self._noting.look),
+            Job("history of what is done", self._progress.due, self._progress.sample),
             Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
             Job("retention", upkeep.retention_due, upkeep.retain),
             Job(
@@ -281,7 +281,7 @@ class Store(Calls):
             self._waiting,
             self._put_durably,
         )
-        self._noting = ProgressHistory(
+        self._progress = ProgressHistory(
             self._offsets,
             self._popping.flights,
             self.config.clock,
@@ -400,7 +400,7 @@ class Store(Calls):
         try:
             with self._log.lock:
                 self._log.closed = True
-            self._noting.finish()
+            self._progress.finish()
             self._upkeep.checkpoint(clean=True)
             self._index.tidy()
         except StoreError:

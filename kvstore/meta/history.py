@@ -11,9 +11,8 @@ that was put since the opening.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -44,17 +43,6 @@ class OffsetCommit(msgspec.Struct, frozen=True):
 
     offset: int
     committed_at: int
-
-
-class NewNote(NamedTuple):
-    """A row to write: its queue by the key in `offsets`, the offset below which all is done, the
-    number of recoveries, and the time of the row before it.
-    """
-
-    key: bytes
-    offset: int
-    recoveries: int
-    last_at: int
 
 
 class History:
@@ -88,13 +76,6 @@ class History:
             OFFSET_HISTORY, history_key(queue, at - late), _ROW.pack(offset, recoveries, late)
         )
 
-    def put_notes(self, batch: Batch, notes: Iterable[NewNote], moved: int | None) -> None:
-        """See `Offsets.write_notes`."""
-        now = self.now()
-        for queue, offset, recoveries, last_at in notes:
-            at = moved if moved is not None and moved >= last_at else now
-            self.put(batch, queue, offset, recoveries, at)
-
     def rows(self, queue: bytes) -> list[tuple[int, int, int]]:
         """The rows of a queue: times, offsets and recoveries, oldest first."""
         oldest = self._clock.now_ms() - self._kept_ms
@@ -108,15 +89,16 @@ class History:
         found.sort(key=lambda row: row[0])
         return found
 
-    def last(self, queue: bytes) -> OffsetCommit | None:
-        """The last row of a queue until now, as it was written; None if there is none."""
+    def last(self, queue: bytes) -> int | None:
+        """The offset in the last row of a queue until now, as it was written; None if there is no
+        row.
+        """
         it = self._families.iter(OFFSET_HISTORY)
         # A row that an earlier opening wrote by a clock that was ahead is not the last.
         it.seek_for_prev(history_key(queue, self.now()))
         if not self._families.valid(it) or it.key()[: len(queue)] != queue:
             return None
-        offset, _, late = _read_row(it.value())
-        return OffsetCommit(offset, read_history(it.key())[3] + late)
+        return _read_row(it.value())[0]
 
     def sweep_due(self) -> bool:
         """Whether a sweep is under way, or it is time for another."""

@@ -4,7 +4,7 @@ The idea: one small row per group and queue, written when it changes, and in the
 its history: the time is cut into stretches of `offset_history_interval`, and the last commit of a
 stretch is its row (`history`). So a commit is two puts whatever there was before; nothing is read
 for it. Pops write the first row alone, which is how far they have read. The progress of a popping
-group is written to the history later (`moved`, `write_notes`), by `pop.progress_history`.
+group is sampled (`moved`, `write_history`) by `pop.progress_history`.
 
 RocksDB may be ahead of the log after a power cut (an offset was committed, the message it stands
 behind was lost), and new messages may have taken the lost places before the offset is asked for. So
@@ -46,12 +46,13 @@ from kvstore.index.keys import (
     OFFSETS,
     U32,
     U64,
+    behind,
     offset_key,
     read_offset_key,
 )
 from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
-from kvstore.meta.history import History, NewNote, OffsetCommit
+from kvstore.meta.history import History, OffsetCommit
 from kvstore.meta.topics import Topic
 
 _ROW: Final = Struct(">QI")  # offset, recoveries noted before it was written
@@ -96,6 +97,15 @@ class Committed(NamedTuple):
     passed_over: int = 0
 
 
+class OffsetRow(NamedTuple):
+    """A row with its key and queue."""
+
+    key: bytes
+    queue: int
+    offset: int
+    recoveries: int
+
+
 class Commit(NamedTuple):
     """An offset to commit, by ids."""
 
@@ -128,8 +138,8 @@ class Offsets:
         self._read_only = read_only
         self._clock = config.clock
         self.kept: Final = History(index.families, config)
-        self.moved: Callable[[int, int, int], None] = lambda group, topic, now: None
-        """Called before a group's pop is written, with the group, the topic and the time."""
+        self.moved: dict[tuple[int, int], bool] = {}
+        """Groups and topics, by id, whose progress may move without a commit: a sample is due."""
         self._sync_interval = config.offset_sync_interval
         self.resetting: list[Resetting] = []
         self._lock = threading.Lock()
@@ -339,7 +349,7 @@ class Offsets:
         self._put(batch, offset_key(group, topic, queue), offset)
 
     def stage_next(
-        self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int, now: int
+        self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int
     ) -> None:
         """Adds to a pop's batch where its queue goes on, and how many messages were `passed` over
         there. The pop remembers that itself: there is nothing to settle.
@@ -347,19 +357,16 @@ class Offsets:
         key = offset_key(flight.group, flight.topic, queue)
         self._said.pop(key, None)
         batch.put(OFFSETS, key, _packed(offset, self._recoveries, passed))
-        if self.kept.is_on:
-            self.moved(flight.group, flight.topic, now)
+        self.may_move(flight.group, flight.topic)
         self._unsynced = True
 
-    def next_row(
-        self, flight: PopProgress, queue: int, offset: int, now: int
-    ) -> tuple[bytes, bytes]:
+    def next_row(self, flight: PopProgress, queue: int, offset: int) -> tuple[bytes, bytes]:
         """The row that `stage_next` would add to a batch if no more messages are passed over."""
         key = offset_key(flight.group, flight.topic, queue)
         if self._said:
             self._said.pop(key, None)
         if self.kept.is_on:
-            self.moved(flight.group, flight.topic, now)
+            self.moved[flight.group, flight.topic] = True
         self._unsynced = True
         if flight.passed:
             return key, _packed(offset, self._recoveries, flight.passed.get(queue, 0))
@@ -377,20 +384,25 @@ class Offsets:
         if self.kept.is_on:
             self.kept.put(batch, key, offset, self._recoveries, self.kept.now())
 
-    def rows_of(self, group: int, topic: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """A group's rows in a topic: key, queue, offset and recoveries, by queue."""
-        end = offset_key(group, topic + 1, 0)
-        for key, row in self._families.rows(OFFSETS, offset_key(group, topic, 0), end):
-            found = read_offset(row)
-            yield key, read_offset_key(key)[2], found.offset, found.recoveries
+    def may_move(self, group: int, topic: int) -> None:
+        """Note that a group's progress in a topic may move without a commit from now on."""
+        if self.kept.is_on:
+            self.moved[group, topic] = True
 
-    def write_notes(self, notes: Collection[NewNote], moved: int | None) -> None:
-        """Puts rows of progress into the history, with the time of the last move, `moved`. None:
-        that time is unknown, and the present is taken.
-        """
-        if notes:
-            batch = self._families.batch()
-            self.kept.put_notes(batch, notes, moved)
+    def rows_of(self, group: int, topic: int, queue: int | None = None) -> Iterator[OffsetRow]:
+        """A group's rows in a topic, or in one queue of it, by queue."""
+        first = offset_key(group, topic, queue or 0)
+        end = offset_key(group, topic + 1, 0) if queue is None else behind(first)
+        for key, row in self._families.rows(OFFSETS, first, end):
+            found = read_offset(row)
+            yield OffsetRow(key, read_offset_key(key)[2], found.offset, found.recoveries)
+
+    def write_history(self, rows: Collection[OffsetRow]) -> None:
+        """Write the progress in some queues as history of now."""
+        if rows:
+            batch, now = self._families.batch(), self.kept.now()
+            for row in rows:
+                self.kept.put(batch, row.key, row.offset, row.recoveries, now)
             self._families.write(batch)
             self._unsynced = True
 

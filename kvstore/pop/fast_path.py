@@ -172,7 +172,7 @@ class Quick:
             head = pack_head(flight.group, flight.topic, due, at, first, nonce)
             raw_key = head[:LOCK_KEY_SIZE]
             row = ask.before + head[LOCK_KEY_SIZE:] + ask.after
-            offset = self._next_row(flight, at, end, now)
+            offset = self._next_row(flight, at, end)
             self._put_two(LOCKS, raw_key, row, OFFSETS, *offset)
             flight.next[at] = end
             flight.turn += ask.step

@@ -327,13 +327,12 @@ class Pop:
         claim.finish()
         change = claim.change
         if change or change.next:
-            now = self._clock.now_ms()
             for queue in change.next.keys() | change.passed.keys():
                 offset = change.next.get(queue)
                 if offset is None:
                     offset = self.goes_on(flight, claim.group, claim.topic, queue)
                 passed = flight.passed.get(queue, 0) + change.passed.get(queue, 0)
-                self._offsets.stage_next(change.batch, flight, queue, offset, passed, now)
+                self._offsets.stage_next(change.batch, flight, queue, offset, passed)
             self._families.write(change.batch)
             flight.settle(change)
             claim.settled()

@@ -193,6 +193,7 @@ class Redrive:
             flights[letters.id].forget_next(queue)
             for flight, plan in changes:
                 flight.settle(plan.change)
+                self._offsets.may_move(group.id, flight.topic)
                 if plan.parked:
                     _settle_parked(flight, plan.parked)
                 freed = sum(map(int.bit_count, plan.change.added.values())) + len(plan.parked)

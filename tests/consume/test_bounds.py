@@ -15,7 +15,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store, TopicConfig
 from kvstore.meta.groups import GroupConfig
-from kvstore.pop import fast_path, ordered, progress_history, receipts
+from kvstore.pop import fast_path, ordered, receipts
 from kvstore.pop import pop as pop_module
 from kvstore.pop.inflight import tables as flights_module
 from kvstore.pop.inflight.held import OffsetSet
@@ -181,7 +181,6 @@ KEPT: Final[dict[str, tuple[Any, str, Callable[[Store], int]]]] = {
     "what pops asked for": (fast_path, "_ASKS_MAX", lambda store: len(store._popping.quick._asks)),
     "what pops asked for, and was checked": (
         pop_module, "_CHECKED_MAX", lambda store: len(store._popping.pop._checked)),
-    "heads of receipts": (progress_history, "_PAIRS_MAX", lambda store: len(store._noting._pairs)),
 }  # fmt: skip
 
 

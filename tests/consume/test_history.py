@@ -57,6 +57,14 @@ def history(store: Store, queue: int = 0) -> list[tuple[float, int]]:
     return [((one.committed_at - START_MS) / 1000, one.offset) for one in found]
 
 
+def passing(store: Store, clock: VirtualClock, seconds: int) -> None:
+    """Let seconds pass, as the housekeeper sees them."""
+    for _ in range(seconds):
+        clock.advance(1)
+        if store._progress.due():
+            store._progress.sample()
+
+
 def rows(store: Store) -> int:
     return sum(1 for _ in store._index.families.rows(OFFSET_HISTORY, b""))
 
@@ -65,11 +73,11 @@ def test_the_history_has_what_was_acked_and_when(store: Store, clock: VirtualClo
     popped = store.pop("g", "t", limit=1, queue=0, invisible_for=600)
     popped += store.pop("g", "t", limit=99, queue=0, invisible_for=600)
     assert history(store) == [(0, 0)]
-    clock.advance(10)
+    passing(store, clock, 10)
     store.ack_batch([p.receipt for p in popped])
-    clock.advance(10)
+    passing(store, clock, 10)
     assert store.committed_offset("g", "t", 0) == 100
-    assert history(store) == [(0, 0), (10, 100)]
+    assert history(store) == [(0, 0), (11, 100)]
     assert history(store, 1) == []
 
 
@@ -78,10 +86,10 @@ def test_what_nobody_asked_for_meanwhile_is_in_the_history_too(
 ) -> None:
     popped = store.pop("g", "t", limit=6, queue=0, invisible_for=600)
     for one in (0, 2, 1, 3, 5, 4):
-        clock.advance(10)
+        passing(store, clock, 10)
         store.ack(popped[one].receipt)
-    clock.advance(10)
-    assert history(store) == [(0, 0), (10, 1), (30, 3), (40, 4), (60, 6)]
+    passing(store, clock, 10)
+    assert history(store) == [(1, 0), (11, 1), (31, 3), (41, 4), (61, 6)]
 
 
 def test_of_an_interval_the_last_is_kept_and_acks_alone_write_nothing(
@@ -92,31 +100,63 @@ def test_of_an_interval_the_last_is_kept_and_acks_alone_write_nothing(
         store.ack(one.receipt)
         clock.advance(0.01)
     assert rows(store) == 0
-    assert history(store) == [(0.49, 50)]
-    assert history(store) == [(0.49, 50)]
+    assert history(store) == [(0.5, 50)]
+    assert history(store) == [(0.5, 50)]
     assert rows(store) == 1
 
 
-def test_the_housekeeper_notes_an_interval_when_it_is_over(
+def test_the_housekeeper_samples_at_each_interval_until_all_is_done(
     store: Store, clock: VirtualClock
 ) -> None:
-    noting = store._noting
+    progress = store._progress
+    assert not progress.due()
     popped = store.pop("g", "t", limit=2, queue=0, invisible_for=600)
-    noting.look()
-    assert rows(store) == 0
-    clock.advance(1)
-    assert noting.due()
-    noting.look()
+    progress.sample()
     assert rows(store) == 1
+    assert not progress.due()
+    passing(store, clock, 5)
+    assert rows(store) == 1, "nothing moved"
     store.ack_batch([p.receipt for p in popped])
-    assert not noting.due()
-    clock.advance(3)
-    assert noting.due()
-    noting.look()
+    passing(store, clock, 3)
     assert rows(store) == 2
-    clock.advance(3)
-    assert not noting.due(), "all is done"
-    assert history(store) == [(0, 0), (1, 2)]
+    assert not progress.due(), "all is done"
+    assert history(store) == [(0, 0), (6, 2)]
+
+
+def test_an_ack_after_a_restart_is_in_the_history(
+    store: Store, opens: Opens, clock: VirtualClock
+) -> None:
+    popped = store.pop("g", "t", limit=2, queue=0, invisible_for=600)
+    passing(store, clock, 5)
+    store.close()
+    again = opens()
+    again._housekeeper.stop()
+    again.ack(popped[0].receipt)
+    passing(again, clock, 5)
+    assert again.offset_history("g", "t", 0)[-1].committed_at == START_MS + 6000
+    assert history(again) == [(1, 0), (6, 1)]
+
+
+def test_what_a_redrive_gives_back_is_not_done_any_more(store: Store, clock: VirtualClock) -> None:
+    store.alter_group("g", max_attempts=1)
+    store.pop("g", "t", queue=0, invisible_for=1)
+    clock.advance(5)
+    for one in store.pop("g", "t", limit=5, queue=0, invisible_for=600):
+        store.ack(one.receipt)
+    passing(store, clock, 2)
+    done = store.committed_offset("g", "t", 0)
+    assert history(store) == [(6, done)]
+    assert store._offsets.moved == {}
+    assert store.redrive("g") == 1
+    passing(store, clock, 2)
+    assert history(store) == [(6, done), (8, 0)]
+
+
+def test_a_deleted_group_is_sampled_no_more(store: Store, clock: VirtualClock) -> None:
+    store.pop("g", "t", limit=2, queue=0, invisible_for=600)
+    store.delete_group("g")
+    passing(store, clock, 2)
+    assert (rows(store), store._offsets.moved) == (0, {})
 
 
 def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: VirtualClock) -> None:
@@ -126,7 +166,7 @@ def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: Virtu
     store.alter_topic("t", queues=1)
     store.reset_offset("g", "t", to="end", queue=1)
     store.pop("g", "t", queue=1)
-    store._noting.look()
+    store._progress.sample()
     clock.advance(5)
     store.pop("g", "t", queue=0, limit=1, invisible_for=600)
     assert history(store)[-1] == (10, 1)
@@ -136,20 +176,20 @@ def test_the_history_survives_a_close_and_a_reader_sees_it(
     store: Store, opens: Opens, clock: VirtualClock
 ) -> None:
     popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
-    clock.advance(10)
+    passing(store, clock, 10)
     store.ack_batch([p.receipt for p in popped[:3]])
     clock.advance(10)
     store.close()
     for read_only in (True, False):
         with opens(read_only=read_only) as again:
-            assert history(again) == [(0, 0), (10, 3)]
+            assert history(again) == [(1, 0), (20, 3)]
 
 
-def test_what_a_crash_kept_from_being_noted_is_in_the_history_when_it_is_asked_for(
+def test_what_a_crash_kept_from_being_sampled_is_in_the_history_when_it_is_asked_for(
     store: Store, opens: Opens, clock: VirtualClock, tmp_path: Path
 ) -> None:
     popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
-    clock.advance(10)
+    passing(store, clock, 10)
     store.ack_batch([p.receipt for p in popped[:3]])
     store.flush()
     shutil.copytree(tmp_path / "store", tmp_path / "crashed")
@@ -157,9 +197,9 @@ def test_what_a_crash_kept_from_being_noted_is_in_the_history_when_it_is_asked_f
     (tmp_path / "crashed" / "lock").unlink()
     config = StoreConfig(segment_size=1 << 20, clock=clock)
     with kvstore.open(tmp_path / "crashed", config) as again:
-        assert history(again) == [(0, 0), (20, 3)]
+        assert history(again) == [(1, 0), (20, 3)]
         clock.advance(10)
-        assert history(again) == [(0, 0), (20, 3)]
+        assert history(again) == [(1, 0), (20, 3)]
 
 
 def test_a_clock_that_was_ahead_makes_no_rows(
@@ -174,7 +214,7 @@ def test_a_clock_that_was_ahead_makes_no_rows(
     again.pop("g", "t", queue=0, invisible_for=600)
     for _ in range(5):
         clock.advance(5)
-        again._noting.look()
+        again._progress.sample()
     assert history(again) == [(-1000, 0), (0, 90)]
 
 
@@ -183,17 +223,17 @@ def test_a_commit_and_a_reset_among_pops_have_their_place(
 ) -> None:
     popped = store.pop("g", "t", limit=4, queue=0, invisible_for=600)
     store.ack_batch([p.receipt for p in popped])
-    clock.advance(10)
+    passing(store, clock, 10)
     store.commit_offset("g", "t", 0, 50)
-    clock.advance(10)
+    passing(store, clock, 10)
     store.pop("g", "t", limit=4, queue=0, invisible_for=600)
-    clock.advance(10)
+    passing(store, clock, 10)
     store.reset_offset("g", "t", offset=7, queue=0)
-    clock.advance(10)
+    passing(store, clock, 10)
     (one,) = store.pop("g", "t", queue=0, invisible_for=600)
     store.ack(one.receipt)
-    clock.advance(10)
-    assert history(store) == [(0, 4), (10, 50), (30, 7), (40, 8)]
+    passing(store, clock, 10)
+    assert history(store) == [(1, 4), (10, 50), (30, 7), (41, 8)]
 
 
 def test_no_lock_is_read_for_the_history_however_many_there_are(
@@ -208,50 +248,39 @@ def test_no_lock_is_read_for_the_history_however_many_there_are(
         return read(family, *keys)
 
     monkeypatch.setattr(families, "rows", but_no_locks)
-    clock.advance(5)
+    passing(store, clock, 5)
     store.ack(popped[0].receipt)
-    clock.advance(5)
-    store._noting.look()
-    assert history(store) == [(0, 0), (5, 1)]
+    passing(store, clock, 5)
+    assert history(store) == [(1, 0), (6, 1)]
 
 
-def test_a_reset_while_history_is_noted_is_what_history_has(
+def test_a_reset_beside_a_sample_is_what_history_has(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noting = store._noting
     store.pop("g", "t", limit=20, queue=0, invisible_for=600)
     clock.advance(10)
-    read = noting._read
+    write = store._offsets.write_history
     resets = threading.Thread(
         target=lambda: store.reset_offset("g", "t", offset=70, queue=0), daemon=True
     )
 
-    def while_another_resets(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(noting, "_read", read)
-        found = read(*args, **more)
+    def while_another_resets(rows: Any) -> None:
+        monkeypatch.setattr(store._offsets, "write_history", write)
         resets.start()
-        return found
+        resets.join(0.2)
+        write(rows)
 
-    monkeypatch.setattr(noting, "_read", while_another_resets)
-    noting.look()
+    monkeypatch.setattr(store._offsets, "write_history", while_another_resets)
+    store._progress.sample()
     resets.join(60)
     assert history(store)[-1] == (10, 70)
 
 
-def test_without_history_nothing_is_noted(opens: Opens, clock: VirtualClock) -> None:
+def test_without_history_nothing_is_sampled(opens: Opens, clock: VirtualClock) -> None:
     store = opens(offset_history_for=0)
     fill(store)
     for one in store.pop("g", "t", limit=20):
         store.ack(one.receipt)
     clock.advance(10)
     assert history(store) == []
-    assert (rows(store), store._noting._pending) == (0, {})
-
-
-def test_what_is_no_receipt_leaves_nothing_behind(store: Store, clock: VirtualClock) -> None:
-    anything: Any = store
-    for receipts in ([5], [["a"]], ["0" * 16], ["zz" * 20], [b"0" * 40]):
-        assert anything.ack_batch(receipts) != [True]
-    clock.advance(10)
-    store._noting.look()
-    assert store._noting._pending == {}
+    assert (rows(store), store._offsets.moved) == (0, {})

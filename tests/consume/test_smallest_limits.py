@@ -43,7 +43,6 @@ LIMITS: Final = (
     Limit(("pop.inflight.tables._AHEAD_MAX",), 0, POPPED),
     Limit(("pop.inflight.tables._KEPT_MAX",), 1, POPPED),
     Limit(("pop.inflight.held._EMPTY_MAX",), 0, POPPED),
-    Limit(("pop.progress_history._PAIRS_MAX",), 1, POPPED),
     Limit(("pop.ordered._READ_AT_ONCE",), 1, POPPED),
     Limit(("pop.ordered._READ_BYTES",), 1, POPPED),
     Limit(("pop.pop._CHECKED_MAX",), 1, POPPED),

@@ -329,6 +329,7 @@ class InflightTables:
         for key, lock in list(self._rows(prefix)):
             flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
             flight.count(key, lock.locked)
+            self._offsets.may_move(group, key.topic)
             if lock.attempt_id:
                 flight.note_attempt(lock.attempt_id, key)
 
