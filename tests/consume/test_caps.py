@@ -92,6 +92,21 @@ def test_what_runs_out_makes_room_to_the_millisecond(tmp_path: Path) -> None:
         assert store.pop("g", "a") == []
 
 
+def test_a_clock_that_was_set_back_lets_what_had_run_out_count_again(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with kvstore.open(tmp_path / "s", StoreConfig(segment_size=1 << 20, clock=clock)) as store:
+        store.create_topic("t", queues=2)
+        store.create_group("g", max_in_flight=2)
+        store.put_batch([Message("t", b"%d" % n, 0) for n in range(4)])
+        held = store.pop("g", "t", 2, 10.0)
+        clock.advance(20)
+        assert store.pop("g", "t", 2, queue=1) == []  # it counts what is live now: nothing
+        clock.step(-20)
+        assert store.pop("g", "t", 2) == []
+        store.ack(held[0].receipt)
+        assert len(store.pop("g", "t", 2)) == 1
+
+
 def test_a_lock_that_ran_out_is_not_made_longer_beyond_the_cap(tmp_path: Path) -> None:
     clock = VirtualClock()
     with make(tmp_path / "s", clock) as store:

@@ -63,6 +63,37 @@ def test_a_step_of_the_clock_wakes_who_waits(tmp_path: Path) -> None:
         assert sorted(p.message.body for p in found) == [b"0", b"1"]
 
 
+def test_who_looked_while_the_clock_was_set_back_is_woken_when_it_is_right_again(
+    tmp_path: Path,
+) -> None:
+    clock = SteppedClock()
+    with make(tmp_path / "s", clock) as store:
+        store.create_topic("other", queues=1)
+        store.put("t", b"2")
+        assert len(store.pop("g", "t", 1, 3.0)) == 1
+        watching = threading.Thread(target=lambda: store.pop("g", "other", wait=LONG))
+        watching.start()
+
+        def glanced() -> None:
+            before = clock.waits
+            while clock.waits < before + 3:
+                time.sleep(0.01)
+
+        glanced()
+        clock.ahead -= HOUR
+        glanced()
+        found: list[Popped] = []
+        late = threading.Thread(target=lambda: found.extend(store.pop("g", "t", wait=LONG)))
+        late.start()
+        glanced()
+        clock.ahead += HOUR
+        late.join(LONG / 2)
+        assert [p.message.body for p in found] == [b"2"]
+        store.put("other", b"")
+        watching.join()
+        late.join()
+
+
 def test_another_keeps_watch_when_who_did_ends_to_wait(tmp_path: Path) -> None:
     clock = SteppedClock()
     with make(tmp_path / "s", clock) as store:

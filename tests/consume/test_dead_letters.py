@@ -390,6 +390,35 @@ def test_more_dead_letters_than_one_look_takes_are_all_copied(
     assert sorted(int(m.body) for m in dead(store)) == list(range(1000))
 
 
+def test_one_pop_gets_what_lies_behind_more_dead_letters_than_one_look_takes(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(1000)])
+    store.put("t", b"alive", queue=1)
+    for limit in (1000, 1000):
+        assert len(store.pop("g", "t", limit, 1.0, queue=0)) == limit
+        clock.advance(2)
+    assert len(store.pop("g", "t", 1, 1.0, queue=1)) == 1
+    clock.advance(2)
+    (alive,) = store.pop("g", "t", 1)
+    assert (alive.message.body, alive.attempt) == (b"alive", 2)
+    assert len(dead(store)) == 1000
+
+
+def test_a_receipt_that_was_moved_before_the_rest_died_is_still_expired(
+    store: Store, clock: VirtualClock
+) -> None:
+    store.alter_group("g", max_attempts=1)
+    store.put_batch([Message("t", b"%d" % n, queue=0) for n in range(3)])
+    old = [p.receipt for p in store.pop("g", "t", 3, 1.0)]
+    moved = store.change_invisible(old[1], 600)
+    clock.advance(2)
+    assert store.pop("g", "t", 10) == []
+    assert sorted(m.body for m in dead(store)) == [b"0", b"2"]
+    assert not any(result is True for result in store.ack_batch(old))
+    assert store.ack_batch([moved]) == [True]
+
+
 def test_a_reset_after_a_dead_letter_begins_anew(store: Store, clock: VirtualClock) -> None:
     store.put("t", b"1", queue=0)
     wear_out(store, clock)

@@ -170,6 +170,25 @@ def test_what_filters_refuse_is_counted_until_the_offset_is_set(
         assert_all_say(store, 1)
 
 
+@pytest.mark.parametrize("how", ["commit", "reset"])
+def test_what_filters_refuse_is_counted_anew_once_the_offset_was_set(
+    tmp_path: Path, how: str
+) -> None:
+    with kvstore.open(tmp_path / "s", small(VirtualClock())) as store:
+        store.create_topic("t", queues=1)
+        store.create_group("g")
+        store.put_batch([Message("t", b"x", tag="b") for _ in range(5)])
+        assert store.pop("g", "t", 8, filter="a") == []
+        assert_all_say(store, 0, 5)
+        if how == "commit":
+            store.commit_offset("g", "t", 0, 2)
+        else:
+            store.reset_offset("g", "t", offset=2, queue=0)
+        assert_all_say(store, 3)
+        assert store.pop("g", "t", 8, filter="a") == []
+        assert_all_say(store, 0, 3)
+
+
 def test_a_filter_that_waits_for_room_counts_each_message_once(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s", small(VirtualClock())) as store:
         store.create_topic("t", queues=1)

@@ -99,6 +99,14 @@ def test_a_filter_judges_records_read_anew_as_those_just_put(tmp_path: Path) -> 
     assert before == list(range(10, 21))
 
 
+@pytest.mark.parametrize("asked", ["reddish", "ish || red-dish", "re", "RED"])
+def test_a_tag_matches_as_a_whole(store: Store, asked: str) -> None:
+    store.put_batch([Message("t", b"", queue=0, tag=tag) for tag in ("red", "dish", None)])
+    assert pulled(store, asked) == []
+    store.create_group("g")
+    assert store.pop("g", "t", 10, filter=asked) == []
+
+
 def test_a_text_is_a_tag_expression_and_never_sql(store: Store) -> None:
     put(store, 4)
     assert pulled(store, "even") == [0, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -445,6 +446,27 @@ def test_threads_that_ack_the_same_batch_are_all_told_it_is_done(tmp_path: Path)
             assert len(receipts) == 8
             for answer in [pool.submit(store.ack_batch, receipts) for _ in range(4)]:
                 assert answer.result(30) == [True] * 8
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_two_acks_at_the_same_moment_count_once(tmp_path: Path, count: int) -> None:
+    with (
+        kvstore.open(tmp_path / "store", settings()) as store,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        store.create_topic("t", queues=1)
+        store.create_group("g")
+        store.put_batch([Message("t", b"") for _ in range(2 * count)])
+        receipts, kept = ([p.receipt for p in store.pop("g", "t", count, 3600.0)] for _ in range(2))
+        flight = store._popping.flights.get(store.group("g").id, store.topic("t").id)
+        with flight.lock:  # both know the row by now, and wait for their turn
+            answers = [pool.submit(store.ack_batch, receipts) for _ in range(2)]
+            time.sleep(0.2)
+        assert [answer.result(30) for answer in answers] == [[True] * count] * 2
+        (stats,) = store.group_stats("g", "t")
+        assert (stats.in_flight, flight.rows, flight.messages) == (count, 1, count)
+        assert store.ack_batch(kept) == [True] * count
+        assert sum(lag.lag for lag in store.lag("g", "t")) == 0
 
 
 def test_deleting_a_topic_under_those_who_pop_leaves_no_locks_behind(tmp_path: Path) -> None:

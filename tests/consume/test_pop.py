@@ -222,6 +222,32 @@ def test_bytes_are_counted_over_all_queues(store: Store) -> None:
     assert len(store.pop("g", "t", 10, max_bytes=2 * size)) == 1
 
 
+def test_a_pop_of_so_many_bytes_has_no_more_however_far_its_filter_looks(store: Store) -> None:
+    """What it wants lies farther apart than it looks at once."""
+    messages = [
+        Message("t", bytes(100), queue=0, tag="a" if n % 2000 == 0 else "b") for n in range(4002)
+    ]
+    size = store.put_batch(messages)[0].size
+    found = store.pop("g", "t", 10, max_bytes=2 * size, filter="a")
+    assert sum(p.message.size for p in found) <= 2 * size
+    while more := store.pop("g", "t", 10, max_bytes=2 * size, filter="a"):
+        assert sum(p.message.size for p in more) <= 2 * size
+        found += more
+    assert places(found) == [(0, 0), (0, 2000), (0, 4000)]
+
+
+def test_a_pop_with_an_attempt_id_has_each_message_once_however_far_its_filter_looks(
+    store: Store,
+) -> None:
+    store.put_batch(
+        [Message("t", b"", queue=0, tag="a" if n % 2000 == 0 else "b") for n in range(4002)]
+    )
+    asked: dict[str, Any] = {"filter": "a", "attempt_id": "one"}
+    found = store.pop("g", "t", 10, **asked)
+    assert places(store.pop("g", "t", 10, **asked)) == places(found)
+    assert len(set(places(found))) == len(found) > 0
+
+
 def test_no_more_are_in_flight_than_the_cap_over_all_topics(
     store: Store, clock: VirtualClock
 ) -> None:

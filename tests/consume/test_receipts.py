@@ -250,6 +250,21 @@ def test_a_row_that_ends_by_a_move_is_remembered_as_it_was(
         assert [r is True for r in results] == [r == first.receipt for r in receipts]
 
 
+def test_a_receipt_that_another_one_took_the_place_of_is_expired_after_a_reopening_too(
+    store: Store, clock: VirtualClock, config: StoreConfig
+) -> None:
+    """Nothing is remembered by then of how the deliveries ended."""
+    old = popped(store, 3, invisible_for=1.0)
+    clock.advance(2)
+    new = store.pop("g", "t", 3)
+    assert store.ack_batch([p.receipt for p in new]) == [True] * 3
+    store.close()
+    with kvstore.open(store.path, config) as again:
+        results = again.ack_batch([p.receipt for p in old])
+        assert all(isinstance(result, ReceiptExpired) for result in results)
+        assert again.ack_batch([p.receipt for p in new]) == [True] * 3
+
+
 def test_a_receipt_whose_end_is_forgotten_is_held_against_what_is_locked_now(
     store: Store, clock: VirtualClock, config: StoreConfig
 ) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -220,6 +221,25 @@ def test_what_one_waiter_leaves_another_gets(store: Store, pool: ThreadPoolExecu
             popped += one.result(SOON)
         store.ack_batch([p.receipt for p in popped])
         store.ack_batch([p.receipt for p in store.pop("g", "t", 10)])
+
+
+def test_who_ends_to_wait_hands_on_what_he_was_woken_for(store: Store) -> None:
+    woken: list[int] = []
+    asked = (1, None, 30.0, None, None, None)
+    polls = []
+    for number in range(3):
+        found, poll = store._begin_pop(partial(woken.append, number), "g", "t", LONG, *asked)
+        assert found == []
+        assert poll is not None
+        polls.append(poll)
+    assert polls[2].nap(until_due=True) < LONG  # it keeps watch, so no other is woken for that
+    store.put("t", b"1")
+    assert woken == [0]
+    polls[0].end()
+    assert woken == [0, 1]
+    assert bodies(polls[1].look()) == [b"1"]
+    for poll in polls[1:]:
+        poll.end()
 
 
 def test_no_wake_up_is_lost_however_a_put_and_a_pop_meet(

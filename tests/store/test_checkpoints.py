@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvstore import Store, StoreConfig
+from kvstore import Store, StoreClosed, StoreConfig
 from tests.store.conftest import Opens
 from tests.store.stores import SEGMENT, batch, bodies
 
@@ -93,6 +93,64 @@ def test_a_change_that_was_struck_behind_its_write_is_known_though_it_is_not_rea
     assert store.stats().tail_entries == 0
     assert len(store._index.keys.pairs(0)[1]) == 2 * 7
     assert [m.offset for m in store.pull("t", 0, 0, 10).messages] == list(range(7))
+
+
+@pytest.mark.parametrize("ends", ["checkpoint", "close"])
+@pytest.mark.parametrize("owner", ["_index.families.write", "_index.write_checkpoint"])
+def test_what_came_behind_a_checkpoint_that_failed_is_in_the_next(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, owner: str, ends: str
+) -> None:
+    store = opens()
+    store.create_topic("t", 1)
+    store.put_batch(batch("t", 5, keys=["k"]))
+    *way, name = owner.split(".")
+    part: object = store
+    for step in way:
+        part = getattr(part, step)
+
+    def strike(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(part), name, strike)
+        with pytest.raises(MemoryError):
+            store.checkpoint()
+    store.put_batch(batch("t", 2, keys=["k"]))
+    if ends == "checkpoint":
+        store.checkpoint()
+        stats = store.stats()
+        assert (stats.tail_entries, stats.tail_keys) == (0, 0)
+        assert stats.checkpointed_position == stats.end_position
+    store.close()
+    again = opens()
+    assert (again.recovery.records, again.recovery.clean) == (0, True)
+    assert len(bodies(again, "t", 0)) == 7
+    assert again.verify().problems == []
+
+
+def test_a_put_that_comes_while_the_store_closes_is_refused(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found the store open, and reaches the log when the last checkpoint has been written."""
+    store = opens()
+    store.create_topic("t", 1)
+    acknowledged = [store.put("t", b"in time", queue=0).offset]
+    tidy = store._index.tidy
+
+    def late() -> None:
+        with pytest.raises(StoreClosed):
+            acknowledged.append(
+                store._writer.put("t", b"late", 0, None, (), {}, None, 0, None, None).offset
+            )
+        with pytest.raises(StoreClosed):
+            acknowledged.append(store._writer.put_batch(batch("t", 2))[0].offset)
+        tidy()
+
+    monkeypatch.setattr(store._index, "tidy", late)
+    store.close()
+    again = opens()
+    assert len(bodies(again, "t", 0)) == len(acknowledged)
+    assert acknowledged == [0]
 
 
 def test_verifying_and_sealing_an_idle_store_do_not_stop_checkpoints(store: Store) -> None:

@@ -202,6 +202,20 @@ def test_a_batch_larger_than_a_segment_goes_over_several(store: Store) -> None:
         assert bodies(store, "t", queue) == [m.body for m in messages[queue::4]]
 
 
+def test_a_batch_lies_where_its_messages_would_lie_if_they_were_put_one_by_one(
+    opens: Opens,
+) -> None:
+    """The first, the second and the third segment are filled by the same rule."""
+    one, all_ = opens(name="one"), opens(name="all")
+    messages = [Message("t", bytes(500 + 700 * (i % 7)), queue=0) for i in range(150)]
+    for store in (one, all_):
+        store.create_topic("t")
+        store.put("t", bytes(30_000), queue=0)
+    singly = [one.put("t", message.body, queue=0) for message in messages]
+    assert one.stats().end_position > 5 * SEGMENT
+    assert [r.position for r in all_.put_batch(messages)] == [r.position for r in singly]
+
+
 def test_a_batch_goes_over_a_segments_end(store: Store) -> None:
     fill_segment(store, leave=1000)
     first = store.bounds("t", 0).next_offset
