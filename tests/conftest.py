@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
+import kvstore
+from kvstore import Store, StoreConfig
 from kvstore.files import LocalFiles
+from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
 from tests.support.pools import quick_pools
+from tests.support.stores import SMALL, Opens, openings
 
 # Else a failure there does not say what was found.
 pytest.register_assert_rewrite("tests.support.contents")
+# How long an example takes says more about a shared machine than about the code.
+hypothesis_settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("unhurried")
 half_full(LocalFiles)
 quick_pools()
 # A shell starts what runs in the background deaf to it; tests interrupt what they start.
@@ -28,17 +39,17 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_site, os.environ.get("
 LONG: Final = (
     "tests/cli/test_bench.py",
     "tests/cli/test_work.py",
-    "tests/consume/test_pop_model.py",
-    "tests/consume/test_smallest_limits.py",
+    "tests/pop/test_pop_model.py",
+    "tests/pop/test_smallest_limits.py",
     "tests/crash/test_every_operation.py",
     "tests/crash/test_index_damage.py",
     "tests/crash/test_kill.py",
     "tests/crash/test_pop_kill.py",
     "tests/crash/test_power_cut.py",
-    "tests/store/test_states.py",
-    "tests/tiering/erase/test_kill.py",
+    "tests/api/test_states.py",
+    "tests/tiering/operations/erase/test_kill.py",
     "tests/tiering/spark",
-    "tests/tiering/store/test_same_answers.py",
+    "tests/tiering/catalog/test_same_answers.py",
     "tests/tiering/worker/test_every_operation.py",
     "tests/tiering/worker/test_kill.py",
     "tests/tiering/worker/test_threads.py",
@@ -52,3 +63,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
     for item in items:
         if any(item.path.is_relative_to(path) for path in long):
             item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def opens(tmp_path: Path) -> Iterator[Opens]:
+    """Opens the store in `name` under the test's folder; all are closed at the end."""
+
+    def open_store(
+        config: StoreConfig = SMALL, name: str = "store", *, read_only: bool = False
+    ) -> Store:
+        return kvstore.open(tmp_path / name, config, read_only=read_only)
+
+    with openings(open_store) as opening:
+        yield opening
+
+
+@pytest.fixture
+def store(opens: Opens) -> Store:
+    """A store with topic "t" of 4 queues."""
+    made = opens()
+    made.create_topic("t", queues=4)
+    return made

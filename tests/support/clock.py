@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+START_MS: Final = 1_700_000_000_000
+"""Where the virtual clock begins."""
 _HOUR_MS: Final = 3_600_000
 _LOOK: Final = 0.002
 """Real seconds between two looks of somebody who waits for virtual time."""
@@ -13,7 +15,7 @@ _LOOK: Final = 0.002
 class VirtualClock:
     """See `kvstore.clock.Clock`. `slept` lists the sleeps asked for; each moved the time."""
 
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+    def __init__(self, now_ms: int = START_MS) -> None:
         self._lock = threading.Lock()
         self._wall = now_ms
         self._elapsed = 0.0

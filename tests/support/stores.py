@@ -14,6 +14,8 @@ from kvstore import Message, PutResult, Store, StoreConfig
 from tests.support.files import copy_folder
 
 P = ParamSpec("P")
+Opens = Callable[..., Store]
+"""The fixture `opens`: opens a store under the test's folder, and closes it at the end."""
 SEGMENT: Final = 64 << 10
 SMALL: Final = StoreConfig(segment_size=SEGMENT)
 """Nothing happens by itself within a test: no checkpoint, no retention."""

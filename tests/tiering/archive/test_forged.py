@@ -15,7 +15,7 @@ from kvstore.record.hashing import key_filter
 from kvstore.record.names import PREPARED
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
-from tests.tiering.archive.test_crypto import SECRET
+from tests.tiering.keys.test_crypto import SECRET
 from tiering.archive import ending, manifest
 from tiering.archive.archive_reader import Archive
 from tiering.archive.blocks import BlockWriter

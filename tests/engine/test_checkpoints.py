@@ -1,0 +1,247 @@
+"""Checkpoints: the tail goes into RocksDB whole, every time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvstore import Store, StoreClosed, StoreConfig
+from tests.support.segment_files import SEGMENT, batch, bodies
+from tests.support.stores import Opens
+
+
+def test_a_checkpoint_empties_the_tail_and_covers_the_log(store: Store) -> None:
+    store.put_batch(batch("t", 5, keys=["k"]))
+    before = store.stats()
+    assert (before.tail_entries, before.tail_keys, before.checkpointed_position) == (5, 10, 0)
+    store.checkpoint()
+    after = store.stats()
+    assert (after.tail_entries, after.tail_keys) == (0, 0)
+    assert after.checkpointed_position == after.durable_position == after.end_position
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_checkpoint_after_ones_with_nothing_to_do_still_does_its_work(
+    store: Store, times: int
+) -> None:
+    store.put_batch(batch("t", 5))
+    for _ in range(times):
+        store.checkpoint()
+    store.put_batch(batch("t", 5))
+    store.checkpoint()
+    stats = store.stats()
+    assert stats.tail_entries == 0
+    assert stats.checkpointed_position == stats.end_position
+
+
+@pytest.mark.parametrize("step", ["queues.changed", "keys.written", "tags.written", "_keep_head"])
+def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    store = opens()
+    store.create_topic("t", 1)
+    store.put_batch(batch("t", 5, keys=["k"]))
+    *way, name = ("_index." + step).split(".")
+    owner: object = store
+    for part in way:
+        owner = getattr(owner, part)
+
+    def strike(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(owner), name, strike)
+        with pytest.raises(MemoryError):
+            store.checkpoint()
+    assert store.stats().tail_entries == 0, "it was written: nothing is left for the next one"
+    store.put_batch(batch("t", 2, keys=["k"]))
+    store.checkpoint()
+    store.seal()
+    while store._index.merge_due():
+        store._index.merge_next()
+    _, positions = store._index.keys.pairs(0)
+    assert len(positions) == 2 * 7, "an id and a key of each"
+    assert sorted(m.offset for m in store.query("t", "k")) == list(range(7))
+    assert store.verify().problems == []
+    store.close()
+    again = opens()
+    assert sorted(m.offset for m in again.query("t", "k")) == list(range(7))
+    assert again.verify().problems == []
+
+
+@pytest.mark.parametrize("reading", ["keys.read_again", "queues.forget"])
+def test_a_change_that_was_struck_behind_its_write_is_known_though_it_is_not_read_at_once(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    """The next checkpoint reads it then."""
+    store = opens()
+    store.create_topic("t", 1)
+    store.put_batch(batch("t", 5, keys=["k"]))
+
+    def strike(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(store._index.tags), "written", strike)
+        owner, name = reading.split(".")
+        patched.setattr(type(getattr(store._index, owner)), name, strike)
+        with pytest.raises(MemoryError):
+            store.checkpoint()
+    store.put_batch(batch("t", 2, keys=["k"]))
+    store.checkpoint()
+    assert store.stats().tail_entries == 0
+    assert len(store._index.keys.pairs(0)[1]) == 2 * 7
+    assert [m.offset for m in store.pull("t", 0, 0, 10).messages] == list(range(7))
+
+
+@pytest.mark.parametrize("ends", ["checkpoint", "close"])
+@pytest.mark.parametrize("owner", ["_index.families.write", "_index.write_checkpoint"])
+def test_what_came_behind_a_checkpoint_that_failed_is_in_the_next(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, owner: str, ends: str
+) -> None:
+    store = opens()
+    store.create_topic("t", 1)
+    store.put_batch(batch("t", 5, keys=["k"]))
+    *way, name = owner.split(".")
+    part: object = store
+    for step in way:
+        part = getattr(part, step)
+
+    def strike(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(part), name, strike)
+        with pytest.raises(MemoryError):
+            store.checkpoint()
+    store.put_batch(batch("t", 2, keys=["k"]))
+    if ends == "checkpoint":
+        store.checkpoint()
+        stats = store.stats()
+        assert (stats.tail_entries, stats.tail_keys) == (0, 0)
+        assert stats.checkpointed_position == stats.end_position
+    store.close()
+    again = opens()
+    assert (again.recovery.records, again.recovery.clean) == (0, True)
+    assert len(bodies(again, "t", 0)) == 7
+    assert again.verify().problems == []
+
+
+def test_a_put_that_comes_while_the_store_closes_is_refused(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found the store open, and reaches the log when the last checkpoint has been written."""
+    store = opens()
+    store.create_topic("t", 1)
+    acknowledged = [store.put("t", b"in time", queue=0).offset]
+    tidy = store._index.tidy
+
+    def late() -> None:
+        with pytest.raises(StoreClosed):
+            acknowledged.append(
+                store._writer.put("t", b"late", 0, None, (), {}, None, 0, None, None).offset
+            )
+        with pytest.raises(StoreClosed):
+            acknowledged.append(store._writer.put_batch(batch("t", 2))[0].offset)
+        tidy()
+
+    monkeypatch.setattr(store._index, "tidy", late)
+    store.close()
+    again = opens()
+    assert len(bodies(again, "t", 0)) == len(acknowledged)
+    assert acknowledged == [0]
+
+
+def test_verifying_and_sealing_an_idle_store_do_not_stop_checkpoints(store: Store) -> None:
+    for _ in range(3):
+        store.verify()
+        store.seal()
+        store.delete_topic(store.create_topic("x").name)
+    store.put_batch(batch("t", 5))
+    store.checkpoint()
+    assert store.stats().tail_entries == 0
+
+
+def test_a_checkpoint_of_a_new_store_twice_does_not_stop_checkpoints(opens: Opens) -> None:
+    store = opens()
+    store.checkpoint()
+    store.checkpoint()
+    store.create_topic("t")
+    store.put_batch(batch("t", 5))
+    store.checkpoint()
+    assert store.stats().tail_entries == 0
+
+
+def test_the_tail_stays_small_by_itself(opens: Opens) -> None:
+    """Between two checkpoints are `checkpoint_bytes` of log, twice that at the most."""
+    store = opens(StoreConfig(segment_size=SEGMENT, checkpoint_bytes=10_000))
+    store.create_topic("t")
+    for _ in range(50):
+        store.put_batch(batch("t", 20))
+        stats = store.stats()
+        assert stats.end_position - stats.checkpointed_position < 30_000
+
+
+def test_a_clean_close_leaves_nothing_to_recover(opens: Opens) -> None:
+    store = opens()
+    store.create_topic("t")
+    store.checkpoint()
+    store.checkpoint()
+    store.put_batch(batch("t", 5))
+    store.close()
+    again = opens()
+    assert (again.recovery.records, again.recovery.clean) == (0, True)
+    assert bodies(again, "t", 0) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_keys_are_found_while_a_checkpoint_merges_their_parts(store: Store, where: str) -> None:
+    """Asked right before and right behind the WriteBatch, from another thread as readers are."""
+    found: list[list[bytes]] = []
+    families = store._index.families
+    write = families.write
+
+    def ask() -> None:
+        thread = threading.Thread(
+            target=lambda: found.append([m.body for m in store.query("t", "k")])
+        )
+        thread.start()
+        thread.join()
+
+    def watched(b: object, *, sync: bool = False) -> None:
+        if where == "before":
+            ask()
+        write(b, sync=sync)  # type: ignore[arg-type]  # handed on
+        if where == "after":
+            ask()
+
+    families.write = watched  # type: ignore[method-assign, assignment]  # to look between two steps
+    for i in range(20):
+        store.put("t", str(i).encode(), queue=0, keys=["k"])
+        store.checkpoint()
+    store.seal()
+    families.write = write  # type: ignore[method-assign]  # as it was
+    assert [len(seen) for seen in found[:20]] == list(range(1, 21))
+    assert all(len(seen) == 20 for seen in found[20:])
+
+
+def test_entries_are_read_while_a_checkpoint_or_a_repack_is_written(store: Store) -> None:
+    found: list[list[bytes]] = []
+    families = store._index.families
+    write = families.write
+
+    def watched(b: object, *, sync: bool = False) -> None:
+        found.append(bodies(store, "t", 0))
+        write(b, sync=sync)  # type: ignore[arg-type]  # handed on
+        found.append(bodies(store, "t", 0))
+
+    families.write = watched  # type: ignore[method-assign, assignment]  # to look between two steps
+    for i in range(12):
+        store.put("t", str(i).encode(), queue=0)
+        store.checkpoint()
+        expected = [str(j).encode() for j in range(i + 1)]
+        assert found[-2:] == [expected, expected]
+    store.seal()
+    families.write = write  # type: ignore[method-assign]  # as it was
+    assert found[-1] == found[-2] == [str(j).encode() for j in range(12)]

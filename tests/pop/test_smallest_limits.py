@@ -1,0 +1,166 @@
+"""Every limit of what is kept in memory, at its smallest: the models hold all the same.
+
+A limit that is never reached in tests hides what happens at it. So each is tried alone, and all of
+them together; and what the source compares a size with is listed here, or said to be no such limit.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+import kvstore
+from tests.api.test_states import Stores
+from tests.meta.test_offsets_model import OffsetsMachine
+from tests.pop.test_pop_model import Pops
+
+SOURCE: Final = Path(kvstore.__file__).parent
+
+
+class Limit(NamedTuple):
+    """Where it stands, as far as one takes it from another; its smallest; who reaches it."""
+
+    names: tuple[str, ...]
+    value: int
+    models: tuple[type[RuleBasedStateMachine], ...]
+
+
+POPPED: Final = (Pops,)
+EVERYWHERE: Final = (Pops, Stores)
+LIMITS: Final = (
+    Limit(("pop.prefetch.AHEAD",), 1, POPPED),
+    Limit(("pop.prefetch._AHEAD_BYTES",), 1, POPPED),
+    Limit(("pop.take._DEAD_AT_ONCE",), 1, POPPED),
+    Limit(("pop.inflight.tables.ENDED_MAX", "pop.popper.ENDED_MAX"), 1, POPPED),
+    Limit(("pop.inflight.tables._AHEAD_MAX",), 0, POPPED),
+    Limit(("pop.inflight.tables._KEPT_MAX",), 1, POPPED),
+    Limit(("pop.inflight.held._EMPTY_MAX",), 0, POPPED),
+    Limit(("pop.ordered._READ_AT_ONCE",), 1, POPPED),
+    Limit(("pop.ordered._READ_BYTES",), 1, POPPED),
+    Limit(("pop.pop._CHECKED_MAX",), 1, POPPED),
+    Limit(("read.pull._AT_ONCE",), 1, EVERYWHERE),
+    Limit(("pop.fast_path._ASKS_MAX",), 1, POPPED),
+    Limit(("pop.receipts._REMEMBERED",), 1, POPPED),
+    Limit(("pop.redrive._AT_ONCE",), 1, POPPED),
+    Limit(("pop.inflight.tally._STALE_MAX",), 0, POPPED),
+    Limit(("index.index.HEADS_KEPT",), 1, EVERYWHERE),
+    Limit(("index.message_keys.key_lookup.FILTERS_KEPT_BYTES",), 1, (Stores,)),
+    Limit(("index.queue_locations.RUNS_KEPT",), 1, EVERYWHERE),
+    Limit(("index.queue_locations.SPANS_KEPT",), 1, EVERYWHERE),
+    Limit(("index.replay._CODES_KEPT",), 1, (Stores,)),
+    Limit(("index.tags.CODES_MAX",), 1, EVERYWHERE),
+    Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
+    Limit(("meta.groups.CACHED_MAX",), 1, (Pops, OffsetsMachine)),
+    Limit(("meta.groups._KEPT_OF_A_BATCH",), 0, (Pops, OffsetsMachine)),
+    Limit(("meta.offsets._SAID_MAX",), 1, (Pops, OffsetsMachine)),
+    Limit(("meta.topics.CACHED_MAX",), 1, EVERYWHERE),
+    Limit(("meta.topics._KEPT_OF_A_BATCH",), 0, EVERYWHERE),
+    Limit(("record.put.intern_cache._MAX",), 1, EVERYWHERE),
+    Limit(("record.put.put_routes._LANES_MAX",), 1, EVERYWHERE),
+)
+LET_OUT: Final = {
+    "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_groups.py",
+    "index.queue_locations._FOLLOWED_KEPT": "tests/tiering/catalog/test_followed.py",
+    "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
+    "hold: tests/pop/test_bounds.py",
+}
+"""Not of the models; and the test that lowers it."""
+NO_LIMITS_OF_MEMORY: Final = frozenset(
+    {
+        "GROUP_MAX", "KEPT", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX", "TOPIC_MAX",
+        "_ID_CHARACTERS_MAX", "_PROBLEMS_MAX", "_SHOWN_MAX",
+    }
+)  # fmt: skip
+"""What else is held against a size: of what is given, or written to the disk."""
+
+
+NAMED_SO: Final = re.compile("(MAX|KEPT|KEPT_BYTES|REMEMBERED)$")
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """No store of other tests is used here, nor one of these by others."""
+    Pops.drop_store()
+    yield
+    Pops.drop_store()
+
+
+def lower(monkeypatch: pytest.MonkeyPatch, limit: Limit) -> None:
+    for name in limit.names:
+        module, _, constant = f"kvstore.{name}".rpartition(".")
+        monkeypatch.setattr(importlib.import_module(module), constant, limit.value)
+        if constant == "ENDED_MAX":
+            monkeypatch.setattr(Pops, "remembers", False)
+
+
+def run(model: type[RuleBasedStateMachine], examples: int) -> None:
+    run_state_machine_as_test(
+        model,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.names[0])
+def test_the_models_hold_with_a_limit_at_its_smallest(
+    monkeypatch: pytest.MonkeyPatch, limit: Limit
+) -> None:
+    lower(monkeypatch, limit)
+    for model in limit.models:
+        run(model, 6 if model is Pops else 3)
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("model", [Pops, Stores, OffsetsMachine])
+def test_the_models_hold_with_all_limits_at_their_smallest(
+    monkeypatch: pytest.MonkeyPatch, model: type[RuleBasedStateMachine]
+) -> None:
+    for limit in LIMITS:
+        lower(monkeypatch, limit)
+    run(model, 60 if model is Pops else 6)
+
+
+def test_every_limit_of_the_source_is_tried_here() -> None:
+    """What a `len`, or a count of what is kept, is compared with."""
+    known = {name.rpartition(".")[2] for limit in LIMITS for name in limit.names}
+    known |= {name.rpartition(".")[2] for name in LET_OUT} | NO_LIMITS_OF_MEMORY
+    missing = set()
+    for room in (".", "consume", "index", "log", "meta", "record"):
+        for path in (SOURCE / room).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Compare):
+                    continue
+                text = ast.unparse(node.left)
+                names = {
+                    n.id
+                    for c in node.comparators
+                    for n in ast.walk(c)
+                    if isinstance(n, ast.Name) and NAMED_SO.search(n.id)
+                }
+                if "len(" in text or "_kept" in text or "_bytes" in text:
+                    missing |= {f"{path.name}: {name}" for name in names - known}
+    assert not missing, "list it in LIMITS"
+
+
+@pytest.mark.parametrize("name", LET_OUT)
+def test_a_limit_that_the_models_do_not_reach_is_lowered_by_the_test_that_is_named(
+    name: str,
+) -> None:
+    path = SOURCE.parent / LET_OUT[name].rpartition(" ")[2]
+    assert name.rpartition(".")[2] in path.read_text(encoding="utf-8")

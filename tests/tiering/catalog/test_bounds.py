@@ -1,0 +1,153 @@
+"""What is kept of archives has bounds: ten times as much is asked for, and no more is kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import kvstore
+import tiering.catalog.tiers
+import tiering.operations.attach_conflicts
+from kvstore import ArchiveAccess, Message, Store
+from tests.support.clock import VirtualClock
+from tests.tiering.archive.making import make, plain_queues
+from tests.tiering.catalog.moving import config, hand_over, sealed, tiers
+from tiering.archive.archive_reader import Archive
+from tiering.archive.block import BlockGroup
+from tiering.catalog.tiers import Tiers
+
+QUEUES, SEGMENTS = 40, 4
+BOUND = 3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of archives whose groups have blocks of many queues."""
+    path, clock = tmp_path_factory.mktemp("bounds") / "store", VirtualClock()
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("t", queues=QUEUES)
+        for n in range(SEGMENTS):
+            store.put_batch([
+                Message("t", b"%d " % i * 60, queue=i % QUEUES, keys=(f"k{n}",))
+                for i in range(3 * QUEUES)
+            ])  # fmt: skip
+            clock.advance(1)
+            store.seal()
+        for number in sealed(store):
+            hand_over(store, [number])
+    return path
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    access = ArchiveAccess(cache_bytes=0)
+    with kvstore.open(path, config(archives=access)) as opened:
+        yield opened
+
+
+def read_everything(store: Store) -> int:
+    """Each queue from its first offset on, then each message by its position and by its keys."""
+    found = 0
+    for queue in range(QUEUES):
+        low, high = store.bounds("t", queue)
+        while low < high:
+            page = store.pull("t", queue, low, limit=2)
+            low = page.next_offset
+            for message in page.messages:
+                assert store.read_at(message.position) == message
+                found += 1
+    for n in range(SEGMENTS):
+        found += len(store.query("t", f"k{n}", limit=1000))
+    return found
+
+
+class Kept(NamedTuple):
+    """A structure of `Tiers`, its bound, and how many of it there are to be asked for."""
+
+    name: str
+    bound: str
+    asked: int
+
+
+KEPT = [
+    Kept("_scans", "SCANS_KEPT", QUEUES * SEGMENTS),
+    Kept("_found", "FOUND_KEPT", 3 * QUEUES * SEGMENTS),
+    Kept("_queues", "QUEUE_BLOCKS_KEPT", QUEUES * SEGMENTS),
+]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.name)
+def test_what_is_known_of_readers_and_queues_is_bounded(
+    store: Store, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiering.catalog.tiers, kept.bound, 2 * BOUND)
+    assert kept.asked >= 20 * BOUND
+    most = 0
+    real = Tiers._messages
+
+    def looked(self: Tiers, *args: Any) -> Any:
+        nonlocal most
+        most = max(most, len(getattr(self, kept.name)))
+        return real(self, *args)
+
+    monkeypatch.setattr(Tiers, "_messages", looked)
+    assert read_everything(store) == 2 * 3 * QUEUES * SEGMENTS
+    assert 0 < most <= 2 * BOUND
+
+
+def groups_read(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[BlockGroup]:
+    """All groups that are read from here on, as long as somebody has them."""
+    found: weakref.WeakSet[BlockGroup] = weakref.WeakSet()
+    real = Archive.read_group
+
+    def noted(self: Archive, number: int) -> BlockGroup:
+        group = real(self, number)
+        found.add(group)
+        return group
+
+    monkeypatch.setattr(Archive, "read_group", noted)
+    return found
+
+
+@pytest.mark.parametrize(("name", "bound", "kept"), [("GROUPS_KEPT", 2, 2), ("GROUPS_BYTES", 1, 1)])
+def test_groups_that_are_kept_are_bounded_in_number_and_in_bytes(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, bound: int, kept: int
+) -> None:
+    monkeypatch.setattr(tiering.catalog.tiers, name, bound)
+    there = tiers(store)
+    groups = 0
+    for archive in map(there.archive, there.numbers()):
+        directory = archive.directory
+        groups += len({directory.group_of(block) for block in range(directory.blocks)})
+    assert groups >= 10 * kept
+    seen = groups_read(monkeypatch)
+    most = 0
+    for queue in range(QUEUES):
+        low, high = store.bounds("t", queue)
+        for offset in range(low, high):
+            assert store.get("t", queue, offset).offset == offset
+            most = max(most, len(there._groups))
+            assert len(seen) <= kept + 1, "and nobody else holds on to them"
+    assert most == kept
+
+
+def test_an_attach_keeps_the_times_of_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering.operations.attach_conflicts, "_KEPT", BOUND)
+    times = tiering.operations.attach_conflicts._Times()
+    expected = []
+    for round_ in range(2):
+        for n in range(10 * BOUND):
+            made = make(plain_queues(topics=2, queues=1, messages=5)).open()[0]
+            made.name = f"archive {n}"
+            row = made.rows().row(1)
+            times.within(made, 1, row.first_offset, row.last_offset)
+            found = times.of(made, 1)
+            assert len(times._kept) <= BOUND
+            assert len(times._blocks) <= BOUND
+            if not round_:
+                expected.append((row.least_stored_at, row.greatest_stored_at))
+            assert found == expected[n]

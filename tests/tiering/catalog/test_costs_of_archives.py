@@ -1,0 +1,173 @@
+"""What a call costs beside 1, 8 and 48 archives: as many operations, not more.
+
+RocksDB's operations and requests to the archives' place are counted. What is counted is the second
+call: what the first one opened is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore import Store
+from tests.support.clock import VirtualClock
+from tests.support.costs import Costs
+from tests.tiering.catalog.gate import gated
+from tests.tiering.catalog.moving import config, filled, hand_over, put_segments, sealed, tiers
+from tiering import Policy, Worker
+from tiering.executor.pool import Inline
+
+SIZES = (1, 8, 48)
+EACH = 4
+
+
+def get_oldest(store: Store, _: int) -> None:
+    store.get("orders", 0, 0 if store.bounds("orders", 0).min_offset == 0 else 1)
+
+
+def pull_in_the_middle(store: Store, _: int) -> None:
+    low, high = store.bounds("orders", 1)
+    assert store.pull("orders", 1, (low + high) // 2, 1).messages
+
+
+def query_oldest(store: Store, _: int) -> None:
+    assert store.query("visits", "k-0", begin=0, end=1_700_000_000_500)
+
+
+def query_nowhere(store: Store, turn: int) -> None:
+    for n in range(10):
+        assert store.query("orders", f"nowhere-{turn}-{n}") == []
+
+
+def find_nowhere(store: Store, turn: int) -> None:
+    for n in range(10):
+        with pytest.raises(kvstore.MessageNotFound):
+            store.find(f"nowhere-{turn}-{n}")
+
+
+def offset_at_a_time(store: Store, _: int) -> None:
+    store.offset_at("orders", 0, 1_700_000_001_000)
+
+
+ASKED: dict[str, tuple[Callable[[Store, int], None], int]] = {
+    "get the oldest": (get_oldest, 0),
+    "pull in the middle": (pull_in_the_middle, 0),
+    "query by a key and the oldest time": (query_oldest, 2),
+    # A hundredth of what is asked passes a filter, and costs two requests.
+    "ten queries for nothing": (query_nowhere, 24),
+    "find ten ids that are nowhere": (find_nowhere, 24),
+    "an offset by time": (offset_at_a_time, 12),
+}
+"""What is asked, and how many more operations it may be beside six times as many archives."""
+
+
+def test_no_call_costs_more_beside_many_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = Costs(monkeypatch)
+    clock = VirtualClock()
+    found: dict[str, list[int]] = {name: [] for name in ASKED}
+    filled(tmp_path / "a", clock, 0).close()
+    for size in SIZES:
+        with kvstore.open(tmp_path / "a", config(clock)) as store:
+            store._housekeeper.stop()
+            while len(store.catalog().rows) < size:
+                put_segments(store, clock, 1, EACH)
+                for number in sealed(store):
+                    hand_over(store, [number])
+            gate = gated(store)
+            for name, (ask, _) in ASKED.items():
+                ask(store, 0)
+                gate.asked.clear()
+                with costs.counting() as counts:
+                    ask(store, size)
+                found[name].append(counts.total() + len(gate.asked))
+    for name, (_, more) in ASKED.items():
+        one, some, many = found[name]
+        assert some <= one + more + 4, f"{name}: {found[name]}"
+        assert many <= some + more, f"{name}: {found[name]}"
+
+
+def test_opening_and_a_workers_look_cost_the_rows_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no request to an archive's place; nor does a key that is nowhere, but one for each
+    archive when it is first asked for its filter.
+    """
+    costs = Costs(monkeypatch)
+    clock = VirtualClock()
+    policy = Policy(hot_for=86_400.0, warm="archive", watermarks=None, merge_bytes=None)
+    found: dict[str, list[Counter[str]]] = {"open": [], "look": [], "first": [], "nowhere": []}
+    filled(tmp_path / "a", clock, 0).close()
+    for size in SIZES:
+        with kvstore.open(tmp_path / "a", config(clock)) as store:
+            while len(store.catalog().rows) < size:
+                put_segments(store, clock, 1, EACH)
+                for number in sealed(store):
+                    hand_over(store, [number], lambda _: "warmever")
+        with costs.counting() as opening:
+            store = kvstore.open(tmp_path / "a", config(clock))
+        with store:
+            store._housekeeper.stop()
+            with Worker(store, policy, executor=Inline()) as worker:
+                worker.run_once()
+                with costs.counting() as looking:
+                    assert worker.run_once().failed == {}
+            gate = gated(store)
+            for turn, counts in (("first", size), ("nowhere", 0)):
+                with costs.counting() as asking:
+                    for n in range(50):
+                        assert store.query("orders", f"{turn}-{n}") == []
+                assert len(gate.asked) == counts, "a look at a filter each"
+                assert tiers(store).cache_stats().reads == 0
+                found[turn].append(asking)
+                gate.asked.clear()
+        found["open"].append(opening)
+        found["look"].append(looking)
+    for name, counted in found.items():
+        steps = [one.pop("next", 0) for one in counted]
+        reads = [one.pop("read", 0) for one in counted]
+        assert counted[0] == counted[1] == counted[2], f"{name}: {counted}"
+        assert steps[2] <= steps[0] + 3 * (SIZES[2] - SIZES[0]), f"{name}: {steps}"
+        assert reads[2] <= reads[0] + (SIZES[2] - SIZES[0] if name == "first" else 0), name
+
+
+def test_filters_answer_for_archives_that_there_is_no_room_to_keep_open(tmp_path: Path) -> None:
+    """An archive that was let go of is not opened again for a key that it does not have."""
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 6, EACH) as store:
+        for number in sealed(store):
+            hand_over(store, [number])
+    access = kvstore.ArchiveAccess(open_bytes=6_000)
+    with kvstore.open(tmp_path / "a", config(clock, archives=access)) as store:
+        gate = gated(store)
+        store.query("orders", "nowhere")
+        opened = sum(tier.opened for tier in store.stats().tiers)
+        assert opened < 6
+        assert gate.asked
+        gate.asked.clear()
+        for n in range(5):
+            store.query("orders", f"nowhere-{n}")
+        assert len(gate.asked) <= 4
+
+
+def test_filters_take_no_more_than_their_room(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with filled(tmp_path / "a", clock, 4, EACH) as store:
+        for number in sealed(store):
+            hand_over(store, [number])
+    for limit, kept in ((0, 0), (500, 1), (1_000_000, 4)):
+        access = kvstore.ArchiveAccess(open_bytes=limit)
+        with kvstore.open(tmp_path / "a", config(clock, archives=access)) as store:
+            store.query("orders", "nowhere")
+            filters = tiers(store)._filters
+            assert filters.memory_bytes <= limit
+            assert len(filters._filters) == kept
+            assert len(store.query("orders", "all", limit=99)) > 4
+            for number in list(tiers(store).numbers()):
+                filters.forget(number)
+            assert filters.memory_bytes == 0

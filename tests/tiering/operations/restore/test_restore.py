@@ -1,0 +1,252 @@
+"""A store restored from archives alone reads as the one that they are of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstore
+import tiering
+from kvstore import (
+    ArchiveAccess,
+    Message,
+    OffsetNotFound,
+    Retention,
+    Store,
+    StoreConfig,
+    TopicNotFound,
+)
+from tests.support.clock import VirtualClock
+from tests.tiering.catalog.moving import answers
+
+POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
+SEGMENT = 64 << 10
+
+
+def config(clock: VirtualClock, keys: object = None) -> StoreConfig:
+    return StoreConfig(
+        segment_size=SEGMENT,
+        clock=clock,
+        checkpoint_interval=1e9,
+        retention_interval=1e9,
+        archives=ArchiveAccess(keys=keys),
+    )
+
+
+def filled(path: Path, clock: VirtualClock, messages: int = 160) -> Store:
+    store = kvstore.open(path, config(clock))
+    store.create_topic("gone")
+    store.create_topic("orders", queues=2, attributes={"team": "a"})
+    store.create_topic("visits", queues=3, retention=Retention(warm_for=1e9))
+    store.delete_topic("gone")
+    put(store, clock, messages)
+    return store
+
+
+def put(store: Store, clock: VirtualClock, messages: int) -> None:
+    for n in range(messages):
+        body = b"%d" % n + bytes(1200)
+        topic = "visits" if n % 4 == 0 else "orders"
+        store.put_batch([Message(topic, body, queue=n % 2, tag="ab"[n % 2], keys=["all", f"{n}"])])
+        clock.advance(1)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def place(tmp_path: Path, clock: VirtualClock) -> Path:
+    """The archives of a whole store, all of it sealed and moved; the store itself is at "lost"."""
+    with filled(tmp_path / "lost", clock) as store:
+        tier(store, clock)
+    return tmp_path / "lost" / "archive"
+
+
+def tier(store: Store, clock: VirtualClock, policy: tiering.Policy = POLICY) -> tiering.RunReport:
+    store.seal()
+    clock.advance(120)
+    with tiering.Worker(store, policy) as worker:
+        done = worker.run_once()
+    assert done.segments
+    assert not done.failed
+    return done
+
+
+def facts(store: Store) -> list[Any]:
+    return [(t.name, t.id, t.read_queues, t.kind, t.retention, t.attributes, t.since)
+            for t in store.topics()]  # fmt: skip
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_everything_archived_reads_as_before(
+    tmp_path: Path, place: Path, clock: VirtualClock, copy: bool
+) -> None:
+    with kvstore.open(tmp_path / "lost", config(clock), read_only=True) as lost:
+        expected, topics = answers(lost), facts(lost)
+    report = tiering.restore(place, tmp_path / "new", copy=copy)
+    assert report.problems == []
+    assert (report.messages, report.topics) == (160, ["orders", "visits"])
+    if copy:
+        shutil.rmtree(tmp_path / "lost")
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        assert facts(store) == topics
+        found = answers(store)
+        assert [asked for asked, answer in found.items() if answer != expected[asked]] == []
+        assert found.keys() == expected.keys()
+        assert store.verify().problems == []
+
+
+def test_puts_go_on_behind_what_was_archived(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    report = tiering.restore(place, tmp_path / "new")
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        end = store.bounds("orders", 1).next_offset
+        result = store.put("orders", b"new", queue=1)
+        assert (result.offset, result.position) == (end, report.position)
+        assert store.create_topic("more").id == 4
+        assert [m.offset for m in store.pull("orders", 1, end - 1).messages] == [end - 1, end]
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        assert store.get("orders", 1, end).body == b"new"
+        put(store, clock, 100)
+        tier(store, clock)
+        assert store.get("orders", 1, end).body == b"new"
+
+
+def test_only_the_topics_that_were_asked_for_are_there(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    report = tiering.restore(place, tmp_path / "new", topics=["visits"])
+    with (
+        kvstore.open(tmp_path / "lost", config(clock), read_only=True) as lost,
+        kvstore.open(tmp_path / "new", config(clock)) as store,
+    ):
+        assert [topic.name for topic in store.topics()] == ["visits"]
+        assert report.messages == len(store.query("visits", "all", limit=1000)) == 40
+        position = lost.get("orders", 1, 0).position
+        with pytest.raises(kvstore.StoreError):
+            store.read_at(position)
+        assert store.create_topic("orders").id == 4
+    with pytest.raises(TopicNotFound, match="orders, visits"):
+        tiering.restore(place, tmp_path / "other", topics=["nothing"])
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_was_stored_later_is_left_out(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "lost", config(clock), read_only=True) as lost:
+        until = lost.get("orders", 1, 30).stored_at
+        every = lost.query("orders", "all", limit=1000) + lost.query("visits", "all", limit=1000)
+    report = tiering.restore(place, tmp_path / "new", until=until)
+    assert report.left_out > 0
+    assert report.rewritten > 0
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        found = store.query("orders", "all", limit=1000) + store.query("visits", "all", limit=1000)
+        assert sorted(m.position for m in found) == sorted(
+            m.position for m in every if m.stored_at <= until
+        )
+        assert store.bounds("orders", 1).next_offset == 31
+        with pytest.raises(OffsetNotFound):
+            store.get("orders", 1, 31)
+        assert store.put("orders", b"again", queue=1).offset == 31
+
+
+def test_a_damaged_archive_is_told_and_costs_itself_alone(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    damaged = sorted(place.rglob("*.kvarc"))[0]
+    damaged.chmod(0o644)
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    report = tiering.restore(place, tmp_path / "new", copy=True)
+    assert [damaged.name in problem.archive for problem in report.problems] == [True]
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        found = store.query("orders", "all", limit=1000) + store.query("visits", "all", limit=1000)
+        assert 0 < len(found) == report.messages < 160
+        end = store.bounds("orders", 1).next_offset
+        assert store.get("orders", 1, end - 1).topic == "orders"
+
+
+def test_of_a_merge_and_what_it_replaced_the_merge_counts(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "lost", config(clock)) as lost:
+        with tiering.Worker(lost, POLICY) as worker:
+            worker.erase(topic="orders", key="33")
+            merged = worker.merge().archives
+        assert merged
+        expected = lost.query("orders", "all", limit=1000)
+    assert len(list(place.rglob("*.kvarc"))) > len(merged)
+    report = tiering.restore(place, tmp_path / "new")
+    assert (report.attached, report.messages) == (len(merged), 159)
+    assert report.superseded > 0
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        assert store.query("orders", "all", limit=1000) == expected
+        assert store.query("orders", "33") == []
+        assert store.verify().problems == []
+
+
+def test_of_two_that_hold_the_same_one_counts(tmp_path: Path, place: Path) -> None:
+    first, *_ = sorted(place.rglob("*.kvarc"))
+    # The same again under another number, as a worker that was cut off leaves it.
+    again = first.with_name(first.name.replace("-0000000", "-0000900"))
+    shutil.copy(first, again)
+    report = tiering.restore(place, tmp_path / "new")
+    assert (report.superseded, report.messages) == (1, 160)
+
+
+def test_of_several_stores_one_has_to_be_named(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    with filled(tmp_path / "second", clock) as second:
+        tier(second, clock, tiering.Policy(hot_for=60, warm=str(place), watermarks=None))
+        own = second.handover.store_id.hex()
+    with pytest.raises(tiering.StoresAmbiguous) as raised:
+        tiering.restore(place, tmp_path / "new")
+    assert own in raised.value.stores
+    report = tiering.restore(place, tmp_path / "new", options={"store_id": own})
+    assert (report.source_id, report.messages) == (own, 160)
+    assert report.store_id != own
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_only_a_store_that_is_taken_over_removes_objects_of_the_source(
+    tmp_path: Path, clock: VirtualClock, take_over: bool
+) -> None:
+    policy = tiering.Policy(
+        hot_for=60, warm_for=600, warm=str(tmp_path / "place"), grace=0, watermarks=None
+    )
+    with kvstore.open(tmp_path / "lost", config(clock)) as store:
+        store.create_topic("orders", queues=2)
+        for n in range(80):
+            store.put("orders", bytes(1200), queue=n % 2)
+        tier(store, clock, policy)
+    objects = sorted((tmp_path / "place").rglob("*.kvarc"))
+    assert len(objects) == 2
+    report = tiering.restore(tmp_path / "place", tmp_path / "new", take_over=take_over)
+    assert (report.store_id == report.source_id) is take_over
+    clock.advance(1000)
+    with (
+        kvstore.open(tmp_path / "new", config(clock)) as store,
+        tiering.Worker(store, policy) as worker,
+    ):
+        assert len(worker.run_once().expired) == 2
+        assert store.bounds("orders", 1).min_offset == store.bounds("orders", 1).next_offset == 40
+    left = sorted((tmp_path / "place").rglob("*.kvarc"))
+    assert left == ([] if take_over else objects)
+
+
+def test_a_target_that_holds_something_and_a_place_without_archives_are_refused(
+    tmp_path: Path, place: Path
+) -> None:
+    with pytest.raises(tiering.TargetNotEmpty):
+        tiering.restore(place, tmp_path / "lost")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(tiering.NothingToRestore, match="archive"):
+        tiering.restore(tmp_path / "none", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
