@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from kvstore import Store, StoreClosed, StoreConfig
-from tests.support.segment_files import SEGMENT, batch, bodies
-from tests.support.stores import Opens
+from tests.support.segment_files import batch, bodies
+from tests.support.stores import SEGMENT, Opens
 
 
 def test_a_checkpoint_empties_the_tail_and_covers_the_log(store: Store) -> None:
