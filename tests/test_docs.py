@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+import click
 import msgspec
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from kvstore import (
     TopicInfo,
     errors,
 )
+from kvstore.cli import kvmq
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
     FAMILIES,
@@ -435,3 +437,58 @@ def test_the_examples_of_popping_and_pulling_in_start_run(tmp_path: Path) -> Non
         store.put("orders", b"box", queue=3, tag="paid")
         exec(pulling, names)
         assert store.committed_offset("billing", "orders", 3) == 4
+
+
+# -- commands
+
+
+def commands_in(text: str) -> list[str]:
+    """The uses of `kvmq` that a page shows: in code spans, and at the beginning of code lines."""
+    spans = re.findall(r"`kvmq ([^`]*)`", " ".join(text.split()))
+    lines = re.findall(r"^(?:    |\$ )?kvmq (.*?)(?:  .*)?$", text, re.MULTILINE)
+    return spans + lines
+
+
+def unknown_in(use: str) -> list[str]:
+    """The words and options of a use that the command does not have."""
+    command: click.Command = kvmq
+    context = click.Context(kvmq)
+    words = [word for part in use.split(" -- ")[:1] for word in part.split()]
+    reached: list[click.Command] = []
+    for word in words:
+        if not isinstance(command, click.Group):
+            break
+        found = [command.get_command(context, name) for name in word.split("\\|")]
+        if found[0] is None:
+            if re.fullmatch(r"[a-z-]+", word):
+                return [word]
+            break
+        command = found[0]
+    if isinstance(command, click.Group):
+        reached = [
+            c for n in command.list_commands(context) if (c := command.get_command(context, n))
+        ]
+    known = {
+        option
+        for each in [command, *reached]
+        for parameter in each.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    } | {"--help"}
+    named = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(words))
+    return [option for option in named if option not in known]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_every_command_in_the_documents_has_the_verbs_and_options_named(path: Path) -> None:
+    uses = commands_in(path.read_text(encoding="utf-8"))
+    assert {use: found for use in uses if (found := unknown_in(use))} == {}
+
+
+def test_an_unknown_verb_and_an_unknown_option_are_found() -> None:
+    assert commands_in("Use `kvmq tier\nfind DIR`.\n\n    kvmq get DIR --speed 9    fast\n") == [
+        "tier find DIR",
+        "get DIR --speed 9",
+    ]
+    assert unknown_in("tier find DIR") == ["find"]
+    assert unknown_in("get DIR --speed 9 --id X") == ["--speed"]
+    assert unknown_in("erase topic DIR orders --dry-run") == []
