@@ -1,7 +1,8 @@
-"""The clock: the only way to read the time, or to wait.
+"""The clock: how kvmq reads the time, and how its threads sleep.
 
-The idea: everything that reads the time, or waits, does so through a `Clock`, so that tests can
-control it. `now_ms` is the wall clock in milliseconds since the epoch (what records carry),
+The idea: everything that reads the time, or waits for an interval to end, does so through a
+`Clock`, so that tests can control it. (Waits for a lock, or for another thread's answer, are not
+the clock's.) `now_ms` is the wall clock in milliseconds since the epoch (what records carry),
 `monotonic` is in seconds and never goes back (what waits and intervals use).
 
 Invariant: a time that is promised never ends early. So only `whole_ms`, which rounds up, makes

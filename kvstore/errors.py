@@ -4,13 +4,13 @@ The idea: an error states the request, the finding and the remedy. A caller's mi
 `ValueError`; everything derives from `StoreError`, so one `except` catches the lot. An error that a
 program may want to act on carries the facts as attributes, not only as text.
 
-Invariants: a put that raised `PutRefused`, or an error of damage, changed nothing: its messages are
-not there, and don't come back after a crash. One that raised `FlushFailed` may have its messages in
-the log, and so may one that raised `StoreClosed` while it waited for the disk. A call that does one
-thing after another (retention, sealing, handing over, erasing, merging) may raise behind some of
-its steps: each of them is done wholly or not at all, and the next call goes on from there. A pop
-takes several looks; messages that the looks before the error had locked come back when the locks
-run out. All other calls that raised changed nothing.
+Invariants: the messages of a put that raised `PutRefused`, or an error of damage, are not there,
+and don't come back after a crash; a topic that such a put made may stay. A put that raised
+`FlushFailed` may have its messages in the log, and so may one that raised `StoreClosed` while it
+waited for the disk. A call that does one thing after another (retention, sealing, handing over,
+erasing, merging) may raise behind some of its steps: each of them is done wholly or not at all, and
+the next call goes on from there. A pop takes several looks; messages that the looks before the
+error had locked come back when the locks run out. All other calls that raised changed nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SHOWN_MAX = 200
 
 
 def shown(value: object) -> str:
-    """A caller's value as an error's text shows it: showing any value never fails, takes little
-    room, and can be printed anywhere.
+    """A caller's value as text for an error. It works for any value, is short, and can be printed
+    on any terminal.
     """
     try:
         text = repr(value)
@@ -128,15 +128,19 @@ class ConfigError(CallerError):
 
 
 class PutRefused(StoreError):
-    """Base of the reasons for which a put fails fast; nothing was written."""
+    """Base of the reasons for which a put fails fast; none of its messages was written."""
 
 
 class StoreBusy(PutRefused):
-    """The log's write lock could not be had within the busy limit (`StoreConfig.busy_timeout`)."""
+    """The log's write lock was not free within the busy limit (`StoreConfig.busy_timeout`), or, in
+    staged mode, both write buffers are full.
+    """
 
 
 class DiskFull(PutRefused):
-    """The disk is above its write watermark, or has no room for the next segment."""
+    """The disk is above its write watermark, or has no room for a segment, the index or another
+    file that the call needs.
+    """
 
 
 class MessageIllegal(PutRefused, CallerError):

@@ -1,8 +1,8 @@
-"""Files: the only way to touch a file, or a file's durability.
+"""Files: the one way to change the log's files, and to make them durable.
 
-The idea: everything the log does to the file system goes through a `Files`, and every byte of a
-segment goes through the `MappedFile` that it hands out. Tests put a twin in its place that records,
-fails or forgets. RocksDB has its own files and does not pass here.
+The idea: each change that the log makes in the file system goes through a `Files`, and every byte
+that is appended goes through the `MappedFile` that it hands out. Tests put a twin in its place that
+records, fails or forgets. RocksDB writes its own files.
 
 Invariants: a mapped file has its full size from the start, and its blocks below `reserved`; nothing
 is stored into the map above that, so that no store can end the process (a store into a hole of a
@@ -61,7 +61,9 @@ def local_path(given: object, what: str = "a store") -> Path:
 _CHUNK = 8 << 20
 _RESERVED_MIN = 1 << 20
 _RESERVED_MAX = 64 << 20
-"""Bytes that get blocks at a time: as many as have them, between these; 22 calls of 10 us a GiB."""
+"""The least and the most bytes that get blocks at a time; between them the reserved part doubles.
+A segment of 1 GiB takes 22 calls of 10 us.
+"""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 LOCK_MARK = "kvmq"
@@ -103,7 +105,7 @@ class FolderLock(Protocol):
     """A held folder."""
 
     def mark(self) -> None:
-        """Say in the lock file, for good, that the folder is a kvmq store."""
+        """Write into the lock file, for good, that the folder is a kvmq store."""
 
     def release(self) -> None:
         """Release the lock."""

@@ -3,7 +3,7 @@
 The idea: positions only grow. An append copies whole records into the active segment (or the
 staging buffer) and then moves `end`, which is the moment at which they are in the log; where the
 rest of a segment is too small a blank record closes it. The next segment is made before it is
-needed. What is on the disk is `durable`, moved by the flusher alone.
+needed. The disk has the log up to `durable`, which a sync that succeeded moves.
 
 Invariants: first <= durable <= end; everything below `end` is whole records and blanks; bytes
 behind `end` are zero, also after an append that failed; no byte is written for which the disk has
@@ -79,7 +79,7 @@ class CommitLog:
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
         self._is_crowded = False
-        """Whether it was told that puts are refused for want of room."""
+        """Whether puts are refused for want of room, which is logged once."""
 
     @property
     def first(self) -> int:
@@ -87,9 +87,9 @@ class CommitLog:
         return self.segments.oldest * self.segment_size
 
     def start(self, end: int, durable: int) -> None:
-        """Begin appending at `end`, which recovery found, behind `cut`; the disk has everything
-        below. A log that is only read is known to be on the disk up to `durable`: its writer may
-        not have synced the rest.
+        """Begin appending at `end`, which recovery found, after `cut`; the disk has everything
+        below it. Of a log that is only read the disk is known to have the part below `durable`: its
+        writer may not have synced the rest.
         """
         self.end = self.durable = end
         if not self.writable:
@@ -112,10 +112,8 @@ class CommitLog:
             )
 
     def cut(self, end: int) -> int:
-        """Make `end` the end of the log: zero the rest of its segment, remove the segments behind;
-        before `start`.
-
-        Returns how many bytes that were not zero are gone.
+        """Make `end` the end of the log, before `start`: zero the rest of its segment, and remove
+        the segments behind it. Returns the number of non-zero bytes that this removed.
         """
         number, at = divmod(end, self.segment_size)
         gone = 0
@@ -149,7 +147,7 @@ class CommitLog:
     # --- appending; under `lock` ---
 
     def acquire(self) -> None:
-        """Take the lock for a put, or fail fast with the reason for which there can be none."""
+        """Take the lock for a put; raises the reason if nothing can be put now."""
         # The lock is nearly always free, and then no clock is read.
         if not self.lock.acquire(blocking=False) and not self._wait():
             raise StoreBusy(
@@ -177,7 +175,9 @@ class CommitLog:
             raise FlushFailed(*self.failure.args) from self.failure
 
     def check_disk(self) -> None:
-        """Raise `DiskFull` above the write watermark; looks at the disk once a second."""
+        """Raise `DiskFull` above the write watermark. Looks at the disk once a second, and at each
+        put while puts are refused.
+        """
         now = self.clock.monotonic()
         if now - self._disk_checked < _DISK_CHECK_SECONDS:
             return
@@ -295,7 +295,7 @@ class CommitLog:
             ) from e
 
     def _take_back(self, pieces: Sequence[Piece], before: int) -> None:
-        """Undo a write that failed: the bytes behind `end` become zero again, on the disk, too.
+        """Undo a write that failed: the bytes behind `end` become zero again, on the disk too.
 
         Otherwise a later, smaller put may end where a record of the failed write begins, and
         recovery would take that for a record of the log. Raises `FlushFailed` if the disk refuses.
@@ -370,7 +370,7 @@ class CommitLog:
             return self._sync()
 
     def drain_for_reading(self) -> None:
-        """Bring everything appended so far into the files; a no-op when puts go into the map."""
+        """Write everything appended so far into the files; without staging it is there already."""
         if self.staging is not None:
             self.drain()
 
@@ -404,7 +404,7 @@ class CommitLog:
         return end
 
     def fail(self, why: BaseException) -> FlushFailed:
-        """Refuse all writes from now on, for this reason; returns the error that says so."""
+        """Refuse all writes from now on; returns the error that gives this reason."""
         what = (
             f"the disk refused to take written data of {self.folder}: {why}"
             if isinstance(why, OSError | SegmentDamaged | DiskFull)

@@ -4,9 +4,9 @@ The idea: group commit. A put that needs the disk names a position and waits. Th
 everything appended so far, and wakes all waiters that this serves. Without waiters it syncs at an
 interval when enough bytes are dirty, and syncs everything at the thorough interval.
 
-Invariants: only a sync that succeeded moves `durable`; after a sync that failed, or a turn that
-raised an unexpected exception, the log is read-only, and every waiter, present or later, gets
-`FlushFailed`; nobody waits for a thread that is not there.
+Invariants: a waiter returns only when a sync that succeeded has covered its position; after a sync
+that failed, or a turn that raised an unexpected exception, the log is read-only, and every waiter,
+present or later, gets `FlushFailed`; nobody waits for a thread that is not there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstore.process.background import Background
 
 _GATHER_SECONDS: Final = 0.0001
 _LOOK: Final = 1.0
-"""Seconds after which who waits looks for itself, whether or not it was woken."""
+"""Seconds after which a waiter looks at the log by itself, woken or not."""
 
 
 class Flusher:
@@ -80,7 +80,7 @@ class Flusher:
             self._changed.wait(_LOOK)
 
     def nudge(self) -> None:
-        """Say that the staging buffer is full."""
+        """Wake the thread: the staging buffer is full."""
         self.thread.wake.set()
 
     def stop(self) -> None:
@@ -124,8 +124,9 @@ class Flusher:
             self._notify()
 
     def _gather(self) -> None:
-        """Let the threads that the last sync woke put again: with 16 threads a sync then serves
-        nearly all of them, not every other one. Not worth it where a sync is faster than the wait.
+        """Wait until the threads that the last sync woke have put again: with 16 threads a sync
+        then serves nearly all of them instead of half. Does nothing where a sync is faster than the
+        wait.
         """
         if self._served > 1 and self._sync_seconds > _GATHER_SECONDS:
             self._clock.sleep(_GATHER_SECONDS)

@@ -99,7 +99,7 @@ class LogScan:
                         "move it out of the folder to go on without its messages",
                         e.path,
                     ) from e
-                # Positions are never given twice: a file that can't be used is passed over whole.
+                # No position is given twice: a file that can't be used is passed over whole.
                 self.damage.append(Damage(self.end, stop, str(e)))
                 self.end = stop
                 continue
@@ -110,7 +110,7 @@ class LogScan:
                 return
 
     def _segment(self, buffer: SegmentBuffer, base: int, stop: int) -> Generator[Chunk, None, bool]:
-        """One segment; its generator's value says whether the log goes on behind it."""
+        """Scan one segment; the generator's value says whether the log goes on behind it."""
         while True:
             positions, sizes = array("Q"), array("I")
             at, why = scan(

@@ -36,7 +36,7 @@ MAPS_MAX: Final = 256
 NUMBERS_END: Final = 1 << 31
 """No segment has this number or a higher one: in the index those are archives."""
 GAP_MAX: Final = 1000
-"""So many segments may be missing in a row. What lies farther off than that is not of this log."""
+"""Segments that may be missing in a row. Files beyond a larger gap are not of this log."""
 
 _log = logging.getLogger("kvmq")
 
@@ -84,11 +84,12 @@ class Segments:
         self.numbers: list[int] = []
         """The segments there are, rising; changed only by replacing the list."""
         self.removals = 0
-        """Counts what went: who looked before and behind a failure knows if that may be why."""
+        """Counts removals: a reader that failed compares it, to learn whether one is the reason."""
         self.left: frozenset[int] = frozenset()
-        """Of those that are opened for reading only: segments that are not in the log any more."""
+        """In a folder that is opened for reading only: segments that have left the log."""
         self.retired_below = 0
-        """Of those that are opened for reading only: segments below were let go of meanwhile."""
+        """In a folder that is opened for reading only: the writer has removed all segments below.
+        """
         self._scan()
 
     def _scan(self) -> None:
@@ -122,10 +123,10 @@ class Segments:
                 self.files.remove(path)
 
     def _without_strays(self, numbers: list[int]) -> list[int]:
-        """The numbers that belong to one log: of clusters with more than `GAP_MAX` segments between
-        them, the one with most good files. The others are foreign: to scan up to them would take
-        for ever, and to take one for the log's beginning would lose the log. Segments that are
-        known to have left the log are no gap.
+        """The numbers that belong to one log. Where more than `GAP_MAX` segments are missing
+        between two, they are of different clusters, and the cluster with the most good files is the
+        log. The others are foreign: scanning up to them would take hours, and taking one for the
+        log's beginning would lose the log. Segments that are known to have left the log are no gap.
         """
         groups: list[list[int]] = []
         there = frozenset(numbers)
@@ -234,7 +235,7 @@ class Segments:
                 raise SegmentDamaged(
                     f"{problem}; bring the file back, or let retention pass it", str(path)
                 )
-            # Only segments behind the last sealed one are ever written to.
+            # Only segments behind the last sealed one are written to.
             writable = self._writable and number >= self.writable_from
             with told(path, "opened"):
                 found = self.files.map(path, writable=writable)
@@ -247,8 +248,8 @@ class Segments:
             return found
 
     def reserve(self, number: int, end: int) -> None:
-        """Make sure that the disk has blocks for a segment's bytes below `end`, and some more;
-        `DiskFull`. Only then may they be written.
+        """Allocate the disk's blocks for a segment's bytes below `end`, and some more; `DiskFull`.
+        Only then may the bytes be written.
         """
         found = self.map(number)
         with told(found.path, "given room"):
@@ -303,9 +304,7 @@ class Segments:
             self.problems.pop(number, None)
 
     def own(self, number: int) -> None:
-        """Make sure that nobody else has this segment's bytes (a hard link), before they are
-        written to.
-        """
+        """Copy a segment whose file has another name too (a hard link), before it is written to."""
         path = self.path(number)
         with told(path, "copied"):
             if self.files.links(path) > 1:
@@ -319,9 +318,9 @@ class Segments:
             return found.zero_from(offset)
 
     def remove(self, number: int, *, erase: bool = False) -> None:
-        """Remove a segment's file; with `erase`, overwrite it first unless another folder shares
-        its bytes. Anything but a file (a folder, a pipe) stays, and is still reported as a problem;
-        it is no segment any more.
+        """Remove a segment's file; with `erase`, overwrite it first unless it has another name too
+        (a hard link). Anything but a file (a folder, a pipe) stays, and is still reported as a
+        problem, but is no segment any more.
         """
         path = self.path(number)
         with self._lock:
@@ -360,7 +359,9 @@ class Segments:
             raise _refused(found.path, "put on the disk", e) from e
 
     def forked(self) -> None:
-        """In a forked child: without the lock, which a thread of the parent may have held."""
+        """Close the maps in a forked child, without the lock: a thread of the parent may have held
+        it.
+        """
         for found in self._maps.values():
             found.close()
         self._maps.clear()

@@ -5,8 +5,8 @@ the active buffer; when it reaches its limit of bytes, messages or age, the buff
 flusher puts the full one into its segments with large writes. Readers are served from the
 buffers, as immutable chunks.
 
-Invariants: a position is found in exactly one of: the file (below `written`), the buffer under way,
-the active buffer; a buffer goes when the file has all of it, not before; chunks of one buffer are
+Invariants: a position is always in the file (below `written`), the buffer under way or the active
+buffer; a buffer goes when the file has all of it, not before; chunks of one buffer are
 contiguous except where a segment ends; at most two buffers exist, so an append behind a disk that
 stalls fails with `StoreBusy` instead of filling the memory.
 """
@@ -81,7 +81,7 @@ class Staging:
             )
 
     def append(self, position: int, data: bytes, count: int) -> None:
-        """Take whole records that stand at `position`."""
+        """Add whole records that stand at `position`."""
         b = self._active
         if not b.chunks:
             b.born = self._clock.monotonic()
@@ -96,9 +96,9 @@ class Staging:
         self._active.count += records
 
     def cut(self, position: int) -> None:
-        """Forget the chunks from `position` on, whose append failed; no drain may have begun since.
-
-        Their messages stay counted: the count only says when to drain.
+        """Drop the chunks from `position` on, whose append failed. The append still holds the log's
+        lock, so no drain has begun since. Their messages stay counted: the count only says when to
+        drain.
         """
         b = self._active
         kept = bisect_left(b.starts, position)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     """Where records are; a memoryview must be one of single bytes."""
 
 _COPY_MAX: Final = 64 * 1024
-"""Up to this size of a body, a copy for its CRC costs no more than a view of it."""
+"""Bytes of a body up to which a copy for its CRC costs no more than a view of it."""
 
 
 class ScanStop(StrEnum):
@@ -89,9 +89,9 @@ def check_record(
 
     The record must end at or before `end` and say that its position in the log is `position`. Of
     its CRCs the body's is checked, or with `property_crc` the one over the whole record instead (a
-    record without it is then damaged). Returns 0 where nothing was written (size and magic 0), and
-    the negative size of a blank record (at least -8, at most up to `end`). Raises RecordDamaged,
-    saying what was expected and found.
+    record without it is then damaged). Returns 0 where nothing was written (size and magic 0). For
+    a blank record, which takes 8 bytes or more and ends at or before `end`, it returns the negative
+    size. Raises RecordDamaged, saying what was expected and found.
     """
     end = min(end, len(buffer))
     left = end - at
@@ -126,7 +126,7 @@ def scan(
     limit: int,
     property_crc: bool = False,
 ) -> tuple[int, ScanStop]:
-    """Check records one after the other, from index `at` of `buffer` on, and note where they are.
+    """Check records one after the other, from index `at` of `buffer` on, and list where they are.
 
     `base` is the log position of the buffer's index 0. Appends the position of each good record to
     `out_positions` (an `array("Q")`) and its size to `out_sizes` (an `array("I")`), for at most
@@ -181,7 +181,7 @@ def scan(
 def _look(
     buffer: Buffer, at: int, end: int, position: int, property_crc: bool
 ) -> tuple[ScanStop | None, int]:
-    """Look at bytes that aren't an ordinary record: a reason to stop, or None and a record's
+    """Classify bytes that aren't an ordinary record: a reason to stop, or None and a record's
     size.
     """
     if at == end:

@@ -58,7 +58,7 @@ _per_thread: Final = _PerThread()
 
 
 def codec_flags(codec: str) -> int:
-    """The system-flag bits of a body compressed so, COMPRESSED included. Raises ConfigError."""
+    """The system-flag bits of a body in this codec, COMPRESSED included. Raises ConfigError."""
     flags = _FLAGS.get(codec)
     if flags is None:
         raise _unknown(codec)
@@ -94,7 +94,7 @@ def compress(body: bytes | bytearray | memoryview, codec: str, level: int | None
 
 
 def decompress(stored: bytes, system_flags: int, limit: int = DECOMPRESSED_MAX) -> bytes:
-    """The body that `stored` is the compressed form of, at most `limit` bytes long.
+    """The body whose compressed form is `stored`, at most `limit` bytes long.
 
     The codec is taken from `system_flags`. Bytes behind the end of a zlib stream are ignored, as in
     Java. Raises RecordDamaged (without a position) if `stored` isn't whole, isn't of that codec, or

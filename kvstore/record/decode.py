@@ -1,8 +1,9 @@
 """Decode: the bytes of one record become a `StoredMessage`.
 
 The idea: one `unpack_from` on the mapped segment for the whole head, then four slices. A record is
-trusted only after every possible check: its magic, its size against the bytes there are, its own
-position, the sum of the lengths inside against its size, and the CRC of its body.
+trusted only after these checks: its magic, its size against the bytes there are, its own position,
+the sum of the lengths inside against its size, and (unless the caller waives it) the CRC of its
+body.
 `kvstore.record.check` finds the fault of a bad record afterwards, so a good record pays only for
 the comparisons. (RocketMQ: MessageDecoder.decode, CommitLog.checkMessageAndReturnSize.)
 

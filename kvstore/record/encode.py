@@ -115,8 +115,9 @@ def with_property_crc(record: bytearray) -> None:
     """Give a whole record its CRC property, in place; the record then ends with it and is larger.
 
     Size and properties length are put right, properties without a last 0x02 get it, and a CRC
-    property that is there already is made anew. Raises RecordDamaged if `record` is not one record
-    with nothing behind, PropertiesTooLarge if there is no room for it; `record` is unchanged then.
+    property that is there already is made anew. Raises RecordDamaged if no record begins `record`,
+    MessageIllegal if bytes stand behind it, PropertiesTooLarge if there is no room for the
+    property; `record` is unchanged then.
     """
     (position,) = (
         POSITION.unpack_from(record, POSITION_AT) if len(record) > POSITION_AT + 8 else (0,)

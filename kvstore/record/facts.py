@@ -105,8 +105,8 @@ def keys_of(properties: bytes) -> list[bytes]:
 
 
 def names_of(properties: bytes) -> tuple[bytes, list[bytes], bytes]:
-    """Unique id (empty: none), keys and tag (empty: none), found together where this store's puts
-    write them: at the front, and nowhere else.
+    """Unique id (empty: none), keys and tag (empty: none). Where they stand as this store's puts
+    write them, at the front and nowhere else, they are found by one match.
     """
     found = _OURS.match(properties)
     if found is not None:

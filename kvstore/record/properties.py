@@ -33,7 +33,7 @@ assert PROPERTY_CRC_SIZE == 20
 
 
 def property_crc_suffix(record: bytes | bytearray | memoryview) -> bytes:
-    """The 20 bytes that end a record, made from all the bytes before them.
+    """The CRC property, whose 20 bytes end a record, for all the bytes before them.
 
     Size and properties length in `record` must count them already, its properties must be empty or
     end with 0x02, and nothing may change afterwards, the position included.

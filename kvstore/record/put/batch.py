@@ -92,7 +92,7 @@ class Host:
         self._kept = ((-1, -1), b"")
 
     def same(self, flags: int, stored_at: int) -> bytes:
-        """System flags and `middle` of records born when they are stored; kept for the other puts
+        """System flags and `middle` of records born when they are stored, cached for the other puts
         of the same millisecond.
         """
         at, kept = self._kept

@@ -4,7 +4,8 @@ The idea: RocketMQ's form: address, pid, a token of this store's, milliseconds s
 began, counter. A millisecond has 65,536 ids; when they are used up, the time in the id goes on by 1
 ms.
 
-Invariant: no id comes twice from one source, even with a clock that stands still or goes back.
+Invariant: no id comes twice from one source within a month, even with a clock that stands still or
+goes back. In later months the same time comes again, and an id does if the counter agrees as well.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class UniqueIds:
         self._now, self._used = now_ms, 0
         if not self._month_start <= now_ms < self._month_end:
             self._month_start = month_start_ms(now_ms)
-            # The next look at the month is due at the latest when the shortest month would be over,
-            # and then at every other millisecond.
+            # From the end of the shortest month on, the month is looked up for each new
+            # millisecond.
             self._month_end = self._month_start + _MONTH_MIN_MS
         self._stem = f"{self._prefix}{(now_ms - self._month_start) & 0xFFFFFFFF:08X}"
