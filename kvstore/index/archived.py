@@ -27,7 +27,7 @@ from kvstore.record.values import StoredMessage
 
 T = TypeVar("T")
 _FETCHED_MAX: Final = 256
-"""Things that a call keeps; what it wants beyond that it reads when it comes to it."""
+"""Results that one call keeps; further ones are read when they are needed."""
 I64 = NDArray[np.int64]
 Queue = tuple[int, int]
 """Topic id and queue."""
@@ -175,16 +175,16 @@ class AtHand:
     """The parts of archives that one call may use while it holds a lock that others want: those in
     memory, and those that it read before by `fetch`, when it held no lock.
 
-    The call looks, and gets `NotAtHand`; it releases the lock, fetches, and looks again. Every turn
-    fetches something, and everything fetched is kept until the call is over, so the turns come to
-    an end.
+    The call looks, and gets `NotAtHand`; it releases the lock, fetches, and looks again. Each look
+    that fails makes a fetch, and results are kept until the call is over, so the looks come to an
+    end.
     """
 
     def __init__(self) -> None:
         self.turn: int | None = None
-        """For whoever has turns: which one this call has, however often it looks."""
+        """The turn of a caller that takes turns: it stays the same for all looks of one call."""
         self.is_patient = False
-        """Whether something is to be read after all."""
+        """Whether a read is allowed now."""
         self._found: dict[object, object] = {}
         self._failed: dict[object, ArchiveUnavailable | ArchiveMissing] = {}
         self._doubtful: set[object] = set()

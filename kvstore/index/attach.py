@@ -100,7 +100,7 @@ def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange])
 
 
 def announce(families: Families, batch: Batch) -> None:
-    """Put into a batch the note that archives are being attached, whose numbers begin here."""
+    """Put into a batch the note that archives are being attached, with numbers from here on."""
     batch.put(META, COMING, U32.pack(next_number(families)))
 
 
@@ -129,9 +129,9 @@ class _Attaching:
             if place.segment < ARCHIVE_FIRST
             for held in _in_log(families, queue, place)
         }
-        """By first offset where the log's entries of a place end."""
+        """First offset of a place -> the end of its entries in the log."""
         self._new: set[int] = set()
-        """Where places were put: these hold, whatever there was before."""
+        """First offsets of the places that were put: these replace the old ones."""
 
     def run(self, stretches: Sequence[AttachedRange]) -> None:
         """Put the places of rising stretches."""
@@ -183,7 +183,7 @@ class _Attaching:
         return around
 
     def _end_log(self, log: _End, one: AttachedRange) -> None:
-        """Say where the log's entries before a stretch end."""
+        """Put the place that ends the log's entries before a stretch."""
         if log.end > one.first:
             self._refuse(one)
         if log.end < one.first and log.end not in self._new:

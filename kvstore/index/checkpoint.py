@@ -26,11 +26,10 @@ _RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("f
 
 
 class RunRows(NamedTuple):
-    """Rows of `runs`; where each queue's entries of a segment begin (where a place may have to);
-    next offsets.
+    """Rows of `runs`, the stretches of queues that may need a place, and next offsets.
 
-    Queues are named by their keys in memory, topic id << 32 | queue id. The lists of a pair go
-    together."""
+    Queues are named by their keys in memory, topic id << 32 | queue id. `keys` and `values` have
+    one item for each row."""
 
     keys: list[bytes]
     values: list[bytes]

@@ -6,8 +6,8 @@ options and turns every error of RocksDB into a typed one. Batches are atomic ov
 After a write that found the disk full, RocksDB refuses writes until it is opened again. This module
 reopens it at the next write that finds room, so no caller has to know.
 
-Invariants: values are written through a `Batch` only; a batch is written whole or not at all; a
-full disk is `DiskFull`, never damage, and reads go on meanwhile.
+Invariants: rows that belong together are written as one batch, whole or not at all; a full disk is
+`DiskFull`, never damage, and reads go on meanwhile.
 """
 
 from __future__ import annotations
@@ -111,22 +111,22 @@ _NOT_DAMAGE: Final = (
     _HELD,
     "While lock file",
 )
-"""Errors that keep RocksDB from being opened and say nothing about its content."""
+"""Errors that keep RocksDB from being opened, but are no sign of damage."""
 _ROOM_TO_REOPEN: Final = 2 << 20
-"""Free bytes, beside as many as the write-ahead logs have, without which opening again is not
-tried: what can't be opened again can't be read either.
+"""Free bytes, beside the size of the write-ahead logs, without which RocksDB is not opened again:
+after a failed attempt it could not even be read.
 """
 
 
 class _Process:
-    """RocksDB in this process: its threads, which a forked child doesn't get, begin with the first
-    opening, and serve all others.
+    """RocksDB in this process: its threads start with the first opening and serve all later ones. A
+    forked child doesn't get them.
     """
 
     is_used = False
     """Whether a RocksDB was opened here, or in the process of which this one is a fork."""
     is_bereft = False
-    """Whether that was before the fork: then RocksDB waits for ever for threads to write files."""
+    """Whether that was before the fork: RocksDB would then wait for ever for its threads."""
 
     @classmethod
     def forked(cls) -> None:
@@ -153,7 +153,7 @@ def check_writable_here(folder: Path) -> None:
 
 
 class Batch:
-    """Changes that happen together, or not at all."""
+    """Changes that are written together, or not at all."""
 
     __slots__ = ("_handles", "raw")
 
@@ -449,8 +449,8 @@ class Families:
         self._drop()
 
     def forked(self) -> None:
-        """Leave RocksDB where it is in a forked child, without its files. Closing or freeing it
-        would write files and wait for threads.
+        """Abandon RocksDB in a forked child, without its files. Closing or freeing it would write
+        files and wait for threads.
         """
         self._forked = self._closed = True
         for part in (*self._families.values(), *self._handles.values(), self._cache):

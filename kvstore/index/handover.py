@@ -85,7 +85,7 @@ def retire_topic(families: Families, batch: Batch, topic: int) -> None:
 
 
 _NOBODY: Final = place_value(ARCHIVE_FIRST + NO_ARCHIVE, 0)
-"""Where the log has what is before, and nobody what is here."""
+"""The place of offsets that are in no tier, behind entries in the log."""
 
 
 class Gone(NamedTuple):
@@ -159,8 +159,8 @@ def hand_over(
 def _is_behind_log(
     families: Families, topic: int, queue: int, first: int, leaving: Collection[int]
 ) -> bool:
-    """Whether the place before is that of a segment which stays: without a place of their own the
-    offsets behind it would look like ones that this segment should have.
+    """Whether the place before is a segment's that stays: without a place of their own the offsets
+    behind it would look like entries of that segment.
     """
     if first == 0:
         return False
@@ -221,7 +221,7 @@ def _swap_queue(
     prefix = queue_prefix(*queue)
     rows = [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
     kept: dict[int, int] = {}
-    """By first offset when that was stored, where the arriving archive is to be named."""
+    """First offset -> its store time, for the places that name the arriving archive."""
     for i, place in enumerate(rows):
         is_begin = place.segment in gone and (i == 0 or rows[i - 1].segment not in gone)
         if home is None or not is_begin:
@@ -281,8 +281,8 @@ def read_gone(families: Families) -> Gone:
 
 
 def gone_now(path: Path) -> Gone:
-    """`read_gone` of the index at a path, as its writer has it now: an index that was opened for
-    reading only stays as it was at its opening.
+    """`read_gone` of the index at a path, as its writer has it now; an index that is open for
+    reading only shows the moment of its opening.
     """
     families = Families(path, read_only=True, create=False)
     try:
@@ -322,9 +322,7 @@ def next_number(families: Families) -> int:
 def place_again(
     families: Families, batch: Batch, archives: Collection[int], held: Iterable[ArchivedRange]
 ) -> None:
-    """Put into a batch the places of archives as the archives themselves give them; their places
-    of before are deleted.
-    """
+    """Put the places that archives themselves give into a batch, instead of their places so far."""
     swap(families, batch, archives, [], None)
     queues: dict[Queue, list[ArchivedRange]] = {}
     for stretch in held:
@@ -355,7 +353,7 @@ def _nobodys(families: Families, topic: int, queue: int) -> list[int]:
 def _borders(stretches: Sequence[ArchivedRange]) -> Iterator[tuple[int, int, int]]:
     """The borders at which the archive changes: first offset, archive, store time."""
     around: list[ArchivedRange] = []
-    """Those that go on behind the one that is looked at."""
+    """The ranges that go on behind the present one, outermost first."""
     before = -1
     for stretch in stretches:
         while around and around[-1].last < stretch.first:

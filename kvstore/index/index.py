@@ -3,7 +3,7 @@ keys.
 
 The idea: readers look in the tail, then in the tail that is being checkpointed, then in RocksDB, in
 that order and from one look at `tails`: entries that leave the second tail are in RocksDB before it
-goes. Next offsets of used queues are kept, so a put to a known queue never asks RocksDB.
+goes. Next offsets of used queues are cached, so a put to such a queue does not ask RocksDB.
 
 Invariants: a checkpoint is one WriteBatch with the position it covers, written after the log is
 durable to there; nothing here reads the log. After a change that failed at any step, also behind
@@ -73,7 +73,8 @@ class Index:
         self._sealed = 0
         self._next_archive = 0
         self.moves = 0
-        """Counts hand-overs: who looked before and behind a failure knows if that may be why."""
+        """Counts hand-overs: a reader that failed compares it, to learn whether one is the reason.
+        """
         self.archived_below: Callable[[int, int, int], bool | None] = lambda *_: None
         """`Cold.below`, where there are archives."""
         self.checkpoint = Checkpoint(0, 0, 0, 0, clean=False)
@@ -81,7 +82,7 @@ class Index:
     # --- opening ---
 
     def set_segment_size(self, size: int) -> None:
-        """Set the store's own segment size, once it was read."""
+        """Set the segment size that the store was made with."""
         self.segment_size = size
         self.queues = Queues(self.families, size)
         self.keys = MessageKeys(self.families, size)
@@ -141,8 +142,8 @@ class Index:
     # --- the tail; under the log's lock ---
 
     def take_offsets(self, queues: Iterable[int]) -> list[int]:
-        """The next offset of each of these queues, in turn; it is the caller's from then on."""
-        # No bytecode runs a message: a queue's counter is a `count`, found and moved by `map`.
+        """The next offset of each of these queues, in turn; no other caller gets it."""
+        # No bytecode runs for a message: a queue's counter is a `count`, found and moved by `map`.
         return list(map(next, map(self._counters.__getitem__, queues)))
 
     def take_offset(self, queue: int) -> int:
@@ -150,7 +151,7 @@ class Index:
         return next(self._counters[queue])
 
     def give_back(self) -> None:
-        """Give back offsets that were taken and not used: the next offset is looked up again."""
+        """Forget the counters, after offsets that were not used: next offsets are looked up again."""
         self._counters.clear()
 
     def end(self, queue: int) -> int:
@@ -265,7 +266,7 @@ class Index:
             self.tails = Tails(self.tails.active, None)
 
     def _changing(self) -> None:
-        """Called before and after rows change: values that readers read meanwhile are not kept."""
+        """Called before and after rows change: values that readers read meanwhile are not cached."""
         with self._heads_lock:
             self._version += 1
         self.queues.changing()
@@ -377,8 +378,8 @@ class Index:
         self.key_upkeep.merge_next(self._sealed)
 
     def tidy(self) -> None:
-        """Leave little work behind at a close: repack the active segment's runs if they are many,
-        and empty RocksDB's own log.
+        """Before a close, repack the active segment's runs if they are many, and empty RocksDB's
+        own log, so that the next opening has less to do.
         """
         with self._writing():
             batch = self.families.batch()
@@ -387,8 +388,8 @@ class Index:
             self.families.flush()
 
     def retire(self, segment: int, log_start: int, there: Sequence[int]) -> int:
-        """Take a segment out of the index, and say that the log begins at `log_start`; returns its
-        queues' number. `there` are the segments that the log has.
+        """Remove a segment from the index, with the note that the log begins at `log_start`;
+        returns the number of its queues. `there` are the segments that the log has.
         """
         with self._writing():
             batch = self.families.batch()
@@ -411,8 +412,8 @@ class Index:
         *,
         erase: bool,
     ) -> int:
-        """Put archives in the place of whole segments, in one batch; returns how many queues the
-        segments had. `there` are the segments that the log has. With `erase` their keys are soon
+        """Put archives in the place of whole segments, in one batch; returns the number of queues
+        in the segments. `there` are the segments that the log has. With `erase` their keys are soon
         removed from shared generations as well.
         """
         with self._writing():
@@ -477,7 +478,7 @@ class Index:
         self.moves += 1
 
     def take_archive_number(self) -> int:
-        """A number for an archive that will arrive; no catalog ever had it."""
+        """A number for an archive that will arrive; no row of the catalog has or had it."""
         with self._writing():
             self._next_archive += 1
             return self._next_archive - 1

@@ -2,7 +2,8 @@
 
 The idea: `places` says in one seek which segment holds an offset, `runs` in one more which run;
 decoded runs, and the place that a queue was last asked for, are kept in bounded memory, so a reader
-that goes on pays for neither. However many places a queue has, no look reads more than a few.
+that goes on pays for neither. A lookup reads a few places, however many a queue has; only a reader
+that follows a writer, and a replay beside archives, read all places of a queue.
 
 Invariants: what is kept here is never wrong, only incomplete: runs don't change what they say, and
 a place that may have a newer one behind it is read again before an offset is said not to exist.
@@ -54,7 +55,7 @@ class Head(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A place, and the offset at which the next one begins; None: it is the queue's last."""
+    """A place, and the offset at which the next one begins; None for the queue's last place."""
 
     place: Place
     behind: int | None
@@ -99,7 +100,7 @@ class Queues:
         self._version = 0
         self._newer: Families | None = None
         self._gone = 0
-        """Counts removals of rows."""
+        """Counts the times that rows were removed."""
         self._lock = threading.Lock()
 
     # --- ends ---
@@ -169,14 +170,14 @@ class Queues:
         if span is not None:
             yield span.place
         places = self._behind(queue, offset, first_segment)
-        # A place without entries is worth telling only between two others.
+        # A place without entries counts only between two others.
         yield from places if span is not None else dropwhile(lambda p: p.is_nobodys, places)
 
     def _place_at(self, queue: int, offset: int, first_segment: int) -> Place | None:
         nobodys: Place | None = None
         for place in self._down(queue, offset):
             if place.segment == NOWHERE:
-                # A place that keeps the next offset says nothing once another came behind it.
+                # A place that keeps the next offset counts only while it is the last.
                 if next(self._up(queue, place.first), None) is None:
                     return place
             elif place.is_nobodys:
@@ -222,8 +223,8 @@ class Queues:
             it.prev()
 
     def archived(self, queue: int) -> list[int]:
-        """First offsets of a queue's places whose entries an archive has, or nobody has any
-        more.
+        """First offsets of a queue's places that name an archive, or say that the entries are in no
+        tier any more.
         """
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         rows = self._families.rows(PLACES, prefix, _end_of(prefix))

@@ -22,7 +22,7 @@ from kvstore.index.runs import count_of, split_long, unpack_many
 
 I64 = NDArray[np.int64]
 WORTH_IT = 1.5
-"""Runs per resulting run from which repacking is done."""
+"""Repacking is done from this many runs for each resulting run on."""
 STRETCH = 1 << 18
 """Entries decoded at a time: bounds the memory, whatever the segment holds."""
 
@@ -43,9 +43,8 @@ class _Cut(NamedTuple):
 
 
 def repack(families: Families, batch: Batch, segment: int) -> bool:
-    """Put the repacked runs of a segment into a batch; False if they are as good as they get.
-
-    Keys and counts tell that without decoding a run.
+    """Put the repacked runs of a segment into a batch; False if that would gain little, which keys
+    and counts tell without decoding a run.
     """
     low, high = segment_range(segment, segment + 1)
     cuts = [_cut(rows) for rows in stretches(families.rows(RUNS, low, high))]

@@ -7,8 +7,8 @@ few numpy calls pack a hundred thousand small runs, and one position is a sum ov
 plane. Sizes, tags and times that fit less than a byte take only the bits they need; positions take
 whole bytes, so that one can be found without unpacking. Layout in docs/runs.md.
 
-Invariant: `unpack_many(pack_many(x)) == x`; bytes that are not a run raise `FormatError`, never
-more.
+Invariant: `unpack_many(pack_many(x)) == x`; bytes whose length does not follow from their header
+raise `FormatError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ I64 = NDArray[np.int64]
 RUN_MAX: Final = 1024
 """Entries in one run: bounds what one read decodes."""
 _BITS: Final = 8
-"""A width above it is one in bits, less this."""
+"""A width above 8 is in bits: it is 8 plus the number of bits."""
 _SKIPS: Final = (1, 0, 0, 1)
 """Entries that a column doesn't have: the first position and time are in the header."""
 
@@ -313,7 +313,7 @@ def _take_planes(
 def _take_bits(
     found: I64, data: U8, skip: int, bits: I64, begins: I64, owner: I64, nth: I64
 ) -> None:
-    """Take what `_put_bits` put, into `found`."""
+    """Read the columns that `_put_bits` wrote, into `found`."""
     if int(bits.max(initial=0)) <= 0:
         return
     rows = np.flatnonzero((bits[owner] > 0) & (nth >= skip))

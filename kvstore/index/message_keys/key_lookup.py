@@ -3,8 +3,8 @@
 The idea: a checkpoint adds a part to its segment; sealing makes one part of a segment's, and eight
 neighbours of a level become one of the next, so a lookup asks as many parts as the logarithm of the
 log's length. The filter of each part is asked first, and pieces of filters are kept in bounded
-memory: a key that is nowhere costs no block. Merging is done a step at a time, by any thread that
-has time.
+memory: a key that is nowhere costs a block in one part of 40. Merging is done a step at a time, by
+any thread that has time.
 
 Invariants: results are candidates by hash, and positions that left the log may be among them: the
 caller compares the key in the record. A generation goes with the last of its segments that is in
@@ -63,15 +63,15 @@ from kvstore.record.hashing.key_filter import BLOCK_BYTES, grants, mask_of
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]
 FAN_OUT: Final = 4
-"""Small parts of a segment of one rank that become one of the next rank."""
+"""Small parts of one rank in a segment that become one part of the next rank."""
 _AT_ONCE_MAX: Final = 1 << 16
 """Pairs that a checkpoint merges by itself: small parts."""
 LARGE_FAN_OUT: Final = 8
-"""The same of larger ones, in the background, beside puts: a key of a segment of 1 GiB is merged
-there 1.5 times until it is sealed and merged; with 4 it would be 2.75 times.
+"""The same for larger parts, which are merged in the background, beside puts. In a segment of 1 GiB
+a key is merged 1.5 times before the segment is sealed; with 4 it would be 2.75 times.
 """
 _PAIRS_MAX: Final = 1 << 31
-"""Pairs of a generation, beyond which it is not merged: a hash has no more blocks."""
+"""Pairs beyond which parts are not merged: a hash may have no more blocks."""
 _RANK_MAX: Final = 14
 _DIGEST_SHIFT: Final = 8
 FILTERS_KEPT_BYTES: Final = 32 << 20
@@ -87,10 +87,9 @@ class MessageKeys:
         self._families = families
         self._segment_size = segment_size
         self._written: Parts | None = None
-        """The parts there are, by segment; None until somebody asks."""
+        """The parts, by segment; None until they are asked for."""
         self._sought: Parts = ()
-        """Those that are looked into: while a batch is written, what it removes and what it adds.
-        """
+        """The parts that lookups read: while a batch is written, those that it removes too."""
         self._merge: Merge | None = None
         self._planned: tuple[Parts | None, int] = (None, 0)
         """The parts and the sealed segments at a time when nothing was to be merged."""
@@ -103,7 +102,7 @@ class MessageKeys:
     # --- the parts ---
 
     def parts(self) -> Parts:
-        """The parts there are, by segment."""
+        """The parts, by segment."""
         found = self._written
         if found is None:
             with self._lock:
@@ -171,7 +170,7 @@ class MessageKeys:
         every = before if now is before else {*before, *now}
         parts = [p for p in every if p.segment <= last and p.end > first]
         digest = low >> _DIGEST_SHIFT
-        # No filter can say anything of hashes of several digests.
+        # A filter can't answer for hashes of several digests.
         mask = mask_of(digest, FILTER_HASHES) if digest == high >> _DIGEST_SHIFT else 0
         newest = -1
         for together in _newest_first(parts):
@@ -255,7 +254,7 @@ class MessageKeys:
     # --- writing ---
 
     def add(self, batch: Batch, parts: Parts, segment: int, hashes: I64, positions: I64) -> Parts:
-        """Put a new part of sorted pairs into a batch; returns the parts there are with it.
+        """Put a new part of sorted pairs into a batch; returns all parts, this one included.
 
         Where this makes `FAN_OUT` small parts of a rank, they are merged in the same batch.
         """
@@ -286,7 +285,7 @@ class MessageKeys:
         return (*parts, part)
 
     def _number(self, parts: Parts, segment: int, rank: int) -> int:
-        """A number for a part that no other had lately."""
+        """A number for a part that no part of the segment has, or had just before."""
         taken = {p.number for p in parts if p.level == 0 and p.segment == segment}
         last = self._numbers.get((segment, rank), -1)
         while True:
@@ -340,7 +339,7 @@ class MessageKeys:
         return self._merge is not None
 
     def merge_due(self, sealed: int) -> bool:
-        """Whether there is something to merge; segments below `sealed` get no more keys."""
+        """Whether parts are to be merged; segments below `sealed` get no more keys."""
         return self.is_merging or self._plan(sealed) is not None
 
     def merge_next(self, sealed: int) -> None:

@@ -42,9 +42,7 @@ from kvstore.index.message_keys.key_parts import (
 
 I64 = NDArray[np.int64]
 _PIECES_AT_ONCE: Final = 8
-"""Pieces of a step: 131,072 pairs, about. Each costs little of its own so, however many sources
-there are.
-"""
+"""Pieces of a step, about 131,072 pairs: enough that the sources' seeks cost little for each."""
 _AT_ONCE_MAX: Final = 1 << 18
 """Pairs sorted at a time."""
 

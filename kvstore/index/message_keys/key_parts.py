@@ -50,11 +50,11 @@ FILTER_HASHES: Final = 5
 _TOPIC_BITS: Final = 8
 """Bits of a hash that are the topic's, and not in a filter."""
 _READ_AT_ONCE: Final = 1024
-"""Blocks decoded at a time where one hash has many."""
+"""Blocks decoded at a time if one hash has many."""
 
 HEAD: Final = Struct("<QIQII")
 """Pairs, blocks of the filter, lowest position, pieces that are written, zero; then, while the part
-is being made, what all rows of each part begin with that it is made of.
+is being made, the row prefixes of its sources.
 """
 
 
@@ -261,7 +261,7 @@ def pairs_between(
         firsts: list[int] = []
         values: list[bytes] = []
         for _, first, value in blocks_between(families, it, part, low, high):
-            # Every look costs the block before, however narrow the range.
+            # The block before the range is read as well, and does not count.
             total += count_in(value) if first >= low else 0
             if total > limit:
                 return None

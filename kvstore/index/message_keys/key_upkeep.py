@@ -4,7 +4,7 @@ The idea: both may rewrite a lot, so each step takes the index's write lock for 
 checkpoint waits for at most one step. A caller with time calls `merge_next` and `drop_dead_keys`
 for as long as something is due.
 
-Invariant: both may stop at any step, also with the process, and go on later where that is worth it.
+Invariant: both may stop at any step, also with the process, and go on or begin anew later.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ class KeyUpkeep:
     # --- under the lock ---
 
     def has_marked(self) -> None:
-        """Note that segments were marked: a step under way does not know of it."""
+        """Begin anew with the marked segments: the removal under way does not know of new marks."""
         self._dropping = self._marked = None
 
     def mark_left(self, batch: Batch, parts: Parts, segments: Iterable[int]) -> None:
-        """Mark those of some segments that left the log whose keys are in `parts`, or in the part
-        that is being merged.
+        """Mark segments that left the log, if `parts`, or the part that is being merged, may have
+        keys of them.
         """
         for segment in segments:
             if self._keys.still_has(parts, segment):
                 mark(batch, segment)
 
     def mark_all_left(self) -> None:
-        """Mark every segment that left the log and has keys in a generation of several segments."""
+        """Mark every segment that left the log and may have keys in a part."""
         with self._writing():
             gone, size = read_gone(self._families), self._segment_size
             parts = self._keys.parts()
