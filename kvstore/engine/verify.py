@@ -311,7 +311,7 @@ class _Segment:
             row = (position, topic.base + f.queue, f.offset, size, code, self.newest)
             self._entries.extend(row)
         if kind != ROLLBACK:
-            keyed = topic.keyed_for_sure(position)
+            keyed = topic.certain_key_level(position)
             found = []
             if keyed:
                 unique = unique_id_of(f.properties)

@@ -33,10 +33,10 @@ from kvstore.pop.inflight.waiting import Waiting
 from kvstore.record.hosts import pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.properties import property_crc_suffix
-from kvstore.record.put.batch import Host, One, Prepared, encode, encode_one, part
+from kvstore.record.put.batch import Host, Prepared, PreparedMessage, encode, encode_one, part
 from kvstore.record.put.explain import Limits, as_batch
 from kvstore.record.put.prepare import prepare
-from kvstore.record.put.put_routes import Lanes
+from kvstore.record.put.put_routes import PutRoutes
 from kvstore.record.put.single import prepare_one
 from kvstore.record.put.unique_ids import UniqueIds
 
@@ -74,8 +74,10 @@ class Writer:
         self._arrivals = arrivals
         self._tail_due = config.checkpoint_bytes
         self._host = host
-        self._lanes = Lanes(topics.find, topics.as_put_to, topics.make_for_put, index.note_topic)
-        topics.changed = self._lanes.clear
+        self._routes = PutRoutes(
+            topics.find, topics.as_put_to, topics.make_for_put, index.note_topic
+        )
+        topics.changed = self._routes.clear
         self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
         self._limits = Limits(
             max_body=config.max_body,
@@ -114,7 +116,7 @@ class Writer:
         ):
             one = prepare_one(
                 topic, body, queue, tag, keys, properties,
-                self._lanes, self._ids, now, self._limits,
+                self._routes, self._ids, now, self._limits,
             )  # fmt: skip
             if one is not None:
                 return self._put_one(topic, one, now)
@@ -147,7 +149,7 @@ class Writer:
     def _put_all(self, messages: Sequence[Message], now: int) -> list[PutResult]:
         """Put messages, one or more, as columns."""
         log = self._log
-        batch = prepare(messages, self._lanes, self._ids, now, self._limits)
+        batch = prepare(messages, self._routes, self._ids, now, self._limits)
         total = sum(batch.sizes)
         index = self._index
         log.acquire()
@@ -185,9 +187,9 @@ class Writer:
             )
         )
 
-    def _put_one(self, topic: str, one: One, now: int) -> PutResult:
+    def _put_one(self, topic: str, one: PreparedMessage, now: int) -> PutResult:
         """Put a single, ordinary message: the same steps, a quarter of the time."""
-        log, index, size, key = self._log, self._index, one.size, one.lane.key
+        log, index, size, key = self._log, self._index, one.size, one.route.key
         log.acquire()
         try:
             if log.staging is not None:

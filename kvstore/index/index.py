@@ -151,7 +151,7 @@ class Index:
         return next(self._counters[queue])
 
     def give_back(self) -> None:
-        """Forget the counters, after offsets that were not used: next offsets are looked up again."""
+        """Forget the counters, after offsets that were not used; the index is asked again."""
         self._counters.clear()
 
     def end(self, queue: int) -> int:
@@ -266,7 +266,7 @@ class Index:
             self.tails = Tails(self.tails.active, None)
 
     def _changing(self) -> None:
-        """Called before and after rows change: values that readers read meanwhile are not cached."""
+        """Called before and after rows change: values that are read meanwhile are not cached."""
         with self._heads_lock:
             self._version += 1
         self.queues.changing()

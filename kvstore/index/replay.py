@@ -42,12 +42,12 @@ class ReplayTopic(Protocol):
     base: int
     since: int
     hash_byte: int
-    keyed: int
+    key_level: int
     """The keys that its key index takes: 0 nothing, 1 the unique id, 2 all keys as well."""
     keys_ever: bool
     """Whether it takes anything, or ever did."""
 
-    def keyed_at(self, position: int) -> int:
+    def key_level_at(self, position: int) -> int:
         """Which keys the topic indexes of a record at a position: by its setting of then, or of
         now.
         """
@@ -187,9 +187,11 @@ class Replay:
     def _add_keys(
         self, topic: ReplayTopic, queue: int, position: int, unique: bytes, keys: list[bytes]
     ) -> None:
-        keyed = topic.keyed if topic.keyed == _ALL_KEYS else topic.keyed_at(position)
-        digests = {xxh32_intdigest(unique)} if unique and keyed else set()
-        if keyed == _ALL_KEYS:
+        key_level = (
+            topic.key_level if topic.key_level == _ALL_KEYS else topic.key_level_at(position)
+        )
+        digests = {xxh32_intdigest(unique)} if unique and key_level else set()
+        if key_level == _ALL_KEYS:
             digests.update(map(xxh32_intdigest, keys))
         for digest in digests:
             self._keys += (topic.base + queue, position, digest)

@@ -20,7 +20,7 @@ from kvstore.errors import (
 from kvstore.meta.attributes import attributes_of
 from kvstore.meta.key_history import LEVELS, History, begun, changed, exact_from, level_at
 from kvstore.process.forking import module_lock
-from kvstore.record.decode_run import Middles
+from kvstore.record.decode_run import TopicBytes
 from kvstore.record.hashing.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import check_topic
@@ -96,16 +96,16 @@ class Topic:
         "id",
         "info",
         "is_priority",
-        "keyed",
+        "key_level",
         "keys_all",
         "keys_ever",
         "keys_unique",
         "magic",
-        "middles",
         "name",
         "overhead",
         "read_queues",
         "since",
+        "topic_bytes",
         "wire",
         "write_queues",
     )
@@ -121,7 +121,7 @@ class Topic:
         self.write_queues = info.write_queues
         self.compress_above = info.compress_above
         self.compression = info.compression
-        self.middles = Middles(info.name)
+        self.topic_bytes = TopicBytes(info.name)
         second = len(name) > TOPIC_MAX
         self.magic = MAGIC_V2 if second else MAGIC_V1
         self.wire = len(name).to_bytes(2 if second else 1, "big") + name
@@ -130,18 +130,18 @@ class Topic:
         self.is_priority = info.kind == "priority"
         self.keys_unique = info.key_index != "off"
         self.keys_all = info.key_index == "all"
-        self.keyed = LEVELS[info.key_index]
+        self.key_level = LEVELS[info.key_index]
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
         self._sure: History = ()
         self._turn = 0
 
-    def keyed_at(self, position: int) -> int:
+    def key_level_at(self, position: int) -> int:
         """The level of keys that a record's replay puts into the index: the level at its put or
         today's, whichever is higher.
         """
-        return max(self.keyed, level_at(self.info.key_history, position))
+        return max(self.key_level, level_at(self.info.key_history, position))
 
-    def keyed_for_sure(self, position: int) -> int:
+    def certain_key_level(self, position: int) -> int:
         """The level of keys that a record at a position must be found by."""
         if not self._sure:
             info = self.info

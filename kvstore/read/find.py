@@ -147,7 +147,7 @@ class Finder:
             ):
                 continue
             # Another key may have led here, which says nothing of keys that are not indexed.
-            level = topic.keyed_at(position)
+            level = topic.key_level_at(position)
             if (level > 1 and key in message.keys) or (level and message.message_id == key):
                 found.append(message)
                 if len(found) == limit:

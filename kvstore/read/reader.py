@@ -249,7 +249,7 @@ class Reader:
         """Appends `entry` for consecutive offsets to `out`; messages before an error are there when
         it is raised. A segment is looked up once for all its entries.
         """
-        middles, check_crc, log = topic.middles, self._check_crc, self._log
+        topic_bytes, check_crc, log = topic.topic_bytes, self._check_crc, self._log
         done, count = 0, len(positions)
         while done < count:
             position = positions[done]
@@ -261,7 +261,9 @@ class Reader:
             there = positions[done:] if done else positions
             if there[-1] >= base + end:
                 there = there[: bisect_left(there, base + end)]
-            found = decode_run(buffer, base, end, there, middles, queue, offset + done, check_crc)
+            found = decode_run(
+                buffer, base, end, there, topic_bytes, queue, offset + done, check_crc
+            )
             if self._check_property_crc:
                 for message in found:
                     start = message.position - base

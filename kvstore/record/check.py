@@ -165,7 +165,7 @@ def scan(
                     add_size(size)
                     at = stop
                     continue
-        reason, size = _look(buffer, at, end, base + at, property_crc)
+        reason, size = _classify(buffer, at, end, base + at, property_crc)
         if reason is not None:
             return at, reason
         kind = buffer[at + SYSTEM_FLAGS_LOW_AT] & HOSTS_V6
@@ -178,7 +178,7 @@ def scan(
     return at, ScanStop.END if at == end else ScanStop.LIMIT
 
 
-def _look(
+def _classify(
     buffer: Buffer, at: int, end: int, position: int, property_crc: bool
 ) -> tuple[ScanStop | None, int]:
     """Classify bytes that aren't an ordinary record: a reason to stop, or None and a record's

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _unpack = HEAD_V4_V4.unpack_from
 
 
-class Middles(dict[int, bytes | None]):
+class TopicBytes(dict[int, bytes | None]):
     """Properties length -> the bytes between body and properties, for one topic; None, which no
     bytes equal, for a number that can't be a length.
     """
@@ -60,7 +60,7 @@ def decode_run(
     base: int,
     end: int,
     positions: Sequence[int],
-    middles: Middles,
+    topic_bytes: TopicBytes,
     queue: int,
     offset: int,
     check_crc: bool,
@@ -72,7 +72,7 @@ def decode_run(
     the expected one.
     """
     out: list[StoredMessage] = []
-    topic, middle_size = middles.topic, middles.size
+    topic, topic_size = topic_bytes.topic, topic_bytes.size
     end = min(end, len(buffer))
     if type(buffer) is bytearray or type(buffer) is memoryview or positions[0] < base:
         return out  # slices of these would not be bytes
@@ -85,7 +85,7 @@ def decode_run(
             ) = _unpack(buffer, at)  # fmt: skip
             body_at = at + BODY_AT
             body_end = body_at + body_size
-            properties_at = body_end + middle_size
+            properties_at = body_end + topic_size
             stop = at + size
             if (
                 its_offset != offset
@@ -94,7 +94,7 @@ def decode_run(
                 or magic != MAGIC_V1
                 or its_queue != queue
                 or system_flags & NOT_ORDINARY
-                or buffer[body_end:properties_at] != middles[stop - properties_at]
+                or buffer[body_end:properties_at] != topic_bytes[stop - properties_at]
             ):
                 break
             body = buffer[body_at:body_end]

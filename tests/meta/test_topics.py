@@ -586,11 +586,11 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
 
     def put_late(infos: Any) -> None:
         settle(infos)
-        writer._lanes["t", 1] = late
+        writer._routes["t", 1] = late
         writer.put_batch([Message("t", b"late", queue=1), Message("t", b"too", queue=1)])
-        writer._lanes.clear()
+        writer._routes.clear()
 
-    late = writer._lanes["t", 1]
+    late = writer._routes["t", 1]
     store._topics.settle_delete = put_late  # type: ignore[method-assign]  # between two steps
     store.delete_topic("t")
     assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []

@@ -64,7 +64,7 @@ LIMITS: Final = (
     Limit(("meta.topics.CACHED_MAX",), 1, EVERYWHERE),
     Limit(("meta.topics._KEPT_OF_A_BATCH",), 0, EVERYWHERE),
     Limit(("record.put.intern_cache._MAX",), 1, EVERYWHERE),
-    Limit(("record.put.put_routes._LANES_MAX",), 1, EVERYWHERE),
+    Limit(("record.put.put_routes._ROUTES_MAX",), 1, EVERYWHERE),
 )
 LET_OUT: Final = {
     "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_groups.py",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.record.decode import decode
-from kvstore.record.decode_run import Middles, decode_run
+from kvstore.record.decode_run import TopicBytes, decode_run
 from kvstore.record.encode import encode_record
 from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
@@ -37,7 +37,7 @@ def run(
     raw: bytes, messages: Sequence[StoredMessage], *, queue: int = 3, topic: str = "t"
 ) -> list[StoredMessage]:
     positions = [m.position for m in messages]
-    return decode_run(raw, BASE, len(raw), positions, Middles(topic), queue, 7, True)
+    return decode_run(raw, BASE, len(raw), positions, TopicBytes(topic), queue, 7, True)
 
 
 @given(
@@ -81,13 +81,14 @@ def test_a_record_of_another_queue_ends_the_run(other: dict[str, object]) -> Non
     body = StoredMessage("t", 3, 7, BASE, 0, b"x", b"", 0, 0, 0, 0, bytes(8), bytes(8), 0, 0, 0)
     messages = laid_out([body], "t", 3)
     raw = encode_record(messages[0])
-    assert len(decode_run(raw, BASE, len(raw), [BASE], Middles("t"), 3, 7, False)) == 1
+    assert len(decode_run(raw, BASE, len(raw), [BASE], TopicBytes("t"), 3, 7, False)) == 1
     wrong = {"topic": "t", "queue": 3} | other
-    middles = Middles(str(wrong["topic"]))
+    topic_bytes = TopicBytes(str(wrong["topic"]))
     assert (
-        decode_run(raw, BASE, len(raw), [BASE], middles, int(str(wrong["queue"])), 7, False) == []
+        decode_run(raw, BASE, len(raw), [BASE], topic_bytes, int(str(wrong["queue"])), 7, False)
+        == []
     )
-    assert decode_run(raw, BASE, len(raw), [BASE], Middles("t"), 3, 8, False) == []
+    assert decode_run(raw, BASE, len(raw), [BASE], TopicBytes("t"), 3, 8, False) == []
 
 
 def test_a_run_ends_where_the_buffer_does() -> None:
@@ -98,6 +99,6 @@ def test_a_run_ends_where_the_buffer_does() -> None:
     raw = b"".join(map(encode_record, messages))
     positions = [m.position for m in messages]
     for cut in range(len(raw)):
-        found = decode_run(raw[:cut], BASE, len(raw), positions, Middles("t"), 3, 7, False)
+        found = decode_run(raw[:cut], BASE, len(raw), positions, TopicBytes("t"), 3, 7, False)
         assert len(found) == cut // messages[0].size
-        assert found == decode_run(raw, BASE, cut, positions, Middles("t"), 3, 7, False)
+        assert found == decode_run(raw, BASE, cut, positions, TopicBytes("t"), 3, 7, False)

@@ -68,14 +68,14 @@ def _of_one_length(texts: U8) -> U32:
     if striped:
         sums = [np.array([p], dtype=np.uint32) for p in _BEGIN]
         for at in range(striped):
-            sums[at % 4] = _turned(sums[at % 4] + _column(words, at) * _P2, 13) * _P1
+            sums[at % 4] = _rotated(sums[at % 4] + _column(words, at) * _P2, 13) * _P1
         a, b, c, d = sums
-        found = _turned(a, 1) + _turned(b, 7) + _turned(c, 12) + _turned(d, 18)
+        found = _rotated(a, 1) + _rotated(b, 7) + _rotated(c, 12) + _rotated(d, 18)
     found = found + np.uint32(length)
     for at in range(striped, whole):
-        found = _turned(found + _column(words, at) * _P3, 17) * _P4
+        found = _rotated(found + _column(words, at) * _P3, 17) * _P4
     for at in range(4 * whole, length):
-        found = _turned(found + _column(texts, at) * _P5, 11) * _P1
+        found = _rotated(found + _column(texts, at) * _P5, 11) * _P1
     found ^= found >> np.uint32(15)
     found *= _P2
     found ^= found >> np.uint32(13)
@@ -93,5 +93,5 @@ def _column(matrix: NDArray[np.unsignedinteger[Any]], at: int) -> U32:
     return (first if (column == first).all() else column).astype(np.uint32)
 
 
-def _turned(numbers: U32, bits: int) -> U32:
+def _rotated(numbers: U32, bits: int) -> U32:
     return numbers << np.uint32(bits) | numbers >> np.uint32(32 - bits)

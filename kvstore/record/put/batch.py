@@ -20,7 +20,7 @@ from msgspec import Struct
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.record.layout import CRC_MASK
-from kvstore.record.put.put_routes import Lane
+from kvstore.record.put.put_routes import PutRoute
 
 _LENGTHS: Final = [i.to_bytes(2, "big") for i in range(1 << 15)]
 _TIME: Final = struct.Struct(">Q")
@@ -64,10 +64,10 @@ class Prepared(NamedTuple):
     """How many of them each message has; "I"."""
 
 
-class One(Struct, gc=False):
+class PreparedMessage(Struct, gc=False):
     """A single message, prepared."""
 
-    lane: Lane
+    route: PutRoute
     message_id: str
     body: bytes
     properties: bytes
@@ -137,18 +137,20 @@ def encode(
     return b"".join([record + suffix(record) for record in records]), positions
 
 
-def encode_one(one: One, offset: int, position: int, stored_at: int, host: Host) -> bytes:
+def encode_one(
+    one: PreparedMessage, offset: int, position: int, stored_at: int, host: Host
+) -> bytes:
     """Make the record of a single message."""
-    lane, body, raw = one.lane, one.body, one.properties
+    route, body, raw = one.route, one.body, one.properties
     flags = one.system_flags | host.system_flags
     return b"".join(
         (
             host.pack_plain(
-                one.size, lane.magic, crc32(body) & CRC_MASK, lane.key & 0xFFFFFFFF, offset,
+                one.size, route.magic, crc32(body) & CRC_MASK, route.key & 0xFFFFFFFF, offset,
                 position, host.same(flags, stored_at), len(body),
             ),
             body,
-            lane.wire,
+            route.wire,
             _LENGTHS[len(raw)],
             raw,
         )

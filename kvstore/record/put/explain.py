@@ -82,7 +82,7 @@ class TopicFacts(Protocol):
         ...
 
 
-class Wrong(ValueError):
+class ColumnFault(ValueError):
     """A column has a fault; the message at fault is still to be found."""
 
 
@@ -118,7 +118,7 @@ def explain(
     `why` is the exception that `prepare` met, and `topic_of` makes no topic. Faults of a message by
     itself come before faults of its topic or queue.
     """
-    for look in (_look, _look_at_place):
+    for look in (_check_message, _check_in_topic):
         for index, message in enumerate(messages):
             # A single put has no index to be told.
             alone = len(messages) == 1 and isinstance(message, Message)
@@ -144,7 +144,7 @@ def _is_creatable(name: str) -> bool:
     return True
 
 
-def lasting(properties: Mapping[str, str]) -> dict[str, str]:
+def without_transient(properties: Mapping[str, str]) -> dict[str, str]:
     """Properties without the transient ones, which are never stored."""
     return {
         k: v
@@ -156,24 +156,24 @@ def lasting(properties: Mapping[str, str]) -> dict[str, str]:
 # --- a message by itself ----------------------------------------------------------------------
 
 
-def _look(m: Any, limits: Limits, topic_of: TopicOf) -> None:
+def _check_message(m: Any, limits: Limits, topic_of: TopicOf) -> None:
     if not isinstance(m, Message):
         raise MessageIllegal(f"it is a {type(m).__name__}; put_batch takes a list of Message")
     if not isinstance(m.topic, str):
         raise MessageIllegal(f"the topic is {shown(m.topic)}; it must be a text")
     if not _is_creatable(m.topic):
         topic_of(m.topic)
-    _look_at_body(m.body, limits)
-    _look_at_text("message_id", m.message_id, blanks=False, optional=True)
-    _look_at_text("tag", m.tag, optional=True)
-    _look_at_text("message_group", m.message_group, optional=True)
-    _look_at_keys(m.keys)
-    _look_at_properties(m.properties)
-    _look_at_numbers(m)
-    _look_at_sizes(m, FIXED_V1 + len(m.topic.encode()), limits)
+    _check_body(m.body, limits)
+    _check_text("message_id", m.message_id, blanks=False, optional=True)
+    _check_text("tag", m.tag, optional=True)
+    _check_text("message_group", m.message_group, optional=True)
+    _check_keys(m.keys)
+    _check_properties(m.properties)
+    _check_numbers(m)
+    _check_sizes(m, FIXED_V1 + len(m.topic.encode()), limits)
 
 
-def _look_at_body(body: object, limits: Limits) -> None:
+def _check_body(body: object, limits: Limits) -> None:
     if isinstance(body, str):
         raise MessageIllegal("the body is text; encode it first, such as with .encode()")
     try:
@@ -193,7 +193,7 @@ def _look_at_body(body: object, limits: Limits) -> None:
         )
 
 
-def _look_at_text(what: str, text: object, *, blanks: bool = True, optional: bool = False) -> None:
+def _check_text(what: str, text: object, *, blanks: bool = True, optional: bool = False) -> None:
     if text is None and optional:
         return
     if not isinstance(text, str) or not text:
@@ -212,7 +212,7 @@ def _look_at_text(what: str, text: object, *, blanks: bool = True, optional: boo
         ) from None
 
 
-def _look_at_keys(keys: Any) -> None:
+def _check_keys(keys: Any) -> None:
     if isinstance(keys, str):
         raise MessageIllegal(f"keys is the text {shown(keys)}; it must be a list of texts")
     try:
@@ -220,23 +220,23 @@ def _look_at_keys(keys: Any) -> None:
     except TypeError:
         raise MessageIllegal(f"keys is {shown(keys)}; it must be a list of texts") from None
     for key in found:
-        _look_at_text("a key", key, blanks=False)
+        _check_text("a key", key, blanks=False)
 
 
-def _look_at_properties(properties: Any) -> None:
+def _check_properties(properties: Any) -> None:
     if not isinstance(properties, Mapping):
         raise MessageIllegal(
             f"properties is {shown(properties)}; it must be a mapping of texts to texts"
         )
-    for name, value in lasting(properties).items():
-        _look_at_text("a property's name", name)
+    for name, value in without_transient(properties).items():
+        _check_text("a property's name", name)
         if name in RESERVED:
             instead = _INSTEAD.get(name, "the name is the system's own")
             raise MessageIllegal(f"property {shown(name)} is reserved; {instead}")
-        _look_at_text(f"property {shown(name)}", value)
+        _check_text(f"property {shown(name)}", value)
 
 
-def _look_at_numbers(m: Message) -> None:
+def _check_numbers(m: Message) -> None:
     if type(m.flags) is not int or not 0 <= m.flags < FLAGS_END:
         raise MessageIllegal(
             f"flags is {shown(m.flags)}; it must be a whole number of 32 bits, 0 to {FLAGS_END - 1}"
@@ -252,8 +252,8 @@ def _look_at_numbers(m: Message) -> None:
         )
 
 
-def _look_at_sizes(m: Message, overhead: int, limits: Limits) -> None:
-    parts = [(UNIQUE_ID, m.message_id or "0" * ID_LENGTH), *lasting(m.properties).items()]
+def _check_sizes(m: Message, overhead: int, limits: Limits) -> None:
+    parts = [(UNIQUE_ID, m.message_id or "0" * ID_LENGTH), *without_transient(m.properties).items()]
     for name, value in ((KEYS, " ".join(m.keys)), (TAGS, m.tag), (MESSAGE_GROUP, m.message_group)):
         if value:
             parts.append((name, value))
@@ -283,11 +283,11 @@ def _look_at_sizes(m: Message, overhead: int, limits: Limits) -> None:
 # --- a message in its topic -------------------------------------------------------------------
 
 
-def _look_at_place(m: Message, limits: Limits, topic_of: TopicOf) -> None:
+def _check_in_topic(m: Message, limits: Limits, topic_of: TopicOf) -> None:
     topic = topic_of(m.topic)
     if m.queue is not None and m.queue >= topic.write_queues:
         raise MessageIllegal(
             f"topic {shown(m.topic)} has no queue {shown(m.queue)} to put to; "
             f"it has 0 to {topic.write_queues - 1}"
         )
-    _look_at_sizes(m, topic.overhead, limits)
+    _check_sizes(m, topic.overhead, limits)

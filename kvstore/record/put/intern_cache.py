@@ -14,22 +14,22 @@ from typing import Final
 
 from kvstore.record.hashing.hashes import java_hash
 from kvstore.record.names import MULTI_TAG, RESERVED, TAGS, TRANSIENT_PREFIX
-from kvstore.record.put.explain import Wrong
+from kvstore.record.put.explain import ColumnFault
 
 _MAX: Final = 4096
 _TAGS: Final = TAGS + "\x01"
 
 
 class _TagTexts(dict[str | None, str]):
-    """Tag -> its text among the properties, "" for no tag; raises `Wrong` for a value that can't be
-    a tag.
+    """Tag -> its text among the properties, "" for no tag; raises `ColumnFault` for a value that
+    can't be a tag.
     """
 
     def __missing__(self, tag: str | None) -> str:
         if tag is None:
             found = ""
-        elif not isinstance(tag, str) or not tag or is_separated(tag):
-            raise Wrong("tags")
+        elif not isinstance(tag, str) or not tag or has_separator(tag):
+            raise ColumnFault("tags")
         else:
             found = "".join((_TAGS, tag, "\x02"))
         if len(self) >= _MAX:
@@ -54,7 +54,7 @@ class _TagHashes(dict[str | None, int]):
 # ns.
 tag_texts: Final = _TagTexts()
 tag_hashes: Final = _TagHashes()
-known_names: Final[set[str]] = set()
+checked_names: Final[set[str]] = set()
 
 
 def flags_of(tag_text: str) -> int:
@@ -62,21 +62,21 @@ def flags_of(tag_text: str) -> int:
     return MULTI_TAG if "||" in tag_text else 0
 
 
-def is_separated(joined: str) -> bool:
+def has_separator(joined: str) -> bool:
     """Whether a text has a forbidden character: a separator of properties, or the zero, which
     recovery takes for the trace of a torn write.
     """
     return "\x01" in joined or "\x02" in joined or "\0" in joined
 
 
-def learn(names: Iterable[str]) -> bool:
+def check_names(names: Iterable[str]) -> bool:
     """Check names that are new; False if there is a transient one, which is never stored."""
-    for name in set(names) - known_names:
-        if not isinstance(name, str) or not name or name in RESERVED or is_separated(name):
-            raise Wrong("properties")
+    for name in set(names) - checked_names:
+        if not isinstance(name, str) or not name or name in RESERVED or has_separator(name):
+            raise ColumnFault("properties")
         if name.startswith(TRANSIENT_PREFIX):
             return False
-        if len(known_names) >= _MAX:
-            known_names.clear()
-        known_names.add(str.__str__(name))
+        if len(checked_names) >= _MAX:
+            checked_names.clear()
+        checked_names.add(str.__str__(name))
     return True

@@ -29,20 +29,20 @@ from kvstore.record.put.explain import (
     FLAGS_END,
     PROPERTY_CRC_BYTES,
     TIMES_END,
+    ColumnFault,
     Limits,
-    Wrong,
     explain,
-    lasting,
+    without_transient,
 )
 from kvstore.record.put.intern_cache import (
+    check_names,
+    checked_names,
     flags_of,
-    is_separated,
-    known_names,
-    learn,
+    has_separator,
     tag_hashes,
     tag_texts,
 )
-from kvstore.record.put.put_routes import Lanes, Packing
+from kvstore.record.put.put_routes import BodyCompression, PutRoutes
 from kvstore.record.put.unique_ids import UniqueIds
 from kvstore.record.values import Message
 
@@ -61,29 +61,29 @@ _LISTS: Final = {list, tuple}
 
 
 def prepare(
-    messages: Sequence[Message], lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
+    messages: Sequence[Message], routes: PutRoutes, ids: UniqueIds, now_ms: int, limits: Limits
 ) -> Prepared:
     """Check one or more messages, and make the parts of their records that don't depend on their
     place.
 
     Raises `MessageIllegal` (or `MessageTooLarge`, `PropertiesTooLarge`) and the errors of
-    `lanes.facts_of`, naming the message by its index.
+    `routes.facts_of`, naming the message by its index.
     """
     try:
-        return _prepare(messages, lanes, ids, now_ms, limits)
+        return _prepare(messages, routes, ids, now_ms, limits)
     except (AttributeError, LookupError, TypeError, ValueError) as e:
-        error, cause = explain(messages, e, limits, lanes.facts_of)
+        error, cause = explain(messages, e, limits, routes.facts_of)
         raise error from cause
 
 
 def _prepare(
-    messages: Sequence[Message], lanes: Lanes, ids: UniqueIds, now_ms: int, limits: Limits
+    messages: Sequence[Message], routes: PutRoutes, ids: UniqueIds, now_ms: int, limits: Limits
 ) -> Prepared:
     # One call a message, and one for all, instead of reading ten attributes a message.
     fields: Callable[[Message], tuple[Any, ...]] = astuple
     if list(map(type, messages)).count(Message) != len(messages):
         if not all(isinstance(m, Message) for m in messages):
-            raise Wrong("not all are messages")
+            raise ColumnFault("not all are messages")
         fields = _fields_of
     bodies: Sequence[Any]
     queues: Sequence[Any]
@@ -92,7 +92,7 @@ def _prepare(
     )
     count = len(names)
     flagged, born_at = _number_columns(flags, born)
-    bodies, body_sizes, system_flags = _bodies(names, bodies, lanes, limits)
+    bodies, body_sizes, system_flags = _bodies(names, bodies, routes, limits)
     message_ids = ids.fill(given, now_ms)
     if given.count(None) != count:
         _check_tokens(message_ids)
@@ -112,15 +112,15 @@ def _prepare(
     if largest > limits.max_record - FIXED_V1 or (
         largest > limits.max_properties and max(lengths) > limits.max_properties
     ):
-        raise Wrong("sizes")
+        raise ColumnFault("sizes")
 
     # Topics come last, because asking for one may make it: a refused batch makes none.
-    queues, found = lanes.find(names, queues, groups, sizes, limits.max_record)
-    queue_keys, overheads, magics, wires, keyed = zip(*found, strict=True)
+    queues, found = routes.find(names, queues, groups, sizes, limits.max_record)
+    queue_keys, overheads, magics, wires, key_levels = zip(*found, strict=True)
     sizes = list(map(add, sizes, overheads))
     if largest > limits.max_record - _OVERHEAD_MAX and max(sizes) > limits.max_record:
-        raise Wrong("sizes")
-    key_text, key_counts = _indexed(keyed, message_ids, key_lists, tokens)
+        raise ColumnFault("sizes")
+    key_text, key_counts = _indexed(key_levels, message_ids, key_lists, tokens)
     return Prepared(
         names, list(queue_keys), magics, wires, queues, sizes,
         list(map(and_, map(crc32, bodies), repeat(CRC_MASK))), bodies, body_sizes, raws, lengths,
@@ -156,17 +156,17 @@ def _number_columns(
     """Whether there are flags; and the born times, None if all are born when they are stored."""
     flagged = any(flags)
     if set(map(type, flags)) != _INT or (flagged and (min(flags) < 0 or max(flags) >= FLAGS_END)):
-        raise Wrong("flags")
+        raise ColumnFault("flags")
     if born.count(None) == len(born):
         return flagged, None
     times = [b for b in born if b is not None]
     if set(map(type, times)) != _INT or min(times) < 0 or max(times) >= TIMES_END:
-        raise Wrong("born_at")
+        raise ColumnFault("born_at")
     return flagged, born
 
 
 def _bodies(
-    names: Sequence[str], bodies: Sequence[Any], lanes: Lanes, limits: Limits
+    names: Sequence[str], bodies: Sequence[Any], routes: PutRoutes, limits: Limits
 ) -> tuple[Sequence[bytes], list[int], list[int]]:
     """The bodies as stored, their sizes, and the system flags that follow from them."""
     if set(map(type, bodies)) != _BYTES:
@@ -174,13 +174,13 @@ def _bodies(
     sizes = list(map(len, bodies))
     largest = max(sizes)
     if largest > limits.max_body:
-        raise Wrong("bodies")
+        raise ColumnFault("bodies")
     system_flags = [0] * len(bodies)
     above, codec = limits.compress_above, limits.compression
-    own = lanes.packings(names, above, codec)
+    own = routes.compressions(names, above, codec)
     if own or (above is not None and largest > above):
         bodies = list(bodies)
-        everywhere = Packing(above, codec)
+        everywhere = BodyCompression(above, codec)
         for i, (name, body) in enumerate(zip(names, bodies, strict=True)):
             above, codec = own.get(name, everywhere)
             if above is not None and len(body) > above:
@@ -196,15 +196,15 @@ def _check_tokens(tokens: list[str]) -> None:
     not texts.
     """
     joined = "".join(tokens)
-    if is_separated(joined) or " " in joined or not all(tokens):
-        raise Wrong("keys or ids")
+    if has_separator(joined) or " " in joined or not all(tokens):
+        raise ColumnFault("keys or ids")
 
 
 def _key_columns(keys: Sequence[Any], row: list[Any]) -> tuple[list[str], Sequence[Any]]:
     """All keys in order, and each message's own."""
     if not set(map(type, keys)) <= _LISTS:
         if any(isinstance(k, str) for k in keys):
-            raise Wrong("keys")
+            raise ColumnFault("keys")
         keys = [tuple(k) for k in keys]
     counts = set(map(len, keys))
     if counts == _ONE:
@@ -231,12 +231,12 @@ def _tag_columns(tags: Sequence[str | None], row: list[Any], system_flags: list[
 def _property_columns(properties: Sequence[Mapping[str, str]], row: list[Any]) -> None:
     """The messages' own properties."""
     names: set[str] = set().union(*properties)
-    if not names <= known_names and not learn(names):
-        _property_columns([lasting(p) for p in properties], row)
+    if not names <= checked_names and not check_names(names):
+        _property_columns([without_transient(p) for p in properties], row)
         return
     if not names:
         if not all(isinstance(p, Mapping) for p in properties):
-            raise Wrong("properties")
+            raise ColumnFault("properties")
         return
     counts = set(map(len, properties))
     if len(counts) == 1 and len(names) in counts:
@@ -244,8 +244,8 @@ def _property_columns(properties: Sequence[Mapping[str, str]], row: list[Any]) -
         for name in next(iter(properties)):
             values = list(map(itemgetter(name), properties))
             # Joining also finds a value that is not a text.
-            if is_separated("".join(values)) or not all(values):
-                raise Wrong("properties")
+            if has_separator("".join(values)) or not all(values):
+                raise ColumnFault("properties")
             row += ["".join((name, "\x01")), values, "\x02"]
         return
     texts = list(map("\x01".join, chain.from_iterable(map(_items_of, properties))))
@@ -256,29 +256,29 @@ def _property_columns(properties: Sequence[Mapping[str, str]], row: list[Any]) -
         or "\x01\x02" in joined
         or "\0" in joined
     ):
-        raise Wrong("properties")
+        raise ColumnFault("properties")
     turn = iter(texts)
     row.append(["".join([next(turn) + "\x02" for _ in range(len(p))]) for p in properties])
 
 
 def _group_columns(groups: Sequence[str | None], row: list[Any]) -> None:
-    if "" in groups or is_separated("".join([g for g in groups if g is not None])):
-        raise Wrong("groups")
+    if "" in groups or has_separator("".join([g for g in groups if g is not None])):
+        raise ColumnFault("groups")
     row.append(["" if g is None else "".join((_GROUP, g, "\x02")) for g in groups])
 
 
 def _indexed(
-    keyed: Sequence[int], message_ids: list[str], keys: Sequence[Any], tokens: list[str]
+    key_levels: Sequence[int], message_ids: list[str], keys: Sequence[Any], tokens: list[str]
 ) -> tuple[str, array[int]]:
     """The ids and keys for the key index: the text, and the number of them for each message."""
-    count = len(keyed)
-    if keyed.count(2) == count and len(tokens) == count and all(keys):
+    count = len(key_levels)
+    if key_levels.count(2) == count and len(tokens) == count and all(keys):
         pairs = [""] * (2 * count)
         pairs[0::2], pairs[1::2] = message_ids, tokens
         return SEPARATOR.join(pairs), array("I", (2,)) * count
     taken = [
         (message_id, *mine)[: len(mine) + 1 if wanted == 2 else wanted]
-        for wanted, message_id, mine in zip(keyed, message_ids, keys, strict=True)
+        for wanted, message_id, mine in zip(key_levels, message_ids, keys, strict=True)
     ]
     return SEPARATOR.join(chain.from_iterable(taken)), array("I", map(len, taken))
 
@@ -287,5 +287,5 @@ def _as_bytes(body: object) -> bytes:
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(body)
     if isinstance(body, str):
-        raise Wrong("bodies")
+        raise ColumnFault("bodies")
     return bytes(memoryview(body))  # type: ignore[arg-type]  # any other buffer; TypeError if it is none

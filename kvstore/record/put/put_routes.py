@@ -1,10 +1,11 @@
 """Put routes: everything that a put needs to know of a queue, found by one look-up.
 
-The idea: a topic's facts are computed once for each of its queues in use, as a `Lane`. The
-compression of a topic's bodies is asked earlier, and by name alone: a lane needs an existing topic.
+The idea: a topic's facts are computed once for each of its queues in use, as a `PutRoute`. The
+compression of a topic's bodies is asked earlier, and by name alone: a route needs an existing
+topic.
 
-Invariants: a lane that was computed before a topic changed is never used after `clear`; no topic is
-made for a batch with a refused message.
+Invariants: a route that was computed before a topic changed is never used after `clear`; no topic
+is made for a batch with a refused message.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any, Final, NamedTuple
 
 from xxhash import xxh32_intdigest
 
-from kvstore.record.put.explain import TopicFacts, TopicOf, Wrong
+from kvstore.record.put.explain import ColumnFault, TopicFacts, TopicOf
 
-_LANES_MAX: Final = 1 << 18
+_ROUTES_MAX: Final = 1 << 18
 _INT: Final = {int}
 _INT_OR_NONE: Final = {int, type(None)}
 
 
-class Packing(NamedTuple):
+class BodyCompression(NamedTuple):
     """How bodies are compressed: those with more than `above` bytes; none if that is None. In a
     topic's own settings None and "" stand for the store's.
     """
@@ -33,7 +34,7 @@ class Packing(NamedTuple):
     codec: str
 
 
-class Lane(NamedTuple):
+class PutRoute(NamedTuple):
     """The facts that a put into one queue needs: those of its topic, computed for the queue."""
 
     key: int
@@ -41,12 +42,12 @@ class Lane(NamedTuple):
     overhead: int
     magic: int
     wire: bytes
-    keyed: int
+    key_level: int
     """The keys in the key index: 0 nothing, 1 the unique id, 2 all keys as well."""
 
 
-class Lanes(dict[tuple[str, int], Lane]):
-    """(topic, queue) -> lane; made when first asked for.
+class PutRoutes(dict[tuple[str, int], PutRoute]):
+    """(topic, queue) -> route; made when first asked for.
 
     One look-up a message replaces the topic's look-up, the queue's range check and four attributes:
     110 ns instead of 150 ns.
@@ -57,74 +58,78 @@ class Lanes(dict[tuple[str, int], Lane]):
         find: Callable[[str], TopicFacts | None],
         facts_of: TopicOf,
         make: Callable[[Iterable[str]], None],
-        note: Callable[[int, int], None],
+        on_use: Callable[[int, int], None],
     ) -> None:
         """`find` gives an existing topic; `facts_of` gives one that exists or would be made, or
-        raises; `make` makes topics. `note` gets each used topic's id and hash byte.
+        raises; `make` makes topics. `on_use` gets each used topic's id and hash byte.
         """
         super().__init__()
         self.facts_of = facts_of
         self._make = make
         self._find = find
-        self._packings: dict[str, Packing | None] = {}
-        self._usual: set[str] = set()
+        self._compressions: dict[str, BodyCompression | None] = {}
+        self._without_own: set[str] = set()
         """Topics known to have nothing of their own for that."""
-        self._note = note
+        self._on_use = on_use
         self._lock = Lock()
         self._version = 0
 
-    def __missing__(self, at: tuple[str, int]) -> Lane:
+    def __missing__(self, at: tuple[str, int]) -> PutRoute:
         name, queue = at
         version = self._version
-        topic = self._there(name)
+        topic = self._existing(name)
         if not 0 <= queue < topic.write_queues:
-            raise Wrong("no such queue")
-        self._note(topic.base >> 32, topic.hash_byte)
-        keyed = 0 if not topic.keys_unique else 2 if topic.keys_all else 1
-        lane = Lane(topic.base + queue, topic.overhead, topic.magic, topic.wire, keyed)
+            raise ColumnFault("no such queue")
+        self._on_use(topic.base >> 32, topic.hash_byte)
+        key_level = 0 if not topic.keys_unique else 2 if topic.keys_all else 1
+        route = PutRoute(topic.base + queue, topic.overhead, topic.magic, topic.wire, key_level)
         with self._lock:
-            # A lane that was read while a topic changed is used once and not kept.
+            # A route that was read while a topic changed is used once and not kept.
             if version == self._version:
-                if len(self) >= _LANES_MAX:
+                if len(self) >= _ROUTES_MAX:
                     super().clear()
-                self[at] = lane
-        return lane
+                self[at] = route
+        return route
 
-    def packings(self, names: Iterable[str], above: int | None, codec: str) -> dict[str, Packing]:
+    def compressions(
+        self, names: Iterable[str], above: int | None, codec: str
+    ) -> dict[str, BodyCompression]:
         """The compression of each of these topics that differs from the store's `above` and
         `codec`.
         """
-        if self._usual.issuperset(names):
+        if self._without_own.issuperset(names):
             return {}
         found = {}
         for name in set(names):
-            own = self.packing_of(name)
+            own = self.compression_of(name)
             if own is not None:
-                found[name] = Packing(above if own.above is None else own.above, own.codec or codec)
+                found[name] = BodyCompression(
+                    above if own.above is None else own.above, own.codec or codec
+                )
         return found
 
-    def packing_of(self, name: str) -> Packing | None:
+    def compression_of(self, name: str) -> BodyCompression | None:
         """A topic's own compression; None, mostly, for none."""
         try:
-            return self._packings[name]
+            return self._compressions[name]
         except KeyError:
-            return self._packing(name)
+            return self._read_compression(name)
 
-    def _packing(self, name: str) -> Packing | None:
+    def _read_compression(self, name: str) -> BodyCompression | None:
         version, topic = self._version, self._find(name)
         if topic is None:
             return None
         own = None
         if topic.compress_above is not None or topic.compression is not None:
-            own = Packing(topic.compress_above, topic.compression or "")
+            own = BodyCompression(topic.compress_above, topic.compression or "")
         with self._lock:
             if version == self._version:
-                if len(self._packings) >= _LANES_MAX:
-                    self._packings.clear()
-                    self._usual.clear()
-                self._packings[name] = own
+                if len(self._compressions) >= _ROUTES_MAX:
+                    self._compressions.clear()
+                    self._without_own.clear()
+                self._compressions[name] = own
                 if own is None:
-                    self._usual.add(name)
+                    self._without_own.add(name)
         return own
 
     def find(
@@ -134,39 +139,39 @@ class Lanes(dict[tuple[str, int], Lane]):
         groups: Sequence[str | None],
         sizes: Sequence[int],
         record_max: int,
-    ) -> tuple[Sequence[int], list[Lane]]:
-        """The queues of messages, those that the store draws included, and their lanes. `sizes` are
-        those of the records without their topics' overhead. Topics are made, unless a message has
-        no place in the topic that it would get.
+    ) -> tuple[Sequence[int], list[PutRoute]]:
+        """The queues of messages, those that the store chooses included, and their routes. `sizes`
+        are those of the records without their topics' overhead. Topics are made, unless a message
+        has no place in the topic that it would get.
         """
         kinds = set(map(type, queues))
         if kinds != _INT:
             if not kinds <= _INT_OR_NONE:
-                raise Wrong("the queues")
+                raise ColumnFault("the queues")
             self._make_missing(names, queues, sizes, record_max)
-            queues = self._draw(names, queues, groups)
+            queues = self._choose_queues(names, queues, groups)
         found: list[Any] = list(map(self.get, zip(names, queues, strict=True)))
         if not all(found):
             self._make_missing(names, queues, sizes, record_max)
             found = [self[at] for at in zip(names, queues, strict=True)]
         return queues, found
 
-    def of(self, name: str, queue: int) -> Lane:
-        """One queue's lane."""
+    def route_of(self, name: str, queue: int) -> PutRoute:
+        """One queue's route."""
         if type(queue) is not int:
-            raise Wrong("the queue")
+            raise ColumnFault("the queue")
         return self[name, queue]
 
-    def drawn(self, name: str) -> Lane:
-        """The lane of the queue whose turn it is."""
-        topic = self._there(name)
+    def next_route(self, name: str) -> PutRoute:
+        """The route of the queue whose turn it is."""
+        topic = self._existing(name)
         return self[name, topic.spread(1) % topic.write_queues]
 
-    def _there(self, name: str) -> TopicFacts:
+    def _existing(self, name: str) -> TopicFacts:
         """An existing topic: a single message makes none, and is then handled as a batch."""
         topic = self._find(name)
         if topic is None:
-            raise Wrong("no such topic")
+            raise ColumnFault("no such topic")
         return topic
 
     def _make_missing(
@@ -187,16 +192,16 @@ class Lanes(dict[tuple[str, int], Lane]):
         for name, queue, size in zip(names, queues, sizes, strict=True):
             facts = facts_of[name]
             if queue is not None and not 0 <= queue < facts.write_queues:
-                raise Wrong("no such queue")
+                raise ColumnFault("no such queue")
             if size + facts.overhead > record_max:
-                raise Wrong("sizes")
+                raise ColumnFault("sizes")
         self._make(new)
 
-    def _draw(
+    def _choose_queues(
         self, names: Sequence[str], queues: Sequence[int | None], groups: Sequence[str | None]
     ) -> list[int]:
         """The queues of messages: one group's by the group, the others in turns of their topic."""
-        topics = {name: self._there(name) for name in dict.fromkeys(names)}
+        topics = {name: self._existing(name) for name in dict.fromkeys(names)}
         free = [q is None and g is None for q, g in zip(queues, groups, strict=True)]
         turns = {n: topics[n].spread(count) for n, count in Counter(compress(names, free)).items()}
         drawn: list[int] = []
@@ -213,9 +218,9 @@ class Lanes(dict[tuple[str, int], Lane]):
         return drawn
 
     def clear(self) -> None:
-        """Drop all lanes, since a topic changed."""
+        """Drop all routes, since a topic changed."""
         with self._lock:
             self._version += 1
-            self._packings.clear()
-            self._usual.clear()
+            self._compressions.clear()
+            self._without_own.clear()
             super().clear()

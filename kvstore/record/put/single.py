@@ -17,16 +17,16 @@ from typing import Final
 from kvstore.record.hashing.hash_many import SEPARATOR
 from kvstore.record.layout import FIXED_V1
 from kvstore.record.names import KEYS, UNIQUE_ID
-from kvstore.record.put.batch import One
+from kvstore.record.put.batch import PreparedMessage
 from kvstore.record.put.explain import Limits
 from kvstore.record.put.intern_cache import (
+    checked_names,
     flags_of,
-    is_separated,
-    known_names,
+    has_separator,
     tag_hashes,
     tag_texts,
 )
-from kvstore.record.put.put_routes import Lanes
+from kvstore.record.put.put_routes import PutRoutes
 from kvstore.record.put.unique_ids import UniqueIds
 
 _UNIQUE: Final = UNIQUE_ID + "\x01"
@@ -40,11 +40,11 @@ def prepare_one(
     tag: str | None,
     keys: Sequence[str],
     properties: Mapping[str, str],
-    lanes: Lanes,
+    routes: PutRoutes,
     ids: UniqueIds,
     now_ms: int,
     limits: Limits,
-) -> One | None:
+) -> PreparedMessage | None:
     """An ordinary message as a batch of one; None if it must be looked at as a batch."""
     kind = type(keys)
     if (
@@ -56,13 +56,13 @@ def prepare_one(
         return None
     size = len(body)
     try:
-        packing = lanes.packing_of(topic)
+        compression = routes.compression_of(topic)
         above = limits.compress_above
-        if packing is not None and packing.above is not None:
-            above = packing.above
+        if compression is not None and compression.above is not None:
+            above = compression.above
         if size > limits.max_body or (above is not None and size > above):
             return None
-        message_id = ids.one(now_ms)
+        message_id = ids.make_one(now_ms)
         tag_text, joined = tag_texts[tag], " ".join(keys)
         text = _text(message_id, tag_text, joined, keys, properties)
         if text is None:
@@ -72,19 +72,19 @@ def prepare_one(
         if len(raw) > limits.max_properties or size > limits.max_record - FIXED_V1:
             return None
         # The topic comes last, because asking for one may make it.
-        lane = lanes.drawn(topic) if queue is None else lanes.of(topic, queue)
+        route = routes.next_route(topic) if queue is None else routes.route_of(topic, queue)
     except (TypeError, ValueError):
         return None
-    size += lane.overhead
+    size += route.overhead
     if size > limits.max_record:
         return None
-    indexed, count = message_id, lane.keyed
+    indexed, count = message_id, route.key_level
     if count == 2:
         count = 1 + len(keys)
         if keys:
             indexed = f"{message_id}{SEPARATOR}{joined.replace(' ', SEPARATOR)}"
-    return One(
-        lane, message_id, body, raw, size, flags_of(tag_text), tag_hashes[tag], indexed, count
+    return PreparedMessage(
+        route, message_id, body, raw, size, flags_of(tag_text), tag_hashes[tag], indexed, count
     )
 
 
@@ -99,8 +99,8 @@ def _text(
         parts[2:3] = _KEYS, joined, "\x02"
     given = joined
     for name, value in properties.items():
-        if name not in known_names or not value:
+        if name not in checked_names or not value:
             return None
         parts += name, "\x01", value, "\x02"
         given += value
-    return None if is_separated(given) else "".join(parts)
+    return None if has_separator(given) else "".join(parts)

@@ -34,12 +34,12 @@ class UniqueIds:
         self._stem = ""
         self._begin(0)
 
-    def take(self, now_ms: int, count: int) -> list[str]:
+    def make(self, now_ms: int, count: int) -> list[str]:
         """`count` new ids."""
         ids: list[str] = []
         while len(ids) < count:
             part = min(count - len(ids), 1 << 16)
-            stem, first = self._take(now_ms, part)
+            stem, first = self._reserve(now_ms, part)
             end = first + part
             ids += [stem + c for c in _HEX4[first:end]]
             if end > 1 << 16:
@@ -49,25 +49,25 @@ class UniqueIds:
     def fill(self, given: Sequence[str | None], now_ms: int) -> list[str]:
         """`given` with a new id in the place of each None."""
         missing = given.count(None)
-        made = self.take(now_ms, missing) if missing else []
+        made = self.make(now_ms, missing) if missing else []
         if missing == len(given):
             return made
         turn = iter(made)
         return [next(turn) if i is None else i for i in given]
 
-    def one(self, now_ms: int) -> str:
+    def make_one(self, now_ms: int) -> str:
         """One new id."""
         with self._lock:
             if now_ms == self._now and self._used < 1 << 16:
-                # As `_take`, in the millisecond of the last call, whose stem is still good.
+                # As `_reserve`, in the millisecond of the last call, whose stem is still good.
                 first = self._counter
                 self._used += 1
                 self._counter = (first + 1) & 0xFFFF
                 return self._stem + _HEX4[first]
-        stem, first = self._take(now_ms, 1)
+        stem, first = self._reserve(now_ms, 1)
         return stem + _HEX4[first]
 
-    def _take(self, now_ms: int, count: int) -> tuple[str, int]:
+    def _reserve(self, now_ms: int, count: int) -> tuple[str, int]:
         with self._lock:
             if now_ms > self._now:
                 self._begin(now_ms)

@@ -120,7 +120,7 @@ class Maker:
         return PlacedRecords(records, topic_of, queue, offset, position)
 
     def _new_ids(self, count: int) -> list[str]:
-        return self._ids.take(self._clock.now_ms(), count)
+        return self._ids.make(self._clock.now_ms(), count)
 
     def _number(self, name: str) -> int:
         found = self._numbers.get(name)
