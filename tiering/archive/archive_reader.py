@@ -1,14 +1,14 @@
 """Archive reader: one open archive, whose blocks are read by ranges.
 
-The idea: the end of the file says where everything is. Directory, filter and fences come with it in
-at most two reads, and each is decoded when it is first needed, so that thousands of archives open
-at once. A message then costs one read of its block. Finding it by position costs one read more, of
-the chunk that says where the message lies. Finding it by key costs another, of the chunk that says
-which messages have the key.
+The idea: the end of the file says where everything is. Directory, filter and fences stand there,
+too. They are read with it, or when they are first needed (`open_lazily`), and decoded when they are
+first needed, so that thousands of archives are open at once. A message then costs one read of its
+block. Finding it by position costs one read more, of the chunk that says where the message lies.
+Finding it by key costs another, of the chunk that says which messages have the key.
 
 Invariants: bytes that differ from those written raise ArchiveDamaged with the archive's name, or
-have no effect; damage costs the messages of its group only; nothing is allocated that the checked
-bytes do not pay for; an archive is never written to, so any number of threads may read it.
+have no effect; a damaged block costs the messages of its group only; nothing is allocated that the
+checked bytes do not pay for; an archive is never written to, so any number of threads may read it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tiering.archive.columns.packed import I64
 from tiering.archive.groups import Groups
 from tiering.archive.layout import CHUNKED, HEADER_SIZE, OPENING_READ, PART_HEAD, Section, Sizes
 from tiering.archive.lookup import positions
-from tiering.archive.lookup.directory import Directory, DirectoryRows, GroupPlace, decode_rows
+from tiering.archive.lookup.directory import Directory, DirectoryRows, GroupExtent, decode_rows
 from tiering.archive.lookup.key_index import KeyFences
 from tiering.archive.lookup.positions import PositionColumns, PositionFences
 from tiering.archive.manifest import Manifest, decode_manifest, with_figures
@@ -75,13 +75,13 @@ __all__ = ["Archive", "FoundMessage", "Source", "read_tail"]
 T = TypeVar("T")
 
 _RUN_MAX: Final = 64
-"""Chunks that are read together, at most."""
-_TIMES: Final = {Section.MANIFEST: 18}
+"""The most chunks that one read gets."""
+_MEMORY_FACTORS: Final = {Section.MANIFEST: 18}
 """Memory that a decoded section takes, as a multiple of its payload, where the section can't say
 itself. The manifest: with and without its figures, as objects.
 """
-_WHOLE_KEY: Final = 8
-"""Bits of a key hash that belong to the topic."""
+_TOPIC_BITS: Final = 8
+"""The lowest bits of a key hash, which belong to the topic."""
 
 
 class FoundMessage(NamedTuple):
@@ -112,7 +112,7 @@ class Archive:
         self._tail_at = source.size - size
         self._raw: dict[Section, bytes] = {}
         self._decoded: dict[Section, int] = {}
-        """About how many bytes each part takes that is decoded and kept."""
+        """About how many bytes each decoded section takes in memory."""
         self.on_growth: Callable[[], None] | None = None
         """Called when `memory_bytes` has changed."""
         if isinstance(tail, bytes):
@@ -128,9 +128,8 @@ class Archive:
         """Opens the archive of a source.
 
         `tail` is the result of an earlier `read_tail` and spares the reads. If it is a source of
-        its own (a file of a local cache), it stays there until a part of it is needed, so that
-        thousands of open archives take next to nothing. A part with a crc32c of its own is checked
-        when it is first needed. Raises ArchiveDamaged, FormatTooNew.
+        its own (a file of a local cache), each section is read from it when it is first needed. A
+        part's crc32c is checked when the part is decoded. Raises ArchiveDamaged, FormatTooNew.
         """
         return cls(source, read_tail(source) if tail is None else tail, keys)
 
@@ -138,7 +137,7 @@ class Archive:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The archive's description of itself; kept once it was asked for."""
+        """The archive's description of itself, with the figures of its topics."""
         with self._damage("section MANIFEST"):
             return with_figures(self._manifest, self.rows())
 
@@ -215,8 +214,8 @@ class Archive:
         return self.block_of(number, self.read_group(number))
 
     def read_group(self, number: int) -> BlockGroup:
-        """Reads the group of a block (`directory.group_of`), by one ranged read. A caller that
-        keeps groups has all their blocks by `block_of` without a read. Raises ArchiveDamaged,
+        """Reads the group of a block (`directory.group_of`), by one ranged read. `block_of` then
+        gives each block of the group without another read. Raises ArchiveDamaged,
         KeyMissing.
         """
         place = self.directory.group(number)
@@ -229,7 +228,7 @@ class Archive:
             return group.block(number - group.number)
 
     def groups(self) -> Iterator[BlockGroup]:
-        """All groups, one after the other. Raises ArchiveDamaged, KeyDestroyed."""
+        """All groups, one after the other. Raises ArchiveDamaged, KeyDestroyed, KeyMissing."""
         for place in self.all_groups():
             yield self.decode_group(place, read_exactly(self.source, place.at, sum(place.sizes)))
 
@@ -238,12 +237,12 @@ class Archive:
         return Groups(self.rows())
 
     def read_blocks(self, blocks: range) -> Iterator[Block]:
-        """Neighbouring blocks, by one ranged read, for a caller that reads on. Raises as
-        `read_block` does, when it comes to the block in question.
+        """Neighbouring blocks, by one ranged read. Raises as `read_block` does, when the caller
+        comes to the damaged block.
         """
         if not blocks:
             return
-        place = self.directory.place
+        place = self.directory.extent
         begin = place(blocks[0])[0]
         last, sizes = place(blocks[-1])
         data = memoryview(read_exactly(self.source, begin, last + sum(sizes) - begin))
@@ -255,13 +254,13 @@ class Archive:
                 group = self.decode_group(found, part, asked=number)
             yield self.block_of(number, group)
 
-    def lazy_group(self, place: GroupPlace) -> BlockGroup:
-        """A group without its bodies, which are read when they are needed: for a caller that looks
-        at the other columns only, or at them first. Raises as `read_group` does.
+    def lazy_group(self, place: GroupExtent) -> BlockGroup:
+        """A group whose bodies are read when they are first needed, for a caller that looks at the
+        other columns only, or at them first. Raises as `read_group` does.
         """
         at, sizes, _ = place
         heads = sizes[0] + sizes[1]
-        # With the first bytes of the bodies, which say how much the bodies take.
+        # The head of the bodies' part comes along: it states their decoded size.
         data = read_exactly(self.source, at, heads + PART_HEAD.size)
         return self.decode_group(
             place, data, bodies=lambda: read_exactly(self.source, at + heads, sizes[2])
@@ -269,14 +268,14 @@ class Archive:
 
     def decode_group(
         self,
-        place: GroupPlace,
+        place: GroupExtent,
         data: bytes | memoryview,
         *,
         asked: int | None = None,
         bodies: Callable[[], bytes] | None = None,
     ) -> BlockGroup:
         """Decodes a group from its bytes, which may have been read together with other groups'.
-        Errors are about the block `asked`, or else about the group's first block.
+        Errors name the block `asked`, or else the group's first block.
         """
         _, sizes, members = place
         topics = self._topics
@@ -295,7 +294,8 @@ class Archive:
             )  # fmt: skip
 
     def _stated_sizes(self, data: bytes | memoryview, sizes: Sizes) -> Sizes:
-        """The decoded sizes that the parts state; the directory's figures are not in memory."""
+        """The decoded sizes that the parts state. Of the directory's figures only the largest is in
+        memory."""
         ends = (0, sizes[0], sizes[0] + sizes[1])
         fixed, properties, bodies = (PART_HEAD.unpack_from(data, at)[1] for at in ends)
         most = self.directory.decoded_max
@@ -314,7 +314,7 @@ class Archive:
 
     # --- by position, by key ---
 
-    def place(self, position: int) -> tuple[int, int] | None:
+    def locate(self, position: int) -> tuple[int, int] | None:
         """Block and row of the message at a log position, by one ranged read; None if there is
         none.
 
@@ -341,14 +341,14 @@ class Archive:
     def find_places(
         self, low: int, high: int, begin: int | None = None, end: int | None = None
     ) -> list[FoundMessage]:
-        """The same messages, each with its block and row, which spares asking `place`.
+        """The same messages, each with its block and row, so that `locate` need not be asked.
 
         For one key (in one topic, or in any: `kvstore.record.hashing.hashes`) the filter is asked
-        first. Every message that has the key is found; a message that has not is seldom among them.
-        None if no message was stored between the times `begin` and `end`, both included; otherwise
-        messages of other times are found as well. Raises ArchiveDamaged.
+        first. Every message that has the key is found; one that lacks it is rarely among them. The
+        list is empty if no message was stored between the times `begin` and `end`, both included;
+        otherwise messages of other times are found as well. Raises ArchiveDamaged.
         """
-        first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
+        first, last = low >> _TOPIC_BITS, high >> _TOPIC_BITS
         if self.denies(low, high):
             return []
         fences = self.key_fences
@@ -357,7 +357,7 @@ class Archive:
         ranks = [
             fences.find(chunk, payload, first, last)
             for chunk, payload in self._chunks(
-                Section.KEY_INDEX, fences.chunks_of(first, last), fences.place
+                Section.KEY_INDEX, fences.chunks_of(first, last), fences.extent
             )
         ]
         if not ranks:
@@ -369,8 +369,8 @@ class Archive:
         return [one for one in found if low & 0xFF <= self._topic_byte(one.block) <= high & 0xFF]
 
     def denies(self, low: int, high: int) -> bool:
-        """Whether the filter excludes every key with such a hash; nothing is read for that."""
-        first, last = low >> _WHOLE_KEY, high >> _WHOLE_KEY
+        """Whether the filter excludes every key with such a hash; no chunk and no block is read."""
+        first, last = low >> _TOPIC_BITS, high >> _TOPIC_BITS
         return first == last and self.filter is not None and not self.filter.may_hold(first)
 
     def may_hold_time(self, begin: int | None, end: int | None) -> bool:
@@ -385,12 +385,12 @@ class Archive:
         fences = self.key_fences
         if fences is not None:
             for chunk in range(fences.chunks):
-                for _, payload in self._chunks(Section.KEY_INDEX, [chunk], fences.place):
+                for _, payload in self._chunks(Section.KEY_INDEX, [chunk], fences.extent):
                     with self._damage("the key index"):
                         pairs = fences.decode(chunk, payload)
                     yield pairs
 
-    def placed(self) -> Iterator[PositionColumns]:
+    def position_chunks(self) -> Iterator[PositionColumns]:
         """The whole position index, chunk by chunk."""
         fences = self.position_fences
         if fences is not None:
@@ -417,9 +417,9 @@ class Archive:
 
     def _placed(self, chunks: Iterable[int]) -> Iterator[tuple[int, PositionColumns]]:
         fences = self.position_fences
-        assert fences is not None, "whoever has chunks has fences"
+        assert fences is not None, "the caller had the chunks from the fences"
         directory = self.directory
-        for chunk, payload in self._chunks(Section.POSITION_INDEX, chunks, fences.place):
+        for chunk, payload in self._chunks(Section.POSITION_INDEX, chunks, fences.extent):
             with self._damage("the position index"):
                 placed = positions.decode_chunk(payload, fences.count(chunk))
                 if int(placed.blocks.max()) >= directory.blocks or int(placed.blocks.min()) < 0:
@@ -485,7 +485,7 @@ class Archive:
             payload = PLAIN.decode(raw)
             decoded = decode(payload)
         if is_kept:
-            taken = getattr(decoded, "memory_bytes", len(payload) * _TIMES.get(kind, 1))
+            taken = getattr(decoded, "memory_bytes", len(payload) * _MEMORY_FACTORS.get(kind, 1))
             self._decoded[kind] = taken
             if self.on_growth is not None:
                 self.on_growth()
@@ -493,7 +493,7 @@ class Archive:
 
     @contextmanager
     def _damage(self, what: str) -> Iterator[None]:
-        """Adds to an error the archive's name and the part that was at fault."""
+        """Adds to an error the archive's name and the damaged part."""
         try:
             yield
         except (FormatError, ArchiveDamaged) as error:

@@ -25,7 +25,7 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_decoder import decode_headers
-from tiering.archive.columns.header_fields import Columns, OffsetRanges, Owners
+from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges, Owners
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.property_decoder import (
     PropertyColumns,
@@ -50,7 +50,8 @@ class BlockGroup:
     """A group as it was read; each of its blocks costs next to nothing.
 
     `decoded_sizes` are those of its parts. `archive` and `number` (of the first block) are named in
-    its errors. Each part is checked and decoded when it is first needed, and then kept. Where
+    its errors. Each part is checked and decoded when it is first needed; columns, fields of
+    properties and bodies are then kept. Where
     `bodies` reads the last part, `data` is without that part. Any number of threads may use a
     group.
     """
@@ -79,10 +80,10 @@ class BlockGroup:
         self._secret = secret
         self.archive = archive
         self.number = number
-        self._columns: Columns | None = None
+        self._columns: HeaderColumns | None = None
         self._properties: list[bytes] | None = None
         self._property_columns: PropertyColumns | None = None
-        """Set if they were decoded together with other groups'."""
+        """Set if the group was read with others (`read_columns`)."""
         self._payload: bytes | None = None
         self._begins: list[int] = [0, *accumulate(blocks.ranges.counts.tolist())]
         self._text_bytes = sum(decoded_sizes)
@@ -120,13 +121,13 @@ class BlockGroup:
         ends = columns.ends
         properties = [] if columns.is_whole else self.properties[begin:end]
         if columns.is_ordinary and columns.sizes is None:
-            # Once for all blocks; each would have to work it out again.
+            # Worked out once for all blocks of the group.
             columns.record_sizes(self._owners, self.properties)
             columns.hosts  # noqa: B018 -- kept for all as well
         bodies = self.bodies[int(ends[begin]) : int(ends[end])]
         size = len(bodies) + sum(map(len, properties))
         block = Block(self, topic, queue, columns.part(begin, end), size)
-        block.take(properties, bodies)
+        block.detach(properties, bodies)
         return block
 
     def check(self) -> None:
@@ -135,7 +136,7 @@ class BlockGroup:
             for kind in PartKind:
                 self._decode(kind)
         except ArchiveDamaged as error:
-            raise self.named(error) from None
+            raise self.located(error) from None
 
     def records(self) -> list[bytes]:
         """The records of all blocks, as they were in the log. Raises ArchiveDamaged."""
@@ -146,7 +147,7 @@ class BlockGroup:
         try:
             return columns.records(0, self.count, self._owners, bodies, self.properties)
         except ArchiveDamaged as error:
-            raise self.named(error) from None
+            raise self.located(error) from None
 
     def record_sizes(self) -> Column:
         """The sizes of the records of all blocks; bodies are not read for that."""
@@ -164,7 +165,7 @@ class BlockGroup:
         return Owners(each, np.repeat(np.array(self.members.queues, np.int64), counts))
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> HeaderColumns:
         """The fixed head fields of all messages. Raises ArchiveDamaged."""
         found = self._columns
         if found is None:
@@ -173,7 +174,7 @@ class BlockGroup:
                 (found,) = decode_headers([payload], [self.members.ranges])
                 self._columns = found
             except ArchiveDamaged as error:
-                raise self.named(error) from None
+                raise self.located(error) from None
         return found
 
     @property
@@ -186,7 +187,7 @@ class BlockGroup:
                 if len(found) != int(self.columns.ends[-1]):
                     raise ArchiveDamaged("the bodies are not as long as their lengths say")
             except ArchiveDamaged as error:
-                raise self.named(error) from None
+                raise self.located(error) from None
             self._payload = found
         return found
 
@@ -208,7 +209,7 @@ class BlockGroup:
             payload = self._decode(PartKind.PROPERTIES)
             return decode_properties([payload], [self.columns.born_at])[0]
         except ArchiveDamaged as error:
-            raise self.named(error) from None
+            raise self.located(error) from None
 
     def _decode(self, kind: PartKind) -> bytes:
         index, later = kind - 1, self._read_bodies
@@ -229,7 +230,7 @@ class BlockGroup:
             raise ArchiveDamaged(f"a part should take {size} bytes, but takes {len(payload)}")
         return payload
 
-    def named(self, error: ArchiveDamaged) -> ArchiveDamaged:
+    def located(self, error: ArchiveDamaged) -> ArchiveDamaged:
         """The error with the archive and the blocks that it is about."""
         if error.archive:
             return error
@@ -279,7 +280,7 @@ class Block:
     """Messages of one queue; see the module. Any number of threads may read it."""
 
     def __init__(
-        self, group: BlockGroup, topic: str, queue: int, columns: Columns, text_bytes: int
+        self, group: BlockGroup, topic: str, queue: int, columns: HeaderColumns, text_bytes: int
     ) -> None:
         self._group: BlockGroup | None = group
         self._where = group.archive, group.number
@@ -293,13 +294,13 @@ class Block:
         self.memory_bytes = text_bytes + self.count * _ROW_BYTES
         self._texts: tuple[list[bytes], bytes] | None = None
 
-    def take(self, properties: list[bytes], bodies: bytes) -> None:
-        """Takes the block's own share, and lets go of the group."""
+    def detach(self, properties: list[bytes], bodies: bytes) -> None:
+        """Gives the block its own rows of properties and bodies; it holds its group no longer."""
         self._texts = properties, bodies
         self._group = None
 
     def check(self) -> None:
-        """Decodes all parts. Raises ArchiveDamaged."""
+        """Puts all records together, for which every column is decoded. Raises ArchiveDamaged."""
         self.records()
 
     def messages(self, start: int, stop: int, *, check_crc: bool = True) -> list[StoredMessage]:
@@ -368,7 +369,7 @@ class Block:
     def _bodies(self, start: int, stop: int) -> list[bytes]:
         texts, group = self._texts, self._group
         if texts is None:
-            assert group is not None, "a block has a group or what it needs of it"
+            assert group is not None, "a block has its group, or its own rows"
             payload = group.bodies
         else:
             payload = texts[1]
@@ -379,7 +380,7 @@ class Block:
     def _properties(self) -> list[bytes]:
         texts, group = self._texts, self._group
         if texts is None:
-            assert group is not None, "a block has a group or what it needs of it"
+            assert group is not None, "a block has its group, or its own rows"
             return group.properties
         return texts[0]
 

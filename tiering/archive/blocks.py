@@ -28,14 +28,14 @@ from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.lookup.keyed import Levels, digests_in_columns, digests_of, is_taken_back
+from tiering.archive.lookup.keyed import KeyLevels, digests_in_columns, digests_of, is_rolled_back
 from tiering.archive.manifest import ArchivedTopic
 from tiering.keys.crypto import KeyProvider
 
 BATCH_BYTES: Final = 8 << 20
 """Raw bytes that are encoded together, about 8 MiB."""
 MESSAGES_MAX: Final = (1 << 32) - 1
-"""A message's rank takes 32 bits in memory."""
+"""A message's rank takes 32 bits in the key index."""
 _ROW_COLUMNS: Final = 2 + len(BlockRows._fields)
 _GROUP_COLUMNS: Final = 7
 
@@ -104,7 +104,7 @@ class TopicToWrite:
             topic = msgspec.structs.replace(topic, key_id=key_id)
         self.topic = topic
         self.secret = key.secret if key is not None else None
-        self.levels = Levels(topic)
+        self.levels = KeyLevels(topic)
 
 
 class _Queue(NamedTuple):
@@ -182,7 +182,7 @@ class BlockWriter:
         spans: list[BlockSpan] = []
         at = begin = 0
         left = fields.count
-        for (number, queue), count in self._stretches():
+        for (number, queue), count in self._queue_counts():
             topic = self._topics[number]
             if queue == NO_QUEUE:
                 fields.offset[at : at + count] = fields.position[at : at + count]
@@ -210,7 +210,7 @@ class BlockWriter:
             self._waiting.append(_Queue(number, queue, rest))
             self._waiting_bytes = int(rest.sizes.sum())
 
-    def _stretches(self) -> Iterable[tuple[tuple[int, int], int]]:
+    def _queue_counts(self) -> Iterable[tuple[tuple[int, int], int]]:
         """The waiting queues, each with its number of records."""
         counts: dict[tuple[int, int], int] = {}
         for some in self._waiting:
@@ -219,16 +219,16 @@ class BlockWriter:
         return counts.items()
 
     def _check_order(self, offsets: I64) -> None:
-        stretches = list(self._stretches())
+        queues = list(self._queue_counts())
         wrong = np.zeros(len(offsets), np.bool_)
         wrong[1:] = offsets[1:] <= offsets[:-1]
-        begins = bounds_of([count for _, count in stretches])[:-1]
+        begins = bounds_of([count for _, count in queues])[:-1]
         wrong[begins] = False
         last = self._last
-        wrong[0] = last is not None and last[:2] == stretches[0][0] and offsets[0] <= last[2]
+        wrong[0] = last is not None and last[:2] == queues[0][0] and offsets[0] <= last[2]
         if bool(wrong.any()):
             at = int(np.searchsorted(begins, np.argmax(wrong), side="right")) - 1
-            number, queue = stretches[at][0]
+            number, queue = queues[at][0]
             name = self._topics[number].topic.name
             raise CallerError(f"the offsets of queue {queue} of {name!r} do not rise")
 
@@ -263,17 +263,17 @@ class BlockWriter:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         each = [self._topics[span.topic_number].levels for span in spans]
         if any(found.changes for found in each):
-            stretches = [fields.positions[span.start : span.stop] for span in spans]
-            levels = np.concatenate([a.of(b) for a, b in zip(each, stretches, strict=True)])
+            positions = [fields.positions[span.start : span.stop] for span in spans]
+            levels = np.concatenate([a.of(b) for a, b in zip(each, positions, strict=True)])
         else:
             counts = [span.stop - span.start for span in spans]
             levels = np.repeat(np.array([found.only for found in each], np.int64), counts)
         for span in spans:
             if span.queue == NO_QUEUE:
                 some = slice(span.start, span.stop)
-                levels[some][is_taken_back(fields.system_flags[some])] = 0
-        if fields.even is not None:
-            return digests_in_columns(fields.even.columns, levels)
+                levels[some][is_rolled_back(fields.system_flags[some])] = 0
+        if fields.uniform is not None:
+            return digests_in_columns(fields.uniform.columns, levels)
         digests, rows = array("q"), array("q")
         for row, level in enumerate(levels.tolist()):
             for digest in digests_of(fields.property_list[row], level):

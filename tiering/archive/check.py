@@ -1,11 +1,12 @@
-"""Check: compares everything in an archive with everything else in it.
+"""Check: compares the sections of an archive with each other and with its records.
 
 The idea: `kvmq tier verify` asks for this check, and so does the worker before it lets a segment
 go. Each checksum is verified. Each block is decoded, and its records are checked as if they came
-from the log. The directory's figures and both indexes are compared with the records.
+from the log. The directory's figures and both indexes are compared with the records, the manifest's
+counts with the directory.
 
-Invariants: each fault is reported, and the check goes on with all that can still be read; memory is
-a few blocks and a few dozen bytes a message.
+Invariants: a faulty part is reported at least once, and the check goes on with the parts that can
+still be read; memory is a few blocks and a few dozen bytes a message.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tiering.archive.layout import (
     NO_QUEUE,
 )
 from tiering.archive.lookup.directory import DirectoryRows
-from tiering.archive.lookup.keyed import Levels, digests_of
+from tiering.archive.lookup.keyed import KeyLevels, digests_of
 
 _SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
@@ -84,7 +85,7 @@ class _Check:
         self._is_read = np.zeros(self._total, np.bool_)
         self._is_keyed = np.zeros(self._total, np.bool_)
         """Messages whose keys are known: the message was read, and its record is whole."""
-        self._levels = [Levels(topic) for topic in archive.manifest.topics]
+        self._levels = [KeyLevels(topic) for topic in archive.manifest.topics]
         self._last: tuple[int, BlockGroup] | None = None
         self._digests = array("I")
         self._keyed = array("I")
@@ -108,8 +109,6 @@ class _Check:
 
     def _manifest(self) -> Iterator[Problem]:
         said, rows = self._archive.manifest, self._rows
-        if len(said.topics) != len(rows.topic_ids):
-            yield self._problem("manifest and directory do not have the same topics")
         figures = (said.blocks, said.messages, said.raw_bytes)
         found = (len(rows.messages), self._total, int(rows.raw_bytes.sum()))
         if figures != found:
@@ -176,7 +175,7 @@ class _Check:
         return self._last[1]
 
     def _checksums(self, number: int) -> Iterator[str]:
-        at, sizes = self._archive.directory.place(number)
+        at, sizes = self._archive.directory.extent(number)
         for size in sizes:
             part = self._archive.source.read(at, size)
             if google_crc32c.value(part[: -CRC.size]) != CRC.unpack(part[-CRC.size :])[0]:
@@ -206,7 +205,7 @@ class _Check:
     def _position_index(self, ordinals: I64) -> Iterator[str]:
         """Checks the position index; fills in the number of each rank's message."""
         rank, before = 0, None
-        for placed in self._archive.placed():
+        for placed in self._archive.position_chunks():
             count = len(placed.positions)
             if rank + count > self._total:
                 break
@@ -234,7 +233,7 @@ class _Check:
         if archive.filter is not None and (denied := archive.filter.denied(digests)):
             yield f"the filter denies {denied} keys that records have"
         drop = archive.key_fences.drop if archive.key_fences is not None else 0
-        in_records = _joint(digests >> drop, np.frombuffer(self._keyed, np.uint32))
+        in_records = _as_pairs(digests >> drop, np.frombuffer(self._keyed, np.uint32))
         in_index = []
         for kept, ranks in archive.key_pairs():
             if bool((ranks >= self._total).any()):
@@ -242,7 +241,7 @@ class _Check:
                 return
             numbers = ordinals[ranks]
             is_keyed = self._is_keyed[numbers]
-            in_index.append(_joint(kept[is_keyed], numbers[is_keyed]))
+            in_index.append(_as_pairs(kept[is_keyed], numbers[is_keyed]))
         found = np.unique(np.concatenate(in_index)) if in_index else np.zeros(0, np.int64)
         missing = len(np.setdiff1d(in_records, found, assume_unique=True))
         if missing or len(found) != len(in_records):
@@ -250,7 +249,7 @@ class _Check:
             yield f"the key index lacks {missing} keys that records have, and has {spare} others"
 
 
-def _joint(
+def _as_pairs(
     digests: I64,
     numbers: NDArray[np.integer],
 ) -> I64:

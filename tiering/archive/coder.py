@@ -4,9 +4,9 @@ The idea: one object for one archive, which knows codec and level. A payload tha
 smaller is kept as it is. Zstandard's frames are written without magic, sizes and checksum, since a
 part has its own: for a dozen messages they would be a measurable share.
 
-Invariants: the crc32c is verified before anything else; no more is allocated than a part says, and
-a part may say at most what the caller allows; the same payload and settings give the same bytes.
-Any number of threads may decode; one at a time may encode.
+Invariants: the crc32c is verified before anything is decoded; nothing is allocated that is larger
+than a part states, and a part may state at most what the caller allows; the same payload and
+settings give the same bytes. Any number of threads may decode; one at a time may encode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lz4.block
 import zstandard
 
 from kvstore.errors import ArchiveDamaged, ConfigError
-from tiering.archive.columns.hex_ids import apart, together
+from tiering.archive.columns.hex_ids import extract_ids, restore_ids
 from tiering.archive.layout import (
     CRC,
     DECODED_MAX,
@@ -40,7 +40,7 @@ LEVEL_DEFAULTS: Final[dict[CodecName, int]] = {"zstd": 3, "lz4": 0}
 LEVELS: Final = {"zstd": (1, 22), "lz4": (0, 12)}
 """The lowest and the highest level of each codec."""
 _LZ4_HIGH: Final = 3
-"""From this level on lz4 takes its time; below it all levels are alike, and fast."""
+"""From this level on lz4 searches longer; below it all levels give the same bytes."""
 
 _FORMAT: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
 _PLAIN_FRAME: Final = 0
@@ -111,10 +111,10 @@ class Coder:
         topic: int = 0,
         secret: bytes | None = None,
     ) -> bytes:
-        """Encodes a payload as a part. `thorough` is for payloads that compress less than others
-        do, `digits` for text that may have ids.
+        """Encodes a payload as a part. `thorough` searches longer for repetition, `digits` takes
+        hexadecimal ids out before.
         """
-        found = apart(payload) if digits else None
+        found = extract_ids(payload) if digits else None
         codec, coded = self._compress(found.text if found else payload, thorough)
         if found:
             _, packed = self._compress(found.digits, False)
@@ -182,7 +182,7 @@ class Coder:
         plain = LZ4 if codec == LZ4 else ZSTD
         how = RAW if packed_size == digits_size else plain
         digits = self._sized(how, coded[begin:end], digits_size)
-        return together(self._sized(codec, coded[end:], text_size), digits, size)
+        return restore_ids(self._sized(codec, coded[end:], text_size), digits, size)
 
     def _sized(self, codec: int, coded: memoryview, size: int) -> bytes:
         payload = self._decompress(codec, coded, size)

@@ -3,8 +3,8 @@
 The idea: an archive must be readable without the store that made it, wherever it came from. `kvmq
 dump` prints the values that this module gives.
 
-Invariant: whatever the bytes, each readable part is given, and each unreadable one is given as a
-`Problem`.
+Invariant: a damaged block or record is given as a `Problem`, and those behind it are still given. A
+damaged manifest or directory raises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tiering.archive.layout import HEADER_MAGIC, NO_QUEUE, TRAILER_MAGIC
 
 
 def looks_like_archive(head: bytes, end: bytes) -> bool:
-    """Whether a file with this begin and end is an archive, perhaps a damaged one."""
+    """Whether a file that begins and ends like this is an archive, perhaps a damaged one."""
     return head.startswith(HEADER_MAGIC) or end.endswith(TRAILER_MAGIC)
 
 
@@ -49,7 +49,7 @@ def blocks(
         name = names[row.topic_number]
         if row.queue == NO_QUEUE:
             fields["queue"] = None
-        place, part_sizes = archive.directory.place(number)
+        place, part_sizes = archive.directory.extent(number)
         yield {"block": number, "topic": name, **fields, "place": place, "part_sizes": part_sizes}
 
 

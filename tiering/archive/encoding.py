@@ -18,7 +18,7 @@ import numpy as np
 
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_fields import encode_fixed, encode_whole
-from tiering.archive.columns.integers import Column, by_bytes
+from tiering.archive.columns.integers import Column, cut_by_bytes
 from tiering.archive.columns.properties import encode_properties
 from tiering.archive.columns.records import Fields
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, BLOCK_ROWS_MAX, NO_QUEUE, PartKind, Sizes
@@ -78,7 +78,7 @@ def cut(
     sizes: Column, start: int, stop: int, block_bytes: int = BLOCK_BYTES_DEFAULT
 ) -> list[tuple[int, int]]:
     """The rows from `start` to `stop` as blocks of at most `block_bytes`, or of one row."""
-    pieces = by_bytes(sizes[start:stop], block_bytes, BLOCK_ROWS_MAX)
+    pieces = cut_by_bytes(sizes[start:stop], block_bytes, BLOCK_ROWS_MAX)
     return [(start + a, start + b) for a, b in pieces]
 
 
@@ -220,7 +220,7 @@ def payloads_of(
     if not ((counts := np.diff(bounds)) > 0).all() or (counts > BLOCK_ROWS_MAX).any():
         raise ValueError("groups must have 1 to 65,536 rows")
     fixed = encode_fixed(fields, bounds, inner)
-    properties = encode_properties(fields.property_list, fields.even, bounds, fields.born_at)
+    properties = encode_properties(fields.property_list, fields.uniform, bounds, fields.born_at)
     bodies = fields.body_list
     found = []
     for i, (begin, end) in enumerate(pairwise(bounds.tolist())):

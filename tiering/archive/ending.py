@@ -42,20 +42,20 @@ from tiering.archive.manifest import (
     ArchivedTopic,
     Manifest,
     encode_manifest,
-    figured,
+    topic_figures,
 )
 from tiering.keys.crypto import KeyProvider
 
 BITS_A_KEY: Final = 10
 BITS_A_MESSAGE: Final = 12
 """Bits of the filter for each message. With 12, directory, filter and fences stay below two bytes a
-message. Of keys that are nowhere, one in twenty costs a read of a small chunk of the key index;
-none costs a read of a block.
+message. Of keys that are nowhere, about one in twenty costs a read of a small chunk of the key
+index, and about one in 300 a read of a block.
 """
 
 
 class Sink(Protocol):
-    """The output of an archive; its maker closes it."""
+    """The output of an archive; the caller closes it."""
 
     def write(self, data: bytes, /) -> object:
         """Takes the next bytes."""
@@ -207,7 +207,7 @@ class _Ending:
             last_position=int(self._positions.max()) if some else 0,
             first_stored_at=int(rows[7].min()) if some else 0,
             last_stored_at=int(rows[8].max()) if some else 0,
-            topics=figured(self._topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
+            topics=topic_figures(self._topics, rows[0], rows[4], rows[9], rows[7], rows[8]),
         )
 
 

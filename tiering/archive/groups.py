@@ -15,7 +15,7 @@ import numpy as np
 from tiering.archive.columns.integers import bounds_of
 from tiering.archive.columns.packed import I64
 from tiering.archive.layout import HEADER_SIZE
-from tiering.archive.lookup.directory import DirectoryRows, GroupPlace, Members
+from tiering.archive.lookup.directory import DirectoryRows, GroupExtent, Members
 
 
 class Groups:
@@ -31,7 +31,7 @@ class Groups:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __getitem__(self, number: int) -> GroupPlace:
+    def __getitem__(self, number: int) -> GroupExtent:
         rows = self.rows
         first, stop = self._firsts[number], self._firsts[number + 1]
         members = Members(
@@ -42,12 +42,12 @@ class Groups:
             rows.first_offset[first:stop],
             rows.last_offset[first:stop],
         )
-        return GroupPlace(self._ats[number], self._sizes[number], members)
+        return GroupExtent(self._ats[number], self._sizes[number], members)
 
-    def __iter__(self) -> Iterator[GroupPlace]:
+    def __iter__(self) -> Iterator[GroupExtent]:
         return map(self.__getitem__, range(len(self)))
 
-    def having(self, blocks: I64) -> Iterator[tuple[I64, GroupPlace]]:
+    def having(self, blocks: I64) -> Iterator[tuple[I64, GroupExtent]]:
         """The groups of some blocks, whose numbers rise, each group with its blocks among them."""
         of = self.rows.groups[blocks]
         for mine in np.split(blocks, np.flatnonzero(np.diff(of)) + 1):

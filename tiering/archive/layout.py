@@ -50,7 +50,7 @@ RAW: Final = 0
 ZSTD: Final = 1
 LZ4: Final = 2
 DIGITS_APART: Final = 0x40
-"""Added to the codec of a part whose digits are kept apart (tiering.archive.columns.hex_ids)."""
+"""Added to the codec of a part whose ids were taken out (tiering.archive.columns.hex_ids)."""
 DIGITS_HEAD: Final = struct.Struct(">III")
 """The head of such a part: size of the text, of the digits, of the digits as coded."""
 ENCRYPTED: Final = 0x80
@@ -75,7 +75,7 @@ PARTS: Final = 3
 Sizes = tuple[int, int, int]
 """One number a part."""
 BLOCK_ROWS_MAX: Final = 1 << 16
-"""Records of one block, and of one group, at most."""
+"""The most records of one block, and of one group."""
 NO_QUEUE: Final = 0xFFFF_FFFF
 """The queue number, which no topic has, of records that are in no queue: those that a transaction
 prepares or takes back. Such records have no offsets of their own; their positions serve as offsets.

@@ -44,7 +44,7 @@ class _TopicFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivedTopic(_TopicFields, frozen=True, kw_only=True):
-    """A topic as it was when the archive was written; `restore` makes the topic again from this.
+    """A topic as it was when the archive was written; `restore` creates the topic from it.
 
     `id` is the store's. `key_index` says which keys of a message are in the key index ("off",
     "unique", "all"); `key_history` has its values, each with the log position from which it held,
@@ -134,14 +134,14 @@ def with_figures(manifest: Manifest, rows: DirectoryRows) -> Manifest:
     """
     if len(manifest.topics) != len(rows.topic_ids):
         raise FormatError("manifest and directory do not have the same topics")
-    topics = figured(
+    topics = topic_figures(
         manifest.topics, rows.topics, rows.messages, rows.raw_bytes,
         rows.least_stored_at, rows.greatest_stored_at,
     )  # fmt: skip
     return replace(manifest, topics=topics)
 
 
-def figured(
+def topic_figures(
     topics: Sequence[ArchivedTopic],
     topic_of: I64,
     messages: I64,

@@ -39,8 +39,8 @@ _DECODED: Final = 4
 
 
 class EncodedPiece(NamedTuple):
-    """Some blocks as they are written, and their columns. In these, topics have the numbers that
-    the caller gave them, and the messages of keys are numbered from 0.
+    """Some blocks as they are written, and their columns, in which topics have the numbers that the
+    caller gave them and the messages of keys are numbered from 0.
     """
 
     data: bytes
@@ -97,7 +97,7 @@ class PieceWriter:
         """The groups of a piece, as a reader would have them."""
         numbers, queues, first, last, messages = piece.columns.rows[: _MESSAGES + 1]
         at = begin = 0
-        for count, sizes, decoded in _shapes(piece.columns):
+        for count, sizes, decoded in _group_sizes(piece.columns):
             mine = slice(begin, begin + count)
             topics = [self._topics[number] for number in numbers[mine].tolist()]
             end = at + sum(sizes)
@@ -156,7 +156,7 @@ class PiecesWriter:
             if number not in self._numbers:
                 self._numbers[number] = len(self._topics)
                 self._topics.append(TopicToWrite(self._known[number], self._settings.keys))
-        self._file.write(self._bound(piece))
+        self._file.write(self._rebound(piece))
         numbers = np.array([self._numbers[number] for number in rows[0].tolist()], np.int64)
         self._columns.add(piece.columns._replace(rows=(numbers, *rows[1:])))
 
@@ -165,7 +165,7 @@ class PiecesWriter:
         topics = [one.topic for one in self._topics]
         return self._file.end(self._settings, self._origin, self._coder, topics, self.columns)
 
-    def _bound(self, piece: EncodedPiece) -> bytes:
+    def _rebound(self, piece: EncodedPiece) -> bytes:
         """A piece's bytes, with encrypted parts bound to the topic numbers of this archive."""
         numbers = piece.columns.rows[0]
         moved = {
@@ -178,14 +178,14 @@ class PiecesWriter:
             return piece.data
         out = []
         at = begin = 0
-        for count, sizes, _ in _shapes(piece.columns):
+        for count, sizes, _ in _group_sizes(piece.columns):
             ends = list(accumulate(sizes, initial=at))
             number = int(numbers[begin])
             parts = [piece.data[a:b] for a, b in pairwise(ends)]
             if number in moved:
                 to = self._numbers[number]
                 secret = self._topics[to].secret
-                assert secret is not None, "only what is encrypted is bound to a number"
+                assert secret is not None, "only encrypted parts are bound to a number"
                 parts = [
                     rebound(part, kind, number, to, secret)
                     for kind, part in zip(PartKind, parts, strict=True)
@@ -208,8 +208,8 @@ def check_tail(archive: Archive, columns: TailColumns) -> None:
     is_same = all(map(np.array_equal, found, columns.rows))
     is_same &= all(map(np.array_equal, rows.decoded_sizes, columns.groups[_DECODED:]))
     at, begin = HEADER_SIZE, 0
-    for count, sizes, _ in _shapes(columns):
-        is_same = is_same and archive.directory.place(begin) == (at, sizes)
+    for count, sizes, _ in _group_sizes(columns):
+        is_same = is_same and archive.directory.extent(begin) == (at, sizes)
         at, begin = at + sum(sizes), begin + count
     if not is_same or begin != archive.directory.blocks:
         raise ArchiveDamaged(
@@ -223,7 +223,7 @@ def _edge(rows: Sequence[I64], at: int, offset: int) -> tuple[int, int, int]:
     return int(rows[0][at]), int(rows[1][at]), int(rows[offset][at])
 
 
-def _shapes(columns: TailColumns) -> Iterator[tuple[int, Sizes, Sizes]]:
+def _group_sizes(columns: TailColumns) -> Iterator[tuple[int, Sizes, Sizes]]:
     """For each group: its blocks, the sizes of its parts, and their decoded sizes."""
     for blocks, a, b, c, d, e, f in zip(*(g.tolist() for g in columns.groups), strict=True):
         yield blocks, (a, b, c), (d, e, f)

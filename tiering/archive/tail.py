@@ -60,7 +60,7 @@ class FileSource:
         return self._files.read(self._path, offset, size)
 
 
-class SectionPlace(NamedTuple):
+class SectionExtent(NamedTuple):
     """The place of a section."""
 
     at: int
@@ -101,7 +101,7 @@ def read_exactly(source: Source, offset: int, size: int) -> bytes:
 
 
 def _trailer(source: Source, end: bytes) -> tuple[int, int]:
-    """Sizes of the footer, and of all that `read_tail` reads without the trailer."""
+    """Sizes of the footer, and of everything that `read_tail` reads but the trailer."""
     footer, size, version, _, crc, magic = TRAILER.unpack(end[-TRAILER_SIZE:])
     if magic != TRAILER_MAGIC:
         raise ArchiveDamaged(
@@ -127,7 +127,7 @@ def _trailer(source: Source, end: bytes) -> tuple[int, int]:
     return footer, size
 
 
-def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, SectionPlace]:
+def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, SectionExtent]:
     """The places of the sections, from the last bytes of the result of `read_tail`. Raises
     FormatError, ArchiveDamaged, FormatTooNew, FormatTooOld.
     """
@@ -147,7 +147,7 @@ def find_sections(source: Source, end: bytes, tail_size: int) -> dict[Section, S
     return places
 
 
-def _sections(footer: bytes, footer_at: int) -> dict[Section, SectionPlace]:
+def _sections(footer: bytes, footer_at: int) -> dict[Section, SectionExtent]:
     """The sections in the footer's table, which must fill the file up to the footer."""
     if not footer or len(footer) % FOOTER_ROW.size:
         raise FormatError("the footer is no table")
@@ -156,4 +156,4 @@ def _sections(footer: bytes, footer_at: int) -> dict[Section, SectionPlace]:
     if rows[0][1] < HEADER_SIZE or [row[1] for row in rows[1:]] + [footer_at] != ends:
         raise FormatError("sections do not lie one behind the other")
     known = frozenset(Section)
-    return {Section(kind): SectionPlace(*where) for kind, *where in rows if kind in known}
+    return {Section(kind): SectionExtent(*where) for kind, *where in rows if kind in known}

@@ -371,7 +371,7 @@ class Tiers:
         place = self._found.get((archive, position))
         if place is None:
             key = "place", archive, position
-            place = self._read(opened.name, key, lambda: opened.place(position))
+            place = self._read(opened.name, key, lambda: opened.locate(position))
             if place is None:
                 return None
             self._remember(archive, position, place)

@@ -298,7 +298,7 @@ class _Regrouping:
                 for queue_begin, queue_end in mine[first:at]:
                     a, b = max(queue_begin - low, 0), min(queue_end - low, len(rows))
                     batch = RecordBatch(
-                        self._buffer, starts[a:b], sizes[a:b], with_bodies=True, stays=True
+                        self._buffer, starts[a:b], sizes[a:b], bodies_checked=True, stays=True
                     )
                     yield int(topics[a]), int(queues[a]), batch
 

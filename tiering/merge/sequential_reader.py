@@ -94,11 +94,11 @@ class Window:
 
     def _read(self, number: int) -> None:
         directory = self.archive.directory
-        begin, sizes = directory.place(number)
+        begin, sizes = directory.extent(number)
         end = begin + sum(sizes)
         stop = directory.blocks if self._stop is None else self._stop
         for following in range(number + 1, stop):
-            at, sizes = directory.place(following)
+            at, sizes = directory.extent(following)
             if at + sum(sizes) - begin > self._size:
                 break
             end = at + sum(sizes)

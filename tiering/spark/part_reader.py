@@ -33,10 +33,10 @@ from kvstore.errors import (
 )
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, read_columns
-from tiering.archive.columns.integers import by_bytes
+from tiering.archive.columns.integers import cut_by_bytes
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.lookup.directory import GroupPlace
+from tiering.archive.lookup.directory import GroupExtent
 from tiering.archive.tail import read_exactly
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
@@ -265,7 +265,7 @@ class PartReader:
         try:
             for rows, found in self._records(mapped.buffer, stretch, split):
                 yield RecordBatch(
-                    mapped.buffer, found.starts[rows], found.sizes[rows], with_bodies=True
+                    mapped.buffer, found.starts[rows], found.sizes[rows], bodies_checked=True
                 )
         finally:
             mapped.close()
@@ -291,7 +291,7 @@ class PartReader:
         if split.ranges is not None:
             live &= _within(split.ranges, names, found)
         rows = np.flatnonzero(live)
-        for a, b in by_bytes(found.sizes[rows], _LOG_BYTES):
+        for a, b in cut_by_bytes(found.sizes[rows], _LOG_BYTES):
             yield rows[a:b], found
 
     # --- both ---
@@ -354,9 +354,9 @@ def _numbers(blocks: Sequence[tuple[int, int]]) -> I64:
     return np.concatenate([np.arange(first, stop) for first, stop in blocks] or [np.empty(0, int)])
 
 
-def _runs(groups: Iterable[tuple[I64, GroupPlace]]) -> Iterator[list[tuple[I64, GroupPlace]]]:
+def _runs(groups: Iterable[tuple[I64, GroupExtent]]) -> Iterator[list[tuple[I64, GroupExtent]]]:
     """Groups that lie one behind the other, as many as are read together; each with its blocks."""
-    run: list[tuple[I64, GroupPlace]] = []
+    run: list[tuple[I64, GroupExtent]] = []
     end = 0
     for members, place in groups:
         if run and (end != place.at or place.at - run[0][1].at >= _READ):

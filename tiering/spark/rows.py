@@ -25,7 +25,7 @@ from tiering.archive.columns.constant_headers import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.property_decoder import PropertyColumns
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.columns.text_columns import Joined, beside, joined_beside, joined_of
+from tiering.archive.columns.text_columns import Joined, concat_columns, concat_joined, join_values
 from tiering.spark.arrow import HeaderFields, Hosts, MessageColumns
 
 _TOPIC_ROWS: Final = 64
@@ -134,7 +134,7 @@ class GroupRows:
         names = found[0].plain_names if found else None
         if names is None:
             return None
-        return {name: beside([one.columns[name] for one in found]) for name in names}
+        return {name: concat_columns([one.columns[name] for one in found]) for name in names}
 
     def fields(self) -> list[bytes]:
         """See MessageColumns."""
@@ -144,7 +144,7 @@ class GroupRows:
     def bodies(self) -> Joined:
         """See MessageColumns."""
         each = zip(self._groups, self._columns, strict=True)
-        return joined_beside([Joined(group.bodies, c.ends) for group, c in each])
+        return concat_joined([Joined(group.bodies, c.ends) for group, c in each])
 
     def stored_bodies(self) -> None:
         """See MessageColumns: ordinary bodies are stored as they were put."""
@@ -175,8 +175,8 @@ class RecordRows:
 
     def texts(self) -> Mapping[bytes, Joined] | None:
         """See MessageColumns."""
-        even = self._fields.even
-        return None if even is None else {k: joined_of(v) for k, v in even.columns.items()}
+        uniform = self._fields.uniform
+        return None if uniform is None else {k: join_values(v) for k, v in uniform.columns.items()}
 
     def fields(self) -> list[bytes]:
         """See MessageColumns."""
@@ -242,7 +242,7 @@ class MessageRows:
 
     def bodies(self) -> Joined:
         """See MessageColumns."""
-        return joined_of([one.body for one in self._messages])
+        return join_values([one.body for one in self._messages])
 
     def stored_bodies(self) -> list[bytes | None] | None:
         """See MessageColumns."""

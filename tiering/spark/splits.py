@@ -244,7 +244,7 @@ def _hit(archive: Archive, needles: frozenset[str], blocks: int, *, is_id: bool)
         if is_id and len(needle) == _POSITION_ID:
             # A message without an id of its own is named by its host and position.
             try:
-                placed = archive.place(int(needle[_POSITION_ID // 2 :], 16))
+                placed = archive.locate(int(needle[_POSITION_ID // 2 :], 16))
             except ValueError:
                 placed = None
             if placed is not None:

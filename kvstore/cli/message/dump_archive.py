@@ -99,7 +99,7 @@ def _dump_position(show: Show, path: Path, position: int, archive: Archive) -> b
     from tiering.archive.check import Problem
     from tiering.archive.dump import messages
 
-    place = archive.place(position)
+    place = archive.locate(position)
     if place is not None:
         for found in messages(archive, place[0]):
             if isinstance(found, Problem) or found.position == position:

@@ -56,7 +56,7 @@ def check_all_is_found(made: Made) -> None:
         for offset, raw in queue.records.items():
             assert read(archive, queue, offset) == raw
             position = position_of(raw)
-            place = archive.place(position)
+            place = archive.locate(position)
             assert place is not None
             assert archive.read_block(place[0]).record(place[1]) == raw
             unique, keys, _ = names_of(facts(raw, 0, len(raw)).properties)
@@ -146,7 +146,7 @@ def test_an_archive_of_nothing_opens_and_holds_nothing() -> None:
     archive, _ = make([]).open()
     assert archive.manifest.messages == 0
     assert archive.block_at(1, 0, 0) is None
-    assert archive.place(0) is None
+    assert archive.locate(0) is None
     assert archive.find(0, (1 << 40) - 1) == []
     assert list(archive_problems(archive)) == []
 
@@ -170,7 +170,7 @@ def test_a_message_by_position_takes_one_read_more_and_by_key_another() -> None:
     queue = made.queues[2]
     raw = queue.records[4321]
     source.reads.clear()
-    assert archive.place(position_of(raw)) is not None
+    assert archive.locate(position_of(raw)) is not None
     assert len(source.reads) == 1
     source.reads.clear()
     key = key_hash(queue.topic.name.encode(), f"{queue.topic.name}-{queue.queue}-4321".encode())
@@ -360,7 +360,7 @@ def test_small_blocks_share_what_is_still_read_as_one_block(compresses: bool) ->
     raw_bytes = [sum(map(len, group.records())) for group in archive.groups()]
     assert (max(raw_bytes) > 8192) == compresses
     for number in range(archive.directory.blocks):
-        assert sum(archive.directory.place(number)[1]) <= 8192 + 200
+        assert sum(archive.directory.extent(number)[1]) <= 8192 + 200
     for queue in queues:
         blocks = archive.read_blocks(archive.blocks(queue.topic.id, queue.queue))
         assert [raw for block in blocks for raw in block.records()] == list(queue.records.values())

@@ -19,7 +19,7 @@ from tests.tiering.archive.samples import ORDINARY, TOPIC, encode, messages, rea
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_decoder import decode_headers
-from tiering.archive.columns.header_fields import Columns, OffsetRanges
+from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.property_decoder import (
     PropertyColumns,
@@ -38,7 +38,9 @@ def parts(groups: Sequence[BlockGroup]) -> tuple[list[bytes], list[OffsetRanges]
     ]
 
 
-def together(payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]) -> list[Columns] | None:
+def together(
+    payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]
+) -> list[HeaderColumns] | None:
     """The columns of a batch; None if it can't be decoded as one."""
     try:
         return decode_headers(payloads, ranges)
@@ -61,7 +63,7 @@ def fields_alone(payload: bytes, born: Column) -> list[bytes]:
     return decode_properties([payload], [born])[0].fields()
 
 
-def assert_same(found: Columns, wanted: Columns) -> None:
+def assert_same(found: HeaderColumns, wanted: HeaderColumns) -> None:
     assert found.count == wanted.count
     assert found.is_whole == wanted.is_whole
     for name in ("offset", "position", "stored_at", "ends"):
@@ -81,7 +83,7 @@ def assert_same(found: Columns, wanted: Columns) -> None:
     ] * 2
 
 
-def alone(groups: Sequence[BlockGroup]) -> list[Columns]:
+def alone(groups: Sequence[BlockGroup]) -> list[HeaderColumns]:
     """The columns that each group by itself gives."""
     return [decode_headers([a], [b])[0] for a, b in zip(*parts(groups), strict=True)]
 

@@ -67,7 +67,7 @@ def all_of(made: Made, data: bytes, seen: Callable[[StoreError], None]) -> None:
             seen(error)
     for position, raw in list(by_position.items())[::3]:
         try:
-            place = archive.place(position)
+            place = archive.locate(position)
             assert place is not None
             assert place[0] not in blocks or blocks[place[0]][0][place[1]] == raw
         except StoreError as error:
@@ -128,7 +128,7 @@ def test_a_damaged_group_costs_its_own_messages_only(made: Made) -> None:
 
 def test_a_damaged_index_costs_no_message(made: Made) -> None:
     archive, _ = made.open()
-    at, sizes = archive.directory.place(archive.directory.blocks - 1)
+    at, sizes = archive.directory.extent(archive.directory.blocks - 1)
     data = bytearray(made.data)
     data[at + sum(sizes) + 5] ^= 1
     damaged = Archive.open(MemorySource(bytes(data)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.coder import Coder
-from tiering.archive.columns.hex_ids import apart, together
+from tiering.archive.columns.hex_ids import extract_ids, restore_ids
 from tiering.archive.layout import DIGITS_APART
 
 _HEX = st.text("0123456789abcdef", min_size=12, max_size=140).map(str.encode)
@@ -28,9 +28,9 @@ _ID = b"0123456789abcdef" * 2
 @given(_TEXTS)
 @settings(max_examples=300)
 def test_any_text_comes_back(text: bytes) -> None:
-    found = apart(text)
+    found = extract_ids(text)
     if found is not None:
-        assert together(found.text, found.digits, len(text)) == text
+        assert restore_ids(found.text, found.digits, len(text)) == text
         assert len(found.text) + len(found.digits) < len(text)
 
 
@@ -39,7 +39,7 @@ def test_any_bytes_give_the_size_that_is_expected_or_damage(
     text: bytes, digits: bytes, size: int
 ) -> None:
     with contextlib.suppress(ArchiveDamaged):
-        assert len(together(text, digits, size)) == size
+        assert len(restore_ids(text, digits, size)) == size
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,17 @@ def test_any_bytes_give_the_size_that_is_expected_or_damage(
     ],
 )
 def test_ids_take_half_a_byte_a_digit(text: bytes, digits: int) -> None:
-    found = apart(text)
+    found = extract_ids(text)
     assert found is not None
     assert len(found.digits) == digits
-    assert together(found.text, found.digits, len(text)) == text
+    assert restore_ids(found.text, found.digits, len(text)) == text
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"no ids here", _ID.upper(), _ID[:15], _ID[:17], _ID + b"\x0e"]
 )
 def test_what_has_no_ids_or_looks_like_a_mark_is_left(text: bytes) -> None:
-    assert apart(text) is None
+    assert extract_ids(text) is None
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])

@@ -103,7 +103,7 @@ def test_blocks_are_found_by_topic_queue_and_offset(made: Made) -> None:
         assert list(directory.blocks_of(number, queue)) == mine
         assert directory.count(block) == row.messages
         assert directory.group_of(block) == row.group
-        assert directory.place(block) == (ends[row.group], groups[row.group].part_sizes)
+        assert directory.extent(block) == (ends[row.group], groups[row.group].part_sizes)
         fellows = [b for b, other in enumerate(rows) if other.group == row.group]
         shared = range(fellows[0], fellows[-1] + 1)
         assert directory.within(block) == (shared if len(fellows) > 1 else None)

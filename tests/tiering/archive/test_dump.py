@@ -93,7 +93,7 @@ def test_a_message_that_is_not_there_is_said_to_be_missing(
 
 def test_a_damaged_block_is_shown_and_passed_over(made: Made, archive: Path) -> None:
     opened, _ = made.open()
-    at, sizes = opened.directory.place(2)
+    at, sizes = opened.directory.extent(2)
     data = bytearray(made.data)
     data[at + sum(sizes) - 10] ^= 1
     archive.write_bytes(data)

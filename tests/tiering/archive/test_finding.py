@@ -52,10 +52,10 @@ def test_a_key_over_many_chunks_gives_all_its_messages_of_its_topic_alone(
 
 def test_a_position_is_a_message_or_none(made: Made, archive: Archive) -> None:
     for position in positions_of(made, "topic1"):
-        assert archive.place(position) is not None
-        assert archive.place(position + 1) is None
-        assert archive.place(position - 1) is None
-    assert archive.place(1 << 40) is None
+        assert archive.locate(position) is not None
+        assert archive.locate(position + 1) is None
+        assert archive.locate(position - 1) is None
+    assert archive.locate(1 << 40) is None
 
 
 def test_a_time_is_of_the_archive_from_its_first_to_its_last_message(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from tiering.archive.columns.properties import take_apart_even
+from tiering.archive.columns.properties import split_uniform
 from tiering.archive.lookup import key_index as keyindex
 from tiering.archive.lookup import positions
 from tiering.archive.lookup.key_index import KeyFences
@@ -143,7 +143,7 @@ def test_positions_are_found_over_many_chunks() -> None:
 )
 def test_keys_of_many_messages_are_those_of_each(rows: list[tuple[bytes, bytes, int]]) -> None:
     fields = [b"UNIQ_KEY\1%b\2KEYS\1%b\2TAGS\1t\2" % row[:2] for row in rows]
-    even = take_apart_even(fields)
+    even = split_uniform(fields)
     assert even is not None
     digests, at = digests_in_columns(even.columns, np.array([row[2] for row in rows], np.int64))
     found: list[set[int]] = [set() for _ in rows]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
 from tiering.archive.columns.integers import bounds_of
-from tiering.archive.columns.properties import encode_properties, take_apart_even
+from tiering.archive.columns.properties import encode_properties, split_uniform
 from tiering.archive.columns.property_decoder import decode_properties
 
 LIMIT = 1 << 20
@@ -19,7 +19,7 @@ def roundtrip(stretches: list[list[bytes]], born_at: int = 10**12) -> list[list[
     fields = [field for stretch in stretches for field in stretch]
     bounds = bounds_of([len(stretch) for stretch in stretches])
     times = np.arange(len(fields), dtype=np.int64) + born_at
-    payloads = encode_properties(fields, take_apart_even(fields), bounds, times)
+    payloads = encode_properties(fields, split_uniform(fields), bounds, times)
     born = np.split(times, bounds[1:-1])
     return [
         decode_properties([payload], [mine], LIMIT)[0].fields()

@@ -17,7 +17,7 @@ from tiering.archive.columns.text_columns import (
     Numbers,
     Pieces,
     Texts,
-    beside,
+    concat_columns,
 )
 
 BITS = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -73,6 +73,6 @@ def test_each_kind_of_values_is_the_same_either_way(texts: Texts) -> None:
     ids=lambda parts: "-".join(type(part).__name__ for part in parts),
 )
 def test_values_of_several_come_side_by_side_however_each_is_said(parts: list[Texts]) -> None:
-    data, bounds = beside(parts)
+    data, bounds = concat_columns(parts)
     found = [data[a:b] for a, b in pairwise(bounds.tolist())]
     assert found == [value for part in parts for value in part.values()]

@@ -163,7 +163,7 @@ def test_a_damaged_group_of_blocks_costs_its_own_messages_alone(tmp_path: Path) 
         assert shared is not None
         assert {directory.queue_of(one) for one in shared} == {(topic, queue)}
         first, last = directory.first_offset(shared[0]), directory.last_offset(shared[-1])
-        flip(path_of(store, row), directory.place(block)[0] + 60)
+        flip(path_of(store, row), directory.extent(block)[0] + 60)
     with kvstore.open(tmp_path / "a", config(clock)) as store:
         found, met = readable(store)
         lost = {(name, queue, o) for o in range(first, last + 1)}

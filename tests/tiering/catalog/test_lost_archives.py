@@ -29,7 +29,7 @@ def lost(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lost]:
         whole, _ = readable(store)
         rows = [hand_over(store, [n]).rows[0] for n in (0, 1, 2)]
         blocks = tiers(store).archive(rows[1].number).blocks(store.topic("orders").id, 0)
-        at, _ = tiers(store).archive(rows[1].number).directory.place(blocks[-1])
+        at, _ = tiers(store).archive(rows[1].number).directory.extent(blocks[-1])
         path = path_of(store, rows[1])
     if request.param == "archive":
         path.write_bytes(b"x" * path.stat().st_size)

@@ -114,7 +114,7 @@ def test_what_an_archive_says_that_it_takes_is_no_less_than_it_does() -> None:
 
     def use(number: int) -> None:
         archive = archives.get(number)
-        assert archive.place(1000) is not None
+        assert archive.locate(1000) is not None
         assert archive.read_block(0).count
         assert archive.find(0, 1) == []
         assert len(archive.manifest.topics) == 200

@@ -33,7 +33,7 @@ from tiering.archive.columns.constant_headers import (
 from tiering.archive.columns.header_fields import (
     CRCS_STORED,
     HOST_REST,
-    Columns,
+    HeaderColumns,
     OffsetRanges,
     offsets_of,
 )
@@ -43,7 +43,9 @@ from tiering.archive.layout import BLOCK_ROWS_MAX, COLUMNS_FORMAT, DECODED_MAX, 
 _FORMATS: Final = (COLUMNS_FORMAT, VERBATIM_FORMAT)
 
 
-def decode_headers(payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]) -> list[Columns]:
+def decode_headers(
+    payloads: Sequence[bytes], ranges: Sequence[OffsetRanges]
+) -> list[HeaderColumns]:
     """The columns of groups with these fixed parts. Those of a batch are slices of larger columns,
     which each slice keeps in memory. Raises ArchiveDamaged; of a batch each group may yet be whole,
     which decoding it by itself tells.
@@ -63,7 +65,7 @@ class _HeaderReader(GroupReader):
         if len(ranges) > 1:
             self._ranges = OffsetRanges(*map(np.concatenate, zip(*ranges, strict=True)))
 
-    def headers(self) -> list[Columns]:
+    def headers(self) -> list[HeaderColumns]:
         """The columns of all groups. Raises ArchiveDamaged; IndexError behind the last payload."""
         is_whole = self._read_formats()
         offset = offsets_of(self.next(), self._ranges)
@@ -77,7 +79,9 @@ class _HeaderReader(GroupReader):
         self.check_end("the fixed columns")
         found = []
         for some, mine, of_group in zip(self.rows.slices(), ends, headers, strict=True):
-            found.append(Columns(offset[some], position[some], stored_at[some], mine, of_group))
+            found.append(
+                HeaderColumns(offset[some], position[some], stored_at[some], mine, of_group)
+            )
             if born_at is not None:
                 found[-1].born_at = born_at[some]
         return found

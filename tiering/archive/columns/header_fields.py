@@ -1,12 +1,14 @@
-"""Header fields: the fixed head fields of a group's records <-> the payload of its first part.
+"""Header fields: the fixed head fields of a group's records, their payload, and their columns.
 
 The idea: each field is a column. The columns that differ from record to record come first, so that
 behind them the same bytes stand in every group. A value that follows from others (sizes, mostly the
 body's CRC) or from the directory (a block's rows and its first offset) is not kept. A group may
 instead hold whole records; it then has only the columns by which they are found.
 
-Invariants: a record that is regular (see `tiering.archive.columns.records`) comes back byte for
-byte; any bytes give columns, none of more than BLOCK_ROWS_MAX rows, or raise ArchiveDamaged.
+Not in here: reading the payload (`header_decoder`).
+
+Invariant: a record that is regular (see `tiering.archive.columns.records`) comes back byte for
+byte.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
     """The payload for each group; group i has the rows `bounds[i]` to `bounds[i + 1]`, and block i
     `inner[i]` to `inner[i + 1]`.
     """
-    seldom = (
+    mostly_constant = (
         fields.flags,
         fields.system_flags,
         fields.version,
@@ -112,12 +114,12 @@ def encode_fixed(fields: Fields, bounds: Column, inner: Column) -> list[bytes]:
         fields.born_host,
         fields.store_host,
     )
-    often = (fields.born_at - fields.stored_at, fields.body_size)
+    varying = (fields.born_at - fields.stored_at, fields.body_size)
     columns = [
         encode_columns(_missing(fields.offset, inner), bounds),
         encode_by_block(fields.position, bounds, inner),
         encode_times(fields.stored_at, fields.position, bounds, inner),
-        *(encode_columns(values, bounds) for values in (*often, *seldom)),
+        *(encode_columns(values, bounds) for values in (*varying, *mostly_constant)),
     ]
     start = bytes((COLUMNS_FORMAT,))
     heads = [start + write_varint(count) for count in np.diff(bounds).tolist()]
@@ -180,10 +182,10 @@ _ROWS: Final = (
     "reconsume_times", "prepared_position", "_born_host", "_store_host", "body_crc", "sizes",
     "_born_more", "_store_more",
 )  # fmt: skip
-"""The fields of Columns that have a value a row."""
+"""The fields of HeaderColumns that have a value a row."""
 
 
-class Columns:
+class HeaderColumns:
     """The columns of one group, or of some of its rows.
 
     `is_whole`: the group holds whole records. It has only `offset`, `position`, `stored_at` and
@@ -226,9 +228,9 @@ class Columns:
             self.prepared_position, self._born_host, self._store_host,
         ) = columns  # fmt: skip
 
-    def part(self, start: int, stop: int) -> Columns:
+    def part(self, start: int, stop: int) -> HeaderColumns:
         """The rows from `start` to `stop` alone, as copies."""
-        found = object.__new__(Columns)
+        found = object.__new__(HeaderColumns)
         mine, columns = vars(self), vars(found)
         columns.update(mine)
         for name in _ROWS:

@@ -5,8 +5,9 @@ spends five or six bits on each digit, and each id breaks off the repetition aro
 digits of an id's length is replaced by one byte that says its length, and its digits go to a stream
 of their own, two a byte. The text is then shorter, more uniform, and faster to compress.
 
-Invariants: `together` returns the input of `apart`, byte for byte; any bytes give a payload of
-exactly the expected size, or raise ArchiveDamaged, and nothing is allocated before that is known.
+Invariants: `restore_ids` returns the input of `extract_ids`, byte for byte; any bytes give a
+payload of exactly the expected size, or raise ArchiveDamaged, and nothing is allocated before that
+is known.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _LEADING: Final = np.array([8 - (i ^ 255).bit_length() for i in range(256)])
 _TRAILING: Final = np.array([((i + 1) & -(i + 1)).bit_length() - 1 for i in range(256)])
 
 
-class Apart(NamedTuple):
+class ExtractedIds(NamedTuple):
     """A text with marks, and the digits that belong in their places, two a byte."""
 
     text: bytes
     digits: bytes
 
 
-def apart(payload: bytes) -> Apart | None:
+def extract_ids(payload: bytes) -> ExtractedIds | None:
     """Splits a payload into text and digits. None if it has no ids, or if one of its bytes would
     look like a mark.
     """
@@ -80,7 +81,7 @@ def apart(payload: bytes) -> Apart | None:
     digits = b"".join(map(payload.__getitem__, map(slice, begins, ends)))
     if _UUID_MARK in marks:
         digits = digits.replace(_DASH, b"")
-    return Apart(b"".join(text), bytes.fromhex(digits.decode("ascii")))
+    return ExtractedIds(b"".join(text), bytes.fromhex(digits.decode("ascii")))
 
 
 def _with_dashes(
@@ -128,15 +129,15 @@ def _runs(bits: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return first * 8 - _TRAILING[padded[first]], behind * 8 + _LEADING[padded[behind + 1]]
 
 
-def together(text: bytes, digits: bytes, size: int) -> bytes:
-    """Puts the payload together, which must have `size` bytes. Raises ArchiveDamaged."""
-    found = _all_alike(text, digits, size)
-    return _of_any_length(text, digits, size) if found is None else found
+def restore_ids(text: bytes, digits: bytes, size: int) -> bytes:
+    """The payload, which must have `size` bytes. Raises ArchiveDamaged."""
+    found = _restore_usual(text, digits, size)
+    return _restore_any(text, digits, size) if found is None else found
 
 
-def _all_alike(text: bytes, digits: bytes, size: int) -> bytes | None:
-    """Puts the payload together if all ids have as many digits as the most usual ones; None if they
-    have not. It takes half the time, since the marks need not be searched first.
+def _restore_usual(text: bytes, digits: bytes, size: int) -> bytes | None:
+    """The payload if all ids have as many digits as the most usual ones; None if they have not. It
+    takes half the time, since the marks need not be found first.
     """
     count, rest = divmod(2 * len(digits), _USUAL)
     if rest or not count or len(text) + count * (_USUAL - 1) != size:
@@ -151,7 +152,7 @@ def _all_alike(text: bytes, digits: bytes, size: int) -> bytes | None:
     return found if len(found) == size else None
 
 
-def _of_any_length(text: bytes, digits: bytes, size: int) -> bytes:
+def _restore_any(text: bytes, digits: bytes, size: int) -> bytes:
     found = np.frombuffer(text, np.uint8)
     marks = found[np.flatnonzero(found - np.uint8(_FIRST_MARK) < _MARKS)]
     lengths = _DIGITS_OF[marks]

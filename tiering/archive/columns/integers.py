@@ -134,9 +134,9 @@ def encode_columns(values: Column, bounds: Column) -> list[bytes]:
 
 
 def encode_by_block(values: Column, bounds: Column, inner: Column) -> list[bytes]:
-    """The same for numbers that rise within shorter slices, `inner[i]` to `inner[i + 1]`, some of
-    which make up one slice of `bounds`. Where it pays, first values and differences are encoded
-    apart.
+    """The same for numbers that rise within blocks, `inner[i]` to `inner[i + 1]`; one or more
+    blocks make up a slice of `bounds`. Where that is smaller, a slice has the first value of each
+    block in one column and the differences in another.
     """
     out = encode_columns(values, bounds)
     if len(inner) == len(bounds):
@@ -319,9 +319,9 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
     if count <= _SHORT:
         # One long number, from which each value is cut: one numpy call takes as long as many such
         # cuts.
-        joint = int.from_bytes(data[at:stop], "big") >> (-count * bits & 7)
+        number = int.from_bytes(data[at:stop], "big") >> (-count * bits & 7)
         mask = (1 << bits) - 1
-        cut = [joint >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
+        cut = [number >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
         return np.array(cut, np.uint64), stop
     if bits > WINDOW_BITS:
         spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
@@ -370,7 +370,7 @@ def total(values: Column, what: str, limit: int) -> int:
     return int(values.sum()) if len(values) else 0
 
 
-def by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
+def cut_by_bytes(sizes: Column, most: int, rows: int | None = None) -> Iterator[tuple[int, int]]:
     """Cuts items of these sizes into slices of at most `most` bytes and `rows` items; an item of
     more bytes gets a slice of its own. Yields the first item of each slice, and the one behind its
     last.

@@ -1,13 +1,14 @@
-"""Properties: the properties fields of a block's records <-> bytes, in columns by name.
+"""Properties: the properties fields of a block's records -> bytes, in columns by name.
 
 The idea: nearly all messages of a queue have the same names in the same order (a *shape*). So names
 are written once, and values go to a column a name. The form of a column follows from its values:
 one value, unique ids, numbers behind the same text, few distinct values, or text. Many blocks are
 encoded at a time, see `tiering.archive.encoding`.
 
-Invariants: a field that its shape and values don't give back exactly has the shape VERBATIM and is
-kept as it is; any bytes decode to as many fields as there are rows, or raise ArchiveDamaged; no
-more is allocated than `limit` allows, which is the size of the resulting records.
+Not in here: reading them (`property_decoder`).
+
+Invariant: a field that its shape and values don't give back exactly has the shape VERBATIM and is
+kept as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Shape = tuple[bytes, ...]
 """The names, in order, and behind them one byte: the field's ending."""
 
 
-class Even(NamedTuple):
+class UniformProperties(NamedTuple):
     """Fields that all have one ordinary shape, split: the values of each name, in the order of
     rows.
     """
@@ -51,12 +52,12 @@ VERBATIM: Final[Shape] = (b"\x02",)
 
 
 def encode_properties(
-    fields: Sequence[bytes], even: Even | None, bounds: Column, times: Column
+    fields: Sequence[bytes], uniform: UniformProperties | None, bounds: Column, times: Column
 ) -> list[bytes]:
     """The part's payload for each block. Block i has the fields `bounds[i]` to `bounds[i + 1]`, of
-    records born at `times`. `even` is the result of `take_apart_even`.
+    records born at `times`. `uniform` is the result of `split_uniform`.
     """
-    shapes, shape_of, by_name = _take_apart(fields, even)
+    shapes, shape_of, by_name = _split(fields, uniform)
     columns: list[list[bytes]] = [[] for _ in range(len(bounds) - 1)]
     for name in sorted(by_name):
         values, rows = by_name[name]
@@ -68,14 +69,14 @@ def encode_properties(
     return [b"".join((head, *parts)) for head, parts in zip(heads, columns, strict=True)]
 
 
-def _take_apart(
-    fields: Sequence[bytes], even: Even | None
+def _split(
+    fields: Sequence[bytes], uniform: UniformProperties | None
 ) -> tuple[list[Shape], Column, dict[bytes, tuple[list[bytes], Column]]]:
     """All shapes; the number of each row's shape; and by name the values and their rows."""
-    if even is not None:
+    if uniform is not None:
         rows = np.arange(len(fields))
-        found = {name: (values, rows) for name, values in even.columns.items()}
-        return [even.shape], np.zeros(len(fields), np.int64), found
+        found = {name: (values, rows) for name, values in uniform.columns.items()}
+        return [uniform.shape], np.zeros(len(fields), np.int64), found
     numbers: dict[Shape, int] = {}
     shapes: list[Shape] = []
     shape_of = np.zeros(len(fields), np.int64)
@@ -91,7 +92,7 @@ def _take_apart(
             members.append([])
         match = _matcher(shape)
         taken, begin = groups[number], row
-        # The next rows mostly have the same shape, so it need not be searched then.
+        # The next rows mostly have the same shape, which then need not be found anew.
         while row < count and (matched := match(fields[row])):
             taken.append(matched.groups())
             row += 1
@@ -100,7 +101,7 @@ def _take_apart(
     return shapes, shape_of, _by_name(shapes, groups, members)
 
 
-def take_apart_even(fields: Sequence[bytes]) -> Even | None:
+def split_uniform(fields: Sequence[bytes]) -> UniformProperties | None:
     """Splits fields that all have one ordinary shape, several times as fast as other fields; None
     for other fields.
     """
@@ -122,7 +123,7 @@ def take_apart_even(fields: Sequence[bytes]) -> Even | None:
         columns[name] = values
     # All pieces together are as long as all fields. So a missing name makes a row's rest negative,
     # and no row's rest positive. Where no row has a rest, its pieces are its own.
-    return None if left.any() else Even(shape, columns)
+    return None if left.any() else UniformProperties(shape, columns)
 
 
 def _by_name(
@@ -185,7 +186,7 @@ def format_of(shape: Shape) -> bytes:
 
 def _matcher(shape: Shape) -> Callable[[bytes], re.Match[bytes] | None]:
     if shape == VERBATIM:
-        # It takes one field, and looks at the next anew.
+        # It takes one field only: the shape of the next one is found anew.
         return _Once().match
     if len(shape) == 1:
         return re.compile(b"").fullmatch

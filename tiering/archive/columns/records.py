@@ -37,7 +37,7 @@ from kvstore.record.layout import (
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from tiering.archive.columns.integers import Column
-from tiering.archive.columns.properties import Even, take_apart_even
+from tiering.archive.columns.properties import UniformProperties, split_uniform
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
@@ -60,21 +60,21 @@ _NAMES: Final = HEAD.names or ()
 class RecordBatch(NamedTuple):
     """Records in a buffer, in any order: each takes `sizes[i]` bytes from index `starts[i]`.
 
-    They were checked before (`kvstore.record.check`); `with_bodies`: their body CRCs were checked
-    too. `stays`: the buffer stays valid, so the records need not be copied out of it.
+    The records were checked before (`kvstore.record.check`); `bodies_checked`: so were their body
+    CRCs. `stays`: the buffer stays valid, so the records need not be copied out of it.
     """
 
     buffer: Buffer
     starts: Column
     sizes: Column
-    with_bodies: bool = False
+    bodies_checked: bool = False
     stays: bool = False
 
     @classmethod
-    def of_records(cls, records: Sequence[bytes], *, with_bodies: bool = False) -> RecordBatch:
+    def of_records(cls, records: Sequence[bytes], *, bodies_checked: bool = False) -> RecordBatch:
         """A batch of records that each are `bytes`."""
         sizes = np.fromiter(map(len, records), np.int64, len(records))
-        return cls(b"".join(records), np.cumsum(sizes) - sizes, sizes, with_bodies)
+        return cls(b"".join(records), np.cumsum(sizes) - sizes, sizes, bodies_checked)
 
     @classmethod
     def join(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -82,17 +82,17 @@ class RecordBatch(NamedTuple):
         if not batches:
             return cls.of_records(())
         first = batches[0].buffer
-        with_bodies = all(batch.with_bodies for batch in batches)
+        bodies_checked = all(batch.bodies_checked for batch in batches)
         if any(batch.buffer is not first for batch in batches):
             return cls.of_records(
                 [record for batch in batches for record in batch.records()],
-                with_bodies=with_bodies,
+                bodies_checked=bodies_checked,
             )
         return cls(
             first,
             np.concatenate([batch.starts for batch in batches]),
             np.concatenate([batch.sizes for batch in batches]),
-            with_bodies,
+            bodies_checked,
             all(batch.stays for batch in batches),
         )
 
@@ -136,7 +136,7 @@ class Fields:
 
     def __init__(self, batch: RecordBatch) -> None:
         self._buffer = buffer = batch.buffer
-        self.with_bodies = batch.with_bodies
+        self.bodies_checked = batch.bodies_checked
         self._stays = batch.stays
         self.count = len(batch.starts)
         self.sizes = sizes = batch.sizes
@@ -174,7 +174,7 @@ class Fields:
             if isinstance(value, (np.ndarray, list)):
                 setattr(found, name, value[start:stop])
         found.count = stop - start
-        vars(found).pop("even", None)
+        vars(found).pop("uniform", None)
         for more in ("born_more", "store_more"):
             rows = getattr(self, more).items()
             setattr(found, more, {row - start: host for row, host in rows if start <= row < stop})
@@ -243,9 +243,9 @@ class Fields:
         return slices(self._buffer, self._properties_at, self._starts + self.sizes)
 
     @cached_property
-    def even(self) -> Even | None:
+    def uniform(self) -> UniformProperties | None:
         """The properties by name, if all rows have the same names."""
-        return take_apart_even(self.property_list)
+        return split_uniform(self.property_list)
 
     def body(self, row: int) -> bytes:
         """The body of one record as stored."""
@@ -269,15 +269,15 @@ class Fields:
         """The records from a row on: copies, unless the buffer stays valid."""
         if not self._stays:
             return RecordBatch.of_records(
-                self.records(start, self.count), with_bodies=self.with_bodies
+                self.records(start, self.count), bodies_checked=self.bodies_checked
             )
         starts, sizes = self._starts[start:].copy(), self.sizes[start:].copy()
-        return RecordBatch(self._buffer, starts, sizes, self.with_bodies, stays=True)
+        return RecordBatch(self._buffer, starts, sizes, self.bodies_checked, stays=True)
 
     def wrong_crcs(self) -> NDArray[np.bool_]:
         """The rows whose body CRC is not that of the body."""
         count = self.count
-        if self.with_bodies:
+        if self.bodies_checked:
             return np.zeros(count, np.bool_)
         found = np.fromiter((crc32(body) for body in self.body_list), np.int64, count)
         wrong: NDArray[np.bool_] = (found & CRC_MASK) != self.body_crc

@@ -47,7 +47,7 @@ class Texts(Protocol):
         ...
 
 
-def joined_of(values: list[bytes]) -> Joined:
+def join_values(values: list[bytes]) -> Joined:
     """Values side by side."""
     sizes = np.fromiter(map(len, values), np.int64, len(values))
     return Joined(b"".join(values), bounds_of(sizes))
@@ -64,7 +64,7 @@ class Listed(NamedTuple):
 
     def joined(self) -> Joined:
         """See Texts."""
-        return joined_of(self.given)
+        return join_values(self.given)
 
 
 class Constant(NamedTuple):
@@ -121,7 +121,7 @@ class Numbers(NamedTuple):
         numbers, count = self.numbers, len(self.numbers)
         most = int(numbers.max()) if count else 0
         if not count or int(numbers.min()) < 0 or most >= _POWERS[-1]:
-            return joined_of(self.values())
+            return join_values(self.values())
         least = max(len(str(int(numbers.min()))), self.width)
         digits, stem = max(len(str(most)), least), len(self.prefix)
         wide = np.empty((count, stem + digits), np.uint8)
@@ -158,7 +158,7 @@ class Distinct(NamedTuple):
 
     def joined(self) -> Joined:
         """See Texts."""
-        return joined_of(self.values())
+        return join_values(self.values())
 
 
 class Pieces(NamedTuple):
@@ -177,7 +177,7 @@ class Pieces(NamedTuple):
         return Joined(self.data[begin:end], self.bounds - begin)
 
 
-def beside(parts: Sequence[Texts]) -> Joined:
+def concat_columns(parts: Sequence[Texts]) -> Joined:
     """The values of several columns side by side; in one pass if all have the same form."""
     first = parts[0]
     if isinstance(first, Ids):
@@ -193,10 +193,10 @@ def beside(parts: Sequence[Texts]) -> Joined:
         columns = [one.numbers for one in parts if isinstance(one, Numbers) and one[:2] == form]
         if len(columns) == len(parts):
             return Numbers(*form, np.concatenate(columns)).joined()
-    return joined_beside([one.joined() for one in parts])
+    return concat_joined([one.joined() for one in parts])
 
 
-def joined_beside(parts: Sequence[Joined]) -> Joined:
+def concat_joined(parts: Sequence[Joined]) -> Joined:
     """Joins several joined columns side by side."""
     if len(parts) == 1:
         return parts[0]

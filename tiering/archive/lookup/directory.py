@@ -28,7 +28,7 @@ _HEAD: Final = Struct(">IIII")
 GROUP_MIN: Final = PARTS * PART_EXTRA
 """Bytes of the smallest group."""
 BLOCKS_MAX: Final = 1 << 16
-"""Blocks of one group."""
+"""The most blocks of one group."""
 
 
 class Row(NamedTuple):
@@ -70,7 +70,7 @@ class Members(NamedTuple):
     last_offsets: I64
 
 
-class GroupPlace(NamedTuple):
+class GroupExtent(NamedTuple):
     """A group of an archive: its begin in the file, the sizes of its parts, its blocks."""
 
     at: int
@@ -300,10 +300,7 @@ class Directory:
         return range(self._first_block[queues[at]], self._first_block[queues[at] + 1])
 
     def block_at(self, number: int, queue: int, offset: int) -> int | None:
-        """The block with the first held offset that is not below `offset`; None: there is none.
-
-        That block may end before a gap in which `offset` lies only if it holds a later offset.
-        """
+        """The block with the first held offset that is not below `offset`; None: there is none."""
         blocks = self.blocks_of(number, queue)
         at = bisect_right(blocks, offset, key=self._first_offset.__getitem__) - 1
         if at < 0 or self.last_offset(blocks[at]) < offset:
@@ -346,8 +343,8 @@ class Directory:
         return self._first_offset[block] + self._span[block]
 
     def last_with(self, block: int) -> int:
-        """The last offset that is lost with a block, if the blocks that share its group are lost
-        too: of the same queue, up to the first gap, whose offsets other archives may have.
+        """The last offset of a block's queue that is lost if the block's whole group is lost. It
+        lies before the first gap, because other archives may have the offsets of a gap.
         """
         last, blocks = self.last_offset(block), self.within(block)
         if blocks is None:
@@ -375,8 +372,8 @@ class Directory:
             return block
         return bisect_right(range(self.groups), block, key=self._first_in_group.__getitem__) - 1
 
-    def place(self, block: int) -> tuple[int, Sizes]:
-        """The place of a block's group in the file, and the sizes of its parts."""
+    def extent(self, block: int) -> tuple[int, Sizes]:
+        """The begin of a block's group in the file, and the sizes of its parts."""
         group = self.group_of(block)
         at = self._ends[group - 1] if group else HEADER_SIZE
         fixed, properties = self._fixed[group], self._properties[group]
@@ -420,13 +417,13 @@ class Directory:
             first_offsets + span,
         )
 
-    def group(self, block: int) -> GroupPlace:
+    def group(self, block: int) -> GroupExtent:
         """The group of a block."""
-        return GroupPlace(*self.place(block), self.members(block))
+        return GroupExtent(*self.extent(block), self.members(block))
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of memory that it takes."""
+        """The bytes of memory that the columns take."""
         columns = (getattr(self, name, None) for name in self.__slots__)
         return sum(column.memory_bytes for column in columns if isinstance(column, Narrow))
 

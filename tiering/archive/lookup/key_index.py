@@ -3,8 +3,8 @@ fences.
 
 The idea: a digest is the upper 32 bits of a key's hash; a rank is the place of a message in the
 order of positions. Candidates are compared with the record anyway. So only as many upper bits of
-each digest are kept as tell the archive's keys apart (one wrong candidate in 16 lookups). The
-topic's 8 bits are not kept at all, since the message's block tells its topic. So a pair takes 7
+each digest are kept as tell the archive's keys apart (about one wrong candidate in 16 look-ups).
+The topic's 8 bits are not kept at all, since the message's block tells its topic. So a pair takes 7
 bits and a rank. The position index, which a look-up reads next to find the message's block, turns
 the rank into a position.
 
@@ -28,7 +28,7 @@ CHUNK: Final = 4096
 """Pairs in a chunk."""
 _DIGEST_BITS: Final = 32
 _SPARE_BITS: Final = 4
-"""Bits of a digest beyond those that number the keys: 2 ** -4 of lookups see a wrong candidate."""
+"""Bits of a digest beyond those that number the keys: 2 ** -4 of look-ups see a wrong candidate."""
 _HEAD: Final = Struct(">BQI")
 """The fences' head: dropped bits of a digest, pairs, chunks."""
 
@@ -40,11 +40,11 @@ def dropped_bits(keys: int) -> int:
 
 def sort_pairs(digests: NDArray[np.uint32], ranks: NDArray[np.uint32]) -> I64:
     """Pairs in order, without duplicates, as digest << 32 | rank."""
-    joint = digests.astype(np.uint64) << np.uint64(32) | ranks.astype(np.uint64)
-    joint.sort()
-    if len(joint):
-        joint = joint[np.concatenate(([True], joint[1:] != joint[:-1]))]
-    return joint.view(np.int64)
+    pairs = digests.astype(np.uint64) << np.uint64(32) | ranks.astype(np.uint64)
+    pairs.sort()
+    if len(pairs):
+        pairs = pairs[np.concatenate(([True], pairs[1:] != pairs[:-1]))]
+    return pairs.view(np.int64)
 
 
 def encode_chunks(pairs: I64) -> Iterator[tuple[int, bytes]]:
@@ -87,7 +87,7 @@ class KeyFences:
         # A digest's pairs may begin in the chunk before the first one that begins with it.
         return range(max(first - 1, 0), stop)
 
-    def place(self, chunk: int) -> tuple[int, int]:
+    def extent(self, chunk: int) -> tuple[int, int]:
         """The begin and end of a chunk in its section."""
         return (self._ends[chunk - 1] if chunk else 0), self._ends[chunk]
 
@@ -108,7 +108,7 @@ class KeyFences:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of memory that it takes."""
+        """The bytes of memory that the fences take."""
         return self._firsts.memory_bytes + self._ends.memory_bytes
 
 

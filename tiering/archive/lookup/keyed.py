@@ -1,10 +1,10 @@
 """Keyed: the keys by which a message of an archive is found.
 
-The idea: they are the same as in a segment: those that the topic's `key_index` chose when the
-message was put.
+The idea: an archive has the same keys as the segment had: those that the topic's `key_index` chose
+when the message was put.
 
 Invariants: writer and verification both ask here, so they can't disagree; a message that a
-transaction took back is found by no key, as in a segment.
+transaction rolled back is found by no key, as in a segment.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def digests_in_columns(columns: Mapping[bytes, list[bytes]], levels: I64) -> tup
     return np.array(digests, np.int64), np.array(rows, np.int64)
 
 
-def is_taken_back(system_flags: I64) -> NDArray[np.bool_]:
-    """The messages, by their system flags, that a transaction took back."""
+def is_rolled_back(system_flags: I64) -> NDArray[np.bool_]:
+    """The messages, by their system flags, that a transaction rolled back."""
     found: NDArray[np.bool_] = (system_flags & TRANSACTION_MASK) == ROLLBACK
     return found
 
 
-class Levels:
+class KeyLevels:
     """The `key_index` levels of a topic's messages, by position, as they were at the put."""
 
     def __init__(self, topic: ArchivedTopic) -> None:

@@ -117,7 +117,7 @@ class PositionFences:
         at = bisect_right(range(self.chunks), position, key=self._firsts.__getitem__)
         return at - 1 if at else None
 
-    def place(self, chunk: int) -> tuple[int, int]:
+    def extent(self, chunk: int) -> tuple[int, int]:
         """The begin and end of a chunk in its section."""
         return (self._ends[chunk - 1] if chunk else 0), self._ends[chunk]
 
@@ -127,5 +127,5 @@ class PositionFences:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of memory that it takes."""
+        """The bytes of memory that the fences take."""
         return self._firsts.memory_bytes + self._ends.memory_bytes

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from kvstore.files import Files
-from tiering.archive.columns.integers import Column, by_bytes
+from tiering.archive.columns.integers import Column, cut_by_bytes
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter, write_archive
 from tiering.executor.proof import prove
@@ -100,7 +100,7 @@ class Making:
 
     def _rolled(self, found: Collected, rows: Column) -> Iterator[Column]:
         """The rows of one archive after the other."""
-        for a, b in by_bytes(found.records.sizes[rows], self._options.archive_bytes):
+        for a, b in cut_by_bytes(found.records.sizes[rows], self._options.archive_bytes):
             yield rows[a:b]
 
     def _archive(
@@ -158,5 +158,5 @@ def _stretches(found: Collected, rows: Column) -> Iterator[Column]:
     change |= np.diff(rows) != 1
     begins = [0, *(np.flatnonzero(change) + 1).tolist()]
     for a, b in zip(begins, [*begins[1:], len(rows)], strict=True):
-        for begin, end in by_bytes(found.records.sizes[rows[a:b]], _STRETCH):
+        for begin, end in cut_by_bytes(found.records.sizes[rows[a:b]], _STRETCH):
             yield rows[a + begin : a + end]

@@ -102,7 +102,7 @@ class Collector:
         order = np.lexsort((offset, queue, topic_of))
         starts = np.cumsum(sizes) - sizes
         records = RecordBatch(
-            buffer, starts[order], sizes[order], with_bodies=False, stays=True,  # type: ignore[arg-type]
+            buffer, starts[order], sizes[order], bodies_checked=False, stays=True,  # type: ignore[arg-type]
         )  # fmt: skip
         found = Collected(
             records, topics, topic_of[order], queue[order], offset[order], position[order], file

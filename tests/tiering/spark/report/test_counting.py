@@ -177,7 +177,7 @@ def test_bodies_are_not_read(slow: Slow, tmp_path: Path) -> None:
         data = bytearray((copy / held.key).read_bytes())
         archive = Opener(options).archive(held)
         for block in range(archive.directory.blocks):
-            at, (fixed, properties, bodies) = archive.directory.place(block)
+            at, (fixed, properties, bodies) = archive.directory.extent(block)
             # All of them but what says how long they are.
             begin = at + fixed + properties + PART_HEAD.size
             data[begin : at + fixed + properties + bodies] = bytes(bodies - PART_HEAD.size)
