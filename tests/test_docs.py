@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import kvstore
+import tiering
 from kvstore import (
     GroupConfig,
     GroupInfo,
@@ -63,6 +65,7 @@ from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, positions_
 from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow
+from tiering.executor.pool import WorkerDied
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
@@ -492,3 +495,66 @@ def test_an_unknown_verb_and_an_unknown_option_are_found() -> None:
     assert unknown_in("tier find DIR") == ["find"]
     assert unknown_in("get DIR --speed 9 --id X") == ["--speed"]
     assert unknown_in("erase topic DIR orders --dry-run") == []
+
+
+# -- names
+
+
+FOREIGN: Final = {"AzureConfig", "ClientConfig", "UploadPartCopy", "ValueError"}
+"""Names of other libraries and protocols that the documents mention."""
+TOUR: Final = "tour.md"
+"""Its names are inside the rooms, and `test_tour` checks them."""
+
+
+def code_spans(path: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    return re.findall(r"`([^`]+)`", " ".join(text.split()))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_every_file_and_folder_that_a_document_names_is_there(path: Path) -> None:
+    named = [
+        span
+        for span in code_spans(path)
+        if re.fullmatch(r"(kvstore|tiering|pyspark_kvmq|tests|bench|docs)/[\w/.]*", span)
+    ]
+    assert [span for span in named if not (ROOT / span).exists()] == []
+
+
+def is_there(root: object, dotted: str) -> bool:
+    """Whether a dotted name leads from an object, or from a package, to something."""
+    names = dotted.split(".")
+    found = root
+    for i, name in enumerate(names):
+        if not hasattr(found, name):
+            if not inspect.ismodule(found):
+                return False
+            try:
+                importlib.import_module(".".join([root.__name__, *names[: i + 1]]))  # type: ignore[attr-defined]  # a module has a name
+            except ImportError:
+                return False
+        found = getattr(found, name)
+    return True
+
+
+def test_every_name_of_the_api_in_the_documents_is_there(tmp_path: Path) -> None:
+    public = {*dir(kvstore), *dir(tiering), *dir(tiering.errors), WorkerDied.__name__, *FOREIGN}
+    missing = []
+    with kvstore.open(tmp_path / "store", StoreConfig(segment_size=64 << 10)) as store:
+        roots = {"store": store, "kvstore": kvstore, "tiering": tiering}
+        roots |= {name: getattr(tiering, name) for name in ("Worker", "Policy", "KeyFile")}
+        for path in PAGES:
+            for span in code_spans(path):
+                if path.name != TOUR and re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]+)+", span):
+                    missing += [(path.name, span)] if span not in public else []
+                called = re.match(rf"({'|'.join(roots)})\.([A-Za-z_][\w.]*\w)", span)
+                if called and not is_there(roots[called[1]], called[2]):
+                    missing.append((path.name, span))
+    assert missing == []
+
+
+def test_a_name_that_the_api_lacks_is_found() -> None:
+    assert is_there(tiering, "spark.session.session")
+    assert is_there(kvstore, "StoreConfig.archives")
+    assert not is_there(tiering, "spark.session.nothing")
+    assert not is_there(kvstore, "nothing.at.all")
