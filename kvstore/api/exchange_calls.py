@@ -95,9 +95,9 @@ class ExchangeCalls(Parts):
             new = self._groups.stage(batch, groups)
             offsets, kept = self._stage_offsets(batch, found, made, new, notes)
             self._index.families.write(batch, sync=True)
-            self._topics.settle(made)
-            self._groups.settle(new)
-            self._offsets.settle()
+            self._topics.written(made)
+            self._groups.written(new)
+            self._offsets.written()
         return ConfigImport(
             topics=len(made),
             groups=len(new),

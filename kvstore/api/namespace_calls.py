@@ -71,8 +71,8 @@ class NamespaceCalls(TopicCalls):
             if not is_made:
                 self._namespaces.stage(batch, name, self.config.clock.now_ms())
             self._index.families.write(batch, sync=True)
-            self._topics.settle(made)
-            self._groups.settle(new)
+            self._topics.written(made)
+            self._groups.written(new)
 
     def delete_namespace(self, name: str) -> None:
         """Delete a namespace with all its topics and groups, in one batch; `NamespaceNotFound`."""

@@ -89,7 +89,7 @@ class OffsetCalls(Parts):
             changes = [Commit(ids[group], topic, queue, at) for group, topic, queue, at in wanted]
             self._offsets.commit(changes, batch, sync=sync or bool(made))
             if made:
-                self._groups.settle(made)
+                self._groups.written(made)
         return True
 
     def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
@@ -173,7 +173,7 @@ class OffsetCalls(Parts):
             for queue, offset in offsets.items():
                 self._offsets.stage(batch, group.id, topic.id, queue, offset)
             self._index.families.write(batch, sync=True)
-            self._offsets.settle()
+            self._offsets.written()
 
     def _at(self, topic: Topic, queue: int, bounds: Bounds, start: str | int | None) -> int:
         """The offset in a queue that a start stands for."""

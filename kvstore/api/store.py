@@ -220,14 +220,18 @@ class Store(Calls):
         """The jobs of the housekeeper."""
         upkeep = self._upkeep
         return [
-            Job("the next segment", self._log.wants_next, self._log.prepare_next),
+            Job("the next segment", self._log.needs_next, self._log.prepare_next),
             Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
             Job("sealing", self._index.seal_due, self._index.seal_next),
             Job("merging keys", self._index.merge_due, self._merge_keys),
             Job("dead keys", self._index.key_upkeep.dead_keys_due, self._drop_dead_keys),
             Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
             Job("history of what is done", self._progress.due, self._progress.sample),
-            Job("old offset history", self._offsets.kept.sweep_due, self._offsets.kept.sweep),
+            Job(
+                "old offset history",
+                self._offsets.history_rows.sweep_due,
+                self._offsets.history_rows.sweep,
+            ),
             Job("retention", upkeep.retention_due, upkeep.retain),
             Job(
                 "ends of deleted topics",

@@ -173,8 +173,8 @@ class TopicCalls(Parts):
             if topics:
                 self._upkeep.checkpoint()
             self._index.retire_topics(batch, ids)
-            self._topics.settle_delete(gone)
-            self._groups.settle_delete(leaving)
+            self._topics.deleted(gone)
+            self._groups.deleted(leaving)
         self._take_late(gone)
 
     def _take_late(self, gone: list[TopicInfo]) -> None:
@@ -186,7 +186,7 @@ class TopicCalls(Parts):
             self._upkeep.checkpoint()
             with self._topics.lock:
                 batch = self._index.families.batch()
-                self._topics.drop_until(batch, late)
+                self._topics.extend_dropped(batch, late)
                 self._index.retire_topics(batch, [info.id for info in late])
 
     def create_group(

@@ -45,7 +45,7 @@ class Follower:
         be.
         """
         segments = self._log.segments
-        segments.look_again()
+        segments.rescan()
         if segments.removals == self._seen and not is_missing:
             return
         with self._lock:
@@ -84,7 +84,7 @@ class Follower:
         # The one before is not closed: others may be reading from it.
         self._newer, self._rows = newer, rows
         self._index.queues.follow(newer)
-        self._log.segments.leave(left)
+        self._log.segments.forget(left)
         self._index.queues.forget()
         self._index.moves += 1
         self._seen = self._log.segments.removals

@@ -158,7 +158,7 @@ class SegmentHandover:
         of the positions, and of the ids. They are for `take_in`.
         """
         self._log.check_writable()
-        return self._upkeep.give_up(segments), self._topics.take_ids(topics)
+        return self._upkeep.give_up(segments), self._topics.allocate_ids(topics)
 
     def take_in(
         self,
@@ -199,7 +199,7 @@ class SegmentHandover:
                     forget(batch)
 
                 self._index.change(put, arriving, keys)
-                self._topics.settle_rows(infos)
+                self._topics.rows_written(infos)
 
     def attach(self) -> None:
         """Says that a worker looks after this store: from here on segments don't go by age or size
@@ -213,7 +213,7 @@ class SegmentHandover:
 
     def take_number(self) -> int:
         """A number for a new archive: no other archive ever has it."""
-        return self._index.take_archive_number()
+        return self._index.allocate_archive_number()
 
     def hand_over(
         self,

@@ -18,7 +18,7 @@ from kvstore.config import Retention, StoreConfig
 from kvstore.engine.housekeeper import Again
 from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go
 from kvstore.engine.unread import unread_in
-from kvstore.index.attach import announce
+from kvstore.index.attach import mark_attaching
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_gone
 from kvstore.index.index import Index
@@ -116,7 +116,7 @@ class Upkeep:
         """
         log, index, size = self._log, self._index, self._log.segment_size
         self.seal()  # so that little is left to be done while puts wait
-        with self.leaving, log.standing():
+        with self.leaving, log.paused():
             log.check_writable()
             log.seal()
             first = log.end // size
@@ -128,7 +128,7 @@ class Upkeep:
 
             def put(batch: Batch) -> None:
                 put_gone(batch, index.gone(), leaving, there, size)
-                announce(index.families, batch)
+                mark_attaching(index.families, batch)
 
             index.change(put)
             log.skip(count)

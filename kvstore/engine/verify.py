@@ -140,7 +140,7 @@ def _there(log: CommitLog, index: Index, report: VerifyReport, end: int) -> list
     """The segments there are; one missing between them, or before the first, is a problem."""
     size = log.segment_size
     stop = -(-end // size)
-    log.segments.look_again()
+    log.segments.rescan()
     found = [n for n in log.segments.numbers if n < stop]
     # After the look at the segments: one that goes meanwhile is no problem.
     gone = index.gone()

@@ -75,7 +75,7 @@ class Writer:
         self._tail_due = config.checkpoint_bytes
         self._host = host
         self._routes = PutRoutes(
-            topics.find, topics.as_put_to, topics.make_for_put, index.note_topic
+            topics.find, topics.for_put, topics.create_for_put, index.set_topic_byte
         )
         topics.changed = self._routes.clear
         self._ids = UniqueIds(host.packed[:-4], os.getpid(), secrets.randbits(32))
@@ -160,7 +160,7 @@ class Writer:
             tail, before = index.tails.active, log.end
             mark = tail.mark()
             try:
-                offsets = index.take_offsets(batch.queue_keys)
+                offsets = index.allocate_offsets(batch.queue_keys)
                 pieces, positions = self._encode(batch, total, offsets, now)
                 tail.add(batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now)
                 tail.add_keys(batch.key_text, batch.key_counts)
@@ -199,7 +199,7 @@ class Writer:
             position = before if size <= log.room() else log.segment_behind(before)
             mark = tail.mark()
             try:
-                offset = index.take_offset(key)
+                offset = index.allocate_offset(key)
                 data = encode_one(one, offset, position, now, self._host)
                 tail.add_one(
                     key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
@@ -207,7 +207,7 @@ class Writer:
                 if position == before:
                     log.append(data, 1)
                 else:
-                    self._append([(before, log.closing(before)), (position, data)], 1)
+                    self._append([(before, log.blank_to_end(before)), (position, data)], 1)
             except BaseException:
                 self._take_back(tail, mark, before)
                 raise
@@ -231,7 +231,7 @@ class Writer:
         if staging is None:
             return PutStatus.WRITTEN
         if staging.full():
-            self._flusher.nudge()
+            self._flusher.wake()
         return PutStatus.STAGED
 
     def _encode(
@@ -248,7 +248,7 @@ class Writer:
         for first, stop in self._stretches(batch.sizes):
             if pieces:
                 behind = log.segment_behind(at)
-                pieces[-1] = (pieces[-1][0], pieces[-1][1] + log.closing(at))
+                pieces[-1] = (pieces[-1][0], pieces[-1][1] + log.blank_to_end(at))
                 at = behind
             data = b""
             if first < stop:
@@ -271,7 +271,7 @@ class Writer:
         """Undoes the work of a failed put beside the log, which has undone its own part."""
         if self._log.end == before:
             tail.cut(mark)
-            self._index.give_back()
+            self._index.forget_offsets()
 
     def _stretches(self, sizes: list[int]) -> list[tuple[int, int]]:
         """Which messages go into the active segment (maybe none), and which into each one

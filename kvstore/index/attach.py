@@ -99,7 +99,7 @@ def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange])
         _Attaching(families, batch, queue).run(sorted(mine, key=lambda one: one.first))
 
 
-def announce(families: Families, batch: Batch) -> None:
+def mark_attaching(families: Families, batch: Batch) -> None:
     """Put into a batch the note that archives are being attached, with numbers from here on."""
     batch.put(META, COMING, U32.pack(next_number(families)))
 
@@ -109,7 +109,7 @@ def forget(batch: Batch) -> None:
     batch.delete(META, COMING)
 
 
-def comes_from(families: Families) -> int:
+def first_attaching(families: Families) -> int:
     """The number from which on archives are being attached that may not be there yet."""
     noted = families.get(META, COMING)
     following = next_number(families)

@@ -46,12 +46,12 @@ def drop_derived(index: Index) -> None:
     batch.delete(META, SEALED)
     batch.put(META, CHECKPOINT, checkpoint_value(back))
     if next(families.rows(ARCHIVES, b""), None) is not None:
-        note_unplaced(batch)
+        mark_unplaced(batch)
     batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
     families.write(batch, sync=True)
     index.keys.forget()
 
 
-def note_unplaced(batch: Batch) -> None:
+def mark_unplaced(batch: Batch) -> None:
     """Put into a batch that the places of archived messages have to be made anew."""
     batch.put(META, UNPLACED, b"\x01")

@@ -141,16 +141,16 @@ class Index:
 
     # --- the tail; under the log's lock ---
 
-    def take_offsets(self, queues: Iterable[int]) -> list[int]:
+    def allocate_offsets(self, queues: Iterable[int]) -> list[int]:
         """The next offset of each of these queues, in turn; no other caller gets it."""
         # No bytecode runs for a message: a queue's counter is a `count`, found and moved by `map`.
         return list(map(next, map(self._counters.__getitem__, queues)))
 
-    def take_offset(self, queue: int) -> int:
-        """`take_offsets` for one."""
+    def allocate_offset(self, queue: int) -> int:
+        """`allocate_offsets` for one."""
         return next(self._counters[queue])
 
-    def give_back(self) -> None:
+    def forget_offsets(self) -> None:
         """Forget the counters, after offsets that were not used; the index is asked again."""
         self._counters.clear()
 
@@ -160,9 +160,9 @@ class Index:
             found = tail.queue(queue) if tail is not None else None
             if found is not None:
                 return found.next
-        return self.head(queue).next_offset
+        return self.checkpointed_end(queue).next_offset
 
-    def head(self, queue: int) -> Head:
+    def checkpointed_end(self, queue: int) -> Head:
         """A queue's end as of the last checkpoint."""
         found = self._heads.get(queue)
         if found is None:
@@ -199,7 +199,7 @@ class Index:
             self._counters.clear()
         return frozen
 
-    def note_topic(self, topic: int, hash_byte: int) -> None:
+    def set_topic_byte(self, topic: int, hash_byte: int) -> None:
         """Note the byte that a topic puts under the hashes of its keys; called before the first
         key.
         """
@@ -237,7 +237,7 @@ class Index:
             placed: dict[int, int] = {}
             for queue, segment, first, stored_at in stretches:
                 last = placed.get(queue)
-                if (self.head(queue).segment if last is None else last) != segment:
+                if (self.checkpointed_end(queue).segment if last is None else last) != segment:
                     batch.put(
                         PLACES,
                         place_key(queue >> 32, queue & QUEUE_MASK, first),
@@ -250,7 +250,7 @@ class Index:
                 also(batch)
             self._changing()
             if parts is not None:
-                self.keys.coming(parts)
+                self.keys.writing(parts)
             self.families.write(batch, sync=sync)
             self.tags.written()
             # From here on the rows are found in RocksDB. The notes about them change first; then
@@ -282,7 +282,7 @@ class Index:
                 if found[1] > found[0]:
                     return found[1]
                 oldest = found[0]
-        return self.head(queue).next_offset if oldest is None else oldest
+        return self.checkpointed_end(queue).next_offset if oldest is None else oldest
 
     def min_offset(self, queue: int, first_segment: int, end: int) -> int:
         """A queue's first held offset; its next offset if it holds nothing."""
@@ -394,7 +394,7 @@ class Index:
         with self._writing():
             batch = self.families.batch()
             queues = retire(self.families, batch, segment)
-            parts = self.keys.leave(batch, [segment], there)
+            parts = self.keys.drop_segments(batch, [segment], there)
             batch.put(META, LOG_START, U64.pack(log_start))
             self._changing()
             self.families.write(batch, sync=True)
@@ -419,7 +419,7 @@ class Index:
         with self._writing():
             batch = self.families.batch()
             queues = handover.hand_over(self.families, batch, sorted(segments), arriving, unkept)
-            parts = self.keys.leave(batch, segments, there)
+            parts = self.keys.drop_segments(batch, segments, there)
             if erase:
                 self.key_upkeep.mark_left(batch, parts, segments)
             handover.put_gone(batch, self.gone(), segments, there, self.segment_size)
@@ -477,7 +477,7 @@ class Index:
         self.queues.forget()
         self.moves += 1
 
-    def take_archive_number(self) -> int:
+    def allocate_archive_number(self) -> int:
         """A number for an archive that will arrive; no row of the catalog has or had it."""
         with self._writing():
             self._next_archive += 1

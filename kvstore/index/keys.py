@@ -153,7 +153,7 @@ class Place(NamedTuple):
         return ARCHIVE_FIRST <= self.segment < NOWHERE
 
     @property
-    def is_nobodys(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether nobody has the entries any more."""
         return self.is_archived and self.archive == NO_ARCHIVE
 

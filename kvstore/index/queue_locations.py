@@ -156,7 +156,7 @@ class Queues:
             if found is None or found.segment >= first_segment:
                 return found
         places = self._behind(queue, -1, first_segment)
-        found = next((p for p in places if p.segment != NOWHERE and not p.is_nobodys), None)
+        found = next((p for p in places if p.segment != NOWHERE and not p.is_lost), None)
         with self._lock:
             if version == self._version:
                 if len(self._firsts) >= SPANS_KEPT:
@@ -171,7 +171,7 @@ class Queues:
             yield span.place
         places = self._behind(queue, offset, first_segment)
         # A place without entries counts only between two others.
-        yield from places if span is not None else dropwhile(lambda p: p.is_nobodys, places)
+        yield from places if span is not None else dropwhile(lambda p: p.is_lost, places)
 
     def _place_at(self, queue: int, offset: int, first_segment: int) -> Place | None:
         nobodys: Place | None = None
@@ -180,7 +180,7 @@ class Queues:
                 # A place that keeps the next offset counts only while it is the last.
                 if next(self._up(queue, place.first), None) is None:
                     return place
-            elif place.is_nobodys:
+            elif place.is_lost:
                 nobodys = nobodys or place
             elif place.segment >= first_segment:
                 return nobodys or place

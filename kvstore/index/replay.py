@@ -100,7 +100,7 @@ class Replay:
                 topic = self._topic_of(raw, queue, position)
                 if topic is None:
                     continue
-                self._index.note_topic(topic.base >> 32, topic.hash_byte)
+                self._index.set_topic_byte(topic.base >> 32, topic.hash_byte)
                 known[raw, queue] = topic
             if position < topic.since:
                 continue

@@ -30,7 +30,7 @@ from kvstore.errors import (
     StoreReadOnly,
 )
 from kvstore.files import Files, MappedFile
-from kvstore.log.segments import Segments, told
+from kvstore.log.segments import Segments, disk_errors
 from kvstore.log.staging import Staging
 from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
@@ -78,7 +78,7 @@ class CommitLog:
         self.prepare_wanted = threading.Event()
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
-        self._is_crowded = False
+        self._is_full = False
         """Whether puts are refused for want of room, which is logged once."""
 
     @property
@@ -87,7 +87,7 @@ class CommitLog:
         return self.segments.oldest * self.segment_size
 
     def start(self, end: int, durable: int) -> None:
-        """Begin appending at `end`, which recovery found, after `cut`; the disk has everything
+        """Begin appending at `end`, which recovery found, after `truncate`; the disk has everything
         below it. Of a log that is only read the disk is known to have the part below `durable`: its
         writer may not have synced the rest.
         """
@@ -111,7 +111,7 @@ class CommitLog:
                 interval=c.stage_interval,
             )
 
-    def cut(self, end: int) -> int:
+    def truncate(self, end: int) -> int:
         """Make `end` the end of the log, before `start`: zero the rest of its segment, and remove
         the segments behind it. Returns the number of non-zero bytes that this removed.
         """
@@ -120,7 +120,7 @@ class CommitLog:
         for later in [n for n in self.segments.numbers if n > number]:
             gone += self._remove_empty_or_torn(later)
         if number in self.segments.numbers and number not in self.segments.problems:
-            self.segments.own(number)
+            self.segments.unshare(number)
             self.segments.remap(number)
             gone += self.segments.zero_from(number, at)
         return gone
@@ -181,18 +181,18 @@ class CommitLog:
         now = self.clock.monotonic()
         if now - self._disk_checked < _DISK_CHECK_SECONDS:
             return
-        why = self._crowded()
+        why = self._too_full()
         if why is not None:
-            if not self._is_crowded:
-                self._is_crowded = True
+            if not self._is_full:
+                self._is_full = True
                 _log.error("%s; nothing is deleted that no retention allows", why)
             raise DiskFull(f"{why}; free space or raise watermarks")
-        if self._is_crowded:
-            self._is_crowded = False
+        if self._is_full:
+            self._is_full = False
             _log.warning("puts into %s are taken again: its disk has room", self.folder.parent)
         self._disk_checked = now
 
-    def _crowded(self) -> str | None:
+    def _too_full(self) -> str | None:
         limit = self._config.watermarks[2]
         used = self.disk_used()
         if used < limit:
@@ -205,11 +205,11 @@ class CommitLog:
             self.check_writable()
         except StoreError as e:
             return str(e)
-        return self._crowded()
+        return self._too_full()
 
     def disk_used(self) -> float:
         """The share of the log's disk in use; `SegmentDamaged` if the disk doesn't say."""
-        with told(self.folder, "asked how full its disk is"):
+        with disk_errors(self.folder, "asked how full its disk is"):
             return self.files.disk_used(self.folder)
 
     def room(self) -> int:
@@ -220,7 +220,7 @@ class CommitLog:
         """The first position of the segment that follows the one with `position`."""
         return (position // self.segment_size + 1) * self.segment_size
 
-    def closing(self, position: int) -> bytes:
+    def blank_to_end(self, position: int) -> bytes:
         """The bytes that close a segment at `position`: the log goes on in the next one."""
         return blank(self.segment_behind(position) - position)
 
@@ -237,7 +237,7 @@ class CommitLog:
             self._write(segment, end, data, count)
             self.end = end + length
         except BaseException:
-            self._take_back(((end, data),), end)
+            self._undo(((end, data),), end)
             raise
         if at <= size // 2 < at + length:
             self.prepare_wanted.set()
@@ -258,15 +258,15 @@ class CommitLog:
                 self.staging.count(count)
             self.end = end
         except BaseException:
-            self._take_back(pieces, before)
+            self._undo(pieces, before)
             raise
-        if self.wants_next():
+        if self.needs_next():
             self.prepare_wanted.set()
 
     def roll(self) -> None:
         """Close the active segment with a blank record and go on in the next."""
         end = self.end
-        self.append_pieces([(end, self.closing(end))], self.segment_behind(end), 0)
+        self.append_pieces([(end, self.blank_to_end(end))], self.segment_behind(end), 0)
 
     def _ready(self, position: int, length: int) -> MappedFile:
         """The segment of a piece: there, mapped, and with disk blocks for the piece."""
@@ -294,7 +294,7 @@ class CommitLog:
                 str(segment.path),
             ) from e
 
-    def _take_back(self, pieces: Sequence[Piece], before: int) -> None:
+    def _undo(self, pieces: Sequence[Piece], before: int) -> None:
         """Undo a write that failed: the bytes behind `end` become zero again, on the disk too.
 
         Otherwise a later, smaller put may end where a record of the failed write begins, and
@@ -303,7 +303,7 @@ class CommitLog:
         if self.end != before:
             return  # interrupted behind the write: the records are in the log
         if self.staging is not None:
-            self.staging.cut(before)
+            self.staging.drop_from(before)
             return
         size = self.segment_size
         for position, data in pieces:
@@ -316,20 +316,20 @@ class CommitLog:
             raise self.fail(e) from e
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Within this block nothing is appended, and nothing is put on the disk."""
         with self._sync_lock, self.lock:
             yield
 
     def seal(self) -> None:
-        """Close the active segment, and put all of the log on the disk; within `standing`."""
+        """Close the active segment, and put all of the log on the disk; within `paused`."""
         if self.end % self.segment_size:
             self.roll()
         self._sync(nullcontext())
 
     def skip(self, count: int) -> None:
         """Skip `count` segments: the log goes on in a later segment, which exists already; within
-        `standing`, after `seal`.
+        `paused`, after `seal`.
         """
         end = self.end + count * self.segment_size
         self.segments.map(end // self.segment_size)
@@ -338,7 +338,7 @@ class CommitLog:
         self.durable = end
         self.end = end
 
-    def wants_next(self) -> bool:
+    def needs_next(self) -> bool:
         """Whether the segment behind the active one should be made now."""
         number, at = divmod(self.end, self.segment_size)
         return at > self.segment_size // 2 and number + 1 not in self.segments.numbers

@@ -79,7 +79,7 @@ class Flusher:
                 )
             self._changed.wait(_LOOK)
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Wake the thread: the staging buffer is full."""
         self.thread.wake.set()
 

@@ -87,7 +87,7 @@ class LogScan:
             try:
                 buffer = self._segments.buffer(number)
             except SegmentDamaged as e:
-                self._segments.look_again()
+                self._segments.rescan()
                 if number < self._segments.oldest:
                     self.end = stop  # the log's writer has removed it just now
                     continue

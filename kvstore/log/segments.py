@@ -94,7 +94,7 @@ class Segments:
 
     def _scan(self) -> None:
         numbers = []
-        with told(self.folder, "read"):
+        with disk_errors(self.folder, "read"):
             names = self.files.list_dir(self.folder)
         for name in names:
             position = named_position(name)
@@ -116,10 +116,10 @@ class Segments:
             if path.exists():
                 self.foreign.append(path.name)
         elif self._writable and path.name.endswith(_GONE):
-            with told(path, "erased"):
+            with disk_errors(path, "erased"):
                 self._erase(path)
         elif self._writable:
-            with told(path, "removed"):
+            with disk_errors(path, "removed"):
                 self.files.remove(path)
 
     def _without_strays(self, numbers: list[int]) -> list[int]:
@@ -149,7 +149,7 @@ class Segments:
         if not path.is_file():
             self.problems[number] = f"{path} is not a file"
             return
-        with told(path, "looked at"):
+        with disk_errors(path, "looked at"):
             found = self.files.size(path)
         if found != self.size:
             self.problems[number] = (
@@ -160,7 +160,7 @@ class Segments:
         """A segment's file."""
         return self.folder / segment_name(number * self.size)
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Forget the segments that the writer's retention has removed; for a folder that is opened
         for reading only.
 
@@ -183,7 +183,7 @@ class Segments:
             self.numbers = left
             self.removals += 1
 
-    def leave(self, numbers: Collection[int]) -> None:
+    def forget(self, numbers: Collection[int]) -> None:
         """Forget segments that the writer has handed over or removed, whether or not their files
         are gone by now; for a folder that is opened for reading only.
         """
@@ -237,7 +237,7 @@ class Segments:
                 )
             # Only segments behind the last sealed one are written to.
             writable = self._writable and number >= self.writable_from
-            with told(path, "opened"):
+            with disk_errors(path, "opened"):
                 found = self.files.map(path, writable=writable)
             if len(self._maps) >= MAPS_MAX:
                 # A map that the flusher may be syncing stays: closing takes its descriptor away.
@@ -252,7 +252,7 @@ class Segments:
         Only then may the bytes be written.
         """
         found = self.map(number)
-        with told(found.path, "given room"):
+        with disk_errors(found.path, "given room"):
             found.reserve(end)
 
     def remap(self, number: int) -> None:
@@ -273,7 +273,7 @@ class Segments:
             if number in self.numbers and number not in self.problems:
                 return
             path = self.path(number)
-            with told(path, "made"):
+            with disk_errors(path, "made"):
                 if path.exists() or path.is_symlink():
                     self._move_aside(path)
                 self.files.create(path, self.size)
@@ -292,7 +292,7 @@ class Segments:
         """Give a segment that is too short its full size, with zeros; its bytes stay."""
         path = self.path(number)
         whole = path.with_name(path.name + _WHOLE)
-        with self._lock, told(path, "filled up"):
+        with self._lock, disk_errors(path, "filled up"):
             self.files.create(whole, self.size)
             with contextlib.closing(self.files.map(whole, writable=True)) as target:
                 at = 0
@@ -303,10 +303,10 @@ class Segments:
             self.files.rename(whole, path)
             self.problems.pop(number, None)
 
-    def own(self, number: int) -> None:
+    def unshare(self, number: int) -> None:
         """Copy a segment whose file has another name too (a hard link), before it is written to."""
         path = self.path(number)
-        with told(path, "copied"):
+        with disk_errors(path, "copied"):
             if self.files.links(path) > 1:
                 self.remap(number)
                 self.files.copy(path, path)
@@ -314,7 +314,7 @@ class Segments:
     def zero_from(self, number: int, offset: int) -> int:
         """Make a segment zero from `offset` on, on the disk; returns how many bytes were not."""
         found = self.map(number)
-        with told(found.path, "zeroed"):
+        with disk_errors(found.path, "zeroed"):
             return found.zero_from(offset)
 
     def remove(self, number: int, *, erase: bool = False) -> None:
@@ -333,7 +333,7 @@ class Segments:
             self.problems.pop(number, None)
         if found is not None:
             found.close()
-        with told(path, "removed"):
+        with disk_errors(path, "removed"):
             if not erase or not self.files.size(path):
                 self.files.remove(path)
                 return
@@ -375,7 +375,7 @@ class Segments:
 
 
 @contextlib.contextmanager
-def told(path: Path, done: str) -> Iterator[None]:
+def disk_errors(path: Path, done: str) -> Iterator[None]:
     """Within this block errors of the operating system become errors of kvmq."""
     try:
         yield

@@ -47,7 +47,7 @@ class _Buffer:
 
 
 class Staging:
-    """The two buffers of a log. `append`, `count` and `cut` are called under the log's lock."""
+    """The two buffers of a log. The log's lock is held for `append`, `count` and `drop_from`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Staging:
         """Count so many more records as appended."""
         self._active.count += records
 
-    def cut(self, position: int) -> None:
+    def drop_from(self, position: int) -> None:
         """Drop the chunks from `position` on, whose append failed. The append still holds the log's
         lock, so no drain has begun since. Their messages stay counted: the count only says when to
         drain.

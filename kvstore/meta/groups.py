@@ -39,10 +39,10 @@ BACKOFF_MAX: Final = 365 * 24 * 3600.0
 BACKOFF_STEPS: Final = 64
 TIME_MAX: Final = (1 << 63) - 1
 CACHED_MAX: Final = 1 << 17
-_KEPT_OF_A_BATCH: Final = 1024
-"""Groups of one call that are kept in memory: of many thousands most are not used at once."""
+_CACHED_OF_A_BATCH: Final = 1024
+"""Groups of one call that are cached: of many thousands most are not used at once."""
 DEFAULT_BACKOFF: Final[tuple[float, ...]] = ()
-"""No backoff: a group waits only as long as the lock itself lasts."""
+"""No backoff: a message comes back as soon as its lock ends."""
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +67,8 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as it is; the fields are those of `GroupConfig`, and the id. `since` is the log's end
-    at which a `start` of "end" was set.
+    """A group as it is: the fields of `GroupConfig`, and its id. `since` is the end that the log
+    had when a `start` of "end" was set.
     """
 
     name: str
@@ -84,7 +84,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its messages may be handed out as they come, and as many as there are."""
+        """Whether its messages may be handed out in any order and number."""
         return not self.ordered and self.max_in_flight is None
 
     @property
@@ -108,7 +108,7 @@ class Groups:
     """
 
     def __init__(self, families: Families, log_end: Callable[[], int]) -> None:
-        """`log_end` puts the log on the disk and says how far it reaches."""
+        """`log_end` puts the log on the disk and returns its end."""
         self._families = families
         self._log_end = log_end
         self._cache: dict[str, GroupInfo] = {}
@@ -125,15 +125,15 @@ class Groups:
             raise MessageIllegal(f"the group is {shown(name)}; it must be a text")
         found = self._cache.get(name)
         if found is None:
-            # Under the lock: a group that is altered or deleted meanwhile must not be kept as it
-            # was.
+            # Under the lock: a row that another thread alters or deletes meanwhile must not be
+            # cached.
             with self._lock:
                 row = self._families.get(GROUPS, name.encode("utf-8", "surrogatepass"))
                 if row is not None:
-                    found = self._keep(_decode(name, row))
+                    found = self._remember(_decode(name, row))
         return found
 
-    def _keep(self, info: GroupInfo) -> GroupInfo:
+    def _remember(self, info: GroupInfo) -> GroupInfo:
         if len(self._cache) >= CACHED_MAX:
             self._cache.clear()
         self._cache[info.name] = info
@@ -161,7 +161,7 @@ class Groups:
             made = self.stage(batch, configs, exist_ok=exist_ok)
             if made:
                 self._families.write(batch, sync=True)
-                self.settle(made)
+                self.written(made)
             if len(made) == len(configs):
                 return made
             new = {info.name: info for info in made}
@@ -170,8 +170,8 @@ class Groups:
     def stage(
         self, batch: Batch, configs: Iterable[GroupConfig], *, exist_ok: bool = False
     ) -> list[GroupInfo]:
-        """Puts new groups into a batch, under `lock`; raises an error for the first wrong one. When
-        it is written: `settle`.
+        """Put new groups into a batch, under `lock`; raises an error for the first wrong one. The
+        caller writes the batch and then calls `written`.
         """
         made: list[GroupInfo] = []
         names: set[str] = set()
@@ -194,31 +194,31 @@ class Groups:
         return made
 
     def _since(self, info: GroupInfo) -> GroupInfo:
-        """A group that begins at the end does so at the log's present end. That is on the disk: no
-        later record can come to stand below it.
+        """A group that begins at the end begins at the log's present end, which the disk has: no
+        later record can get a position below it.
         """
         if info.start != "end":
             return info
         return msgspec.structs.replace(info, since=self._log_end())
 
-    def settle(self, made: Sequence[GroupInfo]) -> None:
-        """Marks groups as written that `stage` put into a batch."""
+    def written(self, made: Sequence[GroupInfo]) -> None:
+        """Take over the groups of `stage`, whose batch was written."""
         self._next_id += len(made)
-        for info in made[:_KEPT_OF_A_BATCH]:
-            self._keep(info)
+        for info in made[:_CACHED_OF_A_BATCH]:
+            self._remember(info)
         if self._names is not None:
             self._names.update((info.id, info.name) for info in made)
 
     @property
     def lock(self) -> threading.RLock:
-        """Held from `stage` to `settle`."""
+        """Held from `stage` to `written`."""
         return self._lock
 
     def _exists(self, name: str) -> bool:
         return name in self._cache or self._families.get(GROUPS, name.encode()) is not None
 
     def alter(self, name: str, changes: dict[str, Any]) -> GroupInfo:
-        """Changes fields of a group, durably; the others stay."""
+        """Change some fields of a group, durably."""
         with self._lock:
             old = self.get(name)
             new = _checked(msgspec.structs.replace(old, **changes))
@@ -227,11 +227,11 @@ class Groups:
             batch = self._families.batch()
             batch.put(GROUPS, name.encode(), msgspec.msgpack.encode(new))
             self._families.write(batch, sync=True)
-            return self._keep(new)
+            return self._remember(new)
 
     def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[GroupInfo]:
         """Put the removal of groups, and of all that is keyed by them, into a batch, under `lock`;
-        then `settle_delete`. `GroupNotFound` for the first that is not there.
+        then `deleted`. `GroupNotFound` for the first that is not there.
         """
         infos = [self.get(name) for name in dict.fromkeys(names)]
         for info in infos:
@@ -245,8 +245,8 @@ class Groups:
                 remove(batch, info)
         return infos
 
-    def settle_delete(self, infos: Iterable[GroupInfo]) -> None:
-        """Marks groups as removed that `stage_delete` put into a batch."""
+    def deleted(self, infos: Iterable[GroupInfo]) -> None:
+        """Forget the groups of `stage_delete`, whose batch was written."""
         for info in infos:
             self._cache.pop(info.name, None)
             if self._names is not None:
@@ -296,7 +296,7 @@ def _new(config: GroupConfig, number: int) -> GroupInfo:
 
 
 def _checked(info: GroupInfo) -> GroupInfo:
-    """The group with its values in the form they are kept in; `CallerError` for illegal values."""
+    """The group with its values as a row has them; `CallerError` for illegal values."""
     _check_count("max_attempts", info.max_attempts, ATTEMPTS_MAX)
     if type(info.ordered) is not bool:
         raise CallerError(f"ordered is {shown(info.ordered)}; it must be True or False")

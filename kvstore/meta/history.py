@@ -5,8 +5,8 @@ beginning of a stretch, the value has the offset and the rest of the time. So a 
 stretch overwrites the earlier one, and nothing is read for it. Rows older than `offset_history_for`
 are not shown; `sweep` removes them in slices.
 
-Invariants: there is one row a stretch and queue at most; `now` gives no time before that of a row
-that was put since the opening.
+Invariants: of one setting of the interval there is at most one row a stretch and queue; `now` gives
+no time before that of a row that was put since the opening.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROW: Final = Struct(
 _SWEPT_AT_ONCE: Final = 2000
 """Queues' histories that one slice of a sweep looks at: some 20 ms."""
 _SWEEPS: Final = 8
-"""Sweeps in the time that history is kept: a row stays on the disk one interval longer at most."""
+"""Sweeps in the time that history is kept: a row stays an eighth of that time longer, about."""
 _SWEEP_MIN: Final = 60.0
 _SWEEP_FIRST: Final = 10.0
 """Seconds after the opening: a program that opens often and shortly sweeps too, but not each
@@ -52,7 +52,7 @@ class History:
         self._families = families
         self._clock = config.clock
         self._kept_ms = whole_ms(config.offset_history_for)
-        self.stretch_ms: Final = max(1, whole_ms(config.offset_history_interval))
+        self.interval_ms: Final = max(1, whole_ms(config.offset_history_interval))
         self._last_ms = 0
         self._sweep_at = config.clock.monotonic() + _SWEEP_FIRST
         self._swept = b""
@@ -63,15 +63,15 @@ class History:
         return self._kept_ms > 0
 
     def now(self) -> int:
-        """The time of a row that is written now; a clock that is set back doesn't change the rows'
-        order. A look alone moves nothing: by the clock the next row may be earlier than that.
+        """The time for a row that is written now: a clock that is set back doesn't change the rows'
+        order. Asking alone changes nothing: a later row may get an earlier time by the clock.
         """
         return max(self._last_ms, self._clock.now_ms())
 
     def put(self, batch: Batch, queue: bytes, offset: int, recoveries: int, at: int) -> None:
         """Add a row to a batch."""
         self._last_ms = max(self._last_ms, at)
-        late = at % self.stretch_ms
+        late = at % self.interval_ms
         batch.put(
             OFFSET_HISTORY, history_key(queue, at - late), _ROW.pack(offset, recoveries, late)
         )
@@ -105,8 +105,8 @@ class History:
         return bool(self._swept) or self._clock.monotonic() >= self._sweep_at
 
     def sweep(self) -> int:
-        """Removes history that is too old, of some queues; the next call goes on behind them.
-        Returns how many queues had such history.
+        """Remove history that is too old, of some queues; the next call goes on behind them.
+        Returns the number of queues with such history.
         """
         oldest = max(0, self._clock.now_ms() - self._kept_ms)
         batch, it = self._families.batch(), self._families.iter(OFFSET_HISTORY)
@@ -119,7 +119,7 @@ class History:
             key: bytes = it.key()
             prefix = key[:12]
             # Keys have the beginning of their stretch; only stretches that are wholly over go.
-            limit = prefix + U64.pack(max(0, oldest - self.stretch_ms))
+            limit = prefix + U64.pack(max(0, oldest - self.interval_ms))
             if not self._kept_ms:
                 limit = prefix + _END
             if key < limit:

@@ -23,7 +23,7 @@ LEVELS: Final[dict[KeyIndex, int]] = {"off": 0, "unique": 1, "all": 2}
 
 
 def begun(key_index: KeyIndex, since: int, keys_since: tuple[int, int]) -> History:
-    """The history of a topic whose row has none: the row says where its keys begin."""
+    """The history of a topic whose row has none, from the positions where its keys begin."""
     unique, tokens = keys_since
     found: dict[int, KeyIndex] = {since: "off"}
     if key_index != "off":

@@ -79,8 +79,8 @@ def namespace_of(name: str) -> str | None:
 
 
 def speak_own_names(namespace: str, error: StoreError) -> None:
-    """Makes an error name the topics and groups that it quotes as their namespace does."""
-    # A filter's error quotes the filter, in which a name of the store means nothing.
+    """Change the names of topics and groups that an error quotes to those of the namespace."""
+    # A filter's error quotes the filter, in which no text is a name of the store.
     if isinstance(error, FilterIllegal):
         return
 

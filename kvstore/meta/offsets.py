@@ -13,12 +13,11 @@ of these there were when it was written. The lowest of those that are newer than
 the offset is clamped to its queue's next offset at that end, when it is first read.
 
 A caller that writes offsets together with other rows adds them to its own batch with `stage`, and
-says `settle` when it is written.
+calls `written` afterwards.
 
-Invariants: `get` and `history` never return an offset above the queue's next offset, nor above the
-offset of a message that nobody has seen yet; nothing is looked at before it is asked for; the last
-writer of a row is right: remembered commits only spare writing the same again, and are forgotten
-when another caller writes.
+Invariants: `get` and `history` return no offset above the queue's next offset, nor one that would
+skip a message put after a recovery; opening reads no row; the last writer of a row wins: cached
+commits only save writing the same row again, and are dropped when another caller writes it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _SEEK_EACH: Final = 8
 once.
 """
 _ID_MAX: Final = (1 << 32) - 1
-_SAID_MAX: Final = 1 << 16
+_LAST_MAX: Final = 1 << 16
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +136,7 @@ class Offsets:
         self._families = index.families
         self._read_only = read_only
         self._clock = config.clock
-        self.kept: Final = History(index.families, config)
+        self.history_rows: Final = History(index.families, config)
         self.moved: dict[tuple[int, int], bool] = {}
         """Groups and topics, by id, whose progress may move without a commit: a sample is due."""
         self._sync_interval = config.offset_sync_interval
@@ -145,8 +144,8 @@ class Offsets:
         self._lock = threading.Lock()
         self._unsynced = False
         self._sync_at = 0.0
-        self._said: dict[bytes, int] = {}
-        """Key -> the offset in the row, for some that were committed."""
+        self._last_rows: dict[bytes, int] = {}
+        """Key -> the offset in the row, for some of the last commits."""
         found = self._families.get(META, _RECOVERIES)
         self._recoveries = U32.unpack(found)[0] if found else 0
         self._ends: list[int] | None = None
@@ -154,7 +153,7 @@ class Offsets:
     # --- recoveries ---
 
     def recovered(self, end: int) -> None:
-        """Notes where an opening after an unclean end found the log's end; before the first put."""
+        """Note where an opening after an unclean end found the log's end, before the first put."""
         if self._read_only:
             return  # its log grows no more: the queue's next offset says the same
         batch = self._families.batch()
@@ -191,7 +190,7 @@ class Offsets:
         return None if found is None else found.offset
 
     def committed(self, group: int, topic: int, queue: int, bounds: Bounds) -> Committed | None:
-        """The same with all else that its row says."""
+        """The same, with all values of its row."""
         key = offset_key(group, topic, queue)
         row = self._families.get(OFFSETS, key)
         if row is None:
@@ -203,7 +202,7 @@ class Offsets:
             return self._first_read(key, topic << 32 | queue, bounds)
 
     def _first_read(self, key: bytes, queue: int, bounds: Bounds) -> Committed | None:
-        """Reads a row from before a recovery, or one beyond its queue; a clamped offset is
+        """Read a row from before a recovery, or one beyond its queue; an offset that this clamps is
         written.
         """
         row = self._families.get(OFFSETS, key)
@@ -216,21 +215,21 @@ class Offsets:
             batch = self._families.batch()
             batch.put(OFFSETS, key, _packed(*found))
             self._families.write(batch)
-            self._said.pop(key, None)
+            self._last_rows.pop(key, None)
         return found
 
     @property
     def recoveries(self) -> int:
-        """How many openings after an unclean end there were, for a row to note."""
+        """The number of openings after an unclean end, which rows note."""
         return self._recoveries
 
-    def held(self, queue: int, offset: int, recoveries: int, bounds: Bounds) -> int:
-        """An offset that a row noted so many recoveries ago, clamped to the log there is. `queue`
-        is topic id << 32 | queue id.
+    def clamped(self, queue: int, offset: int, recoveries: int, bounds: Bounds) -> int:
+        """The offset of a row that notes this number of recoveries, clamped to the log. `queue` is
+        topic id << 32 | queue id.
         """
         return self._clamped(offset, recoveries, queue, bounds)
 
-    def behind(self, queue: int, position: int, bounds: Bounds) -> int:
+    def first_at(self, queue: int, position: int, bounds: Bounds) -> int:
         """The first offset of a queue (topic id << 32 | queue id) whose record stands at or behind
         a position of the log.
         """
@@ -276,7 +275,7 @@ class Offsets:
         """The offsets that a group had committed in a queue, oldest first; see
         `Store.offset_history`.
         """
-        found = self.kept.rows(offset_key(group, topic, queue))
+        found = self.history_rows.rows(offset_key(group, topic, queue))
         highest: dict[int, int] = {}
         for _, offset, recoveries in found:
             highest[recoveries] = max(offset, highest.get(recoveries, 0))
@@ -310,7 +309,7 @@ class Offsets:
     # --- committing ---
 
     def check(self, offset: int, next_offset: int) -> None:
-        """Raises `CallerError` for an offset that can't be committed in a queue with this next
+        """Raise `CallerError` for an offset that can't be committed in a queue with this next
         offset.
         """
         if type(offset) is not int or not 0 <= offset <= next_offset:
@@ -325,68 +324,68 @@ class Offsets:
             rows = {
                 offset_key(group, topic, queue): offset for group, topic, queue, offset in commits
             }
-            said = self._said
+            last = self._last_rows
             if not sync:
-                # Most commits of an idle group change nothing. A look into RocksDB would say so for
-                # all of them, but among a million rows it costs more than the write.
-                rows = {key: offset for key, offset in rows.items() if said.get(key) != offset}
+                # Most commits of an idle group change nothing. RocksDB could tell that of all, but
+                # among a million rows a read costs more than the write.
+                rows = {key: offset for key, offset in rows.items() if last.get(key) != offset}
             if not rows and not len(batch):
                 return
             for key, offset in rows.items():
                 self._put(batch, key, offset)
             self._families.write(batch, sync=sync)
             self._unsynced = self._unsynced or not sync
-            if len(said) + len(rows) > _SAID_MAX:
-                said.clear()
-            if len(rows) <= _SAID_MAX:
-                said.update(rows)
+            if len(last) + len(rows) > _LAST_MAX:
+                last.clear()
+            if len(rows) <= _LAST_MAX:
+                last.update(rows)
 
     def stage(self, batch: Batch, group: int, topic: int, queue: int, offset: int) -> None:
-        """Adds to a caller's batch that a group wants `offset` next; when it is written: `settle`.
+        """Add to a caller's batch that a group wants `offset` next; then `written`.
 
         The offset was checked, or is that of a message that was read.
         """
         self._put(batch, offset_key(group, topic, queue), offset)
 
-    def stage_next(
+    def stage_pop(
         self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int
     ) -> None:
-        """Adds to a pop's batch where its queue goes on, and how many messages were `passed` over
-        there. The pop remembers that itself: there is nothing to settle.
+        """Add to a pop's batch where its queue goes on, and how many messages were `passed` over
+        there. No `written` follows: the in-flight table has these values.
         """
         key = offset_key(flight.group, flight.topic, queue)
-        self._said.pop(key, None)
+        self._last_rows.pop(key, None)
         batch.put(OFFSETS, key, _packed(offset, self._recoveries, passed))
         self.may_move(flight.group, flight.topic)
         self._unsynced = True
 
-    def next_row(self, flight: PopProgress, queue: int, offset: int) -> tuple[bytes, bytes]:
-        """The row that `stage_next` would add to a batch if no more messages are passed over."""
+    def pop_row(self, flight: PopProgress, queue: int, offset: int) -> tuple[bytes, bytes]:
+        """The row that `stage_pop` would add to a batch if no more messages are passed over."""
         key = offset_key(flight.group, flight.topic, queue)
-        if self._said:
-            self._said.pop(key, None)
-        if self.kept.is_on:
+        if self._last_rows:
+            self._last_rows.pop(key, None)
+        if self.history_rows.is_on:
             self.moved[flight.group, flight.topic] = True
         self._unsynced = True
         if flight.passed:
             return key, _packed(offset, self._recoveries, flight.passed.get(queue, 0))
         return key, _ROW.pack(offset, self._recoveries)
 
-    def settle(self) -> None:
-        """Marks staged offsets as written: they are to be synced."""
+    def written(self) -> None:
+        """Note that a batch with staged offsets was written: it is to be synced."""
         self._unsynced = True
         with self._lock:
-            # Under the lock, so that no earlier commit still says what it wrote.
-            self._said.clear()
+            # Under the lock: a commit under way adds its offsets before, and they go too.
+            self._last_rows.clear()
 
     def _put(self, batch: Batch, key: bytes, offset: int) -> None:
         batch.put(OFFSETS, key, _ROW.pack(offset, self._recoveries))
-        if self.kept.is_on:
-            self.kept.put(batch, key, offset, self._recoveries, self.kept.now())
+        if self.history_rows.is_on:
+            self.history_rows.put(batch, key, offset, self._recoveries, self.history_rows.now())
 
     def may_move(self, group: int, topic: int) -> None:
         """Note that a group's progress in a topic may move without a commit from now on."""
-        if self.kept.is_on:
+        if self.history_rows.is_on:
             self.moved[group, topic] = True
 
     def rows_of(self, group: int, topic: int, queue: int | None = None) -> Iterator[OffsetRow]:
@@ -400,16 +399,16 @@ class Offsets:
     def write_history(self, rows: Collection[OffsetRow]) -> None:
         """Write the progress in some queues as history of now."""
         if rows:
-            batch, now = self._families.batch(), self.kept.now()
+            batch, now = self._families.batch(), self.history_rows.now()
             for row in rows:
-                self.kept.put(batch, row.key, row.offset, row.recoveries, now)
+                self.history_rows.put(batch, row.key, row.offset, row.recoveries, now)
             self._families.write(batch)
             self._unsynced = True
 
     # --- durability ---
 
     def sync_due(self) -> bool:
-        """Whether there are commits that nobody waited for, and the interval is over."""
+        """Whether there are unsynced commits, and the interval is over."""
         return (
             self._unsynced
             and self._sync_interval is not None
@@ -417,7 +416,7 @@ class Offsets:
         )
 
     def sync(self) -> None:
-        """Brings all commits so far to the disk."""
+        """Put all commits so far on the disk."""
         self._unsynced = False
         try:
             self._families.sync()

@@ -1,4 +1,4 @@
-"""One topic: its settings, its row, and the values that its use needs, worked out once.
+"""One topic: its settings, its row, and the values that its use needs, computed once.
 
 Invariants: a row can be read by every later version (a field that came later has a default); a
 topic that `checked` lets pass can be kept and read again.
@@ -29,8 +29,7 @@ Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"
 
 KINDS: Final = get_args(Kind)
 KINDS_IDLE: Final = ("delay", "transaction")
-"""No topic can be made with these kinds yet. RocketMQ's topics, and topics in archives, keep any
-kind.
+"""Callers can't make topics of these kinds yet. Topics from RocketMQ and from archives keep them.
 """
 KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
@@ -62,9 +61,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A topic as it is. `since` is the log position at which it was made. `keys_since` are the
     positions from which on unique ids, and KEYS tokens, are in the index, if they are at all.
-    `queues_ever` is the largest number of read queues it had: records in them are its own (0: as
-    many as it has). `key_history` has earlier settings of `key_index`, and the position from which
-    each held; empty if it never changed.
+    `queues_ever` is the largest number of read queues that it had, whose records are its own (0: as
+    many as it has now). `key_history` has earlier settings of `key_index`, and the position from
+    which each held; empty if it never changed.
     """
 
     name: str
@@ -84,7 +83,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topic:
-    """A topic in use: values that `record.put` and `index.replay` need, worked out once."""
+    """A topic in use: values that `record.put` and `index.replay` need, computed once."""
 
     __slots__ = (
         "_sure",
@@ -223,7 +222,7 @@ def grown(info: TopicInfo, queue: int) -> TopicInfo:
     """The topic, enlarged to have the queue in which a record was found."""
     write = info.write_queues
     if write == info.read_queues:
-        # No caller took queues away from puts: a queue that has messages takes more.
+        # No caller has taken queues from puts: the new queue is put to as well.
         write = queue + 1
     return msgspec.structs.replace(
         info,
@@ -266,7 +265,7 @@ def with_keys(old: TopicInfo, new: TopicInfo, end: int, log_start: int) -> Topic
 
 
 def checked(info: TopicInfo) -> TopicInfo:
-    """The topic; `CallerError` for settings that could not be kept, or not be read again."""
+    """The topic; `CallerError` for settings that a row can't have."""
     check_queues("queues", info.write_queues)
     check_queues("read_queues", info.read_queues)
     if info.read_queues < info.write_queues:

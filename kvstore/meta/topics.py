@@ -50,8 +50,8 @@ from kvstore.record.validate import check_topic
 __all__ = ["Kind", "Topic", "TopicConfig", "TopicInfo", "Topics"]
 
 CACHED_MAX: Final = 1 << 18
-_KEPT_OF_A_BATCH: Final = 1024
-"""Topics of one call that are kept in memory: of many thousands most are not used at once."""
+_CACHED_OF_A_BATCH: Final = 1024
+"""Topics of one call that are cached: of many thousands most are not used at once."""
 _DROPPED: Final = b"dropped/"
 Removing = Callable[[Batch, TopicInfo], None]
 
@@ -79,36 +79,36 @@ class Topics:
         self._read_only = read_only
         self._cache: dict[str, Topic] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called when a topic was altered or deleted: values worked out from it are old."""
+        """Called after a topic was altered or deleted: values computed from it are out of date."""
         self.removing: list[Removing] = []
         """Functions that add rows of a topic to the batch that removes it."""
         self.removed: list[Callable[[TopicInfo], None]] = []
         """Called when that batch was written."""
         self._names: dict[int, str] | None = None
         self._count: int | None = None
-        """How many topics there are, once that was asked for."""
+        """The number of topics, once it was asked for."""
         self._lock = threading.RLock()
         found = families.get(META, NEXT_TOPIC_ID)
         self.next_id = U32.unpack(found)[0] if found else 1
         self._dropped_below = 0
-        """No deleted topic is noted whose end is below this position of the log."""
+        """All `dropped/` rows have ends above this position of the log."""
         self._recovered: int | None = None
         self._fresh_from = 1 << 32
         self._altered: set[int] = set()
         """Topics of earlier openings whose rows this opening has written."""
 
     def recovered(self, end: int) -> None:
-        """Say where recovery found the log's end: rows of earlier openings hold no further."""
+        """Note where recovery found the log's end: positions in older rows are clamped to it."""
         with self._lock:
             self._recovered, self._fresh_from = end, self.next_id
             for topic in list(self._cache.values()):
                 within = self._within(topic.info)
                 if within is not topic.info:
                     del self._cache[topic.name]
-                    self._keep(within)
+                    self._remember(within)
 
     def _within(self, info: TopicInfo) -> TopicInfo:
-        """A row as it holds for the log there is; it is written anew if that makes a difference."""
+        """A row with its positions clamped to the log; a row that this changes is written anew."""
         end = self._recovered
         positions = (info.since, *info.keys_since, *(p for p, _ in info.key_history))
         if end is None or max(positions) <= end:
@@ -122,7 +122,7 @@ class Topics:
             keys_since=(min(unique, end), min(tokens, end)),
             key_history=key_history.within(info.key_history, end),
         )
-        # Durably, before a record can be put that stands below the old position.
+        # Durably, before a record can get a position below the old one.
         self._write([within], self.next_id)
         return within
 
@@ -142,23 +142,23 @@ class Topics:
             )
         return found
 
-    def as_put_to(self, name: str) -> Topic:
-        """A topic as a put finds it or would make it; makes none."""
+    def for_put(self, name: str) -> Topic:
+        """The topic that a put uses or would make; makes none."""
         found = self.find(name)
         if found is None:
             check_topic(name)
             if not self._auto_create:
                 return self.get(name)
             found = Topic(
-                new_topic(self._own(name), 0, 0, self._default_key_index), self._host_extra
+                new_topic(self._auto_config(name), 0, 0, self._default_key_index), self._host_extra
             )
         return found
 
-    def make_for_put(self, names: Iterable[str]) -> None:
-        """Make topics that `as_put_to` showed, in one batch, durably."""
-        self.create([self._own(name) for name in names], exist_ok=True)
+    def create_for_put(self, names: Iterable[str]) -> None:
+        """Make the topics that `for_put` only computed, in one batch, durably."""
+        self.create([self._auto_config(name) for name in names], exist_ok=True)
 
-    def _own(self, name: str) -> TopicConfig:
+    def _auto_config(self, name: str) -> TopicConfig:
         """The settings of a topic that the store makes by itself."""
         return TopicConfig(name=name, queues=self._default_queues)
 
@@ -176,13 +176,13 @@ class Topics:
             raise
         if self._families.get(TOPICS, key) is None:
             return None
-        # Again, under the lock: a topic that is altered or deleted meanwhile must not be kept as it
-        # was.
+        # Again, under the lock: a row that another thread alters or deletes meanwhile must not be
+        # cached.
         with self._lock:
             row = self._families.get(TOPICS, key)
-            return None if row is None else self._keep(self._within(_decode(name, row)))
+            return None if row is None else self._remember(self._within(_decode(name, row)))
 
-    def _keep(self, info: TopicInfo) -> Topic:
+    def _remember(self, info: TopicInfo) -> Topic:
         topic = Topic(info, self._host_extra)
         with self._lock:
             if len(self._cache) >= CACHED_MAX:
@@ -194,7 +194,7 @@ class Topics:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held from `stage` to `settle`, and from `stage_delete` to `settle_delete`."""
+        """Held from `stage` to `written`, and from `stage_delete` to `deleted`."""
         return self._lock
 
     def create(self, configs: Sequence[TopicConfig], *, exist_ok: bool = False) -> list[TopicInfo]:
@@ -206,7 +206,7 @@ class Topics:
             made = self.stage(batch, configs, exist_ok=exist_ok)
             if made:
                 self._families.write(batch, sync=True)
-                self.settle(made)
+                self.written(made)
             if len(made) == len(configs):
                 return made
             new = {info.name: info for info in made}
@@ -215,8 +215,8 @@ class Topics:
     def stage(
         self, batch: Batch, configs: Iterable[TopicConfig], *, exist_ok: bool = False
     ) -> list[TopicInfo]:
-        """Puts new topics into a batch; raises an error for the first wrong one. When it is
-        written: `settle`.
+        """Put new topics into a batch; raises an error for the first wrong one. The caller writes
+        the batch and then calls `written`.
         """
         made: list[TopicInfo] = []
         names: set[str] = set()
@@ -239,17 +239,17 @@ class Topics:
         batch.put(META, NEXT_TOPIC_ID, U32.pack(self.next_id + len(made)))
         return made
 
-    def settle(self, made: Sequence[TopicInfo]) -> None:
-        """Marks topics as written that `stage` put into a batch."""
+    def written(self, made: Sequence[TopicInfo]) -> None:
+        """Take over the topics of `stage`, whose batch was written."""
         self.next_id += len(made)
-        for info in made[:_KEPT_OF_A_BATCH]:
-            self._keep(info)
+        for info in made[:_CACHED_OF_A_BATCH]:
+            self._remember(info)
         if self._names is not None:
             self._names.update((info.id, info.name) for info in made)
         self._counted(len(made))
 
-    def take_ids(self, count: int) -> int:
-        """The first of so many ids, durably taken, for topics that `settle_rows` brings."""
+    def allocate_ids(self, count: int) -> int:
+        """The first of `count` ids, reserved durably for topics of `stage_rows`."""
         with self._lock:
             first = self.next_id
             self._write([], first + count)
@@ -257,16 +257,16 @@ class Topics:
             return first
 
     def stage_rows(self, batch: Batch, infos: Sequence[TopicInfo]) -> None:
-        """Put topics that have ids already into a batch; `TopicExists`. Then: `settle_rows`."""
+        """Put topics that have ids already into a batch; `TopicExists`. Then `rows_written`."""
         for info in infos:
             if self._exists(info.name):
                 raise TopicExists(f"topic {info.name!r} was made meanwhile; try again")
             batch.put(TOPICS, info.name.encode(), msgspec.msgpack.encode(checked(info)))
 
-    def settle_rows(self, infos: Sequence[TopicInfo]) -> None:
-        """Marks topics as written that `stage_rows` put into a batch."""
+    def rows_written(self, infos: Sequence[TopicInfo]) -> None:
+        """Take over the topics of `stage_rows`, whose batch was written."""
         for info in infos:
-            self._keep(info)
+            self._remember(info)
         if self._names is not None:
             self._names.update((info.id, info.name) for info in infos)
         self._counted(len(infos))
@@ -312,14 +312,14 @@ class Topics:
         if new.id < self._fresh_from:
             self._altered.add(new.id)
         self._cache.pop(new.name, None)
-        self._keep(new)
+        self._remember(new)
         self.changed()
 
     def stage_delete(self, batch: Batch, names: Iterable[str]) -> list[TopicInfo]:
-        """Puts the removal of topics into a batch: their records stay out of the index from now on,
+        """Put the removal of topics into a batch: their records stay out of the index from now on,
         and go with their segments. `TopicNotFound` for the first that is not there.
 
-        From here on nobody finds them: every search waits for the lock.
+        From here on no caller finds them: every read of a row waits for the lock.
         """
         infos = [self.get(name).info for name in dict.fromkeys(names)]
         for info in infos:
@@ -333,8 +333,8 @@ class Topics:
                 remove(batch, info)
         return infos
 
-    def settle_delete(self, infos: Iterable[TopicInfo]) -> None:
-        """Marks topics as removed that `stage_delete` put into a batch."""
+    def deleted(self, infos: Iterable[TopicInfo]) -> None:
+        """Forget the topics of `stage_delete`, whose batch was written."""
         self.changed()
         for info in infos:
             self._cache.pop(info.name, None)
@@ -344,9 +344,9 @@ class Topics:
             for tell in self.removed:
                 tell(info)
 
-    def drop_until(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
-        """Ends deleted topics at the log's present end: puts that were under way came behind their
-        end.
+    def extend_dropped(self, batch: Batch, infos: Iterable[TopicInfo]) -> None:
+        """Move the ends of deleted topics to the log's present end, behind the records of puts that
+        were under way.
         """
         end = U64.pack(self._log_end())
         for info in infos:
@@ -358,8 +358,8 @@ class Topics:
         return first > self._dropped_below
 
     def forget_dropped(self, first: int) -> None:
-        """Removes the ends of topics that were deleted below the log's first position: no record is
-        left that needs them.
+        """Remove the `dropped/` rows of topics whose end is below the log's first position: none of
+        their records is left.
         """
         with self._lock:
             batch = self._families.batch()
@@ -408,7 +408,7 @@ class Topics:
         """How many topics there are."""
         found = self._count
         if found is None:
-            # Once: a program that watches a store asks again and again, and there may be very many.
+            # Counted once: a program that watches a store asks often, and topics may be very many.
             with self._lock:
                 found = self._count = sum(1 for _ in self._families.rows(TOPICS, b""))
         return found
@@ -436,7 +436,7 @@ class Topics:
                 self._write([info], self.next_id + 1)
                 self.next_id += 1
                 self._names = self._count = None
-                found = self._keep(info)
+                found = self._remember(info)
         elif queue >= found.read_queues:
             if not make and queue >= found.info.queues_ever:
                 has = found.read_queues
@@ -447,7 +447,7 @@ class Topics:
                 info = grown(found.info, queue)
                 self._write([info], self.next_id)
                 self._cache.pop(name, None)
-                found = self._keep(info)
+                found = self._remember(info)
         return found
 
 

@@ -28,7 +28,7 @@ from typing import Final
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
-from kvstore.index.derived import drop_derived, note_unplaced
+from kvstore.index.derived import drop_derived, mark_unplaced
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -210,7 +210,7 @@ def _found_with_old(folder: Path, config: StoreConfig) -> None:
                         batch = new.families.batch()
             batch.put(META, CHECKPOINT, checkpoint_value(back))
             if next(old.families.rows(ARCHIVES, b""), None) is not None:
-                note_unplaced(batch)
+                mark_unplaced(batch)
             batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
             new.families.write(batch, sync=True)
         finally:
@@ -224,7 +224,7 @@ def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:
     index, _ = store_folder.found_index(folder, config, adoption, store_folder.NEW_INDEX)
     try:
         batch = index.families.batch()
-        note_unplaced(batch)
+        mark_unplaced(batch)
         index.families.write(batch, sync=True)
     finally:
         index.close()

@@ -245,7 +245,7 @@ class _Recovery:
         log, report = self._log, self._report
         log.segments.writable_from = report.end // log.segment_size
         # After a clean close too: a power cut may have left a later record and not the one before.
-        report.cut_bytes = log.cut(report.end)
+        report.cut_bytes = log.truncate(report.end)
         if report.cut_bytes and report.torn is None:
             reason = f"{report.cut_bytes} bytes behind the end of the log"
             report.torn = Damage(report.end, report.end, reason)

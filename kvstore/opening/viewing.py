@@ -21,7 +21,7 @@ import msgspec
 
 from kvstore.config import StoreConfig
 from kvstore.index.archived import ArchivedTopic, Catalog, Queue
-from kvstore.index.attach import comes_from
+from kvstore.index.attach import first_attaching
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVE_FIRST,
@@ -104,7 +104,7 @@ def _view(path: Path, config: StoreConfig) -> tuple[View, list[int]]:
         catalog = Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
         durable = index.checkpoint.durable
         log, missing = _files(path, config, index, size)
-        return View(catalog, topics, log, durable, comes_from(families)), missing
+        return View(catalog, topics, log, durable, first_attaching(families)), missing
 
 
 def reach(path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Reach:
@@ -174,7 +174,7 @@ def _first(index: Index, topic: int, queue: int, first_segment: int, end: int) -
     for key, value in index.families.rows(PLACES, prefix, behind(prefix)):
         place = read_place(key, value)[2]
         is_held = place.segment < ARCHIVE_FIRST or place.is_archived
-        is_nobodys = place.is_nobodys
+        is_nobodys = place.is_lost
         if is_held and not is_nobodys and place.segment >= first_segment:
             return place.first
     return end

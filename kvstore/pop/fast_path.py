@@ -129,7 +129,7 @@ class Quick:
         self._now_ms = clock.now_ms
         self._put_two = families.put_two
         self._delete = families.delete
-        self._next_row = offsets.next_row
+        self._next_row = offsets.pop_row
         self._sign = receipts.sign
         self._remembered = receipts.remembered
         self._short = waiting.short

@@ -178,7 +178,7 @@ def start_of(reader: Reader, offsets: Offsets, group: GroupInfo, topic: Topic, q
     if group.start == "begin":
         return bounds.min_offset
     if group.start == "end":
-        return offsets.behind(topic.base + queue, group.since, bounds)
+        return offsets.first_at(topic.base + queue, group.since, bounds)
     return first_at(reader, topic, queue, group.start, group.name)
 
 

@@ -332,7 +332,7 @@ class Pop:
                 if offset is None:
                     offset = self.goes_on(flight, claim.group, claim.topic, queue)
                 passed = flight.passed.get(queue, 0) + change.passed.get(queue, 0)
-                self._offsets.stage_next(change.batch, flight, queue, offset, passed)
+                self._offsets.stage_pop(change.batch, flight, queue, offset, passed)
             self._families.write(change.batch)
             flight.settle(change)
             claim.settled()
@@ -417,7 +417,7 @@ class Pop:
         if group.start == "begin":
             return bounds.min_offset
         if group.start == "end":
-            return self._offsets.behind(topic.base + queue, group.since, bounds)
+            return self._offsets.first_at(topic.base + queue, group.since, bounds)
         return first_at(self._reader, topic, queue, group.start, group.name)
 
     def _again(

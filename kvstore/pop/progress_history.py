@@ -39,7 +39,7 @@ class ProgressHistory:
         self._flights = flights
         self._clock = clock
         self._after_crash = after_crash
-        self._interval = offsets.kept.stretch_ms / 1000
+        self._interval = offsets.history_rows.interval_ms / 1000
         self._sample_at = clock.monotonic()
 
     def due(self) -> bool:
@@ -59,7 +59,7 @@ class ProgressHistory:
 
     def sample_queue(self, group: int, topic: int, queue: int) -> None:
         """Sample one queue, whose history is asked for."""
-        if not self._offsets.kept.is_on:
+        if not self._offsets.history_rows.is_on:
             return
         # A queue without history that nobody popped from gets none.
         only_known = (group, topic) not in self._offsets.moved
@@ -100,7 +100,7 @@ class ProgressHistory:
         for row in rows:
             lowest = flight.lowest(row.queue)
             done = row.offset if lowest is None else min(row.offset, lowest)
-            last = self._offsets.kept.last(row.key)
+            last = self._offsets.history_rows.last(row.key)
             if last != done and (last is not None or not only_known):
                 changed.append(row._replace(offset=done))
         if not flight.dead:

@@ -189,7 +189,7 @@ class Redrive:
                 self._put_back(lost)
             self._offsets.stage(batch, group.id, letters.id, queue, behind)
             self._families.write(batch, sync=True)
-            self._offsets.settle()
+            self._offsets.written()
             flights[letters.id].forget_next(queue)
             for flight, plan in changes:
                 flight.settle(plan.change)

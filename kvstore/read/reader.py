@@ -414,7 +414,7 @@ class Reader:
             if place.segment == NOWHERE:
                 # Messages behind it are not in a place yet, so no archive has them.
                 behind = place.first
-            elif place.is_nobodys:
+            elif place.is_lost:
                 # Its store time is unknown: the stretch before it is searched by itself.
                 gap = place.first if gap is None else gap
             elif place.stored_at < time:
@@ -446,7 +446,7 @@ class Reader:
                 low = middle + 1
                 continue
             place = span.place
-            is_told = place.segment != NOWHERE and not place.is_nobodys
+            is_told = place.segment != NOWHERE and not place.is_lost
             if is_told and place.stored_at < time:
                 start = max(start, place.first)
                 low = high if span.behind is None else span.behind

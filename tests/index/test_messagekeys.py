@@ -59,7 +59,7 @@ def add(families: Families, keys: MessageKeys, segment: int, pairs: Sequence[Pai
     hashes, positions = (np.array(c, dtype=np.int64) for c in zip(*pairs, strict=True))
     batch = families.batch()
     parts = keys.add(batch, keys.parts(), segment, *sort_pairs(hashes, positions))
-    keys.coming(parts)
+    keys.writing(parts)
     families.write(batch)
     keys.written(parts)
 
@@ -76,7 +76,7 @@ def merge_all(keys: MessageKeys, sealed: int) -> int:
 def let_go(families: Families, keys: MessageKeys, segment: int, there: Sequence[int]) -> None:
     """Retention takes a segment, the oldest."""
     batch = families.batch()
-    parts = keys.leave(batch, [segment], there)
+    parts = keys.drop_segments(batch, [segment], there)
     batch.put(META, LOG_START, U64.pack((segment + 1) * SEGMENT))
     families.write(batch)
     keys.written(parts)

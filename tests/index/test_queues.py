@@ -67,7 +67,7 @@ def visible(places: list[Place], first_segment: int) -> list[Place]:
     """What is to be seen of them, by the rules of docs/keys.md."""
     found = [p for p in places[:-1] if p.segment != NOWHERE] + places[-1:]
     there = [p for p in found if p.segment >= first_segment]
-    return list(dropwhile(lambda p: p.is_nobodys, there))
+    return list(dropwhile(lambda p: p.is_lost, there))
 
 
 SEGMENTS = st.one_of(

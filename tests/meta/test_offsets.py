@@ -184,7 +184,7 @@ def test_an_offset_staged_in_a_batch_is_seen_when_the_batch_is_written(store: St
     store._offsets.stage(rows, group, topic, 0, 4)
     assert store.committed_offset("g", "t", 0) == 1
     store._index.families.write(rows)
-    store._offsets.settle()
+    store._offsets.written()
     assert store.committed_offset("g", "t", 0) == 4
     assert [c.offset for c in store.offset_history("g", "t", 0)][-1] == 4
     assert store._offsets._unsynced
@@ -275,11 +275,11 @@ def test_a_sweep_goes_on_where_it_ended_and_takes_no_more_than_a_slice(
     store.commit_offsets([("g", "t", q, 0) for q in range(8)])
     clock.advance(100)
     store.commit_offset("g", "t", 2, 0, sync=True)
-    assert [store._offsets.kept.sweep() for _ in range(3)] == [3, 3, 2]
-    assert not store._offsets.kept.sweep_due()
+    assert [store._offsets.history_rows.sweep() for _ in range(3)] == [3, 3, 2]
+    assert not store._offsets.history_rows.sweep_due()
     assert rows_of_history(store) == 1
     clock.advance(3600)
-    assert store._offsets.kept.sweep_due()
+    assert store._offsets.history_rows.sweep_due()
 
 
 def test_without_history_no_row_of_it_is_written_and_old_ones_go(
@@ -409,9 +409,9 @@ def rows_of_offsets(store: Store) -> int:
 
 
 def sweep(store: Store) -> None:
-    store._offsets.kept.sweep()
-    while store._offsets.kept._swept:
-        store._offsets.kept.sweep()
+    store._offsets.history_rows.sweep()
+    while store._offsets.history_rows._swept:
+        store._offsets.history_rows.sweep()
 
 
 @pytest.mark.parametrize("topics", [1, 3, 12])

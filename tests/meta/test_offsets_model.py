@@ -98,7 +98,7 @@ class OffsetsMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.store._offsets.kept.sweep()
+        self.store._offsets.history_rows.sweep()
 
     @rule()
     def reopen(self) -> None:

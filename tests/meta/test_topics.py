@@ -582,7 +582,7 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
     store.put("t", b"x", queue=0)
     writer, index = store._writer, store._index
     gone = store._topics.get("t")
-    settle = store._topics.settle_delete
+    settle = store._topics.deleted
 
     def put_late(infos: Any) -> None:
         settle(infos)
@@ -591,7 +591,7 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
         writer._routes.clear()
 
     late = writer._routes["t", 1]
-    store._topics.settle_delete = put_late  # type: ignore[method-assign]  # between two steps
+    store._topics.deleted = put_late  # type: ignore[method-assign]  # between two steps
     store.delete_topic("t")
     assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []
     assert not index.in_tails(gone.id, 4)

@@ -59,10 +59,10 @@ LIMITS: Final = (
     Limit(("index.tags.CODES_MAX",), 1, EVERYWHERE),
     Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
     Limit(("meta.groups.CACHED_MAX",), 1, (Pops, OffsetsMachine)),
-    Limit(("meta.groups._KEPT_OF_A_BATCH",), 0, (Pops, OffsetsMachine)),
-    Limit(("meta.offsets._SAID_MAX",), 1, (Pops, OffsetsMachine)),
+    Limit(("meta.groups._CACHED_OF_A_BATCH",), 0, (Pops, OffsetsMachine)),
+    Limit(("meta.offsets._LAST_MAX",), 1, (Pops, OffsetsMachine)),
     Limit(("meta.topics.CACHED_MAX",), 1, EVERYWHERE),
-    Limit(("meta.topics._KEPT_OF_A_BATCH",), 0, EVERYWHERE),
+    Limit(("meta.topics._CACHED_OF_A_BATCH",), 0, EVERYWHERE),
     Limit(("record.put.intern_cache._MAX",), 1, EVERYWHERE),
     Limit(("record.put.put_routes._ROUTES_MAX",), 1, EVERYWHERE),
 )

@@ -88,7 +88,7 @@ class MessageKeys:
         self._segment_size = segment_size
         self._written: Parts | None = None
         """The parts, by segment; None until they are asked for."""
-        self._sought: Parts = ()
+        self._readable: Parts = ()
         """The parts that lookups read: while a batch is written, those that it removes too."""
         self._merge: Merge | None = None
         self._planned: tuple[Parts | None, int] = (None, 0)
@@ -114,7 +114,7 @@ class MessageKeys:
 
     def _load(self) -> None:
         found, unfinished = read_parts(self._families, self._families.iter(MESSAGE_KEYS))
-        self._sought = self._written = _in_order(found)
+        self._readable = self._written = _in_order(found)
         for one in unfinished:
             sources = [part for part in self._written if part.prefix in one.sources]
             self._merge = Merge(
@@ -126,17 +126,17 @@ class MessageKeys:
                 one.part.pairs,
             )
 
-    def coming(self, parts: Parts) -> None:
+    def writing(self, parts: Parts) -> None:
         """Note that a batch with these parts as its outcome is about to be written: until it is,
         lookups read both the parts that it removes and the parts that it adds.
         """
         with self._lock:
-            self._sought = _in_order({*self._sought, *parts})
+            self._readable = _in_order({*self._readable, *parts})
 
     def written(self, parts: Parts) -> None:
         """Note that the batch was written."""
         with self._lock:
-            self._sought = self._written = _in_order(parts)
+            self._readable = self._written = _in_order(parts)
 
     def read_again(self) -> None:
         """Read the parts again after a change that failed, which may have been written."""
@@ -153,7 +153,7 @@ class MessageKeys:
     def forget(self) -> None:
         """Drop everything cached, since all rows were removed or replaced."""
         with self._lock:
-            self._written, self._sought, self._merge = None, (), None
+            self._written, self._readable, self._merge = None, (), None
 
     # --- looking ---
 
@@ -162,11 +162,11 @@ class MessageKeys:
         All those in segments `first` to `last` are among them.
         """
         self.parts()
-        before = self._sought
+        before = self._readable
         it = self._families.iter(MESSAGE_KEYS)
         # The iterator sees one moment. The parts of that moment are among those noted before and
         # after its making, whatever is merged meanwhile.
-        now = self._sought
+        now = self._readable
         every = before if now is before else {*before, *now}
         parts = [p for p in every if p.segment <= last and p.end > first]
         digest = low >> _DIGEST_SHIFT
@@ -296,7 +296,7 @@ class MessageKeys:
                 self._numbers = kept | {(segment, rank): last}
                 return number
 
-    def leave(self, batch: Batch, leaving: Iterable[int], there: Sequence[int]) -> Parts:
+    def drop_segments(self, batch: Batch, leaving: Iterable[int], there: Sequence[int]) -> Parts:
         """Put into a batch that segments leave the log, which has the segments `there` (rising)
         until then; returns the parts that remain. Parts that other segments of a generation need
         stay.
@@ -322,11 +322,11 @@ class MessageKeys:
         for part in parts:
             batch.delete_range(MESSAGE_KEYS, part.prefix, behind(part.prefix))
 
-    def still_has(self, parts: Iterable[Part], segment: int) -> bool:
+    def may_have(self, parts: Iterable[Part], segment: int) -> bool:
         """Whether some parts, or the part that is being merged, have keys of a segment."""
-        return any(part.covers(segment) for part in (*parts, *self.in_making()))
+        return any(part.covers(segment) for part in (*parts, *self.merging()))
 
-    def in_making(self) -> Parts:
+    def merging(self) -> Parts:
         """The part that is being merged, if one is."""
         return () if self._merge is None else (self._merge.target,)
 
@@ -356,7 +356,7 @@ class MessageKeys:
         following = tuple(p for p in parts if p not in doing.sources)
         if made is not None:
             following = (*following, made)
-        self.coming(following)
+        self.writing(following)
         self._families.write(batch)
         self.written(following)
         self._merge = None

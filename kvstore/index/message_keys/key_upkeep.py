@@ -73,7 +73,7 @@ class KeyUpkeep:
         keys of them.
         """
         for segment in segments:
-            if self._keys.still_has(parts, segment):
+            if self._keys.may_have(parts, segment):
                 mark(batch, segment)
 
     def mark_all_left(self) -> None:
@@ -83,7 +83,7 @@ class KeyUpkeep:
             parts = self._keys.parts()
             below = gone.below // size
             left = set(gone.segments)
-            for part in (*parts, *self._keys.in_making()):
+            for part in (*parts, *self._keys.merging()):
                 left.update(range(part.segment, min(part.end, below)))
             batch = self._families.batch()
             self.mark_left(batch, parts, sorted(left))

@@ -346,7 +346,7 @@ class InflightTables:
         """A row as it holds for the log there is; it is written so, where that may be."""
         queue = key.topic << 32 | key.queue
         last = key.first + lock.locked.bit_length()
-        held = self._offsets.held(queue, last, lock.recoveries, self._bounds(queue))
+        held = self._offsets.clamped(queue, last, lock.recoveries, self._bounds(queue))
         kept = lock.locked & ((1 << max(0, held - key.first)) - 1)
         cut = lock._replace(locked=kept, recoveries=self._offsets.recoveries)
         if not self._families.read_only:
