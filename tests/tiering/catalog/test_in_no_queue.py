@@ -142,6 +142,22 @@ def test_a_segment_of_nothing_else_is_archived_and_read_by_position_and_key(
         assert store.find("U2") == before["find", "U2"]
 
 
+def test_those_of_a_deleted_topic_are_not_given_to_the_one_made_again(
+    adopted: tuple[Path, dict[str, list[int]]],
+) -> None:
+    path, positions = adopted
+    with kvstore.open(path, config()) as store:
+        before = store.query("T", "all", limit=100)
+        assert before
+        store.delete_topic("only")
+        store.create_topic("only", queues=1)
+        with Worker(store, POLICY) as worker:
+            assert not worker.run_once().failed
+            assert sum(a.messages for a in worker.archives()) == 14 + len(positions["T"])
+        assert store.query("only", "all") == []
+        assert store.query("T", "all", limit=100) == before
+
+
 def test_erasing_reaches_them_in_segments_and_archives(
     adopted: tuple[Path, dict[str, list[int]]],
 ) -> None:

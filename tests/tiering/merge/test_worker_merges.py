@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import kvstore
-from kvstore import Message, Store, StoredMessage
+from kvstore import Message, Retention, Store, StoredMessage
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
 from tiering import Policy, Worker
@@ -68,6 +68,25 @@ def test_an_archive_that_cannot_be_read_stays_and_is_noted_and_the_others_merge(
         assert set(report.failed) == {damaged.key}
         assert len(report.merged) >= 2
         assert {a.key for a in worker.archives()} == {damaged.key, *report.archives}
+
+
+def test_what_is_over_by_the_policy_of_today_is_left_out_of_a_merge(
+    store: Store, clock: VirtualClock
+) -> None:
+    before = held(store)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        assert len(worker.archives()) >= 2
+        clock.advance(10 * DAY)
+        store.alter_topic("events", retention=Retention(warm_for=5 * DAY))
+        assert worker.run_once().expired == []
+        report = worker.merge()
+        assert report.failed == {}
+        assert len(report.archives) == 1
+    assert held(store) == {
+        queue: some if queue[0] == "orders" else [] for queue, some in before.items()
+    }
+    assert store.verify(archives=True).problems == []
 
 
 def test_a_topic_that_was_deleted_is_gone_after_a_merge(store: Store) -> None:

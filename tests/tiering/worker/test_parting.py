@@ -103,6 +103,32 @@ def test_a_parted_topic_goes_when_its_own_time_is_over_and_all_else_stays(
     assert after == {queue: some if queue[0] == "orders" else [] for queue, some in before.items()}
 
 
+def test_a_topic_that_would_go_no_sooner_than_its_neighbours_is_not_parted(store: Store) -> None:
+    with Worker(store, POLICY, executor=Inline()) as worker:
+        before = {archive.key for archive in worker.archives()}
+        assert worker.part("events").merged == []
+        for topic in QUEUES:
+            store.alter_topic(topic, retention=SHORT)
+        assert worker.part("events").merged == []
+        assert {archive.key for archive in worker.archives()} == before
+
+
+def test_where_all_topics_changed_one_part_keeps_the_class_of_the_archive(
+    store: Store, tmp_path: Path, clock: VirtualClock
+) -> None:
+    """By its class a list of the place alone shows that the parted archive is superseded."""
+    before = held(store)
+    store.alter_topic("events", retention=SHORT)
+    store.alter_topic("orders", retention=Retention(warm_for=20 * DAY))
+    with Worker(store, POLICY, executor=Inline()) as worker:
+        count = len(worker.archives())
+        assert worker.part("events").failed == {}
+        assert classes(worker) == ["warm101d"] * count + ["warm6d"] * count
+    assert held(store) == before
+    report = tiering.restore(store.path / "archive", tmp_path / "again", config=config(clock))
+    assert (report.problems, report.messages) == ([], 200)
+
+
 def test_the_store_that_a_part_failed_for_reads_as_before(store: Store) -> None:
     before = held(store)
     store.alter_topic("events", retention=SHORT)

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from kvstore import Retention, Store, TopicConfig
+from kvstore.errors import ArchiveDamaged
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import QUEUES, fill, held
 from tiering import Policy, Worker
-from tiering.catalog.catalog import decode_rows, encode_row
+from tiering.archive.manifest import Manifest
+from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.worker.looking import Looker, StoreSnapshot
 
 DAY = 86_400.0
@@ -106,6 +108,32 @@ def test_an_archive_of_deleted_topics_goes_by_the_class_it_was_made_as(
         assert worker.run_once().expired == []
         clock.advance(10 * DAY)
         assert len(worker.run_once().expired) == count
+
+
+def test_an_archive_that_could_not_be_looked_into_expires_only_if_its_topics_say_so(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name it is over; it can be read again when it is to go."""
+    before = held(store)
+    clock.advance(2 * DAY)
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+    as_of_an_older_version(store)
+    clock.advance(20 * DAY)
+    with Worker(store, msgspec.structs.replace(WARM, warm_for=100 * DAY)) as worker:
+        judge = worker._looker.judge
+        read, tried = judge._manifest_of, set[str]()
+
+        def once_away(row: ArchiveRow) -> Manifest:
+            if row.name not in tried:
+                tried.add(row.name)
+                raise ArchiveDamaged(f"{row.name} can't be read just now", row.name)
+            return read(row)
+
+        monkeypatch.setattr(judge, "_manifest_of", once_away)
+        assert worker.run_once().expired == []
+        assert tried
+    assert held(store) == before
 
 
 def test_what_a_look_sees_is_what_one_without_a_memory_sees(

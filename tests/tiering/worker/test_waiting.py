@@ -134,6 +134,33 @@ def test_while_a_place_is_away_nothing_is_made_for_it_and_all_else_goes_on(
     assert held(store) == before
 
 
+@pytest.mark.parametrize("tier", ["warm", "cold"])
+def test_a_place_that_is_there_again_is_not_waited_for_any_more(
+    store: Store, clock: VirtualClock, tmp_path: Path, tier: str
+) -> None:
+    nas = tmp_path / "nas"
+    nas.write_bytes(b"no folder")
+    policy = (
+        Policy(hot_for=DAY, warm=str(nas), clock_doubt=0.0)
+        if tier == "warm"
+        else Policy(hot_for=DAY, warm_for=DAY, warm="archive", cold=str(nas), clock_doubt=0.0)
+    )
+    with Worker(store, policy, executor=Inline()) as worker:
+        worker._tried.add(str(nas))
+        looks(worker, clock, 2)
+        clock.advance(2 * DAY)
+        looks(worker, clock, 2)
+        assert [wait.what for wait in read_waits(store.path / WORK / FILE, store.config.files)]
+        assert [told.tier for told in store.stats().tiers if told.waiting] == [tier]
+        nas.unlink()
+        nas.mkdir()
+        clock.advance(3600)
+        looks(worker, clock, 2)
+        assert read_waits(store.path / WORK / FILE, store.config.files) == []
+        assert not any(told.waiting for told in store.stats().tiers)
+        assert store.segments() == []
+
+
 def test_a_place_that_goes_away_in_a_run_costs_the_segment_under_way(
     store: Store, tmp_path: Path, clock: VirtualClock
 ) -> None:

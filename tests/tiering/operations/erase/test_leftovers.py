@@ -88,9 +88,11 @@ def test_an_orphan_keeps_an_erasure_from_being_proven(store: Store, clock: Virtu
         archive = first_archive(store)
         orphan = archive.with_name(archive.name.replace("-0000000", "-0000900"))
         shutil.copy(archive, orphan)
+        whole = archive.read_bytes()
         report = worker.erase(topic="events")
         assert not report.is_proven
         assert [Path(name).name for name in report.failed] == [orphan.name]
+        assert orphan.read_bytes() == whole, "it may be what the catalog has lost"
         orphan.unlink()
         assert worker.erase(topic="events").is_proven
 

@@ -9,9 +9,12 @@ import pytest
 
 import kvstore
 from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
+from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import config, fill, held
 from tiering import KeyFile, Policy, Worker
+from tiering.archive.archive_reader import Archive
+from tiering.archive.tail import FileSource
 from tiering.places.place import open_place
 
 DAY = 86_400.0
@@ -108,6 +111,37 @@ def test_a_topic_that_was_deleted_is_erased_from_the_log_and_from_archives(store
         report = worker.erase(topic="events")
         assert report.is_proven, report.failed
     assert files_with(store, SECRET) == []
+
+
+def test_what_archives_have_of_a_deleted_topic_is_erased_beside_what_others_have(
+    store: Store,
+) -> None:
+    put_secrets(store)
+    store.seal()
+    with Worker(store, WARM) as worker:
+        worker.run_once()
+        before = held(store)
+        store.delete_topic("events")
+        report = worker.erase(topic="events")
+        assert report.is_proven, report.failed
+        assert report.rewritten
+        assert report.messages == sum(len(some) for q, some in before.items() if q[0] == "events")
+    assert held_of(store, "orders") == [m for q in range(2) for m in before["orders", q]]
+    for path in (store.path / "archive").rglob("*.kvarc"):
+        archive = Archive.open(FileSource(path, LocalFiles()))
+        assert [topic.name for topic in archive.manifest.topics] == ["orders"]
+
+
+def test_what_nobody_can_read_any_more_is_counted_as_that(store: Store, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    keys.make("orders")
+    with Worker(store, WARM, keys=keys) as worker:
+        assert worker.run_once().failed == {}
+        count = sum(len(some) for queue, some in held(store).items() if queue[0] == "orders")
+        assert worker.erase(key="nobody-has-it").unreadable == 0
+        worker.destroy_key("orders")
+        report = worker.erase(key="nobody-has-it")
+        assert (report.is_proven, report.unreadable) == (True, count)
 
 
 def test_what_is_put_meanwhile_and_later_is_not_meant(store: Store) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import kvstore
@@ -49,6 +50,32 @@ def test_a_restored_store_merges_and_erases(
             assert again.query("a", "k1") == []
         assert sorted((store.path / "archive").rglob("*.kvarc")) == objects
         assert store.pull("a", 0, 0, limit=100).messages == before
+
+
+def test_a_restored_store_lets_archives_of_the_other_go_and_their_objects_lie(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        store.create_topic("a", queues=1)
+        store.put_batch([Message("a", b"old", queue=0)])
+        store.seal()
+        clock.advance(100.0)
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+        before = store.pull("a", 0, 0).messages
+        tiering.restore(tmp_path / "store" / "archive", tmp_path / "again", config=config(clock))
+        brief = msgspec.structs.replace(POLICY, warm_for=600.0)
+        with (
+            kvstore.open(tmp_path / "again", config(clock)) as again,
+            Worker(again, brief) as worker,
+        ):
+            clock.advance(1000.0)
+            assert len(worker.run_once().expired) == 1
+            clock.advance(1000.0)
+            worker.run_once()
+            assert again.bounds("a", 0) == (1, 1)
+            assert list(again.handover.rows()) == []
+        assert store.pull("a", 0, 0).messages == before
 
 
 def test_a_restored_store_that_loses_its_index_finds_all_archives_again(

@@ -241,6 +241,29 @@ def test_only_a_store_that_is_taken_over_removes_objects_of_the_source(
     assert left == ([] if take_over else objects)
 
 
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_restore_that_fails_leaves_the_target_as_it_was(
+    tmp_path: Path, place: Path, was_there: bool
+) -> None:
+    """Whatever it had made by then: archives that were taken along, or half a store."""
+    new = tmp_path / "new"
+    if was_there:
+        new.mkdir()
+    begun: list[bool] = []
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "restoring archives" and done == 1:
+            begun.append(new.exists() and any(new.iterdir()))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiering.restore(place, new, copy=True, progress=stop)
+    assert begun == [True]
+    assert new.exists() is was_there
+    assert not was_there or list(new.iterdir()) == []
+    assert tiering.restore(place, new, copy=True).messages == 160
+
+
 def test_a_target_that_holds_something_and_a_place_without_archives_are_refused(
     tmp_path: Path, place: Path
 ) -> None:
