@@ -66,6 +66,8 @@ from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import WorkerDied
+from tiering.spark.options import ReadOptions
+from tiering.spark.sink.sink_options import SinkOptions
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs"
@@ -558,3 +560,38 @@ def test_a_name_that_the_api_lacks_is_found() -> None:
     assert is_there(kvstore, "StoreConfig.archives")
     assert not is_there(tiering, "spark.session.nothing")
     assert not is_there(kvstore, "nothing.at.all")
+
+
+# -- docs/spark.md
+
+
+def options_in(title: str) -> dict[str, str]:
+    """The options and defaults in the table of a section of docs/spark.md."""
+    section = page("spark.md").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    table = section.partition("| option | default | meaning |\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines()[1:]]
+    return {name: default for names, default in rows for name in re.findall(r"`(.+?)`", names)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "titles"), [(ReadOptions, ["Options", "Streams"]), (SinkOptions, ["Writing archives"])]
+)
+def test_the_options_of_spark_are_those_documented(
+    kind: type[msgspec.Struct], titles: list[str]
+) -> None:
+    documented = [name for title in titles for name in options_in(title)]
+    fields = [field for field in kind.__struct_fields__ if field not in ("path", "place")]
+    assert sorted(documented) == sorted([*fields, "place.NAME"])
+
+
+def test_the_defaults_of_sparks_options_are_those_documented() -> None:
+    reading, writing = ReadOptions(path="data"), SinkOptions(path="data")
+    said = options_in("Options")
+    assert said["split_bytes"] == str(reading.split_bytes)
+    assert (said["hot"], said["damaged"]) == (f"`{str(reading.hot).lower()}`", "`fail`")
+    assert options_in("Streams")["starting_offsets"] == f"`{reading.starting_offsets}`"
+    said = options_in("Writing archives")
+    assert said["archive_bytes"] == str(writing.archive_bytes)
+    assert said["spill_bytes"] == str(writing.spill_bytes)
+    assert said["retention_class"] == f"`{writing.retention_class}`"
+    assert f"{writing.block_bytes}" in said["block_bytes"]
