@@ -595,3 +595,17 @@ def test_the_defaults_of_sparks_options_are_those_documented() -> None:
     assert said["spill_bytes"] == str(writing.spill_bytes)
     assert said["retention_class"] == f"`{writing.retention_class}`"
     assert f"{writing.block_bytes}" in said["block_bytes"]
+
+
+# -- prose
+
+
+OPENING: Final = re.compile(
+    r"(?:^|[.:|*] +|^[-#\d.]+ )\**((?:What|Whoever|Who|Have the|Take note)\b[^.|\n]*)", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_sentences_and_headings_begin_with_a_noun_or_a_verb_and_not_with_what(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    assert OPENING.findall(text) == []
