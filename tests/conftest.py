@@ -17,6 +17,7 @@ from kvstore import Store, StoreConfig
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
+from tests.support.memory import stores_in_memory
 from tests.support.pools import quick_pools
 from tests.support.stores import SMALL, Opens, openings
 
@@ -29,6 +30,7 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("unhurried")
 half_full(LocalFiles)
 quick_pools()
+stores_in_memory()
 # A shell starts what runs in the background deaf to it; tests interrupt what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # What a test starts imports kvmq in half the time when Python keeps what it compiled.

@@ -276,7 +276,7 @@ def _let_pass(clock: VirtualClock, until: Callable[[], bool]) -> None:
     for _ in range(6000):
         if until():
             return
-        clock.advance(0.1)
+        clock.advance(0.5)
         SystemClock().sleep(0.005)
     raise AssertionError("it was never done")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +27,13 @@ def on_disk(path: Path) -> int:
     """Bytes of the disk's blocks that a file, or the files of a folder, take."""
     paths = [path] if path.is_file() else path.rglob("*")
     return sum(p.stat().st_blocks * 512 for p in paths)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder on a disk: a file system of memory gives a file other blocks."""
+    with tempfile.TemporaryDirectory(prefix="kvmq-sparse-", dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 def holed(source: Path, target: Path) -> None:

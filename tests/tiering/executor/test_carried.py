@@ -97,7 +97,7 @@ def foreign() -> list[Exception]:
     carrying = ValueError("with a lambda", lambda: None)
     attributed = ValueError("attributed")
     attributed.more = 5  # type: ignore[attr-defined]
-    attributed.lock = pools.Here().run  # type: ignore[attr-defined]
+    attributed.lock = pools.Pools().run  # type: ignore[attr-defined]
     return [
         TwoTexts("a", "b"), Changed("x"), Refusing("y"), carrying, attributed, KeyError("key"),
         OSError(28, "no space", "/a/file"), FileNotFoundError(2, "not there", "a", None, "b"),
