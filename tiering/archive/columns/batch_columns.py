@@ -26,14 +26,13 @@ from tiering.archive.columns.integers import (
     CONSTANT,
     DELTAS,
     RANGE,
-    WINDOW_BITS,
     Column,
     add_up,
     bounds_of,
     decode_column,
     read_signed,
 )
-from tiering.archive.columns.packed import windows
+from tiering.archive.columns.packed import WINDOW_BITS, windows
 from tiering.archive.columns.times import LINE, lines, read_line
 
 _PADDING: Final = bytes(8)

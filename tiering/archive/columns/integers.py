@@ -12,14 +12,13 @@ the values alone; a number read from bytes allocates nothing before the caller e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged
-from tiering.archive.columns.packed import windows
+from tiering.archive.columns.packed import pack, size_of, unpack
 
 Column = NDArray[np.int64]
 
@@ -37,13 +36,6 @@ _DISTINCT_FROM: Final = 12
 """Columns narrower than this many bits are not searched for few distinct values."""
 _DISTINCT_ROWS: Final = 24
 """A column needs this many rows for distinct values, and this many are looked at first."""
-_SHORT: Final = 40
-"""Columns of up to this many rows are unpacked without numpy."""
-_TAKEN: Final = 8
-WINDOW_BITS: Final = 57
-"""A number of at most this many bits lies within the eight bytes that begin where it does."""
-_WINDOWS_KEPT: Final = 1024
-"""For up to this many rows the places of numbers of some width are kept, for all callers."""
 _MASK: Final = (1 << 64) - 1
 _BYTES: Final = [bytes((i,)) for i in range(256)]
 
@@ -200,13 +192,13 @@ def _distinct(values: Column) -> bytes | None:
         return None
     bits = (count - 1).bit_length()
     parts = [b"\x03", write_varint(count), *map(write_signed, found.tolist()), bytes((bits,))]
-    return b"".join(parts) + _pack(index.reshape(-1).astype(np.uint64), bits)
+    return b"".join(parts) + pack(index.reshape(-1).astype(np.uint64), bits)
 
 
 def _pack_all(
     rest: NDArray[np.uint64], starts: Column, stops: Column, widths: Column
 ) -> list[bytes]:
-    """The result of `_pack` for each slice."""
+    """The result of `pack` for each slice."""
     out = [b""] * len(starts)
     for bits in set(widths.tolist()):
         if not bits:
@@ -222,22 +214,12 @@ def _pack_all(
         within = np.arange(int(counts.sum()), dtype=np.int64)
         within -= np.repeat(np.cumsum(counts) - counts, counts)
         rows[within + np.repeat(begins, counts)] = rest[within + np.repeat(starts[which], counts)]
-        packed = _pack(rows, bits)
+        packed = pack(rows, bits)
         places = (begins // 8 * bits).tolist()
         sizes = ((counts * bits + 7) >> 3).tolist()
         for i, place, size in zip(which.tolist(), places, sizes, strict=True):
             out[i] = packed[place : place + size]
     return out
-
-
-def _pack(rows: NDArray[np.uint64], bits: int) -> bytes:
-    """The lowest `bits` bits of each row, one behind the other, the highest of a row first."""
-    wide = (bits + 7) // 8
-    if bits == wide * 8 and wide in (1, 2, 4, 8):
-        return rows.astype(f">u{wide}").tobytes()
-    low = rows.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - wide :]
-    spread = np.unpackbits(np.ascontiguousarray(low), axis=1)[:, wide * 8 - bits :]
-    return np.packbits(spread).tobytes()
 
 
 # --- decoding --------------------------------------------------------------------------------
@@ -308,52 +290,10 @@ def _unpack(data: bytes, at: int, count: int) -> tuple[NDArray[np.uint64], int]:
         raise _short()
     bits = data[at]
     at += 1
-    stop = at + ((count * bits + 7) >> 3)
+    stop = at + size_of(bits, count)
     if bits > _WIDTH_MAX or stop > len(data):
         raise _short()
-    if not bits or not count:
-        return np.zeros(count, np.uint64), stop
-    wide = (bits + 7) // 8
-    if bits == wide * 8 and wide in (1, 2, 4, 8):
-        return np.frombuffer(data, f">u{wide}", count, at).astype(np.uint64), stop
-    if count <= _SHORT:
-        # One long number, from which each value is cut: one numpy call takes as long as many such
-        # cuts.
-        number = int.from_bytes(data[at:stop], "big") >> (-count * bits & 7)
-        mask = (1 << bits) - 1
-        cut = [number >> shift & mask for shift in range((count - 1) * bits, -1, -bits)]
-        return np.array(cut, np.uint64), stop
-    if bits > WINDOW_BITS:
-        spread = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * bits)
-        whole = np.zeros((count, 64), np.uint8)
-        whole[:, 64 - bits :] = spread.reshape(count, bits)
-        return np.packbits(whole).view(">u8").astype(np.uint64), stop
-    if stop + _TAKEN > len(data):
-        data, at = data[at:stop] + bytes(_TAKEN), 0
-    return windows(data, at, *_windows(bits, count), bits), stop
-
-
-def _windows(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """For numbers of `bits` bits: the byte in which each begins, and the bits before it in that
-    byte.
-    """
-    if count > _WINDOWS_KEPT:
-        return _windows_of(bits, count)
-    begins, shifts = _kept_windows(bits)
-    return begins[:count], shifts[:count]
-
-
-@cache
-def _kept_windows(bits: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    return _windows_of(bits, _WINDOWS_KEPT)
-
-
-def _windows_of(bits: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    at = np.arange(count) * bits
-    found = at >> 3, (at & 7).astype(np.uint64)
-    for column in found:
-        column.setflags(write=False)
-    return found
+    return unpack(data, at, bits, count), stop
 
 
 def _short() -> ArchiveDamaged:

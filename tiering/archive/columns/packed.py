@@ -12,6 +12,7 @@ exactly.
 
 from __future__ import annotations
 
+from functools import cache
 from struct import Struct
 from typing import Final
 
@@ -22,13 +23,20 @@ from kvstore.errors import FormatError
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+Data = bytes | memoryview
 
 _COLUMN: Final = Struct(">qB")
 """Minimum, bits of a value; then the values, big-endian bit by bit."""
 _SORTED: Final = Struct(">qBI")
 """First value, low bits, bytes of the high bits; then the low bits, then the high bits."""
 _WINDOW_MAX: Final = 56
+"""The most bits of a value in these columns, except 64; a part of the format."""
+WINDOW_BITS: Final = 57
 """The most bits that lie in 8 bytes, wherever in the first byte they begin."""
+_SHORT: Final = 40
+"""Up to this many values are unpacked without numpy."""
+_PLACES_KEPT: Final = 1024
+"""For up to this many values the places of values of some width are cached, for all callers."""
 _WIDEST: Final = 64
 _SLOPE_MAX: Final = 1 << 30
 _STRAIGHT_MAX: Final = 1 << 61
@@ -51,26 +59,62 @@ def size_of(width: int, count: int) -> int:
 
 
 def pack(values: U64, width: int) -> bytes:
-    """Packs values at `width` bits, which is `width_of` their greatest."""
-    if width == 0:
-        return b""
-    rows = np.ascontiguousarray(values, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    """The lowest `width` bits of each value, one value behind the other, its highest bit first."""
     used = (width + 7) // 8
+    if width == used * 8 and used in (1, 2, 4, 8):
+        return values.astype(f">u{used}").tobytes()
+    rows = np.ascontiguousarray(values, dtype=">u8").view(np.uint8).reshape(-1, 8)
     bits = np.unpackbits(np.ascontiguousarray(rows[:, 8 - used :]), axis=1)
     return np.packbits(bits[:, used * 8 - width :]).tobytes()
 
 
-def unpack(data: bytes | memoryview, width: int, count: int) -> U64:
-    """The inverse of `pack`. Raises FormatError for bytes of another size."""
-    if width > _WINDOW_MAX and width != _WIDEST:
-        raise FormatError(f"values of {width} bits are never packed")
-    if len(data) != size_of(width, count):
-        raise FormatError(f"{len(data)} bytes are not {count} values of {width} bits")
-    if width == 0 or count == 0:
+def unpack(data: Data, at: int, width: int, count: int) -> U64:
+    """The inverse of `pack`, for `count` values of 0 to 64 bits from index `at` on. The caller has
+    checked that all their bytes are there.
+    """
+    if not width or not count:
         return np.zeros(count, np.uint64)
-    if width == _WIDEST:
-        return np.frombuffer(data, ">u8").astype(np.uint64)
-    return _windows(bytes(data) + bytes(8), np.arange(count, dtype=np.int64) * width, width)
+    used, stop = (width + 7) // 8, at + size_of(width, count)
+    if width == used * 8 and used in (1, 2, 4, 8):
+        return np.frombuffer(data, f">u{used}", count, at).astype(np.uint64)
+    if count <= _SHORT:
+        # One long number, from which each value is cut: one numpy call takes as long as many such
+        # cuts.
+        joint = int.from_bytes(data[at:stop], "big") >> (-count * width & 7)
+        mask = (1 << width) - 1
+        cut = [joint >> shift & mask for shift in range((count - 1) * width, -1, -width)]
+        return np.array(cut, np.uint64)
+    if width > WINDOW_BITS:
+        bits = np.unpackbits(np.frombuffer(data, np.uint8, stop - at, at), count=count * width)
+        whole = np.zeros((count, 64), np.uint8)
+        whole[:, 64 - width :] = bits.reshape(count, width)
+        return np.packbits(whole).view(">u8").astype(np.uint64)
+    if stop + _TAKEN > len(data):
+        data, at = bytes(data[at:stop]) + bytes(_TAKEN), 0
+    return windows(data, at, *_places(width, count), width)
+
+
+def _places(width: int, count: int) -> tuple[I64, U64]:
+    """For values of `width` bits: the byte in which each begins, and the bits before it in that
+    byte.
+    """
+    if count > _PLACES_KEPT:
+        return _places_of(width, count)
+    begins, shifts = _kept_places(width)
+    return begins[:count], shifts[:count]
+
+
+@cache
+def _kept_places(width: int) -> tuple[I64, U64]:
+    return _places_of(width, _PLACES_KEPT)
+
+
+def _places_of(width: int, count: int) -> tuple[I64, U64]:
+    at = np.arange(count) * width
+    found = at >> 3, (at & 7).astype(np.uint64)
+    for column in found:
+        column.setflags(write=False)
+    return found
 
 
 def encode_column(values: I64) -> bytes:
@@ -124,8 +168,13 @@ class ByteReader:
         if not count:
             return np.zeros(0, np.int64)
         least, width = self.head(_COLUMN)
-        above = unpack(self.take(size_of(width, count)), width, count)
+        above = self._values(width, count)
         return (above + np.uint64(least & 0xFFFF_FFFF_FFFF_FFFF)).astype(np.int64)
+
+    def _values(self, width: int, count: int) -> U64:
+        if width > _WINDOW_MAX and width != _WIDEST:
+            raise FormatError(f"values of {width} bits are in no column")
+        return unpack(self.take(size_of(width, count)), 0, width, count)
 
     def sorted(self, count: int) -> I64:
         """A sorted column of `count` values."""
@@ -134,7 +183,7 @@ class ByteReader:
         first, low, size = self.head(_SORTED)
         if count > 8 * size:
             raise FormatError(f"{size} bytes don't hold the high bits of {count} values")
-        lows = unpack(self.take(size_of(low, count)), low, count)
+        lows = self._values(low, count)
         ones = np.flatnonzero(np.unpackbits(np.frombuffer(self.take(size), np.uint8)))
         if len(ones) != count:
             raise FormatError(f"a sorted column of {count} values has {len(ones)}")
@@ -220,7 +269,7 @@ def _windows(data: bytes, begin: I64, width: int) -> U64:
     return windows(data, 0, begin >> 3, (begin & 7).astype(np.uint64), width)
 
 
-def windows(data: bytes, at: int, begins: I64, shifts: U64, width: int | U64) -> U64:
+def windows(data: Data, at: int, begins: I64, shifts: U64, width: int | U64) -> U64:
     """Values of `width` bits, 1 to 57; or 0 to 57 where each has its own width. Each begins in one
     of the bytes `begins`, counted from index `at`, behind `shifts` bits of that byte. 8 bytes must
     follow the one where the last begins.
