@@ -83,7 +83,7 @@ class _Scaled:
     def settle(self) -> None:
         """Have the housekeeper come to its end, so that what is timed is timed alone."""
         until = _clock.monotonic() + _SETTLING_S
-        index = self.store._index
+        index = self.store._engine.index
         while (index.seal_due() or index.merge_due()) and _clock.monotonic() < until:
             _clock.sleep(0.1)
 

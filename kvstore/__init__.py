@@ -16,11 +16,11 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from kvstore.api.exchange_calls import ConfigImport
 from kvstore.api.founding import ImportReport, RebuildReport, import_rocketmq, rebuild
 from kvstore.api.namespace_view import Namespace
 from kvstore.api.store import Store
 from kvstore.config import ArchiveAccess, Retention, StoreConfig
+from kvstore.engine.config_exchange import ConfigImport
 from kvstore.engine.segment_stats import SegmentStats, TopicShare
 from kvstore.engine.stats import StoreStats
 from kvstore.engine.verify import Problem, VerifyReport

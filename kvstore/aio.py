@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 from kvstore.api.namespace_view import Namespace as SyncNamespace
+from kvstore.api.namespace_view import own_form
 from kvstore.api.store import Store as SyncStore
 from kvstore.config import StoreConfig
 from kvstore.errors import (
@@ -206,8 +207,8 @@ class Store:
         finally:
             self._bells.discard(bell)
             poll.end()
-            if not poll.flight.waiters:
-                self._stop_alarm(poll.flight)
+            if not poll.table.waiters:
+                self._stop_alarm(poll.table)
 
     async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
         """Look in a thread; a pop that is cancelled meanwhile gives back the messages it doesn't
@@ -246,18 +247,18 @@ class Store:
         """
         if poll.due_in > _TIMER_MAX:
             return
-        loop, flight = asyncio.get_running_loop(), poll.flight
-        when, alarm = loop.time() + poll.due_in, self._alarms.get(flight)
+        loop, table = asyncio.get_running_loop(), poll.table
+        when, alarm = loop.time() + poll.due_in, self._alarms.get(table)
         if alarm is None or alarm.when() > when:
-            self._stop_alarm(flight)
-            self._alarms[flight] = loop.call_at(when, self._alarmed, flight)
+            self._stop_alarm(table)
+            self._alarms[table] = loop.call_at(when, self._alarmed, table)
 
-    def _alarmed(self, flight: InflightTable) -> None:
-        del self._alarms[flight]
-        self._store._waiting.freed(flight, 1)
+    def _alarmed(self, table: InflightTable) -> None:
+        del self._alarms[table]
+        self._store._engine.waiting.freed(table, 1)
 
-    def _stop_alarm(self, flight: InflightTable) -> None:
-        alarm = self._alarms.pop(flight, None)
+    def _stop_alarm(self, table: InflightTable) -> None:
+        alarm = self._alarms.pop(table, None)
         if alarm is not None:
             alarm.cancel()
 
@@ -326,8 +327,8 @@ class Store:
             self._closing = loop.run_in_executor(None, self._close)
             for bell in self._bells:
                 bell.ring_here()
-            for flight in list(self._alarms):
-                self._stop_alarm(flight)
+            for table in list(self._alarms):
+                self._stop_alarm(table)
         # Closing goes on even if its caller is cancelled.
         await asyncio.shield(self._closing)
 
@@ -373,8 +374,7 @@ class Namespace:
         except StoreError as e:
             speak_own_names(self.name, e)
             raise
-        for popped in found:
-            self._sync._own(popped.message)
+        own_form(self.name, found)
         return found
 
     put = _awaited(SyncStore.put)

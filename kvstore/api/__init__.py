@@ -1,7 +1,8 @@
-"""The calls of an open store, grouped by subject; `store.Store` has them all.
+"""The calls of an open store: one class of calls, and a namespace's view of them.
 
-In here: the store, a namespace's view of it, and founding a store from an existing log. Not in
-here: the work of a call, which is in the rooms below: `pop`, `read`, `engine`, `meta`. Begin with
-`store`, then the `*_calls`. Programs import `kvstore`, not this room; `kvstore.aio` imports `store`
-and `namespace_view`. This room may import every room but `cli`.
+In here: the calls, opening and closing a store, a namespace's view, founding a store from an
+existing log. Not in here: the work of a call, which is in the rooms below: `pop`, `read`, `engine`,
+`meta`. Begin with `calls`, then `store`. Programs import `kvstore`, not this room; `kvstore.aio`
+imports `store` and `namespace_view`. This room may import every room but `cli`; `tiers` alone
+imports `tiering`.
 """

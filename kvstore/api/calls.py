@@ -1,14 +1,588 @@
-"""All calls of a store in one class: `Store` has them, `api.namespace_view` passes them on."""
+"""The calls of a store on messages, topics, groups and offsets: `Store` and `Namespace` have them.
+
+The idea: a call checks that the store is open, finds its topic and group by name, and hands the
+work to one part of the engine or one function of a room. So the way from a call to its work is one
+step. What a store alone can do, such as closing, is `api.store`.
+
+Invariants: a call that raised changed nothing; every call may be made from several threads.
+"""
 
 from __future__ import annotations
 
-from kvstore.api.exchange_calls import ExchangeCalls
-from kvstore.api.namespace_calls import NamespaceCalls
-from kvstore.api.offset_calls import OffsetCalls
-from kvstore.api.pop_calls import PopCalls
-from kvstore.api.put_calls import PutCalls
-from kvstore.api.read_calls import ReadCalls
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NoReturn
+
+from msgspec import UNSET, UnsetType
+
+from kvstore.config import QUEUES_DEFAULT, Codec, KeyIndex, Retention
+from kvstore.engine import group_offsets, topic_changes
+from kvstore.engine.engine import Engine
+from kvstore.errors import CallerError, StoreClosed
+from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
+from kvstore.meta.attributes import attributes_of
+from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
+from kvstore.meta.history import OffsetCommit
+from kvstore.meta.namespaces import check_namespace, namespace_of
+from kvstore.meta.offsets import Lag
+from kvstore.meta.topic import check_offered
+from kvstore.meta.topics import Kind, TopicConfig, TopicInfo
+from kvstore.pop.ack import AckResult
+from kvstore.pop.group_stats import GroupStats
+from kvstore.pop.popped import Popped, check_seconds, check_wait
+from kvstore.read.filters import compile_filter
+from kvstore.read.pull import pull
+from kvstore.read.sql import SqlFilter
+from kvstore.record.validate import listed
+
+_NO_WAIT: Final = 0.0
 
 
-class Calls(PutCalls, ReadCalls, PopCalls, NamespaceCalls, ExchangeCalls, OffsetCalls):
-    """The calls of all subjects."""
+class Calls:
+    """The calls, see the module. `engine` has the parts of the open store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.path = engine.path
+
+    def __reduce__(self) -> NoReturn:
+        # Pickling's own error would not help a program that gave a store to another process.
+        raise CallerError(
+            f"the store in {self.path} can't be pickled or copied, nor given to another process: "
+            "only the process that opened it uses it. Give the process the messages; have it "
+            "answer, and ack here"
+        )
+
+    def _check_open(self) -> None:
+        if self._engine.is_closed:
+            raise StoreClosed(f"{self.path} was closed; open it again")
+
+    # --- putting ---
+
+    def put(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        queue: int | None = None,
+        tag: str | None = None,
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str | None = None,
+        flags: int = 0,
+        message_id: str | None = None,
+        born_at: int | None = None,
+    ) -> PutResult:
+        """Put one message; see `put_batch`, of which this is a batch of one, and `Message` for the
+        fields.
+
+        >>> store.put("orders", b"...", tag="paid", keys=["o-17"]).offset  # doctest: +SKIP
+        0
+        """
+        return self._engine.writer.put(
+            topic,
+            body,
+            queue,
+            tag,
+            keys,
+            properties if properties is not None else {},
+            message_group,
+            flags,
+            message_id,
+            born_at,
+        )
+
+    def put_batch(self, messages: Sequence[Message]) -> list[PutResult]:
+        """Put messages, in order; an error writes none of them (a crash may leave a leading part).
+
+        Returns when they are written, or with `flush="sync"` when they are on the disk. Raises
+        `TopicNotFound`, `MessageIllegal` and its kinds, `StoreBusy`, `DiskFull`, `FlushFailed`,
+        `StoreReadOnly`, `StoreClosed`."""
+        return self._engine.writer.put_batch(messages)
+
+    # --- reading ---
+
+    def get(self, topic: str, queue: int, offset: int) -> StoredMessage:
+        """The message at an offset of a queue; `OffsetNotFound` (with the bounds) if it holds none
+        there.
+        """
+        self._check_open()
+        return self._engine.reader.get(self._engine.topics.get(topic), queue, offset)
+
+    def pull(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        limit: int = 32,
+        *,
+        max_bytes: int | None = None,
+        filter: str | SqlFilter | None = None,
+    ) -> PullResult:
+        """Up to `limit` messages (and `max_bytes` of records, but at least one message) from an
+        offset on.
+
+        `filter` is a tag expression such as `"paid || shipped"`, or `kvstore.sql("amount > 5")`;
+        `FilterIllegal` says where one is wrong. `next_offset` is where to go on, also when nothing
+        was found: below the queue's bounds its first offset, behind them its next one."""
+        self._check_open()
+        return pull(
+            self._engine.reader,
+            self._engine.topics.get(topic),
+            queue,
+            offset,
+            limit,
+            max_bytes,
+            compile_filter(filter),
+        )
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        begin: int | None = None,
+        end: int | None = None,
+        limit: int = 64,
+    ) -> list[StoredMessage]:
+        """Messages of a topic with a key (or unique id), newest first; `begin` and `end` bound the
+        store time, ms, both included.
+        """
+        self._check_open()
+        return self._engine.finder.query(self._engine.topics.get(topic), key, begin, end, limit)
+
+    def read_at(self, position: int) -> StoredMessage:
+        """The message whose record begins at a position of the log; `MessageNotFound`,
+        `RecordDamaged`.
+        """
+        return self._engine.reader.read_at(position)
+
+    def find(self, message_id: str) -> StoredMessage:
+        """The message with a unique id or a position id; `MessageNotFound`, and `ArchiveDamaged`
+        where it may be in an archive that is damaged or missing.
+        """
+        return self._engine.finder.find(message_id)
+
+    def find_in(self, namespace: str, message_id: str) -> StoredMessage:
+        """As `find`, in the topics of a namespace."""
+        check_namespace(namespace)
+        return self._engine.finder.find(message_id, lambda topic: namespace_of(topic) == namespace)
+
+    def offset_at(self, topic: str, queue: int, time: int, *, upper: bool = False) -> int:
+        """The first offset stored at or after a time (ms since the epoch); the next offset if there
+        is none.
+
+        With `upper` the last offset stored at or before it; 0 if there is none.
+        """
+        self._check_open()
+        return self._engine.reader.offset_at(
+            self._engine.topics.get(topic), queue, time, upper=upper
+        )
+
+    def bounds(self, topic: str, queue: int) -> Bounds:
+        """A queue's first held offset and its next offset."""
+        self._check_open()
+        self._engine.reader.look_again()
+        return self._engine.reader.bounds(self._engine.topics.get(topic).key(queue))
+
+    # --- popping ---
+
+    def pop(
+        self,
+        group: str,
+        topic: str,
+        limit: int = 1,
+        invisible_for: float = 30.0,
+        wait: float = _NO_WAIT,
+        filter: str | SqlFilter | None = None,
+        queue: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        attempt_id: str | None = None,
+    ) -> list[Popped]:
+        """Take up to `limit` messages (and `max_bytes` of records, but one at least), each under a
+        lock of its own that ends `invisible_for` seconds from now, and the group's backoff later.
+
+        What was handed out before and not acked in time comes first, then what is unread, from all
+        queues in turn or from one. Waits up to `wait` seconds if there is nothing. `filter` is a
+        tag expression or a `kvstore.sql(...)`. A message that it refuses is passed over and done
+        for this group; behind thousands of these a pop that doesn't wait comes back with nothing,
+        and the next one goes on. A pop whose reply may
+        have been lost can be repeated with the same `attempt_id`: it gets the same messages under
+        the same locks. `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, `FilterIllegal`,
+        `CallerError`; `ArchiveMissing`, `ArchiveUnavailable` if there is nothing but what waits for
+        an archive.
+
+        >>> for p in store.pop("billing", "orders", limit=32, wait=5.0):  # doctest: +SKIP
+        ...     store.ack(p.receipt)
+        """
+        self._engine.log.check_writable()
+        known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
+        seconds = 0.0 if wait is _NO_WAIT else check_wait(wait)
+        if filter is None and max_bytes is None and attempt_id is None:
+            found = self._engine.popping.fast_path.pop(known, used, limit, invisible_for, queue)
+            if found is not None:
+                return found
+        return self._engine.popping.pop.pop(
+            known, used, seconds, limit, max_bytes, invisible_for, queue, filter, attempt_id
+        )
+
+    def ack(self, receipt: str) -> None:
+        """Say that a message is done. `ReceiptExpired` if it was handed out again since,
+        `ReceiptIllegal` if this is no receipt of this store. Acking twice is good.
+        """
+        self._engine.log.check_writable()
+        if not self._engine.popping.fast_path.ack_one(receipt):
+            result = self._engine.popping.acks.ack([receipt])[0]
+            if result is not True:
+                raise result
+
+    def ack_batch(self, receipts: Sequence[str]) -> list[AckResult]:
+        """Ack many; for each, in order, True or the error that `ack` would have raised."""
+        self._engine.log.check_writable()
+        asked = receipts if type(receipts) is list else listed("receipts", receipts)
+        if self._engine.popping.fast_path.ack(asked):
+            return [True] * len(asked)
+        return self._engine.popping.acks.ack(asked)
+
+    def change_invisible(
+        self,
+        receipt: str,
+        invisible_for: float | None = None,
+        *,
+        gives_back: bool = False,
+    ) -> str:
+        """Let a message's lock end `invisible_for` seconds from now, and the group's backoff come
+        behind it, as behind the lock that `pop` made. 0 gives the message back at once, None after
+        the backoff; with `gives_back` it comes again after `invisible_for` seconds without one.
+        Returns the receipt that holds from now on. A message that is given back from its last
+        attempt is a dead letter at once.
+
+        `ReceiptExpired` if the message was acked or handed out again, `ReceiptIllegal`."""
+        self._engine.log.check_writable()
+        wanted = None
+        if invisible_for is not None:
+            wanted = check_seconds("invisible_for", invisible_for)
+        if type(gives_back) is not bool:
+            raise CallerError(f"gives_back is {gives_back!r}; it must be True or False")
+        return self._engine.popping.acks.change(receipt, wanted, gives_back=gives_back)
+
+    def redrive(self, group: str, limit: int | None = None) -> int:
+        """Put dead letters of a group, up to `limit` of those that were not taken yet, back to it;
+        returns how many. What it gave up on becomes due at once, with no attempts, and only for
+        this group. Where retention took the message meanwhile, its dead letter is put to the topic
+        it came from. `GroupNotFound`; `TopicNotFound` if a message's topic was deleted: what came
+        before it was put back.
+
+        >>> store.redrive("billing", limit=100)  # doctest: +SKIP
+        100
+        """
+        self._engine.log.check_writable()
+        return self._engine.popping.redrive.redrive(self._engine.groups.get(group), limit)
+
+    def group_stats(self, group: str, topic: str | None = None) -> list[GroupStats]:
+        """Figures about a group in a topic; without one, in all topics it ever popped or committed
+        in. `GroupNotFound`, `TopicNotFound`. Also of a store that is open read-only.
+
+        >>> store.group_stats("billing", "orders")[0].in_flight  # doctest: +SKIP
+        32
+        """
+        self._check_open()
+        return group_offsets.group_stats(self._engine, group, topic)
+
+    # --- topics ---
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int = QUEUES_DEFAULT,
+        *,
+        exist_ok: bool = False,
+        read_queues: int | None = None,
+        kind: Kind = "normal",
+        key_index: KeyIndex | None = None,
+        retention: Retention | None = None,
+        compress_above: int | None = None,
+        compression: Codec | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicInfo:
+        """Make a topic; `TopicExists`, or `MessageIllegal` for a name that can't be one.
+        `TopicConfig` says what each setting means, and what None stands for.
+
+        With `exist_ok` a topic that is there stays as it is, whatever its settings, and is the
+        answer: so a program can make its topics whenever it begins. The kinds "delay" and
+        "transaction" are a `CallerError`, since this version delays nothing and has no
+        transactions.
+        """
+        config = TopicConfig(
+            name=name,
+            queues=queues,
+            read_queues=read_queues,
+            kind=kind,
+            key_index=key_index,
+            retention=Retention() if retention is None else retention,
+            compress_above=compress_above,
+            compression=compression,
+            attributes=attributes_of({} if attributes is None else attributes),
+        )
+        return self.create_topics([config], exist_ok=exist_ok)[0]
+
+    def create_topics(
+        self, configs: Iterable[TopicConfig], *, exist_ok: bool = False
+    ) -> list[TopicInfo]:
+        """Make topics, all or none, in one batch. With `exist_ok` those that are there stay as they
+        are; the answer has all, in the order of `configs`.
+        """
+        self._engine.log.check_writable()
+        wanted = listed("configs", configs)
+        check_offered(wanted)
+        return self._engine.topics.create(wanted, exist_ok=exist_ok)
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics, by name."""
+        self._check_open()
+        return self._engine.topics.all()
+
+    def topics_of(self, namespace: str) -> list[TopicInfo]:
+        """A namespace's topics, with the names they have in the store."""
+        self._check_open()
+        return topic_changes.of_namespace(self._engine, check_namespace(namespace))[0]
+
+    def topic(self, name: str) -> TopicInfo:
+        """One topic; `TopicNotFound`."""
+        self._check_open()
+        return self._engine.topics.get(name).info
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        queues: int | None = None,
+        write_queues: int | None = None,
+        read_queues: int | None = None,
+        key_index: KeyIndex | None = None,
+        retention: Retention | None = None,
+        compress_above: int | UnsetType | None = UNSET,
+        compression: Codec | UnsetType | None = UNSET,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicInfo:
+        """Change a topic; what is not given stays. `compress_above` and `compression` None are the
+        store's again.
+
+        `queues` (or `write_queues`) is how many take messages. Fewer than before: those taken away
+        stay readable, until `read_queues` takes them from readers too, which is refused
+        (`QueueNotEmpty`) while one of them holds a message. Queues that come back go on where they
+        were."""
+        self._engine.log.check_writable()
+        if queues is not None and write_queues is not None:
+            raise CallerError("queues and write_queues are the same setting; give one of them")
+        changes = _given(
+            key_index=UNSET if key_index is None else key_index,
+            retention=UNSET if retention is None else retention,
+            compress_above=compress_above,
+            compression=compression,
+            attributes=UNSET if attributes is None else attributes_of(attributes),
+        )
+        return self._engine.topics.alter(
+            name,
+            changes,
+            queues=write_queues if queues is None else queues,
+            read_queues=read_queues,
+            may_shrink=partial(topic_changes.check_empty, self._engine),
+        )
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic: its index and all that groups keep of it goes at once, its records with
+        their segments. `TopicNotFound`.
+        """
+        self.delete_topics([name])
+
+    def delete_topics(self, names: Iterable[str]) -> None:
+        """Delete topics, all or none, in one batch."""
+        self._engine.log.check_writable()
+        topic_changes.delete(self._engine, listed("names", names), [])
+
+    # --- groups ---
+
+    def create_group(
+        self,
+        name: str,
+        *,
+        exist_ok: bool = False,
+        max_attempts: int = 16,
+        ordered: bool = False,
+        backoff: Sequence[float] | None = None,
+        dead_letter_topic: str | None = None,
+        start: Start = "begin",
+        max_in_flight: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> GroupInfo:
+        """Make a consumer group; `GroupExists`. `GroupConfig` says what each setting means, and
+        what None stands for. With `exist_ok` a group that is there stays as it is, whatever its
+        settings, and is the answer.
+
+        >>> store.create_group("billing", backoff=[1, 10, 60], start="end")  # doctest: +SKIP
+        """
+        config = GroupConfig(
+            name=name,
+            max_attempts=max_attempts,
+            ordered=ordered,
+            backoff=DEFAULT_BACKOFF if backoff is None else _steps(backoff),
+            dead_letter_topic=dead_letter_topic,
+            start=start,
+            max_in_flight=max_in_flight,
+            attributes=attributes_of({} if attributes is None else attributes),
+        )
+        return self.create_groups([config], exist_ok=exist_ok)[0]
+
+    def create_groups(
+        self, configs: Iterable[GroupConfig], *, exist_ok: bool = False
+    ) -> list[GroupInfo]:
+        """Make groups, all or none, in one batch. With `exist_ok` those that are there stay as they
+        are; the answer has all, in the order of `configs`.
+        """
+        self._engine.log.check_writable()
+        return self._engine.groups.create(listed("configs", configs), exist_ok=exist_ok)
+
+    def groups(self) -> list[GroupInfo]:
+        """All groups, by name."""
+        self._check_open()
+        return self._engine.groups.all()
+
+    def groups_of(self, namespace: str) -> list[GroupInfo]:
+        """A namespace's groups, with the names they have in the store."""
+        self._check_open()
+        return topic_changes.of_namespace(self._engine, check_namespace(namespace))[1]
+
+    def group(self, name: str) -> GroupInfo:
+        """One group; `GroupNotFound`."""
+        self._check_open()
+        return self._engine.groups.get(name)
+
+    def alter_group(
+        self,
+        name: str,
+        *,
+        max_attempts: int | None = None,
+        ordered: bool | None = None,
+        backoff: Sequence[float] | UnsetType | None = UNSET,
+        dead_letter_topic: str | UnsetType | None = UNSET,
+        start: Start | None = None,
+        max_in_flight: int | UnsetType | None = UNSET,
+        attributes: Mapping[str, str] | None = None,
+    ) -> GroupInfo:
+        """Change a group; what is not given stays. `GroupNotFound`.
+
+        Where None is a value of its own it is set: `backoff=None` is the default table again,
+        `dead_letter_topic=None` `%DLQ%` and the name, `max_in_flight=None` no limit."""
+        self._engine.log.check_writable()
+        changes: dict[str, Any] = {
+            "max_attempts": UNSET if max_attempts is None else max_attempts,
+            "ordered": UNSET if ordered is None else ordered,
+            "backoff": DEFAULT_BACKOFF if backoff is None else _steps(backoff),
+            "dead_letter_topic": dead_letter_topic,
+            "start": UNSET if start is None else start,
+            "max_in_flight": max_in_flight,
+            "attributes": UNSET if attributes is None else attributes_of(attributes),
+        }
+        changed = self._engine.groups.alter(
+            name, {k: v for k, v in changes.items() if v is not UNSET}
+        )
+        # Waiting pops may find room now.
+        self._engine.popping.waiting.made_room(changed.id)
+        return changed
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group, its committed offsets and their history; `GroupNotFound`."""
+        self.delete_groups([name])
+
+    def delete_groups(self, names: Iterable[str]) -> None:
+        """Delete groups, all or none, in one batch."""
+        self._engine.log.check_writable()
+        topic_changes.delete(self._engine, [], listed("names", names))
+
+    # --- offsets ---
+
+    def commit_offset(
+        self, group: str, topic: str, queue: int, offset: int, *, sync: bool = False
+    ) -> None:
+        """Say that a group wants `offset` of a queue next. A group that is new is made. `InFlight`
+        if the group has popped messages of that queue and not acked them.
+
+        Returns when the commit outlives a crash of the process, with `sync` when it is on the disk;
+        without, that is so after `StoreConfig.offset_sync_interval`."""
+        self.commit_offsets([(group, topic, queue, offset)], sync=sync)
+
+    def commit_offsets(
+        self, commits: Iterable[tuple[str, str, int, int]], *, sync: bool = False
+    ) -> None:
+        """Commit (group, topic, queue, offset) of each, all or none, in one batch; of two for a
+        queue the later one counts. See `commit_offset`.
+
+        >>> store.commit_offsets([("billing", "orders", 3, 120)], sync=True)  # doctest: +SKIP
+        """
+        self._engine.log.check_writable()
+        group_offsets.commit_offsets(self._engine, commits, sync=sync)
+
+    def committed_offset(self, group: str, topic: str, queue: int) -> int | None:
+        """The offset a group wants next, all below being done; None if it never committed one."""
+        self._check_open()
+        return group_offsets.committed_offset(self._engine, group, topic, queue)
+
+    def offset_history(self, group: str, topic: str, queue: int) -> list[OffsetCommit]:
+        """The committed offsets of a queue, each with the time from which it held, oldest first.
+        The last one is `committed_offset` now, unless that has held for longer than
+        `StoreConfig.offset_history_for`.
+
+        The last offset of each `StoreConfig.offset_history_interval` is kept. The progress of a
+        group that pops is sampled at that interval, and when it is asked for here; a store that is
+        open read-only shows what was sampled.
+        """
+        self._check_open()
+        used = self._engine.topics.get(topic)
+        bounds = self._engine.reader.bounds(used.key(queue))
+        known = self._engine.groups.get(group)
+        if self._engine.log.writable:
+            self._engine.progress.sample_queue(known.id, used.id, queue)
+        return self._engine.offsets.history(known.id, used.id, queue, bounds)
+
+    def reset_offset(
+        self,
+        group: str,
+        topic: str,
+        *,
+        offset: int | None = None,
+        time: int | None = None,
+        to: Literal["begin", "end"] | None = None,
+        queue: int | None = None,
+    ) -> dict[int, int]:
+        """Set where a group goes on in a topic, durably: at an offset, at the first message stored
+        at or after a time (ms since the epoch), or at the beginning or the end. Of all queues, or
+        of one; an offset is of one queue, so with it `queue` has to be given if there are more.
+
+        Messages the group has under lock there are given up. Returns the new offsets by queue;
+        `GroupNotFound`, `TopicNotFound`, `QueueNotFound`.
+
+        >>> store.reset_offset("billing", "orders", to="begin")  # doctest: +SKIP
+        {0: 0, 1: 0, 2: 17, 3: 0}
+        """
+        self._engine.log.check_writable()
+        return group_offsets.reset_offset(
+            self._engine, group, topic, offset=offset, time=time, to=to, queue=queue
+        )
+
+    def lag(self, group: str, topic: str | None = None) -> list[Lag]:
+        """How much a group has still to do in every queue of a topic, and how far it is; without a
+        topic, of all in which it ever popped or committed an offset. By topic and queue;
+        `GroupNotFound`, `TopicNotFound`.
+        """
+        self._check_open()
+        return group_offsets.lag(self._engine, group, topic)
+
+
+def _given(**changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not UNSET}
+
+
+def _steps(backoff: Any) -> Any:
+    """The backoff as a tuple, if it is a sequence; any other value is left to the check."""
+    return tuple(backoff) if isinstance(backoff, list | tuple) else backoff

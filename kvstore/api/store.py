@@ -1,65 +1,42 @@
-"""The store: opens, wires and closes its parts, and hands each call to the part that does it.
+"""The store: the calls that only a whole store has, from opening to closing.
 
-The idea: `engine.writer` writes, `read.reader` and `read.pull` read, `pop.popper` pops, `meta`
-knows topics, groups and offsets, `engine.upkeep` makes checkpoints and applies retention, and
-`engine.housekeeper` runs all jobs that no call asked for. This module only says which parts know
-each other, and in which order they begin and end.
+The idea: `kvstore.open` makes a `Store`, and the store makes an engine, which wires the parts. The
+calls on messages, topics, groups and offsets are in `Calls`, from which a namespace's view takes
+its own.
 
-Invariants: a store that is open holds its folder's lock (unless read-only); after `close` every
-call raises `StoreClosed`, and in a forked child `StoreForked`; `close` leaves a checkpoint at the
-end of the log, so that the next opening has nothing to do.
+Invariants: after `close` every call raises `StoreClosed`, and in a forked child `StoreForked`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
-from kvstore.api.tiers import OpenArchives, open_tiers
+from kvstore.api.tiers import open_tiers
 from kvstore.config import StoreConfig
-from kvstore.engine.following import Follower
-from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
-from kvstore.engine.segment_handover import SegmentHandover
+from kvstore.engine import config_exchange, topic_changes
+from kvstore.engine.config_exchange import ConfigImport
+from kvstore.engine.engine import Engine
 from kvstore.engine.segment_stats import SegmentStats, segment_stats
 from kvstore.engine.stats import StoreStats, collect
-from kvstore.engine.upkeep import Upkeep, drop_orphans
 from kvstore.engine.verify import VerifyReport, verify
-from kvstore.engine.writer import Writer, store_host
-from kvstore.errors import ConfigError, StoreError, shown
+from kvstore.errors import ConfigError, ReceiptExpired, shown
 from kvstore.files import local_path
-from kvstore.index.archived import Archived, Catalog
+from kvstore.index.archived import Catalog, OpenArchives
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
-from kvstore.log.commitlog import CommitLog
-from kvstore.log.flusher import Flusher
-from kvstore.message import Message
-from kvstore.meta.groups import Groups
-from kvstore.meta.namespaces import Namespaces
-from kvstore.meta.offsets import Offsets
-from kvstore.meta.topics import Topics
-from kvstore.opening import store_folder
-from kvstore.opening.adopting import Adoption, in_place
-from kvstore.opening.placing import place_archives
-from kvstore.opening.recovery import Progress, recover
-from kvstore.pop.inflight.waiting import Waiting
-from kvstore.pop.popper import Popper
-from kvstore.pop.progress_history import ProgressHistory
-from kvstore.process.background import Background
+from kvstore.meta.groups import GroupConfig
+from kvstore.meta.topics import TopicConfig
+from kvstore.opening.adopting import Adoption
+from kvstore.opening.recovery import Progress
+from kvstore.pop.poll import Poll
+from kvstore.pop.popped import Popped, check_wait
 from kvstore.process.forking import refuse_in_child
-from kvstore.read.find import Finder
-from kvstore.read.reader import Reader
-from kvstore.record.put.batch import Host
-
-
-def _copying(progress: Progress | None) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress("reading the log", done, total)
+from kvstore.rocketmq.config.export import ExportReport
 
 
 class Store(Calls):
@@ -83,214 +60,25 @@ class Store(Calls):
         given.archives.check_there(given.files)
         if not read_only:
             given.check_puts_are_readable()
-        self._closed = False
         refuse_in_child(self)
-        self._ending: list[Callable[[], None]] = []
-        """Functions that end the parts this opening began, in the order in which they were
-        begun.
-        """
-        self._close_lock = threading.Lock()
-        self.threads: list[Background] = []
-        """Threads that work for this store by themselves: its own, and a tiering worker's."""
-        self._tiers: Archived | None = None
-        self._open_archives = open_archives
-        self._archives_lock = threading.Lock()
-        found = store_folder.look(self.path, given)
-        self._lock = None if read_only else store_folder.take(self.path, given)
-        if self._lock is not None:
-            self._ending.append(self._lock.release)
-        try:
-            with store_folder.made(self.path):
-                self._open(given, found, read_only, progress, adopt)
-                if self._lock is not None:
-                    self._lock.mark()
-        except BaseException:
-            self._closed = True
-            self._end()
-            raise
-
-    def _open(
-        self,
-        given: StoreConfig,
-        found: store_folder.FolderKind,
-        read_only: bool,
-        progress: Progress | None,
-        adopt: Adoption | None,
-    ) -> None:
-        if (
-            not read_only
-            and found is store_folder.FolderKind.OURS
-            and store_folder.is_unfounded(self.path, given)
-        ):
-            found = store_folder.LOG_OR_NOTHING[store_folder.has_log(self.path, given)]
-        if not read_only and found is store_folder.FolderKind.LOG_ONLY and adopt is None:
-            adopt = in_place(self.path, given.files, _copying(progress))
-        if not read_only and found in (
-            store_folder.FolderKind.LOG_ONLY,
-            store_folder.FolderKind.NOTHING,
-        ):
-            self._index, self.config = store_folder.found_index(self.path, given, adopt)
-        else:
-            self._index, self.config = store_folder.open_index(
-                self.path, given, found, read_only=read_only
-            )
-        self._ending.append(self._index.close)
-        config = self.config
-        folder, gone = self.path / store_folder.COMMITLOG, self._index.gone().segments
-        self._log = CommitLog(folder, config, writable=not read_only, gone=gone)
-        self._ending.append(self._log.close)
-        if not read_only:
-            place_archives(self._index, self._log, self._archives)
-        host = store_host(config)
-        self._open_meta(config, host.extra, read_only)
-        drop_orphans(self._log, self._index, config)
-        self.recovery, last_stored = recover(self._log, self._index, self._topics, config, progress)
-        self._topics.recovered(self._log.end)
-        if not self.recovery.clean and (
-            found is not store_folder.FolderKind.NOTHING or adopt is not None
-        ):
-            self._offsets.recovered(self._log.end)
-        self._index.topics_fresh_from(self._topics.next_id)
-        self._reader = Reader(self._log, self._index, config)
-        self._finder = Finder(self._reader, self._log, self._index, self._topics.is_live)
-        has_archives = next(self._index.families.rows(ARCHIVES, b""), None) is not None
-        if has_archives or self._index.gone().segments:
-            self._reader.read_from(self._archives())
-        if read_only:
-            follower = Follower(self._log, self._index, self._reader, self._archives)
-            self._reader.follow = follower.look
-            self._ending.append(follower.close)
-        else:
-            self._open_writing(config, host, last_stored)
-
-    def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:
-        """Opens the parts that a read-only store does without."""
-        self._wake = self._log.prepare_wanted
-        self._waiting = Waiting(config.clock)
-        seen_when_durable = config.visibility == "flushed"
-        self._flusher = Flusher(
-            self._log,
-            config,
-            on_durable=self._waiting.everybody if seen_when_durable else lambda: None,
-        )
-        self._ending.append(self._flusher.stop)
-        self.threads.append(self._flusher.thread)
-        self._writer = Writer(
-            self._log,
-            self._index,
-            self._flusher,
-            self._topics,
-            config,
-            last_stored=last_stored,
-            checkpoint_now=self.checkpoint,
-            wake=self._wake,
-            arrivals=self._waiting,
-            host=host,
-        )
-        self._open_popping()
-        self._open_upkeep(config)
-
-    def _open_upkeep(self, config: StoreConfig) -> None:
-        upkeep = self._upkeep = Upkeep(
-            self._log,
-            self._index,
-            self._reader,
-            config,
-            last_stored=lambda: self._writer.last_stored,
-            is_closed=lambda: self._closed,
-            name_of=self._topics.name_of,
-        )
-        self.handover = SegmentHandover(
-            self._log,
-            self._index,
-            self._reader,
-            self._topics,
-            upkeep,
-            config,
-            archived=self._archives,
-        )
-        """The calls of a tiering worker."""
-        self._housekeeper = Housekeeper(
-            config.clock, self._wake, self._jobs(), housekeeping_interval(config)
-        )
-        self._ending.append(self._housekeeper.stop)
-        self.threads.append(self._housekeeper.thread)
-
-    def _jobs(self) -> list[Job]:
-        """The jobs of the housekeeper."""
-        upkeep = self._upkeep
-        return [
-            Job("the next segment", self._log.needs_next, self._log.prepare_next),
-            Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
-            Job("sealing", self._index.seal_due, self._index.seal_next),
-            Job("merging keys", self._index.merge_due, self._merge_keys),
-            Job("dead keys", self._index.key_upkeep.dead_keys_due, self._drop_dead_keys),
-            Job("offsets to the disk", self._offsets.sync_due, self._offsets.sync),
-            Job("history of what is done", self._progress.due, self._progress.sample),
-            Job(
-                "old offset history",
-                self._offsets.history_rows.sweep_due,
-                self._offsets.history_rows.sweep,
-            ),
-            Job("retention", upkeep.retention_due, upkeep.retain),
-            Job(
-                "ends of deleted topics",
-                lambda: self._topics.has_dropped(self._log.first),
-                lambda: self._topics.forget_dropped(self._log.first),
-            ),
-        ]
-
-    def _merge_keys(self) -> None:
-        """Merges one step; the other jobs have a look before the next one."""
-        self._index.merge_next()
-        self._wake.set()
-
-    def _drop_dead_keys(self) -> None:
-        self._index.key_upkeep.drop_dead_keys()
-        self._wake.set()
-
-    def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
-        """Opens topics, groups and offsets; no row of them is read before it is used."""
-        self._topics = Topics(
-            self._index.families,
-            default_key_index=config.key_index,
-            default_queues=config.default_queues,
-            auto_create=config.auto_create_topics,
-            host_extra=host_extra,
-            log_end=lambda: self._log.end,
+        engine = Engine(
+            self.path,
+            given,
             read_only=read_only,
+            progress=progress,
+            adopt=adopt,
+            open_archives=open_archives,
         )
-        self._groups = Groups(self._index.families, self._log.sync_to_end)
-        self._namespaces = Namespaces(self._index.families)
-        self._offsets = Offsets(self._index, config, read_only=read_only)
+        super().__init__(engine)
+        self.config = engine.config
+        self.recovery = engine.recovery
+        self.threads = engine.threads
+        """Threads that work for this store by themselves: its own, and a tiering worker's."""
+        if engine.log.writable:
+            self.handover = engine.handover
+            """The calls of a tiering worker."""
 
-    def _archives(self) -> Archived:
-        """The reader of the store's archives; a store without any never opens it."""
-        with self._archives_lock:
-            if self._tiers is None:
-                rows = self._index.families.rows(ARCHIVES, b"")
-                self._tiers = self._open_archives(self.path, rows, self.config)
-                self._ending.append(self._tiers.close)
-            return self._tiers
-
-    def _open_popping(self) -> None:
-        self._popping = Popper(
-            self._index.families,
-            self._reader,
-            self._finder,
-            self._topics,
-            self._groups,
-            self._offsets,
-            self.config.clock,
-            self._waiting,
-            self._put_durably,
-        )
-        self._progress = ProgressHistory(
-            self._offsets,
-            self._popping.flights,
-            self.config.clock,
-            after_crash=not self.recovery.clean,
-        )
+    # --- namespaces ---
 
     def namespace(self, name: str) -> Namespace:
         """A namespace's calls: the same as the store's, on its own topics and groups alone.
@@ -300,53 +88,101 @@ class Store(Calls):
         """
         return Namespace(self, name)
 
-    def _put_durably(self, messages: Sequence[Message]) -> None:
-        self._writer.put_batch(messages)
-        self._flusher.wait(self._log.end)
+    def namespaces(self) -> list[str]:
+        """The names of all namespaces, including those that occur only in names of topics and
+        groups (as in a store that RocketMQ wrote).
+        """
+        self._check_open()
+        return self._engine.namespaces.all()
+
+    def create_namespace(
+        self,
+        name: str,
+        topics: Iterable[TopicConfig] = (),
+        groups: Iterable[GroupConfig] = (),
+        *,
+        exist_ok: bool = False,
+    ) -> None:
+        """Make a namespace with topics and groups, all or nothing, in one batch. Their names are
+        given as they are called in it. `NamespaceExists`; `store.namespace(name)` is the way in.
+        With `exist_ok` all that is there stays as it is, and what is not is made.
+
+        >>> orders = TopicConfig(name="orders")
+        >>> store.create_namespace("tenant-a", topics=[orders])  # doctest: +SKIP
+        """
+        self._engine.log.check_writable()
+        topic_changes.create_namespace(self._engine, name, topics, groups, exist_ok=exist_ok)
+
+    def delete_namespace(self, name: str) -> None:
+        """Delete a namespace with all its topics and groups, in one batch; `NamespaceNotFound`."""
+        self._engine.log.check_writable()
+        topic_changes.delete_namespace(self._engine, name)
+
+    # --- RocketMQ's configuration ---
+
+    def export_rocketmq(self, folder: str | Path, *, overwrite: bool = False) -> ExportReport:
+        """Write topics, groups and offsets as RocketMQ's JSON into `folder/config`, for a broker
+        or for `import_rocketmq_config`. Files that are there are `CallerError` unless they are to
+        be overwritten.
+
+        >>> store.export_rocketmq("/tmp/exported").topics  # doctest: +SKIP
+        12
+        """
+        self._check_open()
+        return config_exchange.export_configuration(self._engine, folder, overwrite=overwrite)
+
+    def import_rocketmq_config(self, folder: str | Path) -> ConfigImport:
+        """Make the topics, groups and offsets that RocketMQ's configuration in `folder` or
+        `folder/config` speaks of (JSON or RocksDB), in one batch. What this store has already stays
+        as it is; an offset beyond its queue's end becomes that end. `StoreNotFound` if nothing is
+        there, `FormatError` if it is broken.
+        """
+        self._engine.log.check_writable()
+        return config_exchange.import_configuration(self._engine, folder)
 
     # --- durability and upkeep ---
 
     def flush(self) -> None:
         """Return when everything put so far is on the disk; `FlushFailed`."""
-        self._log.check_writable()
-        self._flusher.wait(self._log.end)
+        self._engine.log.check_writable()
+        self._engine.flusher.wait(self._engine.log.end)
 
     def checkpoint(self) -> None:
         """Put the index tail into RocksDB; flushes the log first. Cheap when there is nothing to
         do.
         """
-        self._log.check_writable()
-        self._upkeep.checkpoint()
+        self._engine.log.check_writable()
+        self._engine.upkeep.checkpoint()
 
     def seal(self) -> None:
         """Close the active segment now; the next put begins a new one. Nothing if it is empty."""
-        self._log.check_writable()
-        self._upkeep.seal()
+        self._engine.log.check_writable()
+        self._engine.upkeep.seal()
 
     def apply_retention(self) -> int:
         """Let go of the segments that have to go now; returns how many went."""
-        self._log.check_writable()
-        return self._upkeep.apply_retention()
+        self._engine.log.check_writable()
+        return self._engine.upkeep.apply_retention()
 
     def stats(self) -> StoreStats:
         """Figures about the store as it is now."""
         self._check_open()
         return collect(
             self.path,
-            self._log,
-            self._index,
-            self._topics,
+            self._engine.log,
+            self._engine.index,
+            self._engine.topics,
             self.config,
             self.recovery,
-            self._tiers,
-            upkeep=self._upkeep if self._log.writable else None,
+            self._engine.tiers,
+            upkeep=self._engine.upkeep if self._engine.log.writable else None,
             threads=self.threads,
         )
 
     def catalog(self) -> Catalog:
         """Which archives there are; `tiering` reads the rows."""
         self._check_open()
-        families = self._index.families
+        families = self._engine.index.families
         return Catalog(families.get(META, STORE_ID) or b"", list(families.rows(ARCHIVES, b"")))
 
     def segments(self, progress: Progress | None = None) -> list[SegmentStats]:
@@ -354,7 +190,7 @@ class Store(Calls):
         when they were stored; from the index alone.
         """
         self._check_open()
-        return segment_stats(self._log, self._index, self._topics, progress)
+        return segment_stats(self._engine.log, self._engine.index, self._engine.topics, progress)
 
     def verify(self, progress: Progress | None = None, *, archives: bool = False) -> VerifyReport:
         """Check every record's CRC, and the one over the whole record of those that carry it, and
@@ -362,56 +198,60 @@ class Store(Calls):
         byte of those is read and checked. Problems are listed, not raised.
         """
         self._check_open()
-        if self._log.writable:
+        if self._engine.log.writable:
             self.checkpoint()
         return verify(
-            self._log,
-            self._index,
-            self._topics,
-            self._reader,
+            self._engine.log,
+            self._engine.index,
+            self._engine.topics,
+            self._engine.reader,
             progress,
             property_crc=self.config.check_property_crc,
             archives=archives,
         )
 
+    # --- for `kvstore.aio` ---
+
+    def _begin_pop(
+        self, wake: Callable[[], None], group: str, topic: str, wait: float, *asked: Any
+    ) -> tuple[list[Popped], Poll | None]:
+        """A pop that doesn't hold its thread, for `kvstore.aio`. If there is nothing and `wait` is
+        more than 0 s, the result has a poll, which was just looked at; `wake` is called, from any
+        thread, when it is to be looked at again. `asked` is as `Pop.pop` takes it.
+        """
+        self._engine.log.check_writable()
+        known, used = self._engine.groups.get(group), self._engine.topics.get(topic)
+        seconds, pop = check_wait(wait), self._engine.popping.pop
+        limit, max_bytes, invisible_for, queue, filter, attempt_id = asked
+        if filter is None and max_bytes is None and attempt_id is None:
+            quick = self._engine.popping.fast_path.pop(known, used, limit, invisible_for, queue)
+            if quick is not None:
+                return quick, None
+        wanted = pop.wanted(used, asked)
+        found = pop.claim(known, used, wanted).popped
+        if found or not seconds:
+            return found, None
+        poll = pop.poll(known, used, wanted, seconds, wake)
+        try:
+            return poll.look(), poll
+        except BaseException:
+            poll.end()
+            raise
+
+    def _give_back(self, popped: Sequence[Popped]) -> None:
+        """Undoes a pop whose messages nobody has seen: they are due at once, and the attempt does
+        not count. Messages that another pop has by now stay as they are.
+        """
+        self._engine.log.check_writable()
+        for one in popped:
+            with suppress(ReceiptExpired):
+                self._engine.popping.acks.give_back(one.receipt)
+
     # --- the end ---
 
     def close(self) -> None:
         """Flush, checkpoint, and let go of the folder. Closing twice does nothing."""
-        with self._close_lock:
-            if self._closed:
-                return
-            self._closed = True
-        try:
-            if self._log.writable:
-                self._waiting.close()
-                self._housekeeper.stop()
-                self._finish()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        """Ends all parts that were begun, the last first; an error of one doesn't keep the
-        others.
-        """
-        with ExitStack() as ending:
-            for step in self._ending:
-                ending.callback(step)
-
-    def _finish(self) -> None:
-        if self._log.failure is not None:
-            return
-        try:
-            with self._log.lock:
-                self._log.closed = True
-            self._progress.finish()
-            self._upkeep.checkpoint(clean=True)
-            self._index.tidy()
-        except StoreError:
-            # The next opening recovers everything that could not be finished here; only a failed
-            # sync has to be told.
-            if self._log.failure is not None:
-                raise
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -425,5 +265,11 @@ class Store(Calls):
         self.close()
 
     def __repr__(self) -> str:
-        state: Any = "closed" if self._closed else "open" if self._log.writable else "read-only"
+        state = (
+            "closed"
+            if self._engine.is_closed
+            else "open"
+            if self._engine.log.writable
+            else "read-only"
+        )
         return f"<kvstore.Store {self.path} {state}>"

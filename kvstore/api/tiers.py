@@ -9,20 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from kvstore.config import StoreConfig
 from kvstore.index.archived import Archived
-
-
-class OpenArchives(Protocol):
-    """Opens the archives of the store in a folder, as its rows of the catalog name them."""
-
-    def __call__(
-        self, path: Path, rows: Iterable[tuple[bytes, bytes]], config: StoreConfig
-    ) -> Archived:
-        """Reads nothing but the rows."""
-        ...
 
 
 def open_tiers(path: Path, rows: Iterable[tuple[bytes, bytes]], config: StoreConfig) -> Archived:

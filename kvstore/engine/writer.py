@@ -171,7 +171,7 @@ class Writer:
             end = log.end
         finally:
             log.lock.release()
-        status = self._settle(end, end - tail.start)
+        status = self._finish_put(end, end - tail.start)
         if self._arrivals.topics:
             self._arrivals.arrived(batch.queue_keys)
         return list(
@@ -214,13 +214,13 @@ class Writer:
             end = log.end
         finally:
             log.lock.release()
-        status = self._settle(end, end - tail.start)
+        status = self._finish_put(end, end - tail.start)
         if self._arrivals.topics:
             self._arrivals.arrived((key,))
         queue = key & QUEUE_MASK
         return PutResult(one.message_id, topic, queue, offset, position, size, status)
 
-    def _settle(self, end: int, unindexed: int) -> PutStatus:
+    def _finish_put(self, end: int, unindexed: int) -> PutStatus:
         """Ends a put, outside the lock: checkpoints if that is due, waits for the disk."""
         if unindexed >= self._tail_due:
             self._wake.set()
@@ -245,7 +245,7 @@ class Writer:
             return [(at, data)], positions
         pieces: list[Piece] = []
         positions = []
-        for first, stop in self._stretches(batch.sizes):
+        for first, stop in self._by_segment(batch.sizes):
             if pieces:
                 behind = log.segment_behind(at)
                 pieces[-1] = (pieces[-1][0], pieces[-1][1] + log.blank_to_end(at))
@@ -273,17 +273,17 @@ class Writer:
             tail.cut(mark)
             self._index.forget_offsets()
 
-    def _stretches(self, sizes: list[int]) -> list[tuple[int, int]]:
+    def _by_segment(self, sizes: list[int]) -> list[tuple[int, int]]:
         """Which messages go into the active segment (maybe none), and which into each one
         behind.
         """
         room = self._log.room()
-        stretches = []
+        parts = []
         a = 0
         for i, size in enumerate(sizes):
             if size > room:
-                stretches.append((a, i))
+                parts.append((a, i))
                 a, room = i, self._limits.max_record
             room -= size
-        stretches.append((a, len(sizes)))
-        return stretches
+        parts.append((a, len(sizes)))
+        return parts

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing, ArchiveUnavailable, StoreError
 from kvstore.record.values import StoredMessage
 
@@ -165,24 +166,18 @@ class ArchiveProblem(NamedTuple):
     message: str
 
 
-class NotAtHand(ArchiveUnavailable):
-    """The wanted bytes are not in memory, and the caller holds a lock that forbids reading
-    (`AtHand`).
-    """
-
-
 class AtHand:
     """The parts of archives that one call may use while it holds a lock that others want: those in
     memory, and those that it read before by `fetch`, when it held no lock.
 
-    The call looks, and gets `NotAtHand`; it releases the lock, fetches, and looks again. Each look
-    that fails makes a fetch, and results are kept until the call is over, so the looks come to an
-    end.
+    The call looks, and gets `ArchiveUnavailable`. If there are `misses`, it releases the lock,
+    fetches them, and looks again. Every turn fetches something, and everything fetched is kept
+    until the call is over, so the turns come to an end.
     """
 
     def __init__(self) -> None:
         self.turn: int | None = None
-        """The turn of a caller that takes turns: it stays the same for all looks of one call."""
+        """The turn of this pop, however often it looks; None before its first look."""
         self.is_patient = False
         """Whether a read is allowed now."""
         self._found: dict[object, object] = {}
@@ -196,7 +191,7 @@ class AtHand:
         return bool(self._missed)
 
     def get(self, key: object, read: Callable[[], T]) -> T:
-        """The result of `read`; `NotAtHand` if it was not fetched yet."""
+        """The result of `read`; `ArchiveUnavailable` if it was not fetched yet."""
         if key in self._found:
             return cast("T", self._found[key])
         if key in self._failed:
@@ -208,7 +203,7 @@ class AtHand:
             finally:
                 self.is_patient = False
         self._missed[key] = read
-        raise NotAtHand("what is asked for is in an archive, and not read yet; try again")
+        raise ArchiveUnavailable("the message is in an archive, and not read yet; try again")
 
     def fetch(self) -> None:
         """Read the misses. A caller that holds a lock must not call this."""
@@ -233,7 +228,8 @@ class Archived(Protocol):
 
     def at_hand(self, kept: AtHand) -> AbstractContextManager[object]:
         """Within this block no request of this thread reads anything: its answer is in memory, or
-        in `kept`, or it raises `NotAtHand`.
+        in `kept`, or it raises `ArchiveUnavailable` and `kept` has
+        a miss.
         """
         ...
 
@@ -303,4 +299,14 @@ class Archived(Protocol):
 
     def close(self) -> None:
         """Close all archives."""
+        ...
+
+
+class OpenArchives(Protocol):
+    """Opens the archives of the store in a folder, as its rows of the catalog name them."""
+
+    def __call__(
+        self, path: Path, rows: Iterable[tuple[bytes, bytes]], config: StoreConfig
+    ) -> Archived:
+        """Reads nothing but the rows."""
         ...

@@ -11,22 +11,20 @@ good as once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Literal
 
-from kvstore.clock import Clock, cut_ms
+from kvstore.clock import cut_ms
 from kvstore.errors import ReceiptExpired, ReceiptIllegal
-from kvstore.index.families import Families
 from kvstore.index.keys import LockKey
 from kvstore.meta.groups import GroupInfo
+from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from kvstore.pop.inflight.queue_order import Order
 from kvstore.pop.inflight.table import Change, InflightTable
-from kvstore.pop.inflight.tables import InflightTables
-from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popped import lock_ms
-from kvstore.pop.receipts import Delivery, Receipts
+from kvstore.pop.receipts import Delivery
 
 Bury = Callable[[InflightTable, GroupInfo, LockKey], None]
 AckResult = Literal[True] | ReceiptIllegal | ReceiptExpired
@@ -50,28 +48,19 @@ class _Asked:
         """Index in the batch, and bit."""
 
 
-class Settle:
+class Acks:
     """Acks messages and changes their locks; see the module."""
 
     def __init__(
         self,
-        families: Families,
-        flights: InflightTables,
-        receipts: Receipts,
-        waiting: Waiting,
-        clock: Clock,
-        nonces: Iterator[int],
-        group_of: Callable[[int], GroupInfo | None],
+        context: PopContext,
         counted: Callable[[GroupInfo], AbstractContextManager[object]],
         bury: Bury,
     ) -> None:
-        self._families = families
-        self._flights = flights
-        self._receipts = receipts
-        self._waiting = waiting
-        self._clock = clock
-        self._nonces = nonces
-        self._group_of = group_of
+        self._context = context
+        self._tables = context.tables
+        self._receipts = context.receipts
+        self._waiting = context.waiting
         self._counted = counted
         self._bury = bury
 
@@ -79,28 +68,28 @@ class Settle:
         """See `Store.ack_batch`."""
         results: list[AckResult] = [_DONE] * len(receipts)
         for (group, topic), rows in self._sort(receipts, results).items():
-            with self._flights.flying(group, topic) as flight:
-                change = Change(self._families.batch())
-                ended = [self._ack_row(flight, change, asked, results) for asked in rows]
+            with self._tables.locked(group, topic) as table:
+                change = Change(self._context.families.batch())
+                ended = [self._ack_row(table, change, asked, results) for asked in rows]
                 if change:
-                    self._families.write(change.batch)
-                    flight.settle(change)
+                    self._context.families.write(change.batch)
+                    table.apply(change)
                     if group in self._waiting.short:
                         self._waiting.made_room(group)
-                    if flight.order is not None:
-                        self._free(flight, flight.order, rows)
+                    if table.order is not None:
+                        self._free(table, table.order, rows)
                 for nonce, bad in filter(None, ended):
-                    self._flights.end(nonce, bad)
+                    self._tables.end(nonce, bad)
         return results
 
-    def _free(self, flight: InflightTable, order: Order, rows: list[_Asked]) -> None:
+    def _free(self, table: InflightTable, order: Order, rows: list[_Asked]) -> None:
         """Gives the next messages of these messages' groups their turn."""
         ripe = 0
         for asked in rows:
             key = asked.delivery.key
             ripe += sum(order.free(key.queue, o) for o in offsets_of(key.first, asked.acked))
         if ripe:
-            self._waiting.freed(flight, ripe)
+            self._waiting.freed(table, ripe)
 
     def _sort(
         self, receipts: Sequence[str], results: list[AckResult]
@@ -130,21 +119,21 @@ class Settle:
                 asked.bits |= 1 << place
                 asked.singly.append((at, 1 << place))
             at += 1
-        flights: dict[tuple[int, int], list[_Asked]] = {}
+        tables: dict[tuple[int, int], list[_Asked]] = {}
         for asked in rows.values():
             key = asked.delivery.key
-            flights.setdefault((key.group, key.topic), []).append(asked)
-        return flights
+            tables.setdefault((key.group, key.topic), []).append(asked)
+        return tables
 
     def _ack_row(
-        self, flight: InflightTable, change: Change, asked: _Asked, results: list[AckResult]
+        self, table: InflightTable, change: Change, asked: _Asked, results: list[AckResult]
     ) -> tuple[int, int] | None:
         """Acks a row's messages; returns its nonce and dead bits if it ends by that."""
         delivery = asked.delivery
         key = delivery.key
-        lock = flight.get(key)
+        lock = table.get(key)
         if lock is None or lock.nonce != delivery.nonce:
-            expired = asked.bits & self._expired(flight, delivery, asked.bits)
+            expired = asked.bits & self._expired(table, delivery, asked.bits)
             if expired:
                 _refuse(asked, expired, results)
             return None
@@ -159,17 +148,17 @@ class Settle:
                 return lock.nonce, lock.moved
         return None
 
-    def _expired(self, flight: InflightTable, delivery: Delivery, bits: int) -> int:
+    def _expired(self, table: InflightTable, delivery: Delivery, bits: int) -> int:
         """The bits of a row that is gone which can't be acked any more."""
-        remembered = self._flights.bad_of(delivery.key, delivery.nonce)
+        remembered = self._tables.bad_of(delivery.key, delivery.nonce)
         if remembered is not None:
             return remembered
-        if self._clock.now_ms() >= delivery.key.due:
+        if self._context.clock.now_ms() >= delivery.key.due:
             return bits
-        # # No other pop can have got it since, unless it was moved, or the offset was set back.
+        # No other pop can have got it since, unless it was moved, or the offset was set back.
         queue, first = delivery.key.queue, delivery.key.first
-        read = max(0, self._flights.next_of(flight, queue) - first)
-        return bits & (~((1 << read) - 1) | flight.held(queue, first, bits.bit_length()))
+        read = max(0, self._tables.next_of(table, queue) - first)
+        return bits & (~((1 << read) - 1) | table.held(queue, first, bits.bit_length()))
 
     # --- changing the time ---
 
@@ -188,35 +177,35 @@ class Settle:
         """See `Store.change_invisible`. `unseen` attempts are taken back."""
         delivery, place = self._receipts.read(receipt)
         key, bit = delivery.key, 1 << place
-        group = self._group_of(key.group)
+        group = self._context.groups.by_id(key.group)
         if group is None:
             raise expired()
-        with self._counted(group), self._flights.flying(key.group, key.topic) as flight:
-            lock = flight.get(key)
+        with self._counted(group), self._tables.locked(key.group, key.topic) as table:
+            lock = table.get(key)
             if lock is None or lock.nonce != delivery.nonce or not lock.locked & bit:
                 raise expired()
             keeps = bool(invisible_ms) and not gives_back
             attempt_id = lock.attempt_id if keeps else b""
             has_failed = not keeps and not unseen and lock.attempts >= group.max_attempts
-            change = Change(self._families.batch())
+            change = Change(self._context.families.batch())
             left = lock._replace(locked=lock.locked & ~bit, moved=lock.moved | bit)
-            now = self._clock.now_ms()
+            now = self._context.clock.now_ms()
             lasts = 0 if has_failed else _lasts(group, lock.attempts, invisible_ms, keeps=keeps)
-            due = now + cut_ms(self._clock) + lasts if lasts else now
+            due = now + cut_ms(self._context.clock) + lasts if lasts else now
             self._check_room(group, key.due, due, now)
-            new = flight.free_key(change, key.queue, key.first + place, due)
-            attempts, nonce = lock.attempts - unseen, next(self._nonces)
+            new = table.free_key(change, key.queue, key.first + place, due)
+            attempts, nonce = lock.attempts - unseen, next(self._context.nonces)
             # A message given back can't be had before its time by repeating the attempt id.
             moved = Lock(attempts, lock.recoveries, nonce, 1, 0, attempt_id)
             change.shrink(key, lock, left)
             change.add(new, moved)
-            self._families.write(change.batch)
-            flight.settle(change)
+            self._context.families.write(change.batch)
+            table.apply(change)
             if not left.locked:
-                self._flights.end(lock.nonce, left.moved)
+                self._tables.end(lock.nonce, left.moved)
             if has_failed:
-                self._bury(flight, group, new)
-            self._waiting.freed(flight, 1)
+                self._bury(table, group, new)
+            self._waiting.freed(table, 1)
             if key.group in self._waiting.short:
                 self._waiting.made_room(key.group)
         return self._receipts.make(Delivery(new, moved.nonce), 1)[0]
@@ -228,7 +217,7 @@ class Settle:
         most = group.max_in_flight
         if most is None or old_due > now or new_due <= now:
             return
-        if self._flights.live_at(group.id, now) >= most:
+        if self._tables.live_at(group.id, now) >= most:
             raise ReceiptExpired(
                 f"the lock ran out, and group {group.name!r} has taken {most} others since, as "
                 "many as max_in_flight says; drop the receipt, the message is handed out again"

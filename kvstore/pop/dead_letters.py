@@ -9,7 +9,6 @@ Invariant: a copy is on the disk before the row it replaces goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Final
@@ -18,12 +17,11 @@ from kvstore.errors import ArchiveMissing, MessageTooLarge, TopicExists, TopicNo
 from kvstore.index.keys import LockKey
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
-from kvstore.meta.topics import Topic, TopicConfig, Topics
+from kvstore.meta.topics import Topic, TopicConfig
+from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import Lock, offsets_of
 from kvstore.pop.inflight.table import Change
-from kvstore.read.at_offsets import Away, messages_at
-from kvstore.read.find import Finder
-from kvstore.read.reader import Reader
+from kvstore.read.at_offsets import ReadResult
 from kvstore.record.names import (
     DLQ_ATTEMPTS,
     DLQ_LEFT_OUT,
@@ -45,17 +43,16 @@ _NAMING: Final = frozenset(
     }
 )
 _ID: Final = Struct(">IIIQQ")
-Put = Callable[[Sequence[Message]], object]
 
 
 class DeadLetters:
-    """Buries rows, see the module. `put` returns when messages are on the disk."""
+    """Buries rows, see the module."""
 
-    def __init__(self, reader: Reader, finder: Finder, topics: Topics, put: Put) -> None:
-        self._reader = reader
-        self._finder = finder
-        self._topics = topics
-        self._put = put
+    def __init__(self, context: PopContext) -> None:
+        self._reader = context.reader
+        self._finder = context.finder
+        self._topics = context.topics
+        self._put = context.put
 
     def bury(
         self, change: Change, topic: Topic, group: GroupInfo, rows: list[tuple[LockKey, Lock]]
@@ -68,11 +65,11 @@ class DeadLetters:
         copies = []
         stuck: dict[LockKey, ArchiveMissing] = {}
         for key, lock in rows:
-            offsets, away = offsets_of(key.first, lock.locked), Away()
-            found = messages_at(self._reader, topic, key.queue, offsets, group.name, away)
+            offsets = offsets_of(key.first, lock.locked)
+            found = ReadResult.at_offsets(self._reader, topic, key.queue, offsets, group.name)
             messages = list(found)
-            if away.error is not None:
-                stuck[key] = away.error
+            if isinstance(found.unavailable, ArchiveMissing):
+                stuck[key] = found.unavailable
                 continue
             for message in messages:
                 name = _ID.pack(group.id, topic.id, key.queue, message.offset, lock.nonce)

@@ -12,28 +12,24 @@ Invariant: this path does exactly what `take` and `ack` would have done.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
-from kvstore.clock import Clock, cut_ms
+from kvstore.clock import cut_ms
 from kvstore.errors import ArchiveUnavailable
 from kvstore.index.archived import AtHand
-from kvstore.index.families import Families
 from kvstore.index.keys import LOCK_KEY_SIZE, LOCKS, OFFSETS, LockKey
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
-from kvstore.meta.offsets import Offsets
 from kvstore.meta.topic import Topic
+from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import SPAN, around_nonce
+from kvstore.pop.inflight.prefetch import prefetch
 from kvstore.pop.inflight.table import InflightTable
-from kvstore.pop.inflight.tables import InflightTables
-from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popped import Popped, Wanted, check_wanted, lock_ms
-from kvstore.pop.prefetch import read_ahead
-from kvstore.pop.receipts import HEAD_CHARS, Delivery, Receipts, pack_head
+from kvstore.pop.receipts import HEAD_CHARS, Delivery, pack_head
 from kvstore.read.cold import READ_ERRORS
-from kvstore.read.reader import Reader
 
 _TRIES: Final = 8
 _PAUSE: Final = 0.0002
@@ -69,26 +65,26 @@ class _Ask:
     __slots__ = (
         "after",
         "before",
-        "flight",
         "group",
         "lasts",
         "limit",
         "locked",
         "queues",
         "step",
+        "table",
         "topic",
     )
 
     def __init__(
         self,
-        flight: InflightTable,
+        table: InflightTable,
         group: GroupInfo,
         topic: Topic,
         wanted: Wanted,
         recoveries: int,
         cut: int,
     ) -> None:
-        self.flight = flight
+        self.table = table
         self.group = group
         """While it is kept here, no other group has its `id()`."""
         self.topic = topic
@@ -103,36 +99,25 @@ class _Ask:
         self.before, self.after = around_nonce(recoveries, self.locked)
 
 
-class Quick:
+class FastPath:
     """Pops and acks in the usual case; see the module."""
 
-    def __init__(
-        self,
-        families: Families,
-        reader: Reader,
-        offsets: Offsets,
-        flights: InflightTables,
-        receipts: Receipts,
-        waiting: Waiting,
-        clock: Clock,
-        nonces: Iterator[int],
-    ) -> None:
-        self._families = families
-        self._reader = reader
-        self._offsets = offsets
-        self._flights = flights
-        self._receipts = receipts
-        self._waiting = waiting
-        self._nonces = nonces
-        self._cut = cut_ms(clock)
+    def __init__(self, context: PopContext) -> None:
         # Methods of other objects, so that they need not be looked up twice each time.
-        self._now_ms = clock.now_ms
-        self._put_two = families.put_two
-        self._delete = families.delete
-        self._next_row = offsets.pop_row
-        self._sign = receipts.sign
-        self._remembered = receipts.remembered
-        self._short = waiting.short
+        self._reader = context.reader
+        self._offsets = context.offsets
+        self._tables = context.tables
+        self._receipts = context.receipts
+        self._waiting = context.waiting
+        self._nonces = context.nonces
+        self._cut = cut_ms(context.clock)
+        self._now_ms = context.clock.now_ms
+        self._put_two = context.families.put_two
+        self._delete = context.families.delete
+        self._next_row = context.offsets.pop_row
+        self._sign = context.receipts.sign
+        self._remembered = context.receipts.remembered
+        self._short = context.waiting.short
         self._asks: dict[tuple[object, ...], _Ask] = {}
 
     # --- pop ---
@@ -145,49 +130,49 @@ class Quick:
         if (type(limit), type(invisible_for), type(queue)) not in _USUAL:
             return None
         ask = self._asks.get((id(group), topic, limit, invisible_for, queue))
-        if ask is None or ask.flight.gone:
+        if ask is None or ask.table.gone:
             ask = self._learn(group, topic, limit, invisible_for, queue)
             if ask is None:
                 return None
-        flight, count = ask.flight, ask.limit
-        acquire(flight.lock)
+        table, count = ask.table, ask.limit
+        acquire(table.lock)
         try:
             now = self._now_ms()
             if (
                 # Mostly it is plain from `soonest` that nothing is due.
-                (flight.rows and flight.soonest <= now and flight.may_be_due(now))
-                or flight.parked_count
-                or flight.order is not None
-                or flight.gone
+                (table.rows and table.soonest <= now and table.may_be_due(now))
+                or table.parked_count
+                or table.order is not None
+                or table.gone
             ):
                 return None
-            at = ask.queues[flight.turn % len(ask.queues)]
-            ahead = flight.ahead.get(at)
-            if not ahead or len(ahead) < count or ahead[-1].offset != flight.next.get(at):
-                ahead = self._read_ahead(ask, flight, at)
+            at = ask.queues[table.turn % len(ask.queues)]
+            ahead = table.prefetched.get(at)
+            if not ahead or len(ahead) < count or ahead[-1].offset != table.next.get(at):
+                ahead = self._prefetch(ask, table, at)
                 if ahead is None:
                     return None
             first = ahead[-1].offset
             nonce, due, end = next(self._nonces), now + ask.lasts, first + count
-            head = pack_head(flight.group, flight.topic, due, at, first, nonce)
+            head = pack_head(table.group, table.topic, due, at, first, nonce)
             raw_key = head[:LOCK_KEY_SIZE]
             row = ask.before + head[LOCK_KEY_SIZE:] + ask.after
-            offset = self._next_row(flight, at, end)
+            offset = self._next_row(table, at, end)
             self._put_two(LOCKS, raw_key, row, OFFSETS, *offset)
-            flight.next[at] = end
-            flight.turn += ask.step
-            key = _new(LockKey, (flight.group, flight.topic, due, at, first))
-            flight.added(key, ask.locked)
-            epoch = flight.epoch
+            table.next[at] = end
+            table.turn += ask.step
+            key = _new(LockKey, (table.group, table.topic, due, at, first))
+            table.added(key, ask.locked)
+            epoch = table.epoch
             messages = ahead[: -count - 1 : -1]
             del ahead[-count:]
         finally:
-            flight.lock.release()
+            table.lock.release()
         # The rest concerns nobody else, so nobody has to wait for it.
-        receipts = self._sign(Delivery(key, nonce, ask.locked, [], raw_key, flight, epoch), head)
-        if flight.waiters:
+        receipts = self._sign(Delivery(key, nonce, ask.locked, [], raw_key, table, epoch), head)
+        if table.waiters:
             # A waiter may have to look again earlier than it thought.
-            self._waiting.freed(flight, 1)
+            self._waiting.freed(table, 1)
         if count == 1:
             return [Popped(messages[0], receipts[0], 1, due)]
         return list(map(Popped, messages, receipts, repeat(1), repeat(due)))
@@ -199,20 +184,18 @@ class Quick:
         if not group.is_plain or topic.is_priority or limit > SPAN:
             return None
         wanted = check_wanted(topic, limit, None, invisible_for, queue, None, None)
-        flight = self._flights.get(group.id, topic.id)
-        if flight.dead:
+        table = self._tables.get(group.id, topic.id)
+        if table.dead:
             return None
-        ask = _Ask(flight, group, topic, wanted, self._offsets.recoveries, self._cut)
+        ask = _Ask(table, group, topic, wanted, self._offsets.recoveries, self._cut)
         if len(self._asks) >= _ASKS_MAX:
             self._asks.clear()
         self._asks[id(group), topic, limit, invisible_for, queue] = ask
         return ask
 
-    def _read_ahead(
-        self, ask: _Ask, flight: InflightTable, queue: int
-    ) -> list[StoredMessage] | None:
+    def _prefetch(self, ask: _Ask, table: InflightTable, queue: int) -> list[StoredMessage] | None:
         """As many messages as are wanted, the next one last; None if they are not in memory."""
-        at = flight.next.get(queue)
+        at = table.next.get(queue)
         if at is None:
             return None
         try:
@@ -220,10 +203,10 @@ class Quick:
                 low, high = self._reader.bounds(ask.topic.base + queue)
                 if at < low or high - at < ask.limit:
                     return None
-                ahead = read_ahead(flight, self._reader, ask.topic, queue, at, ask.limit)
+                ahead = prefetch(table, self._reader, ask.topic, queue, at, ask.limit)
         except (*READ_ERRORS, ArchiveUnavailable):
             return None
-        self._flights.reads_ahead(flight)
+        self._tables.note_prefetch(table)
         # Another path goes on behind messages that are not held any more.
         return ahead if len(ahead) >= ask.limit and ahead[-1].offset == at else None
 
@@ -253,20 +236,20 @@ class Quick:
         )
 
     def _done(self, delivery: Delivery, receipt: str) -> bool:
-        flight = delivery.flight
-        if flight is None:
+        table = delivery.table
+        if table is None:
             return False
-        acquire(flight.lock)
+        acquire(table.lock)
         try:
-            if delivery.epoch != flight.epoch or flight.gone or flight.order is not None:
+            if delivery.epoch != table.epoch or table.gone or table.order is not None:
                 return False
             self._delete(LOCKS, delivery.raw_key)
             delivery.epoch = -1
-            flight.removed(delivery.key, delivery.locked)
-            self._flights.end(delivery.nonce, 0)
-            if flight.group in self._short:
-                self._waiting.made_room(flight.group)
+            table.removed(delivery.key, delivery.locked)
+            self._tables.end(delivery.nonce, 0)
+            if table.group in self._short:
+                self._waiting.made_room(table.group)
         finally:
-            flight.lock.release()
+            table.lock.release()
         self._remembered.pop(receipt[:HEAD_CHARS], None)
         return True

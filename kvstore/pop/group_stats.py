@@ -75,20 +75,25 @@ class Todo(NamedTuple):
         return self.unread + self.in_flight
 
 
-Flying = Callable[[], AbstractContextManager[InflightTable]]
+LockedTable = Callable[[], AbstractContextManager[InflightTable]]
 """Gives a group's in-flight table in a topic, which nobody changes meanwhile."""
 
 
 def todo_of(
-    reader: Reader, offsets: Offsets, group: GroupInfo, topic: Topic, queue: int, flying: Flying
+    reader: Reader,
+    offsets: Offsets,
+    group: GroupInfo,
+    topic: Topic,
+    queue: int,
+    locked_table: LockedTable,
 ) -> Todo:
     """A group's remaining work in a queue. Every figure of a group's progress comes from here."""
-    with flying() as flight:
+    with locked_table() as table:
         # Inside, so that nothing is popped between the looks.
         bounds = reader.bounds(topic.base + queue)
         row = offsets.committed(group.id, topic.id, queue, bounds)
-        committed = None if row is None else _done_below(row.offset, flight.lowest(queue))
-        locked, parked = flight.held_from(queue, bounds.min_offset)
+        committed = None if row is None else _done_below(row.offset, table.lowest(queue))
+        locked, parked = table.held_from(queue, bounds.min_offset)
     following = start_of(reader, offsets, group, topic, queue) if row is None else row.offset
     # Messages that retention deleted before the group came to them are not owed to it.
     unread = bounds.next_offset - max(following, bounds.min_offset) + parked
@@ -97,12 +102,17 @@ def todo_of(
 
 
 def committed_of(
-    reader: Reader, offsets: Offsets, group: GroupInfo, topic: Topic, queue: int, flying: Flying
+    reader: Reader,
+    offsets: Offsets,
+    group: GroupInfo,
+    topic: Topic,
+    queue: int,
+    locked_table: LockedTable,
 ) -> int | None:
     """The first offset of a queue that a group is not done with; None if it never began there."""
-    with flying() as flight:
+    with locked_table() as table:
         found = offsets.get(group.id, topic.id, queue, reader.bounds(topic.base + queue))
-        return None if found is None else _done_below(found, flight.lowest(queue))
+        return None if found is None else _done_below(found, table.lowest(queue))
 
 
 def _done_below(offset: int, lowest: int | None) -> int:
@@ -140,7 +150,7 @@ class _Locked:
 
 
 def collect_group(
-    flights: InflightTables,
+    tables: InflightTables,
     reader: Reader,
     topics: Topics,
     offsets: Offsets,
@@ -150,9 +160,9 @@ def collect_group(
 ) -> GroupStats:
     """Reads a group's figures in a topic once."""
     locked = _Locked(reader, topic, now)
-    flight = flights.look(group.id, topic.id, locked.add)
+    table = tables.look(group.id, topic.id, locked.add)
     todo = [
-        todo_of(reader, offsets, group, topic, queue, lambda: nullcontext(flight))
+        todo_of(reader, offsets, group, topic, queue, lambda: nullcontext(table))
         for queue in range(topic.read_queues)
     ]
     taken = sum(one.next_offset for one in todo if one.committed is not None)

@@ -24,7 +24,7 @@ from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of
 from kvstore.pop.inflight.queue_order import Order, group_hash
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.take import Claim
-from kvstore.read.at_offsets import Away, messages_at
+from kvstore.read.at_offsets import ReadResult
 from kvstore.read.pull import SCAN_MAX, take
 from kvstore.read.reader import Reader
 
@@ -35,15 +35,17 @@ _READ_BYTES: Final = 64 << 10
 """Bytes read at a time at most, of unread messages of which many may be too large to be taken."""
 
 
-def order_of(flight: InflightTable, reader: Reader, topic: Topic, group: str) -> Order:
+def order_of(table: InflightTable, reader: Reader, topic: Topic, group: str) -> Order:
     """A table's order; made if it is not there."""
-    if flight.order is None:
-        flight.order = Order.of(
-            flight.all(),
-            flight.parked(),
-            lambda queue, offsets: messages_at(reader, topic, queue, offsets, group),
+    if table.order is None:
+        table.order = Order.of(
+            table.all(),
+            table.parked(),
+            lambda queue, offsets: ReadResult.at_offsets(
+                reader, topic, queue, offsets, group
+            ).raise_if_missing(),
         )
-    return flight.order
+    return table.order
 
 
 class OrderedClaim(Claim):
@@ -51,6 +53,10 @@ class OrderedClaim(Claim):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self._unparked: list[tuple[int, int]] = []
+        self._parking: list[tuple[int, int, int]] = []
+        self._locking: list[tuple[int, int, int]] = []
+        """Messages that `Order` has to learn: queue, offset and message group."""
         self._met: set[int] = set()
         """Message groups of the messages this claim took or parked, which `Order` does not know
         yet.
@@ -62,7 +68,7 @@ class OrderedClaim(Claim):
         """The messages that are the first of their message group, of which none is under a live
         lock.
         """
-        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        order = order_of(self._table, self._context.reader, self.topic, self.group.name)
         out = []
         for offset in offsets:
             rivals = order.rivals(key.queue, offset)
@@ -77,17 +83,17 @@ class OrderedClaim(Claim):
         if self._due_now is None:
             self._due_now = {
                 (key.queue, offset)
-                for key, lock in self._flight.due(self.now)
+                for key, lock in self._table.due(self._now)
                 for offset in offsets_of(key.first, lock.locked)
             }
         return self._due_now
 
-    def take_parked(self, queue: int | None) -> None:
+    def _take_parked(self, queue: int | None) -> None:
         """Takes parked messages whose turn has come."""
-        order = order_of(self._flight, self._reader, self.topic, self.group.name)
-        most = min(self.left, self.room)
+        order = order_of(self._table, self._context.reader, self.topic, self.group.name)
+        most = min(self._wants_more, self._room)
         if self._wanted.matches is not None:
-            most = min(most, SCAN_MAX - self.looked)
+            most = min(most, SCAN_MAX - self._looked)
         heads = order.heads(queue)
         while most > 0:
             found: dict[int, list[int]] = {}
@@ -98,42 +104,44 @@ class OrderedClaim(Claim):
 
     def _take_heads(self, queue: int, offsets: list[int]) -> int:
         """Takes parked messages of a queue; returns how many are in archives that are missing."""
-        before, room, away = self._left, self._bytes, Away()
-        found = self._messages_at(queue, offsets, away)
+        before, room = self._left, self._bytes
+        found = self._read_offsets(queue, offsets)
         try:
             messages, unfit = self._fitting(found)
         except ArchiveUnavailable as e:
-            self.unavailable, self._left, self._bytes, self._refused = e, before, room, 0
+            self._unavailable, self._left, self._bytes, self._refused = e, before, room, 0
             return 0
         self._note_refused(queue)
-        self.unavailable = away.error or self.unavailable
-        there = [offset for offset in offsets if offset not in away]
+        self._unavailable = found.unavailable or self._unavailable
+        there = [offset for offset in offsets if not found.is_missing(offset)]
         self._has_looked(len(there))
         # Refused and lost messages are done; those that did not fit stay.
-        self.unparked += [(queue, o) for o in there if unfit is None or o < unfit]
-        self.room -= before - self._left
+        self._unparked += [(queue, o) for o in there if unfit is None or o < unfit]
+        self._room -= before - self._left
         self._lock_in_order(queue, messages)
         return len(offsets) - len(there)
 
-    def take_unread(self, queue: int, first: int) -> None:
+    def _take_unread(self, queue: int, first: int) -> None:
         """Takes unread messages of a queue whose turn it is; parks the others."""
-        order = order_of(self._flight, self._reader, self.topic, self.group.name)
-        low, high = self._reader.bounds(self.topic.base + queue)
+        order = order_of(self._table, self._context.reader, self.topic, self.group.name)
+        low, high = self._context.reader.bounds(self.topic.base + queue)
         at, before = max(first, low), self._left
-        end = max(0, before - self.room)
+        end = max(0, before - self._room)
         self._places = PARKED_MAX - order.parked_in(queue)
         messages: list[StoredMessage] = []
-        while at < high and self.left > end and not self.is_tired:
+        while at < high and self._wants_more > end and not self._is_tired:
             count = min(_READ_AT_ONCE, high - at)
             most = _READ_BYTES if self._is_limited else None
-            read = partial(take, self._reader, self.topic, queue, at, count, most)
-            found, following = self._read_on(at, high, read)
-            if following == at:
+            read = partial(take, self._context.reader, self.topic, queue, at, count, most)
+            result = ReadResult.of_queue(read, at, high, self.group.name)
+            self._unavailable = result.unavailable or self._unavailable
+            if result.end == at:
                 break
+            found = list(result)
             if not found:
-                at = following
+                at = result.end
             for message in found:
-                if self.left <= end or not self._take_or_park(order, message, messages):
+                if self._wants_more <= end or not self._take_or_park(order, message, messages):
                     break
                 self._has_looked(1)
                 at = message.offset + 1
@@ -141,11 +149,11 @@ class OrderedClaim(Claim):
                 continue
             break
         else:
-            self.made_way = self.made_way or (self.is_tired and at < high)
+            self._more_may_come = self._more_may_come or (self._is_tired and at < high)
         self._note_refused(queue)
         if at != first:
-            self.change.next[queue] = at
-        self.room -= before - self._left
+            self._change.next[queue] = at
+        self._room -= before - self._left
         self._lock_in_order(queue, messages)
 
     def _take_or_park(
@@ -164,7 +172,7 @@ class OrderedClaim(Claim):
         if self._wanted.matches is None or self._wanted.matches(message):
             if self._places <= 0:
                 return False
-            self.parking.append((message.queue, message.offset, hashed))
+            self._parking.append((message.queue, message.offset, hashed))
             self._met.add(hashed)
             self._places -= 1
         else:
@@ -174,37 +182,37 @@ class OrderedClaim(Claim):
     def _lock_in_order(self, queue: int, messages: list[StoredMessage]) -> None:
         if messages:
             self._lock(queue, messages, 1, fresh=False)
-            self.locking += [(queue, m.offset, group_hash(m)) for m in messages]
+            self._locking += [(queue, m.offset, group_hash(m)) for m in messages]
 
     # --- the change ---
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Adds the rows of parked messages to the change; nothing is taken after that."""
-        order = order_of(self._flight, self._reader, self.topic, self.group.name)
+        order = order_of(self._table, self._context.reader, self.topic, self.group.name)
         added: dict[tuple[int, int], set[int]] = {}
         removed: dict[tuple[int, int], set[int]] = {}
-        for queue, offset, _ in self.parking:
+        for queue, offset, _ in self._parking:
             added.setdefault((queue, offset - offset % SPAN), set()).add(offset)
-        for queue, offset in self.unparked:
+        for queue, offset in self._unparked:
             removed.setdefault((queue, offset - offset % SPAN), set()).add(offset)
         for queue, first in sorted(added.keys() | removed.keys()):
             offsets = set(order.block(queue, first, SPAN)) - removed.get((queue, first), set())
             bits = bits_of(first, offsets | added.get((queue, first), set()))
-            key = LockKey(self._flight.group, self._flight.topic, PARKED, queue, first)
-            self.change.park(key, Lock(0, self._recoveries, 0, bits))
+            key = LockKey(self._table.group, self._table.topic, PARKED, queue, first)
+            self._change.park(key, Lock(0, self._context.offsets.recoveries, 0, bits))
 
-    def settled(self) -> None:
+    def _update_order(self) -> None:
         """Brings the order up to date once the change was written."""
-        order = order_of(self._flight, self._reader, self.topic, self.group.name)
-        for queue, offset in self.unparked:
+        order = order_of(self._table, self._context.reader, self.topic, self.group.name)
+        for queue, offset in self._unparked:
             order.unpark(queue, offset)
-        for queue, offset, hashed in self.parking:
+        for queue, offset, hashed in self._parking:
             order.park(queue, offset, hashed)
-        for queue, offset, hashed in self.locking:
+        for queue, offset, hashed in self._locking:
             order.lock(queue, offset, hashed)
         # Last, because a message that was parked just now may be next.
-        for queue, offset in self.dropped:
+        for queue, offset in self._dropped:
             order.free(queue, offset)
         # The next claim takes a message whose turn came by this.
-        came = bool(self.dropped) or (bool(self.unparked) and bool(order.ripe))
-        self.made_way = self.made_way or came
+        came = bool(self._dropped) or (bool(self._unparked) and bool(order.ripe))
+        self._more_may_come = self._more_may_come or came

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvstore.clock import Clock
+from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.table import InflightTable, Waiter
-from kvstore.pop.inflight.waiting import TICK, Waiting
+from kvstore.pop.inflight.waiting import TICK
 from kvstore.pop.popped import Popped
 
 _PAUSE: Final = 0.02
@@ -22,10 +22,10 @@ _PAUSE: Final = 0.02
 
 
 class PollResult(NamedTuple):
-    """The messages a look found; `goes_on` if there is more to look at than one call may."""
+    """The messages a look found; `looks_again` if there is more to look at than one call may."""
 
     popped: list[Popped]
-    goes_on: bool = False
+    looks_again: bool = False
 
 
 class Poll:
@@ -43,47 +43,45 @@ class Poll:
         "_waiter",
         "_waiting",
         "due_in",
-        "flight",
+        "table",
     )
 
     def __init__(
         self,
-        waiting: Waiting,
-        flight: InflightTable,
-        clock: Clock,
+        context: PopContext,
+        table: InflightTable,
         claim: Callable[[], PollResult],
-        next_due: Callable[[InflightTable], int | None],
         wait: float,
         wake: Callable[[], None],
         *,
-        picky: bool,
+        selective: bool,
     ) -> None:
-        self.flight = flight
+        self.table = table
         self.due_in = 0.0
         self._due_at = 0.0
-        self._waiting = waiting
-        self._clock = clock
+        self._waiting = context.waiting
+        self._clock = context.clock
         self._claim = claim
-        self._next_due = next_due
-        self._until = clock.monotonic() + wait
-        self._waiter = Waiter(wake, picky=picky)
-        waiting.enter(flight, self._waiter)
+        self._next_due = context.tables.next_due
+        self._until = self._clock.monotonic() + wait
+        self._waiter = Waiter(wake, selective=selective)
+        self._waiting.enter(table, self._waiter)
 
     def look(self) -> list[Popped]:
         """Hands out the messages there are now. A caller that sleeps on something that `wake` sets
         clears it before. `StoreClosed` if the store closes.
         """
         self._waiting.check_open()
-        flight = self.flight
-        self._waiting.rest(flight, self._waiter)
+        table = self.table
+        self._waiting.rest(table, self._waiter)
         found = self._claim()
         if not found.popped:
-            self.due_in = 0.0 if found.goes_on else self._until_due()
+            self.due_in = 0.0 if found.looks_again else self._until_due()
             self._due_at = self._clock.monotonic() + self.due_in
         return found.popped
 
     def _until_due(self) -> float:
-        due = self._next_due(self.flight)
+        due = self._next_due(self.table)
         if due is None:
             return float("inf")
         # A row that is due by now was not for this poll: it is of another queue.
@@ -111,4 +109,4 @@ class Poll:
 
     def end(self) -> None:
         """Stops waiting."""
-        self._waiting.leave(self.flight, self._waiter)
+        self._waiting.leave(self.table, self._waiter)

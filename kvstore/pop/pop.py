@@ -1,8 +1,8 @@
 """Pops messages, each under a lock of its own.
 
-The idea: a claim looks for messages and collects the change that locks them; this module writes the
-change and wakes waiters. A pop that finds nothing waits for a put, for a lock that runs out, or for
-its time. (docs/pop.md)
+The idea: a claim looks for messages and locks them by one change; this module claims as often as
+that finds more, and wakes waiters. A pop that finds nothing waits for a put, for a lock that runs
+out, or for its time. (docs/pop.md)
 
 Invariants: a message is handed out only after the WriteBatch that locks it was written. An
 in-flight table's lock is held from the look to the write, and no longer than one claim takes, which
@@ -16,51 +16,35 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
-from kvstore.clock import Clock
-from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused, StoreError
-from kvstore.index.archived import AtHand, NotAtHand
-from kvstore.index.families import Families
+from kvstore.errors import (
+    ArchiveMissing,
+    ArchiveUnavailable,
+    GroupNotFound,
+    StoreError,
+    TopicNotFound,
+)
+from kvstore.index.archived import AtHand
 from kvstore.index.keys import LockKey
-from kvstore.message import Bounds
 from kvstore.meta.groups import GroupInfo
-from kvstore.meta.offsets import Offsets
 from kvstore.meta.topics import Topic
+from kvstore.pop.context import PopContext
 from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.fast_path import let_others
 from kvstore.pop.inflight.lock_rows import offsets_of
-from kvstore.pop.inflight.table import Change, InflightTable
-from kvstore.pop.inflight.tables import InflightTables
-from kvstore.pop.inflight.waiting import Waiting
+from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.ordered import OrderedClaim
 from kvstore.pop.poll import Poll, PollResult
 from kvstore.pop.popped import UNLIMITED, Popped, Wanted, check_wanted
-from kvstore.pop.receipts import Delivery, Receipts
-from kvstore.pop.take import Claim
-from kvstore.read.at_offsets import Away, first_at, messages_at
-from kvstore.read.cold import AWAY_ERRORS
+from kvstore.pop.receipts import Delivery
+from kvstore.pop.take import Claim, Claimed, Look
+from kvstore.read.at_offsets import ReadResult
+from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX
-from kvstore.read.reader import Reader
 from kvstore.read.sql import SqlFilter
-
-SHARE: Final = 4
-"""One pop in so many begins with a lower priority."""
-
-
-def order(queues: int, turn: int, *, priority: bool) -> Sequence[int]:
-    """The queues from 0 to `queues` - 1 in the order of this turn (0, 1, 2, ...)."""
-    if not priority:
-        first = turn % queues
-        return range(queues) if not first else (*range(first, queues), *range(first))
-    highest_first = range(queues - 1, -1, -1)
-    if queues == 1 or turn % SHARE != SHARE - 1:
-        return highest_first
-    favoured = turn // SHARE % (queues - 1)
-    return (favoured, *(q for q in highest_first if q != favoured))
-
 
 _log = logging.getLogger("kvmq")
 _CHECKED_MAX: Final = 1024
@@ -74,31 +58,9 @@ _NOTHING: Final = Wanted(0, UNLIMITED, 0, None, None, b"")
 class Pop:
     """Pops by one or several claims; see the module."""
 
-    def __init__(
-        self,
-        families: Families,
-        reader: Reader,
-        offsets: Offsets,
-        flights: InflightTables,
-        receipts: Receipts,
-        waiting: Waiting,
-        dead_letters: DeadLetters,
-        clock: Clock,
-        nonces: Iterator[int],
-        still_there: Callable[[GroupInfo, Topic], tuple[GroupInfo, Topic]],
-        topic_of: Callable[[int], Topic | None],
-    ) -> None:
-        self._families = families
-        self._reader = reader
-        self._offsets = offsets
-        self._flights = flights
-        self._receipts = receipts
-        self._waiting = waiting
-        self._dead_letters = dead_letters
-        self._clock = clock
-        self._nonces = nonces
-        self._still_there = still_there
-        self._topic_of = topic_of
+    def __init__(self, context: PopContext) -> None:
+        self._context = context
+        self._dead_letters = DeadLetters(context)
         self._counting = threading.RLock()
         self._checked: dict[tuple[object, ...], Wanted] = {}
 
@@ -144,7 +106,9 @@ class Pop:
                     return found
                 if not poll.due_in:
                     let_others()
-                while (nap := poll.nap(until_due=True)) > 0 and not self._clock.wait(event, nap):
+                while (nap := poll.nap(until_due=True)) > 0 and not self._context.clock.wait(
+                    event, nap
+                ):
                     poll.rested()
         finally:
             poll.end()
@@ -159,16 +123,14 @@ class Pop:
     ) -> Poll:
         """Begins to wait; `wake` is called from any thread when there may be messages."""
         # Under the table's lock: a table that is let go has no waiters, and gets none.
-        with self._flights.flying(group.id, topic.id) as flight:
+        with self._context.tables.locked(group.id, topic.id) as table:
             return Poll(
-                self._waiting,
-                flight,
-                self._clock,
+                self._context,
+                table,
                 lambda: self.claim(*self._still_there(group, topic), wanted),
-                self._flights.next_due,
                 wait,
                 wake,
-                picky=wanted.queue is not None or wanted.matches is not None,
+                selective=wanted.queue is not None or wanted.matches is not None,
             )
 
     # --- one look ---
@@ -179,27 +141,29 @@ class Pop:
         have their turn.
         """
         out: list[Popped] = []
-        looked, kept = 0, AtHand()
-        stuck: dict[LockKey, ArchiveMissing] = {}
+        looked, reads, last = 0, AtHand(), Claimed(out)
         while True:
             try:
-                with self.counted(group), self._reader.at_hand(kept):
-                    claim = self._claim(group, topic, wanted, out, kept, stuck)
-            except NotAtHand:
-                kept.fetch()
+                with self.counted(group), self._context.reader.at_hand(reads):
+                    claimed = self._claim(group, topic, wanted, reads, last)
+            except ArchiveUnavailable:
+                if not reads.misses:
+                    raise
+                reads.fetch()
                 continue
-            kept = AtHand()
-            if claim is None or not claim.left:
+            last, reads = claimed, AtHand()
+            out += claimed.popped
+            if not claimed.left:
                 return PollResult(out)
             whole = wanted.max_bytes != UNLIMITED or wanted.attempt_id
-            if not claim.made_way or (out and whole):
-                if claim.unavailable is not None and not out:
-                    raise claim.unavailable
+            if not claimed.more_may_come or (out and whole):
+                if claimed.unavailable is not None and not out:
+                    raise claimed.unavailable
                 return PollResult(out)
-            looked += claim.looked
+            looked += claimed.looked
             if looked >= _LOOKED_MAX:
-                return PollResult(out, goes_on=not out)
-            wanted = wanted._replace(limit=claim.left)
+                return PollResult(out, looks_again=not out)
+            wanted = wanted._replace(limit=claimed.left)
             let_others()
 
     def counted(self, group: GroupInfo) -> AbstractContextManager[object]:
@@ -211,238 +175,91 @@ class Pop:
     @contextmanager
     def _counted(self, group: int) -> Iterator[None]:
         with self._counting:
-            self._flights.count(group)
+            self._context.tables.count(group)
             yield
 
     def _claim(
-        self,
-        group: GroupInfo,
-        topic: Topic,
-        wanted: Wanted,
-        out: list[Popped],
-        kept: AtHand,
-        stuck: dict[LockKey, ArchiveMissing],
-    ) -> Claim | None:
-        """Claims once, and adds the messages taken to `out`; None if there is nothing more to be
-        had. `NotAtHand`, with nothing changed, if that takes a read.
+        self, group: GroupInfo, topic: Topic, wanted: Wanted, reads: AtHand, last: Claimed
+    ) -> Claimed:
+        """Claims once, after a claim whose stuck rows are passed over. `ArchiveUnavailable`, with
+        nothing changed, if that takes a read.
         """
-        with self._flights.flying(group.id, topic.id) as flight:
-            if flight.dead:
+        context = self._context
+        with context.tables.locked(group.id, topic.id) as table:
+            if table.dead:
                 self._still_there(group, topic)
-                return None  # being deleted
+                return Claimed([])  # being deleted
             if wanted.attempt_id:
-                again = self._again(flight, topic, group.name, wanted.attempt_id)
+                again = self._again(table, topic, group.name, wanted.attempt_id)
                 if again:
-                    out += again
-                    return None
-            claim = self._take(flight, group, topic, wanted, kept, stuck)
-            out += claim.popped(self._receipts)
-            if claim.taken and flight.waiters:
+                    return Claimed(again)
+            look = Look(table, topic, group, wanted, reads, last.stuck)
+            claimed = self._claim_of(look).run()
+            if claimed.popped and table.waiters:
                 # A waiter may have to look again earlier than it thought.
-                self._waiting.freed(flight, 1)
-            return claim
+                context.waiting.freed(table, 1)
+            return claimed
 
-    def _take(
-        self,
-        flight: InflightTable,
-        group: GroupInfo,
-        topic: Topic,
-        wanted: Wanted,
-        kept: AtHand,
-        stuck: dict[LockKey, ArchiveMissing],
-    ) -> Claim:
-        claim = self._claim_of(flight, group, topic, wanted)
-        claim.stuck = stuck
-        flight.capped = group.max_in_flight is not None
-        if group.max_in_flight is not None:
-            # Before the count: an ack from now on wakes the pops that found no room.
-            self._waiting.short.add(group.id)
-            # Locks that have run out count no more: nobody may ever ask for their messages again.
-            claim.room = group.max_in_flight - self._flights.live_at(group.id, claim.now)
-        if topic.is_priority and wanted.queue is None:
-            self._take_by_priority(claim, flight, topic, group, kept)
-        else:
-            claim.take_due()
-            if claim.dead:
-                self._bury(claim, topic, group)
-            if flight.parked_count:
-                claim.take_parked(wanted.queue)
-            self._take_unread(claim, flight, topic, group, wanted, kept)
-        if claim.unavailable is not None and kept.misses:
-            raise NotAtHand(str(claim.unavailable))
-        self._write(claim, flight)
-        if flight.ahead:
-            self._flights.reads_ahead(flight)
-        return claim
-
-    def _claim_of(
-        self, flight: InflightTable, group: GroupInfo, topic: Topic, wanted: Wanted
-    ) -> Claim:
-        return (OrderedClaim if group.ordered else Claim)(
-            flight,
-            Change(self._families.batch()),
-            self._reader,
-            topic,
-            group,
-            wanted,
-            self._clock,
-            self._offsets.recoveries,
-            self._nonces,
-        )
+    def _claim_of(self, look: Look) -> Claim:
+        kind = OrderedClaim if look.group.ordered else Claim
+        return kind(self._context, self._dead_letters, look)
 
     # --- dead letters ---
 
-    def bury(self, flight: InflightTable, group: GroupInfo, key: LockKey) -> None:
+    def bury(self, table: InflightTable, group: GroupInfo, key: LockKey) -> None:
         """Sends a due row whose last attempt has failed to the dead letters. If that can't be done
         now, it stays due, and a later pop does it. The table's lock is held.
         """
-        topic, lock = self._topic_of(key.topic), flight.get(key)
+        topic, lock = self._topic_of(key.topic), table.get(key)
         if topic is None or lock is None:
             return
-        claim = self._claim_of(flight, group, topic, _NOTHING)
-        claim.dead.append((key, lock))
+        reads = AtHand()
+        claim = self._claim_of(Look(table, topic, group, _NOTHING, reads, {}))
         try:
-            with self._reader.at_hand(AtHand()):
-                self._bury(claim, topic, group)
-                self._write(claim, flight)
-        except AWAY_ERRORS:
+            with self._context.reader.at_hand(reads):
+                claim.bury_row(key, lock)
+        except UNAVAILABLE_ERRORS:
             pass  # an archive must not be read under the lock
         except StoreError as e:
             _log.error("kvmq will copy a dead letter of group %r later: %s", group.name, str(e))
 
-    def _bury(self, claim: Claim, topic: Topic, group: GroupInfo) -> None:
-        try:
-            ended, stuck = self._dead_letters.bury(claim.change, topic, group, claim.dead)
-        except PutRefused as e:
-            # The rows stay due; other messages don't have to wait for a disk with room.
-            claim.made_way = False
-            _log.error("kvmq can't copy the dead letters of group %r: %s", group.name, str(e))
-        except ArchiveUnavailable as e:
-            claim.made_way, claim.unavailable = False, e
-        else:
-            claim.ended += ended
-            claim.buried(stuck)
+    # --- what is still there ---
 
-    def _write(self, claim: Claim, flight: InflightTable) -> None:
-        claim.finish()
-        change = claim.change
-        if change or change.next:
-            for queue in change.next.keys() | change.passed.keys():
-                offset = change.next.get(queue)
-                if offset is None:
-                    offset = self.goes_on(flight, claim.group, claim.topic, queue)
-                passed = flight.passed.get(queue, 0) + change.passed.get(queue, 0)
-                self._offsets.stage_pop(change.batch, flight, queue, offset, passed)
-            self._families.write(change.batch)
-            flight.settle(change)
-            claim.settled()
-        for nonce, bad in claim.ended:
-            self._flights.end(nonce, bad)
-
-    def _take_unread(
-        self,
-        claim: Claim,
-        flight: InflightTable,
-        topic: Topic,
-        group: GroupInfo,
-        wanted: Wanted,
-        kept: AtHand,
-    ) -> None:
-        if wanted.queue is not None:
-            queues: Sequence[int] = (wanted.queue,)
-        else:
-            queues = order(topic.read_queues, _turn(flight, kept), priority=False)
-        for queue in queues:
-            if not claim.left or claim.room <= 0:
-                return
-            self._take_unread_of(claim, flight, topic, group, queue)
-
-    def _take_unread_of(
-        self, claim: Claim, flight: InflightTable, topic: Topic, group: GroupInfo, queue: int
-    ) -> None:
-        end = self._reader.next_offset(topic.base + queue)
-        # A queue that never had a message has no offset to begin with.
-        if not end:
-            return
-        try:
-            at = self.goes_on(flight, group, topic, queue)
-        except AWAY_ERRORS as e:
-            claim.unavailable = e
-            return
-        if at < end:
-            if claim.is_tired:
-                claim.made_way = True
-            else:
-                claim.take_unread(queue, at)
-
-    def _take_by_priority(
-        self, claim: Claim, flight: InflightTable, topic: Topic, group: GroupInfo, kept: AtHand
-    ) -> None:
-        """Takes each queue's due rows, then its unread messages, before those of the next queue."""
-        if flight.parked_count and not group.ordered:
-            claim.take_parked(None)
-        for queue in order(topic.read_queues, _turn(flight, kept), priority=True):
-            if not claim.left:
-                break
-            claim.take_due_of(queue)
-            if flight.parked_count and group.ordered:
-                claim.take_parked(queue)
-            if claim.left and claim.room > 0:
-                self._take_unread_of(claim, flight, topic, group, queue)
-        if claim.dead:
-            self._bury(claim, topic, group)
-
-    def goes_on(self, flight: InflightTable, group: GroupInfo, topic: Topic, queue: int) -> int:
-        """The offset at which a group goes on in a queue, or begins. An offset that is not stored
-        is not kept either: it follows the group's settings until a message is taken.
+    def _still_there(self, group: GroupInfo, topic: Topic) -> tuple[GroupInfo, Topic]:
+        """A group and a topic as they are now; `GroupNotFound`, `TopicNotFound` if they were
+        deleted.
         """
-        at = flight.next.get(queue)
-        if at is not None:
-            return at
-        bounds = self._reader.bounds(topic.base + queue)
-        found = self._offsets.committed(group.id, topic.id, queue, bounds)
-        if found is not None:
-            flight.next[queue] = found.offset
-            if found.passed_over:
-                flight.passed[queue] = found.passed_over
-            flight.starts.pop(queue, None)
-            return found.offset
-        kept = flight.starts.get(queue)
-        if kept is None or kept[0] is not group or kept[1] != bounds.next_offset:
-            kept = group, bounds.next_offset, self._start(group, topic, queue, bounds)
-            flight.starts[queue] = kept
-        return kept[2]
+        known, used = self._context.groups.get(group.name), self._context.topics.get(topic.name)
+        if known.id != group.id:
+            raise GroupNotFound(f"group {group.name!r} was deleted meanwhile, and made anew")
+        if used.id != topic.id:
+            raise TopicNotFound(f"topic {topic.name!r} was deleted meanwhile, and made anew")
+        return known, used
 
-    def _start(self, group: GroupInfo, topic: Topic, queue: int, bounds: Bounds) -> int:
-        if group.start == "begin":
-            return bounds.min_offset
-        if group.start == "end":
-            return self._offsets.first_at(topic.base + queue, group.since, bounds)
-        return first_at(self._reader, topic, queue, group.start, group.name)
+    def _topic_of(self, number: int) -> Topic | None:
+        """The topic with an id; None if it was deleted."""
+        name = self._context.topics.name_of(number)
+        with suppress(TopicNotFound):
+            return None if name is None else self._context.topics.get(name)
+        return None
 
     def _again(
-        self, flight: InflightTable, topic: Topic, group: str, attempt_id: bytes
+        self, table: InflightTable, topic: Topic, group: str, attempt_id: bytes
     ) -> list[Popped]:
         """The messages that an earlier pop with this attempt id took and still locks."""
-        now, out, away = self._clock.now_ms(), list[Popped](), Away()
-        for key in flight.rows_of(attempt_id):
-            lock = flight.get(key)
+        now, out = self._context.clock.now_ms(), list[Popped]()
+        unavailable: ArchiveUnavailable | ArchiveMissing | None = None
+        for key in table.rows_of(attempt_id):
+            lock = table.get(key)
             if lock is None or lock.attempt_id != attempt_id or key.due <= now:
                 continue
             offsets = offsets_of(key.first, lock.locked)
-            made = self._receipts.make(Delivery(key, lock.nonce), lock.locked)
+            made = self._context.receipts.make(Delivery(key, lock.nonce), lock.locked)
             receipts = dict(zip(offsets, made, strict=True))
-            for message in messages_at(self._reader, topic, key.queue, offsets, group, away):
-                receipt = receipts[message.offset]
-                out.append(Popped(message, receipt, lock.attempts, key.due))
-        if away.error is not None and not out:
-            raise away.error
+            found = ReadResult.at_offsets(self._context.reader, topic, key.queue, offsets, group)
+            for message in found:
+                out.append(Popped(message, receipts[message.offset], lock.attempts, key.due))
+            unavailable = found.unavailable or unavailable
+        if unavailable is not None and not out:
+            raise unavailable
         return out
-
-
-def _turn(flight: InflightTable, kept: AtHand) -> int:
-    """The turn of a pop: it keeps it when it has to look again, and other pops have the next."""
-    if kept.turn is None:
-        kept.turn = flight.turn
-        flight.turn += 1
-    return kept.turn

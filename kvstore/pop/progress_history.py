@@ -32,11 +32,11 @@ class ProgressHistory:
     """Samples the progress of popping groups, see the module."""
 
     def __init__(
-        self, offsets: Offsets, flights: InflightTables, clock: Clock, *, after_crash: bool
+        self, offsets: Offsets, tables: InflightTables, clock: Clock, *, after_crash: bool
     ) -> None:
         """`after_crash`: the opening before may not have taken its last sample."""
         self._offsets = offsets
-        self._flights = flights
+        self._tables = tables
         self._clock = clock
         self._after_crash = after_crash
         self._interval = offsets.history_rows.interval_ms / 1000
@@ -66,9 +66,9 @@ class ProgressHistory:
         if only_known and not self._after_crash:
             return
         if next(self._offsets.rows_of(group, topic, queue), None) is not None:
-            with self._flights.flying(group, topic) as flight:
+            with self._tables.locked(group, topic) as table:
                 rows = self._offsets.rows_of(group, topic, queue)
-                self._write(rows, flight, only_known=only_known)
+                self._write(rows, table, only_known=only_known)
 
     def _sample_until(self, until: float) -> None:
         moved = self._offsets.moved
@@ -90,18 +90,18 @@ class ProgressHistory:
         """
         if next(self._offsets.rows_of(group, topic), None) is None:
             return False  # deleted, or there never was such a group
-        with self._flights.flying(group, topic) as flight:
-            self._write(self._offsets.rows_of(group, topic), flight, only_known=False)
-            return bool(flight.rows or flight.parked_count)
+        with self._tables.locked(group, topic) as table:
+            self._write(self._offsets.rows_of(group, topic), table, only_known=False)
+            return bool(table.rows or table.parked_count)
 
-    def _write(self, rows: Iterable[OffsetRow], flight: InflightTable, *, only_known: bool) -> None:
+    def _write(self, rows: Iterable[OffsetRow], table: InflightTable, *, only_known: bool) -> None:
         """Write the progress in some queues where it differs from the last record."""
         changed = []
         for row in rows:
-            lowest = flight.lowest(row.queue)
+            lowest = table.lowest(row.queue)
             done = row.offset if lowest is None else min(row.offset, lowest)
             last = self._offsets.history_rows.last(row.key)
             if last != done and (last is not None or not only_known):
                 changed.append(row._replace(offset=done))
-        if not flight.dead:
+        if not table.dead:
             self._offsets.write_history(changed)

@@ -12,6 +12,7 @@ same delivery always has the same receipts.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from hashlib import shake_128
 from operator import add
@@ -24,7 +25,8 @@ from kvstore.errors import (
     ReceiptIllegal,
     shown,
 )
-from kvstore.index.keys import LockKey
+from kvstore.index.families import Families
+from kvstore.index.keys import META, RECEIPT_SECRET, LockKey
 
 if TYPE_CHECKING:
     from kvstore.pop.inflight.table import InflightTable
@@ -35,6 +37,7 @@ _PLACE_CHARS: Final = 2
 _TAG_BYTES: Final = 6
 _TAG_CHARS: Final = 2 * _TAG_BYTES
 RECEIPT_CHARS: Final = HEAD_CHARS + _PLACE_CHARS + _TAG_CHARS
+_SECRET_BYTES: Final = 32
 _REMEMBERED: Final = 1024
 _PLACES: Final = tuple(f"{i:02x}" for i in range(256))
 _FIRST: Final = _PLACES[0]
@@ -52,7 +55,7 @@ class Delivery(msgspec.Struct, gc=False, eq=False):
     """The bitmap of `receipts`; 0 where they are not remembered."""
     receipts: list[str] = []
     raw_key: bytes = b""
-    flight: InflightTable | None = None
+    table: InflightTable | None = None
     """The table of the row, if the row is as it was made while `epoch` is the table's."""
     epoch: int = -1
 
@@ -139,3 +142,14 @@ def _changed(receipt: str) -> ReceiptIllegal:
         f"the receipt {receipt[:16]}... was not made by this store, or was changed; pass it on as "
         "pop gave it"
     )
+
+
+def open_receipts(families: Families) -> Receipts:
+    """The receipts of a store, signed by its secret, which is made once."""
+    found = families.get(META, RECEIPT_SECRET)
+    if found is None:
+        found = secrets.token_bytes(_SECRET_BYTES)
+        batch = families.batch()
+        batch.put(META, RECEIPT_SECRET, found)
+        families.write(batch, sync=True)
+    return Receipts(found)

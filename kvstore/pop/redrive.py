@@ -14,37 +14,31 @@ second row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
-from kvstore.clock import Clock
 from kvstore.errors import (
     ArchiveDamaged,
     ArchiveMissing,
+    ArchiveUnavailable,
     CallerError,
     OffsetNotFound,
     RecordDamaged,
     TopicNotFound,
     shown,
 )
-from kvstore.index.archived import AtHand, NotAtHand
-from kvstore.index.families import Batch, Families
+from kvstore.index.archived import AtHand
+from kvstore.index.families import Batch
 from kvstore.index.keys import PARKED, LockKey
 from kvstore.message import Message, StoredMessage
 from kvstore.meta.groups import GroupInfo
-from kvstore.meta.offsets import Offsets
-from kvstore.meta.topics import Topic, Topics
-from kvstore.pop.dead_letters import Put
+from kvstore.meta.topics import Topic
+from kvstore.pop.context import PopContext
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, spans
 from kvstore.pop.inflight.queue_order import group_hash
 from kvstore.pop.inflight.table import Change, InflightTable
-from kvstore.pop.inflight.tables import InflightTables
-from kvstore.pop.inflight.waiting import Waiting
-from kvstore.read.at_offsets import Away, messages_at
-from kvstore.read.cold import AWAY_ERRORS
-from kvstore.read.find import Finder
-from kvstore.read.reader import Reader
+from kvstore.read.at_offsets import ReadResult
+from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.record.names import (
     DLQ_ATTEMPTS,
     DLQ_ORIGIN_GROUP,
@@ -80,42 +74,19 @@ class _Plan(NamedTuple):
 
 
 class Redrive:
-    """Gives dead letters back, see the module. `put` returns when messages are on the disk;
-    `goes_on` gives the offset at which a group goes on in a queue, or would begin.
-    """
+    """Gives dead letters back, see the module."""
 
-    def __init__(
-        self,
-        families: Families,
-        reader: Reader,
-        finder: Finder,
-        topics: Topics,
-        offsets: Offsets,
-        flights: InflightTables,
-        waiting: Waiting,
-        clock: Clock,
-        nonces: Iterator[int],
-        put: Put,
-        goes_on: Callable[[InflightTable, GroupInfo, Topic, int], int],
-    ) -> None:
-        self._families = families
-        self._reader = reader
-        self._finder = finder
-        self._topics = topics
-        self._offsets = offsets
-        self._flights = flights
-        self._waiting = waiting
-        self._clock = clock
-        self._nonces = nonces
-        self._put = put
-        self._goes_on = goes_on
+    def __init__(self, context: PopContext) -> None:
+        self._context = context
+        self._reader = context.reader
+        self._offsets = context.offsets
 
     def redrive(self, group: GroupInfo, limit: int | None) -> int:
         """See `Store.redrive`."""
         if limit is not None and (type(limit) is not int or limit < 1):
             raise CallerError(f"limit is {shown(limit)}; it must be None or at least 1 dead letter")
         try:
-            letters = self._topics.get(group.dead_letters)
+            letters = self._context.topics.get(group.dead_letters)
         except TopicNotFound:
             return 0  # it is made with the first one
         done = 0
@@ -145,7 +116,7 @@ class Redrive:
             for n, letter in enumerate(mine):
                 try:
                     self._original(letter)  # so that it is at hand
-                except AWAY_ERRORS:
+                except UNAVAILABLE_ERRORS:
                     if not n:
                         raise
                     mine, behind = mine[:n], letter.message.offset
@@ -153,7 +124,9 @@ class Redrive:
         while True:
             try:
                 return self._lock_all(group, letters, queue, at, mine, behind, kept)
-            except NotAtHand:
+            except ArchiveUnavailable:
+                if not kept.misses:
+                    raise
                 kept.fetch()
 
     def _lock_all(
@@ -166,45 +139,45 @@ class Redrive:
         behind: int,
         kept: AtHand,
     ) -> int:
-        """Locks the originals of letters, or puts letters back whose original is gone. `NotAtHand`,
-        with nothing changed, if that takes a read.
+        """Locks the originals of letters, or puts letters back whose original is gone.
+        `ArchiveUnavailable`, with nothing changed, if that takes a read.
         """
         topics = {letter.topic.id: letter.topic for letter in mine}
         with ExitStack() as held:
             held.enter_context(self._reader.at_hand(kept))
-            flights = {
+            tables = {
                 # In the order in which commits take them.
-                topic: held.enter_context(self._flights.flying(group.id, topic))
+                topic: held.enter_context(self._context.tables.locked(group.id, topic))
                 for topic in sorted({letters.id, *topics})
             }
             if self._first(group, letters, queue) != at:
                 return 0  # another redrive took them meanwhile: look again
-            batch = self._families.batch()
+            batch = self._context.families.batch()
             lost: list[_Letter] = []
             changes = [
-                (flights[topic], self._lock(group, flights[topic], batch, mine, lost))
+                (tables[topic], self._lock(group, tables[topic], batch, mine, lost))
                 for topic in topics
             ]
             if lost:
                 self._put_back(lost)
             self._offsets.stage(batch, group.id, letters.id, queue, behind)
-            self._families.write(batch, sync=True)
+            self._context.families.write(batch, sync=True)
             self._offsets.written()
-            flights[letters.id].forget_next(queue)
-            for flight, plan in changes:
-                flight.settle(plan.change)
-                self._offsets.may_move(group.id, flight.topic)
+            tables[letters.id].forget_next(queue)
+            for table, plan in changes:
+                table.apply(plan.change)
+                self._offsets.may_move(group.id, table.topic)
                 if plan.parked:
-                    _settle_parked(flight, plan.parked)
+                    _park_in_order(table, plan.parked)
                 freed = sum(map(int.bit_count, plan.change.added.values())) + len(plan.parked)
-                self._waiting.freed(flight, freed)
+                self._context.waiting.freed(table, freed)
         return len(mine)
 
     def _first(self, group: GroupInfo, letters: Topic, queue: int) -> int:
         """The first letter that was not taken yet, either by a pop of the group or by a redrive."""
         bounds = self._reader.bounds(letters.base + queue)
-        flight = self._flights.find(group.id, letters.id)
-        known = None if flight is None else flight.next.get(queue)
+        table = self._context.tables.find(group.id, letters.id)
+        known = None if table is None else table.next.get(queue)
         if known is None:
             known = self._offsets.get(group.id, letters.id, queue, bounds)
         return max(known or 0, bounds.min_offset)
@@ -214,10 +187,9 @@ class Redrive:
     ) -> tuple[list[_Letter], int]:
         """The group's letters among some, and the offset behind the last one that was looked at."""
         mine: list[_Letter] = []
-        away = Away()
-        found = messages_at(self._reader, letters, queue, list(offsets), group.name, away)
+        found = ReadResult.at_offsets(self._reader, letters, queue, list(offsets), group.name)
         for message in found:
-            if away.error is not None:
+            if found.unavailable is not None:
                 break
             if not _is_of(message, group):
                 continue
@@ -233,16 +205,16 @@ class Redrive:
                 ) from e
             if len(mine) == most:
                 return mine, message.offset + 1
-        if away.error is None:
+        if found.unavailable is None:
             return mine, offsets.stop
-        if away.first == offsets.start:
-            raise away.error
-        return mine, away.first
+        if found.missing[0].start == offsets.start:
+            raise found.unavailable
+        return mine, found.missing[0].start
 
     def _letter(self, message: StoredMessage) -> _Letter:
         """A letter's values about its original, as far as they can be right."""
         said = message.properties
-        topic = self._topics.get(said[DLQ_ORIGIN_TOPIC])
+        topic = self._context.topics.get(said[DLQ_ORIGIN_TOPIC])
         queue, offset = _number(said.get(DLQ_ORIGIN_QUEUE)), _number(said.get(DLQ_ORIGIN_OFFSET))
         if not 0 <= queue < topic.read_queues or offset < 0:
             queue = offset = -1
@@ -253,7 +225,7 @@ class Redrive:
     def _lock(
         self,
         group: GroupInfo,
-        flight: InflightTable,
+        table: InflightTable,
         batch: Batch,
         mine: list[_Letter],
         lost: list[_Letter],
@@ -265,39 +237,41 @@ class Redrive:
         wanted: dict[int, set[int]] = {}
         hashes: dict[tuple[int, int], int] = {}
         for letter in mine:
-            if letter.topic.id != flight.topic:
+            if letter.topic.id != table.topic:
                 continue
             original = self._original(letter)
             if original is None:
                 lost.append(letter)
-            elif letter.offset < self._goes_on(flight, group, letter.topic, letter.queue):
+            elif letter.offset < self._context.next_offset(
+                table, group, letter.topic, letter.queue
+            ):
                 wanted.setdefault(letter.queue, set()).add(letter.offset)
                 hashes[letter.queue, letter.offset] = group_hash(original)
-        _drop_locked(flight, wanted)
-        due = self._clock.now_ms()
+        _drop_locked(table, wanted)
+        due = self._context.clock.now_ms()
         parked: list[tuple[int, int, int]] = []
         for queue, found in wanted.items():
-            self._hold_next(group, flight, change, queue)
+            self._hold_next(group, table, change, queue)
             offsets = sorted(found)
             if group.ordered:
-                self._park(flight, change, queue, offsets)
+                self._park(table, change, queue, offsets)
                 parked += [(queue, offset, hashes[queue, offset]) for offset in offsets]
                 continue
             for begin, stop in spans(offsets):
                 first = offsets[begin]
                 bits = bits_of(first, offsets[begin:stop])
-                lock = Lock(0, self._offsets.recoveries, next(self._nonces), bits)
-                change.add(flight.free_key(change, queue, first, due), lock)
+                lock = Lock(0, self._offsets.recoveries, next(self._context.nonces), bits)
+                change.add(table.free_key(change, queue, first, due), lock)
         return _Plan(change, parked)
 
-    def _park(self, flight: InflightTable, change: Change, queue: int, offsets: list[int]) -> None:
+    def _park(self, table: InflightTable, change: Change, queue: int, offsets: list[int]) -> None:
         """Add messages of a queue to its rows of parked ones."""
         blocks: dict[int, list[int]] = {}
         for offset in offsets:
             blocks.setdefault(offset - offset % SPAN, []).append(offset)
         for first, found in blocks.items():
-            key = LockKey(flight.group, flight.topic, PARKED, queue, first)
-            kept = flight.get(key)
+            key = LockKey(table.group, table.topic, PARKED, queue, first)
+            kept = table.get(key)
             bits = bits_of(first, found) | (0 if kept is None else kept.locked)
             change.park(key, Lock(0, self._offsets.recoveries, 0, bits))
 
@@ -315,31 +289,33 @@ class Redrive:
         return found if found.message_id == said else None
 
     def _hold_next(
-        self, group: GroupInfo, flight: InflightTable, change: Change, queue: int
+        self, group: GroupInfo, table: InflightTable, change: Change, queue: int
     ) -> None:
         """Stores the beginning of a queue's unread messages with the rows of the messages before
         it: another start of the group must not make those unread as well.
         """
-        if queue not in flight.next:
-            change.next[queue] = flight.starts[queue][2]
-            self._offsets.stage(change.batch, group.id, flight.topic, queue, change.next[queue])
+        if queue not in table.next:
+            change.next[queue] = table.starts[queue][2]
+            self._offsets.stage(change.batch, group.id, table.topic, queue, change.next[queue])
 
     # --- putting letters back ---
 
     def _put_back(self, lost: list[_Letter]) -> None:
         copies = []
         for letter in lost:
-            known = self._finder.query(letter.topic, letter.message.message_id, None, None, 1)
+            known = self._context.finder.query(
+                letter.topic, letter.message.message_id, None, None, 1
+            )
             if not known:
                 copies.append(_copy(letter))
         if copies:
-            self._put(copies)
+            self._context.put(copies)
 
 
-def _settle_parked(flight: InflightTable, parked: list[tuple[int, int, int]]) -> None:
-    if flight.order is not None:
+def _park_in_order(table: InflightTable, parked: list[tuple[int, int, int]]) -> None:
+    if table.order is not None:
         for queue, offset, hashed in parked:
-            flight.order.park(queue, offset, hashed)
+            table.order.park(queue, offset, hashed)
 
 
 def _is_of(message: StoredMessage, group: GroupInfo) -> bool:
@@ -359,12 +335,12 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else -1
 
 
-def _drop_locked(flight: InflightTable, wanted: dict[int, set[int]]) -> None:
+def _drop_locked(table: InflightTable, wanted: dict[int, set[int]]) -> None:
     """Drops messages that a row has already: a reset may have made them unread since, and a pop
     locked them.
     """
     for queue, offsets in wanted.items():
-        offsets.difference_update([o for o in offsets if flight.held(queue, o, 1)])
+        offsets.difference_update([o for o in offsets if table.held(queue, o, 1)])
 
 
 def _copy(letter: _Letter) -> Message:

@@ -1,8 +1,8 @@
 """A claim: one look for messages to hand out, and the one change that locks them.
 
-The idea: rows that are due come first, then unread messages, queue by queue, until there are
-enough. The messages taken are collected with the change that will lock them. The caller writes the
-change, and only then are the receipts made. (docs/pop.md)
+The idea: a `Look` goes in, a `Claimed` comes out. Rows that are due come first, then unread
+messages, queue by queue, until there are enough. The messages taken are collected with the change
+that will lock them. Once the change is written the receipts are made. (docs/pop.md)
 
 Invariants: nothing is changed before the change is written, and nothing but by it; a message is in
 one row at most; every message that is passed over (refused by the filter, lost to damage, deleted
@@ -11,29 +11,51 @@ by retention) is done by the same change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kvstore.clock import Clock, cut_ms
-from kvstore.errors import ArchiveMissing, ArchiveUnavailable
+from kvstore.clock import cut_ms
+from kvstore.errors import ArchiveMissing, ArchiveUnavailable, PutRefused
+from kvstore.index.archived import AtHand
 from kvstore.index.keys import LockKey, lock_key
 from kvstore.message import StoredMessage
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
+from kvstore.pop.context import PopContext
+from kvstore.pop.dead_letters import DeadLetters
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, bits_of, offsets_of, spans
+from kvstore.pop.inflight.prefetch import prefetch
 from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.pop.popped import UNLIMITED, Popped, Wanted, lock_ms
-from kvstore.pop.prefetch import read_ahead
-from kvstore.pop.receipts import Delivery, Receipts
-from kvstore.read.at_offsets import Away, messages_at, passed_over
-from kvstore.read.cold import AWAY_ERRORS, READ_ERRORS
+from kvstore.pop.receipts import Delivery
+from kvstore.read.at_offsets import ReadResult
+from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX
-from kvstore.read.reader import Reader
 
 _DEAD_AT_ONCE: Final = 256
 """Messages that one claim sends to the dead letters, or passes over, before it goes on."""
+
+
+SHARE: Final = 4
+"""One pop in so many begins with a lower priority."""
+_NONE_STUCK: Final[Mapping[LockKey, ArchiveMissing]] = MappingProxyType({})
+_log = logging.getLogger("kvmq")
+
+
+def order(queues: int, turn: int, *, priority: bool) -> Sequence[int]:
+    """The queues from 0 to `queues` - 1 in the order of this turn (0, 1, 2, ...)."""
+    if not priority:
+        first = turn % queues
+        return range(queues) if not first else (*range(first, queues), *range(first))
+    highest_first = range(queues - 1, -1, -1)
+    if queues == 1 or turn % SHARE != SHARE - 1:
+        return highest_first
+    favoured = turn // SHARE % (queues - 1)
+    return (favoured, *(q for q in highest_first if q != favoured))
 
 
 class Taken(NamedTuple):
@@ -44,83 +66,171 @@ class Taken(NamedTuple):
     messages: list[StoredMessage]
 
 
+class Look(NamedTuple):
+    """The arguments of a claim: for whom and where it looks, and with which archive reads. `stuck`
+    has the rows that are known to have died and can't be copied to the dead letters now.
+    """
+
+    table: InflightTable
+    topic: Topic
+    group: GroupInfo
+    wanted: Wanted
+    reads: AtHand
+    stuck: Mapping[LockKey, ArchiveMissing]
+
+
+class Claimed(NamedTuple):
+    """The result of a claim. `left` more messages are wanted; `more_may_come` if another claim may
+    find some that this one did not; `looked` were shown to the filter. `unavailable` is the error
+    that kept some messages from being read; these stay as they are.
+    """
+
+    popped: list[Popped]
+    left: int = 0
+    more_may_come: bool = False
+    looked: int = 0
+    unavailable: ArchiveUnavailable | ArchiveMissing | None = None
+    stuck: Mapping[LockKey, ArchiveMissing] = _NONE_STUCK
+
+
 class Claim:
     """One look and its change, see the module. Used under the table's lock, once."""
 
-    def __init__(
-        self,
-        flight: InflightTable,
-        change: Change,
-        reader: Reader,
-        topic: Topic,
-        group: GroupInfo,
-        wanted: Wanted,
-        clock: Clock,
-        recoveries: int,
-        nonces: Iterator[int],
-    ) -> None:
-        self.change = change
-        self.taken: list[Taken] = []
-        self.dead: list[tuple[LockKey, Lock]] = []
+    def __init__(self, context: PopContext, dead_letters: DeadLetters, look: Look) -> None:
+        self.topic = look.topic
+        self.group = look.group
+        self._context = context
+        self._dead_letters = dead_letters
+        self._table = look.table
+        self._wanted = look.wanted
+        self._reads = look.reads
+        self._stuck = dict(look.stuck)
+        self._change = Change(context.families.batch())
+        self._taken: list[Taken] = []
+        self._dead: list[tuple[LockKey, Lock]] = []
         """Rows that were handed out too often."""
-        self.ended: list[tuple[int, int]] = []
+        self._ended: list[tuple[int, int]] = []
         """Nonces of rows that go, with the bits that can't be acked any more."""
-        self.dropped: list[tuple[int, int]] = []
+        self._dropped: list[tuple[int, int]] = []
         """Queue and offset of locked messages that are done by this: passed over, or dead."""
-        self.unparked: list[tuple[int, int]] = []
-        self.parking: list[tuple[int, int, int]] = []
-        self.locking: list[tuple[int, int, int]] = []
-        """Messages that an ordered group's `Order` has to learn: queue, offset and message
-        group.
-        """
-        self._flight = flight
-        self._reader = reader
-        self.topic = topic
-        self.group = group
-        self._wanted = wanted
-        self.now = clock.now_ms()
-        self._begin = self.now + cut_ms(clock)
+        self._now = context.clock.now_ms()
+        self._begin = self._now + cut_ms(context.clock)
         """Time at which the locks begin: not before the present."""
-        self._recoveries = recoveries
-        self._nonces = nonces
-        self._left = wanted.limit
-        self.room = UNLIMITED
+        self._left = look.wanted.limit
+        self._room = UNLIMITED
         """How many more messages the group may have under lock; below 0 if its cap was lowered."""
-        self.made_way = False
-        """Whether another claim may find messages that this one did not."""
-        self.unavailable: ArchiveUnavailable | ArchiveMissing | None = None
-        """Error that kept some messages from being read; they stay as they are."""
-        self.stuck: dict[LockKey, ArchiveMissing] = {}
-        """Rows that are known to have died and can't be copied to the dead letters now."""
+        self._more_may_come = False
+        self._unavailable: ArchiveUnavailable | ArchiveMissing | None = None
         self._refused = 0
         """How many messages of the current queue the filter has refused."""
-        self.looked = 0
-        """How many messages were shown to the filter, if there is one."""
+        self._looked = 0
         self._dying = 0
-        self._bytes = wanted.max_bytes
-        self._is_limited = wanted.max_bytes < UNLIMITED
-        self._simple = wanted.matches is None and not self._is_limited
+        self._bytes = look.wanted.max_bytes
+        self._is_limited = look.wanted.max_bytes < UNLIMITED
+        self._simple = look.wanted.matches is None and not self._is_limited
+
+    def run(self) -> Claimed:
+        """Looks, writes the change, and returns what it hands out. `ArchiveUnavailable`, with
+        nothing changed, if that takes a read of an archive.
+        """
+        context, table, group, wanted = self._context, self._table, self.group, self._wanted
+        table.capped = group.max_in_flight is not None
+        if group.max_in_flight is not None:
+            # Before the count: an ack from now on wakes the pops that found no room.
+            context.waiting.short.add(group.id)
+            # Locks that have run out count no more: nobody may ever ask for their messages again.
+            self._room = group.max_in_flight - context.tables.live_at(group.id, self._now)
+        if self.topic.is_priority and wanted.queue is None:
+            self._take_by_priority()
+        else:
+            self._take_due()
+            self._bury()
+            if table.parked_count:
+                self._take_parked(wanted.queue)
+            queues = (wanted.queue,) if wanted.queue is not None else self._order(priority=False)
+            for queue in queues:
+                if not self._wants_more or self._room <= 0:
+                    break
+                self._take_queue(queue)
+        if self._unavailable is not None and self._reads.misses:
+            raise ArchiveUnavailable(str(self._unavailable))
+        self._write()
+        if table.prefetched:
+            context.tables.note_prefetch(table)
+        return Claimed(
+            self._popped(),
+            self._wants_more,
+            self._more_may_come,
+            self._looked,
+            self._unavailable,
+            self._stuck,
+        )
+
+    def bury_row(self, key: LockKey, lock: Lock) -> None:
+        """Sends one row to the dead letters; it stays due if that can't be done now."""
+        self._dead.append((key, lock))
+        self._bury()
+        self._write()
+
+    # --- the order of queues ---
+
+    def _order(self, *, priority: bool) -> Sequence[int]:
+        """The queues in the order of this pop's turn. A pop keeps its turn when it has to look
+        again, and other pops have the next.
+        """
+        if self._reads.turn is None:
+            self._reads.turn = self._table.turn
+            self._table.turn += 1
+        return order(self.topic.read_queues, self._reads.turn, priority=priority)
+
+    def _take_by_priority(self) -> None:
+        """Takes each queue's due rows, then its unread messages, before those of the next queue."""
+        table, ordered = self._table, self.group.ordered
+        if table.parked_count and not ordered:
+            self._take_parked(None)
+        for queue in self._order(priority=True):
+            if not self._wants_more:
+                break
+            self._take_rows(table.due_of(queue, self._now))
+            if table.parked_count and ordered:
+                self._take_parked(queue)
+            if self._wants_more and self._room > 0:
+                self._take_queue(queue)
+        self._bury()
+
+    def _take_queue(self, queue: int) -> None:
+        """Takes unread messages of a queue."""
+        end = self._context.reader.next_offset(self.topic.base + queue)
+        # A queue that never had a message has no offset to begin with.
+        if not end:
+            return
+        try:
+            at = self._context.next_offset(self._table, self.group, self.topic, queue)
+        except UNAVAILABLE_ERRORS as e:
+            self._unavailable = e
+            return
+        if at < end:
+            if self._is_tired:
+                self._more_may_come = True
+            else:
+                self._take_unread(queue, at)
 
     @property
-    def left(self) -> int:
+    def _wants_more(self) -> int:
         """How many more messages are wanted."""
         return self._left if self._bytes > 0 else 0
 
     @property
-    def is_tired(self) -> bool:
+    def _is_tired(self) -> bool:
         """Whether the filter was shown as many messages as one claim may."""
-        return self.looked >= SCAN_MAX
+        return self._looked >= SCAN_MAX
 
     # --- due rows ---
 
-    def take_due(self) -> None:
+    def _take_due(self) -> None:
         """Takes messages whose locks have run out, oldest first."""
-        queue, flight = self._wanted.queue, self._flight
-        self._take_rows(flight.due(self.now) if queue is None else flight.due_of(queue, self.now))
-
-    def take_due_of(self, queue: int) -> None:
-        """Takes due messages of one queue, where they are taken queue by queue."""
-        self._take_rows(self._flight.due_of(queue, self.now))
+        queue, table = self._wanted.queue, self._table
+        self._take_rows(table.due(self._now) if queue is None else table.due_of(queue, self._now))
 
     def _take_rows(self, rows: Iterator[tuple[LockKey, Lock]]) -> None:
         for key, lock in rows:
@@ -129,17 +239,17 @@ class Claim:
 
     def _take_row(self, key: LockKey, lock: Lock) -> bool:
         """Takes a row that is due, or lets it die; False if this claim takes no more of them."""
-        if self._dying >= _DEAD_AT_ONCE or self.is_tired:
-            self.made_way = True
+        if self._dying >= _DEAD_AT_ONCE or self._is_tired:
+            self._more_may_come = True
             return False
-        if not self.left:
+        if not self._wants_more:
             return False
-        if key in self.stuck:
-            self.unavailable = self.stuck[key]
+        if key in self._stuck:
+            self._unavailable = self._stuck[key]
         elif lock.attempts >= self.group.max_attempts:
-            self.dead.append((key, lock))
+            self._dead.append((key, lock))
             self._dying += lock.locked.bit_count()
-        elif self.room > 0:
+        elif self._room > 0:
             self._take_again(key, lock)
         return True
 
@@ -155,19 +265,19 @@ class Claim:
         end = asked[-1] + 1 if unfit is None else unfit
         if messages:
             self._lock(key.queue, messages, lock.attempts + 1, fresh=False)
-        self.room -= before - self._left
+        self._room -= before - self._left
         kept = {message.offset for message in messages}
         self._has_looked(len(asked))
         out = [offset for offset in asked if offset < end]
-        self.dropped += [(key.queue, o) for o in out if o not in kept]
+        self._dropped += [(key.queue, o) for o in out if o not in kept]
         rest = lock.locked & ~bits_of(key.first, out)
         # Receipts of messages that left the row are too late from now on.
         gone = lock.moved | lock.locked & ~rest
         # Some wanted messages are lost: there may be room for the rest.
-        self.made_way = self.made_way or (unfit is None and asked[-1] < may[-1])
-        self.change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
+        self._more_may_come = self._more_may_come or (unfit is None and asked[-1] < may[-1])
+        self._change.shrink(key, lock, lock._replace(locked=rest, moved=gone))
         if not rest:
-            self.ended.append((lock.nonce, gone))
+            self._ended.append((lock.nonce, gone))
 
     def _read_again(
         self, queue: int, may: list[int]
@@ -175,43 +285,46 @@ class Claim:
         """Reads messages that may go. Returns those of them that were asked for and can be read or
         are lost, and the result of `_fitting`; None if there is nothing to be had.
         """
-        away, left, room = Away(), self._left, self._bytes
+        left, room = self._left, self._bytes
         while True:
             asked = may
             if self._wanted.matches is None:
-                asked = may[: min(self._left, self.room)]
+                asked = may[: min(self._left, self._room)]
             if not asked:
                 return None
-            found = self._messages_at(queue, asked, away)
+            found = self._read_offsets(queue, asked)
             self._refused = 0
             try:
-                messages, unfit = self._fitting(found, self.room)
+                messages, unfit = self._fitting(found, self._room)
             except ArchiveUnavailable as e:
-                self.unavailable, self._left, self._bytes, self._refused = e, left, room, 0
+                self._unavailable, self._left, self._bytes, self._refused = e, left, room, 0
                 return None
-            self.unavailable = away.error or self.unavailable
-            there = [offset for offset in asked if offset not in away]
+            if found.unavailable is None:
+                return asked, messages, unfit
+            self._unavailable = found.unavailable
+            there = [offset for offset in asked if not found.is_missing(offset)]
             if len(there) == len(asked):
                 return asked, messages, unfit
             # Others may go in the place of messages whose archive is missing.
-            may = [offset for offset in may if offset not in away]
+            may = [offset for offset in may if not found.is_missing(offset)]
             self._left, self._bytes = left, room
 
-    def _messages_at(self, queue: int, offsets: list[int], away: Away) -> Iterator[StoredMessage]:
+    def _read_offsets(self, queue: int, offsets: list[int]) -> ReadResult:
         """The messages at these offsets, read as far as they are wanted."""
         room = max(self._bytes, 1) if self._is_limited else None
-        group = self.group.name
-        return messages_at(self._reader, self.topic, queue, offsets, group, away, room)
+        return ReadResult.at_offsets(
+            self._context.reader, self.topic, queue, offsets, self.group.name, room
+        )
 
     def _note_refused(self, queue: int) -> None:
         """Counts the messages that the filter refused as passed over in this queue."""
         if self._refused:
-            self.change.passed[queue] = self.change.passed.get(queue, 0) + self._refused
+            self._change.passed[queue] = self._change.passed.get(queue, 0) + self._refused
             self._refused = 0
 
     def _has_looked(self, count: int) -> None:
         if self._wanted.matches is not None:
-            self.looked += count
+            self._looked += count
 
     def _may_go(self, key: LockKey, offsets: list[int]) -> list[int]:
         """Those of a due row's messages that may be handed out now."""
@@ -225,7 +338,7 @@ class Claim:
         """
         matches, out = self._wanted.matches, list[StoredMessage]()
         for message in messages:
-            if not self.left or len(out) >= most:
+            if not self._wants_more or len(out) >= most:
                 return out, message.offset
             if matches is None or matches(message):
                 if message.size > self._bytes and self._left < self._wanted.limit:
@@ -238,56 +351,90 @@ class Claim:
                 self._refused += 1
         return out, None
 
-    def buried(self, stuck: dict[LockKey, ArchiveMissing]) -> None:
-        """Marks dead messages as done whose copies are written: all rows but the stuck ones."""
+    def _bury(self) -> None:
+        """Copies dead rows to the dead letters; their messages are done, but for stuck rows."""
+        if not self._dead:
+            return
+        try:
+            ended, stuck = self._dead_letters.bury(self._change, self.topic, self.group, self._dead)
+        except PutRefused as e:
+            # The rows stay due; other messages don't have to wait for a disk with room.
+            self._more_may_come = False
+            _log.error("kvmq can't copy the dead letters of group %r: %s", self.group.name, str(e))
+            return
+        except ArchiveUnavailable as e:
+            self._more_may_come, self._unavailable = False, e
+            return
+        self._ended += ended
         for key, error in stuck.items():
-            self.stuck[key] = self.unavailable = error
-        for key, lock in self.dead:
-            if key in stuck:
-                continue
-            self.dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
+            self._stuck[key] = self._unavailable = error
+        for key, lock in self._dead:
+            if key not in stuck:
+                self._dropped += [(key.queue, o) for o in offsets_of(key.first, lock.locked)]
 
     # --- parked rows ---
 
-    def take_parked(self, queue: int | None) -> None:
+    def _take_parked(self, queue: int | None) -> None:
         """Takes messages that were parked while the group was an ordered one: nothing holds them up
         now.
         """
-        for key, lock in self._flight.parked():
-            if not self.left or self.room <= 0:
+        for key, lock in self._table.parked():
+            if not self._wants_more or self._room <= 0:
                 return
-            if self.is_tired:
-                self.made_way = True
+            if self._is_tired:
+                self._more_may_come = True
                 return
             if queue in (None, key.queue):
                 self._take_again(key, lock)
 
-    def finish(self) -> None:
-        """Complete the change; nothing is taken after that."""
+    # --- the change ---
 
-    def settled(self) -> None:
+    def _write(self) -> None:
+        """Writes the change, and brings the table up to date."""
+        self._finish()
+        context, change, table = self._context, self._change, self._table
+        if change or change.next:
+            for queue in change.next.keys() | change.passed.keys():
+                offset = change.next.get(queue)
+                if offset is None:
+                    offset = context.next_offset(table, self.group, self.topic, queue)
+                passed = table.passed.get(queue, 0) + change.passed.get(queue, 0)
+                context.offsets.stage_pop(change.batch, table, queue, offset, passed)
+            context.families.write(change.batch)
+            table.apply(change)
+            self._update_order()
+        for nonce, bad in self._ended:
+            context.tables.end(nonce, bad)
+
+    def _finish(self) -> None:
+        """Completes the change; nothing is taken after that."""
+
+    def _update_order(self) -> None:
         """Drops the order of the table once the change was written."""
-        self._flight.order = None
+        self._table.order = None
 
     # --- unread messages ---
 
-    def take_unread(self, queue: int, first: int) -> None:
+    def _take_unread(self, queue: int, first: int) -> None:
         """Take unread messages of a queue, which begin at `first`."""
-        low, high = self._reader.bounds(self.topic.base + queue)
+        low, high = self._context.reader.bounds(self.topic.base + queue)
         at = max(first, low)
         begun = at
-        stop = min(high, at + SCAN_MAX - self.looked) if self._wanted.matches is not None else high
+        stop = min(high, at + SCAN_MAX - self._looked) if self._wanted.matches is not None else high
         messages: list[StoredMessage] = []
         before = self._left
-        end = max(0, before - self.room)
-        while at < stop and self.left > end:
+        end = max(0, before - self._room)
+        while at < stop and self._wants_more > end:
             count = min(self._left - end, stop - at)
-            found, following = self._read_on(at, high, partial(self._read, queue, at, count))
-            if following == at:
+            read = partial(self._read, queue, at, count)
+            result = ReadResult.of_queue(read, at, high, self.group.name)
+            self._unavailable = result.unavailable or self._unavailable
+            if result.end == at:
                 break
-            ahead = self._flight.ahead.get(queue)
+            found = list(result)
+            ahead = self._table.prefetched.get(queue)
             # Offsets between them that are not held are behind the claim, too.
-            at = ahead[-1].offset if ahead and found else following
+            at = ahead[-1].offset if ahead and found else result.end
             if not found:
                 continue
             fits, unfit = self._fit_all(found) if self._simple else self._fitting(found)
@@ -296,46 +443,31 @@ class Claim:
                 at = unfit
                 # The next pop begins with it.
                 rest = [message for message in reversed(found) if message.offset >= unfit]
-                self._flight.ahead.setdefault(queue, []).extend(rest)
+                self._table.prefetched.setdefault(queue, []).extend(rest)
                 break
         self._note_refused(queue)
         if at != first:
-            self.change.next[queue] = at
+            self._change.next[queue] = at
         # More messages for the filter may follow behind those that one claim reads.
-        self.made_way = self.made_way or stop <= at < high
+        self._more_may_come = self._more_may_come or stop <= at < high
         self._has_looked(at - begun)
-        self.room -= before - self._left
+        self._room -= before - self._left
         if messages:
             self._lock(queue, messages, 1, fresh=True)
-
-    def _read_on(
-        self, at: int, high: int, read: Callable[[], list[StoredMessage]]
-    ) -> tuple[list[StoredMessage], int]:
-        """The messages that `read` reads from an offset on, and the offset to go on at behind them.
-        No messages if they are lost. No messages, and the same offset, if that can't be told now.
-        """
-        try:
-            found = read()
-        except AWAY_ERRORS as e:
-            self.unavailable = e
-            return [], at
-        except READ_ERRORS as e:
-            return [], passed_over(e, at, self.group.name)
-        return found, found[-1].offset + 1 if found else high
 
     def _read(self, queue: int, at: int, count: int) -> list[StoredMessage]:
         """Reads messages from an offset on, one at least if any is held; more are read ahead if
         they are small.
         """
-        flight = self._flight
-        ahead = flight.ahead.get(queue)
+        table = self._table
+        ahead = table.prefetched.get(queue)
         if not ahead or ahead[-1].offset != at:
             room = max(self._bytes, 1) if self._is_limited else None
-            ahead = read_ahead(flight, self._reader, self.topic, queue, at, count, room)
+            ahead = prefetch(table, self._context.reader, self.topic, queue, at, count, room)
         found = ahead[: -count - 1 : -1]
         del ahead[-count:]
         if not ahead:
-            flight.ahead.pop(queue, None)
+            table.prefetched.pop(queue, None)
         return found
 
     def _fit_all(self, messages: list[StoredMessage]) -> tuple[list[StoredMessage], None]:
@@ -353,23 +485,25 @@ class Claim:
         due = self._begin + lock_ms(group, attempts, wanted.invisible_ms)
         for part, locked in _rows(messages):
             first = part[0].offset
-            nonce = next(self._nonces)
+            nonce = next(self._context.nonces)
             if fresh:
                 key = LockKey(group.id, self.topic.id, due, queue, first)
             else:
-                key = self._flight.free_key(self.change, queue, first, due)
-            lock = Lock(attempts, self._recoveries, nonce, locked, 0, wanted.attempt_id)
-            self.change.add(key, lock)
-            self.taken.append(Taken(key, lock, part))
+                key = self._table.free_key(self._change, queue, first, due)
+            lock = Lock(
+                attempts, self._context.offsets.recoveries, nonce, locked, 0, wanted.attempt_id
+            )
+            self._change.add(key, lock)
+            self._taken.append(Taken(key, lock, part))
 
-    def popped(self, receipts: Receipts) -> list[Popped]:
+    def _popped(self) -> list[Popped]:
         """The messages taken, with receipts; after the change was written."""
         out: list[Popped] = []
-        for key, lock, messages in self.taken:
+        for key, lock, messages in self._taken:
             delivery = Delivery(key, lock.nonce, raw_key=lock_key(*key))
             if not lock.attempt_id:  # its attempt id has to be forgotten with the row
-                delivery.flight, delivery.epoch = self._flight, self._flight.epoch
-            made = receipts.make(delivery, lock.locked)
+                delivery.table, delivery.epoch = self._table, self._table.epoch
+            made = self._context.receipts.make(delivery, lock.locked)
             out += map(Popped, messages, made, repeat(lock.attempts), repeat(key.due))
         return out
 

@@ -28,7 +28,7 @@ _log = logging.getLogger("kvmq")
 
 READ_ERRORS: Final = (RecordDamaged, ArchiveDamaged)
 """Messages can't be read any more; `ArchiveDamaged` may say where to go on."""
-AWAY_ERRORS: Final = (ArchiveUnavailable, ArchiveMissing)
+UNAVAILABLE_ERRORS: Final = (ArchiveUnavailable, ArchiveMissing)
 """Messages can't be read now, but may be later: a group waits for them. Caught before
 `READ_ERRORS`, because `ArchiveMissing` is one of them."""
 
@@ -54,7 +54,7 @@ class Cold:
                 return span.place.archive, behind
         return None
 
-    def stretch(
+    def read(
         self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
     ) -> int | None:
         """Append up to `limit` messages from `offset` on to `out`; returns the offset at which to

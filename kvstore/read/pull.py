@@ -150,7 +150,7 @@ def _take_from_tiers(
             count = min(count, _as_many(messages, max_bytes))
         if not count:
             break
-        at = reader.stretch(topic, queue, at, count, messages)
+        at = reader.read_tiers(topic, queue, at, count, messages)
 
 
 def _as_many(messages: list[StoredMessage], max_bytes: int) -> int:

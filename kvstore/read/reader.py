@@ -139,7 +139,7 @@ class Reader:
             )
         return found
 
-    def stretch(
+    def read_tiers(
         self, topic: Topic, queue: int, offset: int, limit: int, out: list[StoredMessage]
     ) -> int:
         """Appends up to `limit` messages from `offset`, which is inside the bounds, to `out`, from
@@ -153,7 +153,7 @@ class Reader:
             size, has = self._log.segment_size, self._log.segments.has
             found = list(takewhile(lambda position: has(position // size), found))
         if not found and self.cold is not None:
-            following = self.cold.stretch(topic, queue, offset, limit, out)
+            following = self.cold.read(topic, queue, offset, limit, out)
             if following is not None:
                 return following
         # This raises an error if no tier has the offset.
@@ -297,7 +297,7 @@ class Reader:
                 position = self.positions(topic, queue, offset, 1)[0]
                 return self.entry(position, topic, queue, offset)
             found: list[StoredMessage] = []
-            self.stretch(topic, queue, offset, 1, found)
+            self.read_tiers(topic, queue, offset, 1, found)
             if found and found[0].offset == offset:
                 return found[0]
             held = "it was erased, or a newer message took its place"

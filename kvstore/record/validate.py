@@ -1,4 +1,4 @@
-"""Validate: names of topics and groups, checked before anything is made of them.
+"""Checks names of topics and groups, and lists that a caller gave, before anything is made of them.
 
 The idea: the limits are RocketMQ's (Validators, TopicValidator), because names end up in its
 records and, with its own stores, as folder names. Good names are remembered, so the check costs a
@@ -10,13 +10,15 @@ Invariant: a checked name fits every field it is written to.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
-from kvstore.errors import MessageIllegal, shown
+from kvstore.errors import CallerError, MessageIllegal, shown
 from kvstore.record.layout import GROUP_MAX, RETRY_TOPIC_MAX, TOPIC_MAX
 from kvstore.record.names import DLQ_PREFIX, RETRY_PREFIX
 
+T = TypeVar("T")
 _NAME: Final = re.compile(r"[A-Za-z0-9%_|-]+")
 _ALLOWED: Final = "the letters A-Z and a-z, digits, and % - _ |"
 
@@ -70,3 +72,10 @@ def _name_bytes(what: str, name: str, limit: int) -> bytes:
 
 def _not_text(what: str, name: object) -> MessageIllegal:
     return MessageIllegal(f"{what} {shown(name):.80} is not a str")
+
+
+def listed(name: str, values: Iterable[T]) -> list[T]:
+    """The several values a caller gave, as a list; `CallerError` if they are none."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise CallerError(f"{name} is {shown(values)}; it must be a list")
+    return list(values)

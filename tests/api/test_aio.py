@@ -63,11 +63,11 @@ async def waiting(store: kvstore.aio.Store, count: int) -> None:
 
 
 def waiters(store: kvstore.aio.Store) -> int:
-    return sum(len(flight.waiters) for flight in flights(store))
+    return sum(len(table.waiters) for table in tables(store))
 
 
-def flights(store: kvstore.aio.Store) -> list[Any]:
-    return list(store._store._popping.flights._flights.values())
+def tables(store: kvstore.aio.Store) -> list[Any]:
+    return list(store._store._engine.popping.tables._tables.values())
 
 
 def test_every_call_of_a_store_is_there_with_its_signature() -> None:
@@ -364,7 +364,7 @@ def test_closing_the_store_beneath_wakes_everybody(tmp_path: Path) -> None:
         threads = [threading.Thread(target=pop) for _ in range(3)]
         for thread in threads:
             thread.start()
-        while not store._waiting.topics:
+        while not store._engine.waiting.topics:
             time.sleep(0.001)
         store.close()
         for thread in threads:

@@ -390,3 +390,18 @@ def test_a_view_has_every_call_of_the_store_that_is_about_messages_topics_or_gro
     calls = {name for name, _ in inspect.getmembers(Calls, callable) if not name.startswith("_")}
     views = {name for name, _ in inspect.getmembers(Namespace, callable)}
     assert calls - own <= views
+
+
+def test_a_view_has_the_signatures_of_the_store(views: tuple[Namespace, Namespace]) -> None:
+    for name, call in inspect.getmembers(Namespace, inspect.isfunction):
+        if not name.startswith("_"):
+            assert inspect.signature(call) == inspect.signature(getattr(Store, name)), name
+
+
+def test_a_name_may_be_given_by_its_keyword(views: tuple[Namespace, Namespace]) -> None:
+    a, b = views
+    a.put(topic="t", body=b"x")
+    assert [p.message.topic for p in a.pop(topic="t", group="g")] == ["t"]
+    assert b.pop(topic="t", group="g") == []
+    assert [stats.topic for stats in a.group_stats(group="g", topic="t")] == ["t"]
+    assert a.create_group("h", dead_letter_topic="dead").dead_letter_topic == "dead"

@@ -270,7 +270,7 @@ Row = tuple[int, ...]
 def content(path: Path) -> dict[str, list[Row]]:
     """What the index says, whatever runs and parts say it."""
     with opened(path) as store:
-        index = store._index
+        index = store._engine.index
         found: dict[str, list[Row]] = {"entries": [], "places": [], "keys": []}
         for key, value in index.families.rows("runs", b""):
             run = read_run_key(key)
@@ -491,7 +491,7 @@ def test_a_store_opens_again_though_garbage_still_holds_an_iterator(tmp_path: Pa
     gc.disable()
     try:
         with opened(tmp_path / "a") as store:
-            garbage: list[object] = [store._index.families.iter("topics")]
+            garbage: list[object] = [store._engine.index.families.iter("topics")]
             garbage.append(garbage)
         del garbage
         with opened(tmp_path / "a"):
@@ -505,11 +505,11 @@ def test_a_store_opens_again_though_a_log_keeps_what_the_housekeeper_failed_of(
 ) -> None:
     """The message of an exception, that is: its frames have iterators of the index."""
     with opened(tmp_path / "a") as store:
-        housekeeper = store._housekeeper
+        housekeeper = store._engine.housekeeper
         assert housekeeper is not None
 
         def fail() -> None:
-            it = store._index.families.iter("topics")
+            it = store._engine.index.families.iter("topics")
             raise DiskFull(f"no room beside {it}")
 
         housekeeper._do(Job("failing", lambda: True, fail))

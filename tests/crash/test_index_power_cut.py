@@ -38,7 +38,7 @@ class Disk:
 
     def look(self) -> bool:
         """Take note of a sync since the last look; returns whether there was one."""
-        found = self._store._index.families._db.property_value("rocksdb.options-statistics")
+        found = self._store._engine.index.families._db.property_value("rocksdb.options-statistics")
         counted = _SYNCED.search(found or "")
         assert counted is not None, "RocksDB counts no syncs"
         before, self._syncs = self._syncs, int(counted[1])
@@ -69,7 +69,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
     monkeypatch.setattr(Families, "_db_options", counting)
     with kvstore.open(tmp_path / "a", CONFIG) as made:
-        made._housekeeper.stop()
+        made._engine.housekeeper.stop()
         made.create_topic("t", queues=1)
         made.create_topic("doomed", queues=1)
         made.create_group("g", max_attempts=1)
@@ -90,8 +90,8 @@ def _no_topic(store: Store) -> bool:
 def _sync_offsets(store: Store) -> None:
     store.commit_offset("g", "t", 0, 7)
     CLOCK.advance(2.0)
-    assert store._offsets.sync_due()
-    store._offsets.sync()
+    assert store._engine.offsets.sync_due()
+    store._engine.offsets.sync()
 
 
 PROMISES: dict[str, tuple[Callable[[Store], Any], Callable[[Store], bool]]] = {
@@ -162,16 +162,16 @@ def test_a_segment_leaves_the_index_on_the_disk_before_its_file_goes(
     """Else the index would come back and name a segment that is not there."""
     store.seal()
     disk = Disk(store)
-    remove = store._log.segments.remove
+    remove = store._engine.log.segments.remove
     had_synced = []
 
     def watched(number: int, **more: bool) -> None:
         had_synced.append(disk.look())
         remove(number, **more)
 
-    store._log.segments.remove = watched  # type: ignore[method-assign]
+    store._engine.log.segments.remove = watched  # type: ignore[method-assign]
     store.config.clock.advance(100)  # type: ignore[attr-defined]
-    store._upkeep._let_go(_why(0))
+    store._engine.upkeep._let_go(_why(0))
     assert had_synced == [True]
     with kvstore.open(disk.cut(tmp_path / "b"), SMALL) as cut:
         assert cut.bounds("t", 0) == (20, 20)
@@ -187,7 +187,7 @@ def _why(number: int) -> Any:
 def test_what_a_close_has_said_is_on_the_disk(store: Store, tmp_path: Path) -> None:
     disk = Disk(store)
     store.commit_offset("g", "t", 0, 9)
-    store._upkeep.checkpoint(clean=True)
+    store._engine.upkeep.checkpoint(clean=True)
     assert disk.look()
     with kvstore.open(disk.cut(tmp_path / "b"), SMALL) as cut:
         assert cut.recovery.clean

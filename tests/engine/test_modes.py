@@ -364,7 +364,7 @@ def test_a_put_fails_when_the_log_is_busy_for_longer_than_the_limit(opens: Opens
     store = opens(StoreConfig(segment_size=SEGMENT, busy_timeout=0.02))
     store.create_topic("t")
     store.put("t", b"a", queue=0)
-    with store._log.lock, pytest.raises(StoreBusy):
+    with store._engine.log.lock, pytest.raises(StoreBusy):
         store.put("t", b"b", queue=0)
     assert store.put("t", b"c", queue=0).offset == 1
 

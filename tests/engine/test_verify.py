@@ -73,12 +73,12 @@ def test_a_damaged_record_is_found_after_reopening_too(filled: Store, opens: Ope
 
 
 def rows(store: Store, family: str) -> list[tuple[bytes, bytes]]:
-    return list(store._index.families.rows(family, b""))
+    return list(store._engine.index.families.rows(family, b""))
 
 
 def change(store: Store, family: str, key: bytes, value: bytes | None) -> list[Problem]:
     """Change a row behind the store's back; returns what `verify` says then."""
-    families = store._index.families
+    families = store._engine.index.families
     batch = families.batch()
     if value is None:
         batch.delete(family, key)

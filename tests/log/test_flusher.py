@@ -62,9 +62,9 @@ def test_few_dirty_bytes_wait_for_the_thorough_interval(tmp_path: Path) -> None:
 
 def sync_when_somebody_waits(store: Store) -> None:
     """What a checkpoint does first, in the housekeeper's thread or a caller's."""
-    with store._flusher._changed:
+    with store._engine.flusher._changed:
         pass  # whoever set the event waits by now
-    store._log.sync_to_end()
+    store._engine.log.sync_to_end()
 
 
 def test_a_flush_ends_when_a_checkpoint_syncs_before_the_flusher_does(tmp_path: Path) -> None:
@@ -86,8 +86,9 @@ def test_a_flush_ends_when_a_checkpoint_syncs_before_the_flusher_does(tmp_path: 
         flush.join(3)
         hangs = flush.is_alive()
         clock.before_waking = None
-        with store._flusher._changed:
-            store._flusher._changed.notify_all()  # let it go, so that the store can be closed
+        changed = store._engine.flusher._changed
+        with changed:
+            changed.notify_all()  # let it go, so that the store can be closed
         flush.join(3)
         assert store.stats().durable_position == store.stats().end_position
         assert not hangs

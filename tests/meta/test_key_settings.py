@@ -106,7 +106,7 @@ def test_a_row_of_before_is_read_and_goes_on(opens: Opens) -> None:
     store = opens(CONFIG)
     store.create_topic("t")
     put(store, "old")
-    families = store._index.families
+    families = store._engine.index.families
     ((key, row),) = families.rows(TOPICS, b"")
     fields = msgspec.msgpack.decode(row)
     del fields["key_history"]

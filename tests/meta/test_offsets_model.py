@@ -98,7 +98,7 @@ class OffsetsMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.store._offsets.history_rows.sweep()
+        self.store._engine.offsets.history_rows.sweep()
 
     @rule()
     def reopen(self) -> None:

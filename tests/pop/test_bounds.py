@@ -17,7 +17,7 @@ from kvstore import Message, Store, TopicConfig
 from kvstore.meta.groups import GroupConfig
 from kvstore.pop import fast_path, ordered, receipts
 from kvstore.pop import pop as pop_module
-from kvstore.pop.inflight import tables as flights_module
+from kvstore.pop.inflight import tables as tables_module
 from kvstore.pop.inflight.held import OffsetSet
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tally import Tally
@@ -42,17 +42,17 @@ def topics(store: Store) -> list[str]:
 
 
 def flight_of(store: Store, group: str, topic: str) -> InflightTable:
-    found = store._popping.flights.find(store.group(group).id, store.topic(topic).id)
+    found = store._engine.popping.tables.find(store.group(group).id, store.topic(topic).id)
     assert found is not None
     return found
 
 
-# --- flights ---
+# --- tables ---
 
 
 @pytest.fixture
 def few_flights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights_module, "_KEPT_MAX", BOUND)
+    monkeypatch.setattr(tables_module, "_KEPT_MAX", BOUND)
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -61,9 +61,9 @@ def test_flights_with_nothing_under_way_are_let_go(store: Store, topics: list[st
     for name in topics:
         (one,) = store.pop("g", name)
         store.ack(one.receipt)
-    assert len(store._popping.flights._flights) <= BOUND + 1
+    assert len(store._engine.popping.tables._tables) <= BOUND + 1
     assert all(store.pop("g", name) == [] for name in topics)
-    assert len(store._popping.flights._flights) <= BOUND + 1
+    assert len(store._engine.popping.tables._tables) <= BOUND + 1
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -72,19 +72,19 @@ def test_flights_are_fewer_again_after_very_many_were_needed(
 ) -> None:
     store.create_groups([GroupConfig(name=name) for name in ("g", "h")])
     held = [store.pop("g", name)[0] for name in topics]
-    assert len(store._popping.flights._flights) == MANY
+    assert len(store._engine.popping.tables._tables) == MANY
     assert store.ack_batch([p.receipt for p in held]) == [True] * MANY
     for name in topics:
         store.pop("h", name, invisible_for=LONG)
         store.ack_batch([p.receipt for p in store.pop("h", name)])
-    assert len(store._popping.flights._flights) <= MANY + 1
+    assert len(store._engine.popping.tables._tables) <= MANY + 1
     for name in topics:
         store.reset_offset("h", name, to="end")
     store.create_topic("more", queues=1)
     for n in range(MANY):
         store.create_group(f"m{n}")
         store.pop(f"m{n}", "more")
-    assert len(store._popping.flights._flights) <= BOUND + 1
+    assert len(store._engine.popping.tables._tables) <= BOUND + 1
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -113,7 +113,7 @@ def test_what_is_parked_or_locked_or_waited_for_outlives_many_other_flights(
     assert offsets(store.pop("l", "t", 1)) == [0]
     with pytest.raises(kvstore.ReceiptExpired):
         store.ack(locked.receipt)
-    assert poll.flight is flight_of(store, "g", "t")
+    assert poll.table is flight_of(store, "g", "t")
     store.put("t", b"")
     assert woken
     assert offsets(poll.look()) == [3]
@@ -125,7 +125,7 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
     store: Store, topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create_group("g")
-    waiting = store._popping.waiting
+    waiting = store._engine.popping.waiting
     enter = waiting.enter
 
     def enter_after_many_others(*given: Any) -> None:
@@ -137,7 +137,7 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
     found, poll = store._begin_pop(lambda: None, "g", "t", 60.0, 1, None, LONG, None, None, None)
     assert not found
     assert poll is not None
-    assert poll.flight is flight_of(store, "g", "t")
+    assert poll.table is flight_of(store, "g", "t")
     poll.end()
 
 
@@ -146,7 +146,7 @@ def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     class Looks(OrderedDict[tuple[int, int], InflightTable]):
-        """Counts how many flights are looked at."""
+        """Counts how many tables are looked at."""
 
         count = 0
 
@@ -154,33 +154,35 @@ def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
             Looks.count += 1
             super().move_to_end(key, last)
 
-    monkeypatch.setattr(flights_module, "_KEPT_MAX", BOUND)
-    flights = store._popping.flights
-    monkeypatch.setattr(flights, "_flights", Looks(flights._flights))
+    monkeypatch.setattr(tables_module, "_KEPT_MAX", BOUND)
+    tables = store._engine.popping.tables
+    monkeypatch.setattr(tables, "_tables", Looks(tables._tables))
     for number in range(size):
-        flights.get(1000 + number, 1).waiters.add(None)  # type: ignore[arg-type]  # it is held
+        tables.get(1000 + number, 1).waiters.add(None)  # type: ignore[arg-type]  # it is held
     before = Looks.count
     for number in range(100):
-        flights.get(1000 + size + number, 1)
-    assert Looks.count - before == 100 * flights_module._LOOKS
+        tables.get(1000 + size + number, 1)
+    assert Looks.count - before == 100 * tables_module._LOOKS
 
 
 # --- what is remembered ---
 
 
-def kept_flights_ahead(store: Store) -> int:
-    return sum(bool(f.ahead) for f in store._popping.flights._flights.values())
+def kept_tables_ahead(store: Store) -> int:
+    return sum(bool(f.prefetched) for f in store._engine.popping.tables._tables.values())
 
 
 KEPT: Final[dict[str, tuple[Any, str, Callable[[Store], int]]]] = {
     "rows that ended": (
-        flights_module, "ENDED_MAX", lambda store: len(store._popping.flights.ended)),
-    "flights that read ahead": (flights_module, "_AHEAD_MAX", kept_flights_ahead),
+        tables_module, "ENDED_MAX", lambda store: len(store._engine.popping.tables.ended)),
+    "tables that read ahead": (tables_module, "_PREFETCHED_MAX", kept_tables_ahead),
     "deliveries": (
-        receipts, "_REMEMBERED", lambda store: len(store._popping.settle._receipts.remembered)),
-    "what pops asked for": (fast_path, "_ASKS_MAX", lambda store: len(store._popping.quick._asks)),
+        receipts, "_REMEMBERED",
+        lambda store: len(store._engine.popping.acks._receipts.remembered)),
+    "what pops asked for": (
+        fast_path, "_ASKS_MAX", lambda store: len(store._engine.popping.fast_path._asks)),
     "what pops asked for, and was checked": (
-        pop_module, "_CHECKED_MAX", lambda store: len(store._popping.pop._checked)),
+        pop_module, "_CHECKED_MAX", lambda store: len(store._engine.popping.pop._checked)),
 }  # fmt: skip
 
 
@@ -209,23 +211,23 @@ def test_what_is_remembered_of_offsets_that_were_set_back_has_a_bound(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one queue, each time behind the time before."""
-    monkeypatch.setattr(flights_module, "ENDED_MAX", BOUND)
+    monkeypatch.setattr(tables_module, "ENDED_MAX", BOUND)
     store.create_group("g")
     store.put_batch([Message("t", b"") for _ in range(2 * MANY)])
-    flights = store._popping.flights
+    tables = store._engine.popping.tables
     for number in range(MANY):
         store.ack_batch([p.receipt for p in store.pop("g", "t", 3)])
         store.reset_offset("g", "t", offset=number + 1, queue=0)
-        kept = sum(map(len, flights._set_back.values()))
-        assert kept == flights._settings <= BOUND
+        kept = sum(map(len, tables._set_back.values()))
+        assert kept == tables._settings <= BOUND
     store.delete_group("g")
-    assert flights._settings == 0
+    assert tables._settings == 0
 
 
 def test_a_receipt_that_was_set_back_is_over_however_many_others_were(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flights_module, "ENDED_MAX", BOUND)
+    monkeypatch.setattr(tables_module, "ENDED_MAX", BOUND)
     store.create_group("g")
     store.put_batch([Message("t", b"") for _ in range(MANY)])
     for number in range(MANY - 1):
@@ -291,13 +293,13 @@ def test_counters_of_locks_stay_few_however_long_a_group_works(
         else:
             store.ack(one.receipt)
         clock.advance(1.0)
-    flight = flight_of(store, "g", "t")
-    assert flight.rows == 1
-    assert len(flight._buckets) <= 140
-    assert len(flight._queues[0].locked._pages) <= 140
-    assert isinstance(flight.tally, Tally)
-    assert len(flight.tally._counts) == 1
-    assert len(flight.tally._coming) <= 140
+    table = flight_of(store, "g", "t")
+    assert table.rows == 1
+    assert len(table._buckets) <= 140
+    assert len(table._queues[0].locked._pages) <= 140
+    assert isinstance(table.tally, Tally)
+    assert len(table.tally._counts) == 1
+    assert len(table.tally._coming) <= 140
 
 
 def test_a_set_of_offsets_says_which_of_a_stretch_it_has() -> None:

@@ -24,7 +24,7 @@ LONG: Final = 3600.0
 @contextmanager
 def locks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How many rows of locks were read, and looked up, meanwhile."""
-    families, seen = store._index.families, count()
+    families, seen = store._engine.index.families, count()
     rows, get = families.rows, families.get
 
     def counted_rows(family: str, *keys: Any) -> Any:
@@ -47,7 +47,7 @@ def locks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 @contextmanager
 def bytes_decoded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes of the records that were decoded meanwhile."""
-    reader, sizes = store._reader, list[int]()
+    reader, sizes = store._engine.reader, list[int]()
     entries = reader.entries
 
     def counted(positions: Any, topic: Any, queue: Any, offset: Any, out: list[Any]) -> None:
@@ -170,18 +170,18 @@ def test_popping_one_by_one_leaves_nothing_in_memory(store: Store, clock: Virtua
     store.create_group("g", max_in_flight=5)
     store.put_batch([Message("t", b"x") for _ in range(1000)])
     (old,) = store.pop("g", "t", invisible_for=LONG)
-    flight = store._popping.flights.find(store.group("g").id, store.topic("t").id)
-    assert flight is not None
+    table = store._engine.popping.tables.find(store.group("g").id, store.topic("t").id)
+    assert table is not None
     for _ in range(999):
         (one,) = store.pop("g", "t", invisible_for=60.0)
         store.ack(one.receipt)
         clock.advance(1.0)
-    assert flight.rows == 1
-    assert len(flight._buckets) < 140
-    assert len(flight._queues[0].locked._pages) < 140
-    assert flight.tally is not None
-    assert len(flight.tally._counts) == 1
-    assert len(flight.tally._coming) < 140
+    assert table.rows == 1
+    assert len(table._buckets) < 140
+    assert len(table._queues[0].locked._pages) < 140
+    assert table.tally is not None
+    assert len(table.tally._counts) == 1
+    assert len(table.tally._coming) < 140
     store.ack(old.receipt)
 
 

@@ -45,7 +45,7 @@ def store(opens: Opens) -> Store:
 
 
 def fill(store: Store) -> None:
-    store._housekeeper.stop()
+    store._engine.housekeeper.stop()
     store.create_topic("t", queues=2)
     store.create_group("g")
     store.put_batch([Message("t", b"%d" % n, queue=q) for q in (0, 1) for n in range(100)])
@@ -61,12 +61,12 @@ def passing(store: Store, clock: VirtualClock, seconds: int) -> None:
     """Let seconds pass, as the housekeeper sees them."""
     for _ in range(seconds):
         clock.advance(1)
-        if store._progress.due():
-            store._progress.sample()
+        if store._engine.progress.due():
+            store._engine.progress.sample()
 
 
 def rows(store: Store) -> int:
-    return sum(1 for _ in store._index.families.rows(OFFSET_HISTORY, b""))
+    return sum(1 for _ in store._engine.index.families.rows(OFFSET_HISTORY, b""))
 
 
 def test_the_history_has_what_was_acked_and_when(store: Store, clock: VirtualClock) -> None:
@@ -108,7 +108,7 @@ def test_of_an_interval_the_last_is_kept_and_acks_alone_write_nothing(
 def test_the_housekeeper_samples_at_each_interval_until_all_is_done(
     store: Store, clock: VirtualClock
 ) -> None:
-    progress = store._progress
+    progress = store._engine.progress
     assert not progress.due()
     popped = store.pop("g", "t", limit=2, queue=0, invisible_for=600)
     progress.sample()
@@ -130,7 +130,7 @@ def test_an_ack_after_a_restart_is_in_the_history(
     passing(store, clock, 5)
     store.close()
     again = opens()
-    again._housekeeper.stop()
+    again._engine.housekeeper.stop()
     again.ack(popped[0].receipt)
     passing(again, clock, 5)
     assert again.offset_history("g", "t", 0)[-1].committed_at == START_MS + 6000
@@ -146,7 +146,7 @@ def test_what_a_redrive_gives_back_is_not_done_any_more(store: Store, clock: Vir
     passing(store, clock, 2)
     done = store.committed_offset("g", "t", 0)
     assert history(store) == [(6, done)]
-    assert store._offsets.moved == {}
+    assert store._engine.offsets.moved == {}
     assert store.redrive("g") == 1
     passing(store, clock, 2)
     assert history(store) == [(6, done), (8, 0)]
@@ -156,7 +156,7 @@ def test_a_deleted_group_is_sampled_no_more(store: Store, clock: VirtualClock) -
     store.pop("g", "t", limit=2, queue=0, invisible_for=600)
     store.delete_group("g")
     passing(store, clock, 2)
-    assert (rows(store), store._offsets.moved) == (0, {})
+    assert (rows(store), store._engine.offsets.moved) == (0, {})
 
 
 def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: VirtualClock) -> None:
@@ -166,7 +166,7 @@ def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: Virtu
     store.alter_topic("t", queues=1)
     store.reset_offset("g", "t", to="end", queue=1)
     store.pop("g", "t", queue=1)
-    store._progress.sample()
+    store._engine.progress.sample()
     clock.advance(5)
     store.pop("g", "t", queue=0, limit=1, invisible_for=600)
     assert history(store)[-1] == (10, 1)
@@ -209,12 +209,12 @@ def test_a_clock_that_was_ahead_makes_no_rows(
     store.close()
     clock.step(-1000)
     again = opens()
-    again._housekeeper.stop()
+    again._engine.housekeeper.stop()
     again.reset_offset("g", "t", to="begin")
     again.pop("g", "t", queue=0, invisible_for=600)
     for _ in range(5):
         clock.advance(5)
-        again._progress.sample()
+        again._engine.progress.sample()
     assert history(again) == [(-1000, 0), (0, 90)]
 
 
@@ -240,7 +240,7 @@ def test_no_lock_is_read_for_the_history_however_many_there_are(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     popped = [store.pop("g", "t", queue=0, invisible_for=600)[0] for _ in range(20)]
-    families = store._index.families
+    families = store._engine.index.families
     read = families.rows
 
     def but_no_locks(family: str, *keys: Any) -> Any:
@@ -259,19 +259,19 @@ def test_a_reset_beside_a_sample_is_what_history_has(
 ) -> None:
     store.pop("g", "t", limit=20, queue=0, invisible_for=600)
     clock.advance(10)
-    write = store._offsets.write_history
+    write = store._engine.offsets.write_history
     resets = threading.Thread(
         target=lambda: store.reset_offset("g", "t", offset=70, queue=0), daemon=True
     )
 
     def while_another_resets(rows: Any) -> None:
-        monkeypatch.setattr(store._offsets, "write_history", write)
+        monkeypatch.setattr(store._engine.offsets, "write_history", write)
         resets.start()
         resets.join(0.2)
         write(rows)
 
-    monkeypatch.setattr(store._offsets, "write_history", while_another_resets)
-    store._progress.sample()
+    monkeypatch.setattr(store._engine.offsets, "write_history", while_another_resets)
+    store._engine.progress.sample()
     resets.join(60)
     assert history(store)[-1] == (10, 70)
 
@@ -283,4 +283,4 @@ def test_without_history_nothing_is_sampled(opens: Opens, clock: VirtualClock) -
         store.ack(one.receipt)
     clock.advance(10)
     assert history(store) == []
-    assert (rows(store), store._offsets.moved) == (0, {})
+    assert (rows(store), store._engine.offsets.moved) == (0, {})

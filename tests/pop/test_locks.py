@@ -341,27 +341,27 @@ def test_an_attempt_id_with_very_many_rows_gets_all_of_them_again(store: Store) 
 
 
 def test_nothing_is_kept_of_attempts_groups_and_topics_that_are_gone(store: Store) -> None:
-    flights = store._popping.flights
+    tables = store._engine.popping.tables
     store.create_group("h")
     put(store, 6)
     found = [store.pop("h", "t", attempt_id=f"{n}")[0] for n in range(3)]
     assert len(store.pop("h", "t", 3)) == 3
     number, topic = store.group("h").id, store.topic("t").id
-    flight = flights.get(number, topic)
-    assert len(flight.attempts) == 3
+    table = tables.get(number, topic)
+    assert len(table.attempts) == 3
     store.ack(found[0].receipt)
     store.change_invisible(found[1].receipt, 0)
-    assert len(flight.attempts) == 1
+    assert len(table.attempts) == 1
     store.delete_group("h")
-    assert number not in flights._groups
-    assert flights.get(number, topic).dead
-    assert number not in flights._groups
-    for kept in (flights._flights, flights._ahead):
+    assert number not in tables._groups
+    assert tables.get(number, topic).dead
+    assert number not in tables._groups
+    for kept in (tables._tables, tables._ahead):
         assert not any(group == number for group, _ in kept)
     for _ in range(3):
         store.create_group("h")
         store.delete_group("h")
-    assert len(flights._dead_groups._bits) == 1
+    assert len(tables._dead_groups._bits) == 1
 
 
 def test_an_attempt_id_is_the_groups_and_the_topics_own(store: Store) -> None:
@@ -458,13 +458,13 @@ def test_two_acks_at_the_same_moment_count_once(tmp_path: Path, count: int) -> N
         store.create_group("g")
         store.put_batch([Message("t", b"") for _ in range(2 * count)])
         receipts, kept = ([p.receipt for p in store.pop("g", "t", count, 3600.0)] for _ in range(2))
-        flight = store._popping.flights.get(store.group("g").id, store.topic("t").id)
-        with flight.lock:  # both know the row by now, and wait for their turn
+        table = store._engine.popping.tables.get(store.group("g").id, store.topic("t").id)
+        with table.lock:  # both know the row by now, and wait for their turn
             answers = [pool.submit(store.ack_batch, receipts) for _ in range(2)]
             time.sleep(0.2)
         assert [answer.result(30) for answer in answers] == [[True] * count] * 2
         (stats,) = store.group_stats("g", "t")
-        assert (stats.in_flight, flight.rows, flight.messages) == (count, 1, count)
+        assert (stats.in_flight, table.rows, table.messages) == (count, 1, count)
         assert store.ack_batch(kept) == [True] * count
         assert sum(lag.lag for lag in store.lag("g", "t")) == 0
 

@@ -213,10 +213,10 @@ def test_acks_of_an_ordered_group_wake_as_many_as_have_something_to_get(tmp_path
             put(store, 1, name)
         held = pop(store)
         assert offsets(held) == [0, 1, 2]
-        flight = store._popping.flights.find(store.group("g").id, store.topic("t").id)
-        assert flight is not None
+        table = store._engine.popping.tables.find(store.group("g").id, store.topic("t").id)
+        assert table is not None
         waiting = {pool.submit(store.pop, "g", "t", wait=LONG) for _ in range(3)}
-        while len(flight.asleep) < 3:
+        while len(table.asleep) < 3:
             time.sleep(0.01)
         ack(store, held[:1])
         done, waiting = wait(waiting, SOON, FIRST_COMPLETED)

@@ -122,7 +122,7 @@ def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
     """Also where what the first put back is done by the time that the second goes on."""
     put(store, 3)
     give_up(store, clock, 3)
-    redrive = store._popping.redrive
+    redrive = store._engine.popping.redrive
     look, others, acked = redrive._look, list[int](), list[bytes]()
 
     def look_while_another_comes(*given: Any) -> Any:
@@ -223,7 +223,7 @@ def test_a_letter_that_was_put_before_a_crash_is_not_put_again(
         raise KeyError("between the copy and the offset")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store._offsets, "stage", crash)
+        patched.setattr(store._engine.offsets, "stage", crash)
         with pytest.raises(KeyError):
             store.redrive("g")
     assert store.bounds("t", 0) == (1, 2)
@@ -298,12 +298,12 @@ def test_redrive_wakes_who_waits(store: Store, clock: VirtualClock) -> None:
     put(store, 1)
     give_up(store, clock, 1)
     woken: list[int] = []
-    flight = store._popping.flights.get(store.group("g").id, store.topic("t").id)
-    waiter = Waiter(lambda: woken.append(1), picky=False)
-    store._waiting.enter(flight, waiter)
+    table = store._engine.popping.tables.get(store.group("g").id, store.topic("t").id)
+    waiter = Waiter(lambda: woken.append(1), selective=False)
+    store._engine.waiting.enter(table, waiter)
     store.redrive("g")
     assert woken == [1]
-    store._waiting.leave(flight, waiter)
+    store._engine.waiting.leave(table, waiter)
 
 
 def test_namespaces_get_their_own(store: Store, clock: VirtualClock) -> None:

@@ -40,7 +40,7 @@ LIMITS: Final = (
     Limit(("pop.prefetch._AHEAD_BYTES",), 1, POPPED),
     Limit(("pop.take._DEAD_AT_ONCE",), 1, POPPED),
     Limit(("pop.inflight.tables.ENDED_MAX", "pop.popper.ENDED_MAX"), 1, POPPED),
-    Limit(("pop.inflight.tables._AHEAD_MAX",), 0, POPPED),
+    Limit(("pop.inflight.tables._PREFETCHED_MAX",), 0, POPPED),
     Limit(("pop.inflight.tables._KEPT_MAX",), 1, POPPED),
     Limit(("pop.inflight.held._EMPTY_MAX",), 0, POPPED),
     Limit(("pop.ordered._READ_AT_ONCE",), 1, POPPED),

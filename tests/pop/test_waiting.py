@@ -99,10 +99,10 @@ def test_a_lock_made_shorter_wakes_who_waits(store: Store, pool: ThreadPoolExecu
 def test_a_lock_that_another_pop_made_while_one_waited_wakes_it(
     store: Store, pool: ThreadPoolExecutor
 ) -> None:
-    picky = waiting(pool, store, queue=0)
+    selective = waiting(pool, store, queue=0)
     time.sleep(ASLEEP)
     store.put("t", b"1", queue=0)
-    (p,) = picky.result(SOON)
+    (p,) = selective.result(SOON)
     store.change_invisible(p.receipt, 0)
     one = store.pop("g", "t", invisible_for=0.5)
     assert one

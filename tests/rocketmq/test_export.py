@@ -267,7 +267,7 @@ def test_an_import_that_fails_half_way_makes_nothing(
         raise TopicExists("as if somebody had been quicker")
 
     with monkeypatch.context() as patch:
-        patch.setattr(other._groups, "stage", refuse)
+        patch.setattr(other._engine.groups, "stage", refuse)
         with pytest.raises(TopicExists):
             other.import_rocketmq_config(tmp_path / "out")
     assert (other.topics(), other.groups()) == ([], [])

@@ -39,13 +39,13 @@ _DUE_MAX: Final = PARKED - 1
 
 
 class Waiter:
-    """One pop that waits. `picky`: it wants only certain messages of the topic."""
+    """One pop that waits. `selective`: it wants only certain messages of the topic."""
 
-    __slots__ = ("picky", "wake")
+    __slots__ = ("selective", "wake")
 
-    def __init__(self, wake: Callable[[], None], *, picky: bool) -> None:
+    def __init__(self, wake: Callable[[], None], *, selective: bool) -> None:
         self.wake = wake
-        self.picky = picky
+        self.selective = selective
 
 
 class Change:
@@ -149,7 +149,7 @@ class InflightTable:
         the queue's end. It holds for these.
         """
         self.turn = 0
-        self.ahead: dict[int, list[StoredMessage]] = {}
+        self.prefetched: dict[int, list[StoredMessage]] = {}
         """Queue -> messages that were read ahead of any pop, the next one last."""
         self.message_bytes = 1 << 30
         """About the size of the record read last, in bytes; much before any was read."""
@@ -158,8 +158,8 @@ class InflightTable:
         self.waiters: set[Waiter] = set()
         self.asleep: OrderedDict[Waiter, None] = OrderedDict()
         """The waiters that were not woken since they looked last."""
-        self.picky = 0
-        """How many waiters are picky."""
+        self.selective = 0
+        """How many waiters are selective."""
         self.epoch = next(_births) << 32
         """Counts all changes to rows but adding new ones and removing whole ones. No two tables
         have the same epoch, not even one after the other.
@@ -169,7 +169,7 @@ class InflightTable:
         self.parked_count = 0
         """How many messages are parked."""
         self.users = 0
-        """How many hold the lock by `InflightTables.flying`: meanwhile the table is not let go."""
+        """How many hold the lock by `InflightTables.locked`: meanwhile the table is not let go."""
         self.tally: Tally | None = None
         """The group's tally, if it has one."""
         self.soonest = 0
@@ -261,7 +261,7 @@ class InflightTable:
             found.dues = Shelf()
         return found
 
-    def settle(self, change: Change) -> None:
+    def apply(self, change: Change) -> None:
         """Counts a change that was written."""
         if change.touched:
             self.epoch += 1
@@ -310,7 +310,7 @@ class InflightTable:
         self.passed.clear()
         self.starts.clear()
         self.attempts.clear()
-        self.ahead = {}
+        self.prefetched = {}
         self.order = None
         self.parked_count = 0
         self._first = None

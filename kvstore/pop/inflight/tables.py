@@ -33,7 +33,7 @@ _LOOKS: Final = 4
 there are fewer again after many could not be let go.
 """
 ENDED_MAX: Final = 1 << 16
-_AHEAD_MAX: Final = 64
+_PREFETCHED_MAX: Final = 64
 """Tables that may have read ahead, half a megabyte each."""
 
 
@@ -54,7 +54,7 @@ class InflightTables:
         self._bounds = bounds
         self._offsets = offsets
         self._lock = threading.Lock()
-        self._flights: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
+        self._tables: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
         """First the one that was made, or looked at, longest ago."""
         self._ahead: OrderedDict[tuple[int, int], InflightTable] = OrderedDict()
         self._by_group: dict[int, dict[int, InflightTable]] = {}
@@ -80,18 +80,18 @@ class InflightTables:
 
     def get(self, group: int, topic: int) -> InflightTable:
         """A group's table in a topic; made if there is none."""
-        flight = self._flights.get((group, topic))
-        if flight is None or group not in self._groups:
+        table = self._tables.get((group, topic))
+        if table is None or group not in self._groups:
             if group in self._dead_groups:
                 return InflightTable(self._families, group, topic, dead=True)
             self._ensure(group)
             with self._lock:
-                flight = self._flights.get((group, topic))
+                table = self._tables.get((group, topic))
                 if group in self._dead_groups or topic in self._dead_topics:
                     return InflightTable(self._families, group, topic, dead=True)
-                if flight is None:
-                    flight = self._make(group, topic)
-        return flight
+                if table is None:
+                    table = self._make(group, topic)
+        return table
 
     def _ensure(self, group: int) -> None:
         """Reads a group's rows if that was not done."""
@@ -104,43 +104,43 @@ class InflightTables:
     def find(self, group: int, topic: int) -> InflightTable | None:
         """A table, if there is one; there is one wherever messages are locked."""
         self._ensure(group)
-        return self._flights.get((group, topic))
+        return self._tables.get((group, topic))
 
     @contextmanager
-    def flying(self, group: int, topic: int) -> Iterator[InflightTable]:
+    def locked(self, group: int, topic: int) -> Iterator[InflightTable]:
         """A table, with its lock held."""
         while True:
-            flight = self.get(group, topic)
-            with flight.lock:
-                if flight.gone:
+            table = self.get(group, topic)
+            with table.lock:
+                if table.gone:
                     continue
-                flight.users += 1
+                table.users += 1
                 try:
-                    yield flight
+                    yield table
                 finally:
-                    flight.users -= 1
+                    table.users -= 1
                 return
 
     def _make(self, group: int, topic: int) -> InflightTable:
-        if len(self._flights) >= _KEPT_MAX:
+        if len(self._tables) >= _KEPT_MAX:
             self._let_go()
-        flight = self._flights[group, topic] = InflightTable(self._families, group, topic)
-        flight.tally = self._tallies.get(group)
-        self._by_group.setdefault(group, {})[topic] = flight
-        self._by_topic.setdefault(topic, {})[group] = flight
-        return flight
+        table = self._tables[group, topic] = InflightTable(self._families, group, topic)
+        table.tally = self._tallies.get(group)
+        self._by_group.setdefault(group, {})[topic] = table
+        self._by_topic.setdefault(topic, {})[group] = table
+        return table
 
     def _let_go(self) -> None:
-        for key in list(islice(self._flights, _LOOKS)):
-            flight = self._flights[key]
-            self._flights.move_to_end(key)
-            if not flight.lock.acquire(blocking=False):
+        for key in list(islice(self._tables, _LOOKS)):
+            table = self._tables[key]
+            self._tables.move_to_end(key)
+            if not table.lock.acquire(blocking=False):
                 continue
-            if not (flight.rows or flight.parked_count or flight.waiters or flight.users):
-                self._remove(flight)
-            flight.lock.release()
+            if not (table.rows or table.parked_count or table.waiters or table.users):
+                self._remove(table)
+            table.lock.release()
 
-    def under_way(self, group: int) -> list[InflightTable]:
+    def busy_tables(self, group: int) -> list[InflightTable]:
         """A group's tables that have locked messages."""
         self._ensure(group)
         with self._lock:
@@ -154,13 +154,13 @@ class InflightTables:
         self._ensure(group)
         with self._lock:
             tally = self._tallies[group] = Tally()
-            flights = list(self._by_group.get(group, {}).values())
-        for flight in flights:
-            with flight.lock:
-                if not flight.gone and flight.tally is not tally:
-                    for key, lock in flight.all():
+            tables = list(self._by_group.get(group, {}).values())
+        for table in tables:
+            with table.lock:
+                if not table.gone and table.tally is not tally:
+                    for key, lock in table.all():
                         tally.add(key.due, lock.locked.bit_count())
-                    flight.tally = tally
+                    table.tally = tally
 
     def live_at(self, group: int, now: int) -> int:
         """How many of a group's messages are under live locks, in all topics; the group is
@@ -168,13 +168,13 @@ class InflightTables:
         """
         return self._tallies[group].live_at(now)
 
-    def next_due(self, flight: InflightTable) -> int | None:
+    def next_due(self, table: InflightTable) -> int | None:
         """The next time at which a waiter of a table may find something, ms since the epoch: a lock
         of it runs out, or any lock of its group if that makes room. None if there is no such time.
         """
-        flights = self.under_way(flight.group) if flight.capped else [flight]
+        tables = self.busy_tables(table.group) if table.capped else [table]
         found = []
-        for one in flights:
+        for one in tables:
             with one.lock:
                 found.append(one.next_due())
         return min((due for due in found if due is not None), default=None)
@@ -188,10 +188,10 @@ class InflightTables:
             self._dead_groups.update(groups)
             self._dead_topics.update(topics)
             found = {
-                (flight.group, flight.topic): flight
+                (table.group, table.topic): table
                 for kept, ids in ((self._by_group, groups), (self._by_topic, topics))
                 for number in ids
-                for flight in kept.get(number, {}).values()
+                for table in kept.get(number, {}).values()
             }
         with ExitStack() as held:
             # In the order in which all who take several locks take them.
@@ -207,12 +207,12 @@ class InflightTables:
 
     def forget_group(self, group: int) -> list[InflightTable]:
         """Forgets a deleted group; returns its tables."""
-        flights = self._forget(self._by_group, group)
+        tables = self._forget(self._by_group, group)
         self._forget_set_back(0, group)
         with self._lock:
             self._groups.difference_update((group,))
             self._tallies.pop(group, None)
-        return flights
+        return tables
 
     def forget_topic(self, topic: int) -> list[InflightTable]:
         """Forgets a deleted topic; returns its tables."""
@@ -228,33 +228,33 @@ class InflightTables:
         self, kept: dict[int, dict[int, InflightTable]], number: int
     ) -> list[InflightTable]:
         with self._lock:
-            flights = list(kept.get(number, {}).values())
-            for flight in flights:
-                self._remove(flight)
-                if flight.tally is not None:
-                    flight.tally.is_stale = True
-        return flights
+            tables = list(kept.get(number, {}).values())
+            for table in tables:
+                self._remove(table)
+                if table.tally is not None:
+                    table.tally.is_stale = True
+        return tables
 
-    def _remove(self, flight: InflightTable) -> None:
-        flight.gone = True
-        group, topic = flight.group, flight.topic
-        del self._flights[group, topic]
+    def _remove(self, table: InflightTable) -> None:
+        table.gone = True
+        group, topic = table.group, table.topic
+        del self._tables[group, topic]
         self._ahead.pop((group, topic), None)
         for kept, one, other in ((self._by_group, group, topic), (self._by_topic, topic, group)):
             del kept[one][other]
             if not kept[one]:
                 del kept[one]
 
-    def reads_ahead(self, flight: InflightTable) -> None:
+    def note_prefetch(self, table: InflightTable) -> None:
         """Marks that a table has read ahead. If there are many such tables, the one that did so
         longest ago drops its messages.
         """
         ahead = self._ahead
-        ahead[flight.group, flight.topic] = flight
-        ahead.move_to_end((flight.group, flight.topic))
-        if len(ahead) > _AHEAD_MAX:
+        ahead[table.group, table.topic] = table
+        ahead.move_to_end((table.group, table.topic))
+        if len(ahead) > _PREFETCHED_MAX:
             # A reader that is at it right now goes on with the list it has.
-            ahead.popitem(last=False)[1].ahead = {}
+            ahead.popitem(last=False)[1].prefetched = {}
 
     # --- what is remembered of rows ---
 
@@ -299,25 +299,25 @@ class InflightTables:
 
     # --- loading ---
 
-    def reload(self, flight: InflightTable) -> None:
+    def reload(self, table: InflightTable) -> None:
         """Makes a table forget rows and offsets that were changed otherwise. Its lock is held."""
-        flight.clear()
-        self._read(lock_prefix(flight.group, flight.topic))
+        table.clear()
+        self._read(lock_prefix(table.group, table.topic))
 
     def look(self, group: int, topic: int, each: Look = _ignored) -> InflightTable:
         """A table for one look, made from the stored rows; `each` is called with every row."""
-        flight = InflightTable(self._families, group, topic)
+        table = InflightTable(self._families, group, topic)
         for key, lock in self._rows(lock_prefix(group, topic)):
-            flight.count(key, lock.locked)
+            table.count(key, lock.locked)
             each(key, lock)
-        return flight
+        return table
 
-    def next_of(self, flight: InflightTable, queue: int) -> int:
+    def next_of(self, table: InflightTable, queue: int) -> int:
         """A queue's next offset; 0 where the group has none yet."""
-        found = flight.next.get(queue)
+        found = table.next.get(queue)
         if found is None:
-            bounds = self._bounds(flight.topic << 32 | queue)
-            found = self._offsets.get(flight.group, flight.topic, queue, bounds)
+            bounds = self._bounds(table.topic << 32 | queue)
+            found = self._offsets.get(table.group, table.topic, queue, bounds)
         return found or 0
 
     def _load(self, group: int) -> None:
@@ -327,11 +327,11 @@ class InflightTables:
         group = U32.unpack_from(prefix)[0]
         # Cutting may have to be tried again, and nothing may be counted twice then.
         for key, lock in list(self._rows(prefix)):
-            flight = self._flights.get((group, key.topic)) or self._make(group, key.topic)
-            flight.count(key, lock.locked)
+            table = self._tables.get((group, key.topic)) or self._make(group, key.topic)
+            table.count(key, lock.locked)
             self._offsets.may_move(group, key.topic)
             if lock.attempt_id:
-                flight.note_attempt(lock.attempt_id, key)
+                table.note_attempt(lock.attempt_id, key)
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[LockKey, Lock]]:
         """The rows whose keys begin with a prefix, as they hold for the log there is."""

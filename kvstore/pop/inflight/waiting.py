@@ -58,42 +58,42 @@ class Waiting:
         self._closed = True
         self.everybody()
 
-    def enter(self, flight: InflightTable, waiter: Waiter) -> None:
+    def enter(self, table: InflightTable, waiter: Waiter) -> None:
         """Begins to wait."""
         with self._lock:
             if not self.topics:
                 self._apart = self._clocks_apart()
-            if not flight.waiters:
-                self.topics.setdefault(flight.topic, []).append(flight)
-            flight.waiters.add(waiter)
-            flight.asleep[waiter] = None
-            flight.picky += waiter.picky
+            if not table.waiters:
+                self.topics.setdefault(table.topic, []).append(table)
+            table.waiters.add(waiter)
+            table.asleep[waiter] = None
+            table.selective += waiter.selective
 
-    def rest(self, flight: InflightTable, waiter: Waiter) -> None:
+    def rest(self, table: InflightTable, waiter: Waiter) -> None:
         """Makes a waiter ready to be woken again; called before each look. The longest wait is
         woken first.
         """
         with self._lock:
             # One that was cancelled may have left before this last look: it would be woken in vain.
-            if waiter in flight.waiters:
-                flight.asleep[waiter] = None
+            if waiter in table.waiters:
+                table.asleep[waiter] = None
 
-    def leave(self, flight: InflightTable, waiter: Waiter) -> None:
+    def leave(self, table: InflightTable, waiter: Waiter) -> None:
         """Stops waiting."""
         with self._lock:
-            flight.waiters.remove(waiter)
-            flight.asleep.pop(waiter, None)
-            flight.picky -= waiter.picky
+            table.waiters.remove(waiter)
+            table.asleep.pop(waiter, None)
+            table.selective -= waiter.selective
             if self._watch is waiter or self._watch is None:
                 self._watch = None
                 self._wake_one()
             # It may have been woken for more than it took, or know of a lock that runs out.
-            self._wake(flight, 1)
-            if not flight.waiters:
-                flights = self.topics[flight.topic]
-                flights.remove(flight)
-                if not flights:
-                    del self.topics[flight.topic]
+            self._wake(table, 1)
+            if not table.waiters:
+                tables = self.topics[table.topic]
+                tables.remove(table)
+                if not tables:
+                    del self.topics[table.topic]
 
     # --- the clock ---
 
@@ -118,10 +118,10 @@ class Waiting:
         return self._clock.now_ms() / 1000 - self._clock.monotonic()
 
     def _wake_one(self) -> None:
-        for flights in self.topics.values():
-            for flight in flights:
-                if flight.asleep:
-                    self._wake(flight, 1)
+        for tables in self.topics.values():
+            for table in tables:
+                if table.asleep:
+                    self._wake(table, 1)
                     return
 
     # --- waking ---
@@ -135,34 +135,34 @@ class Waiting:
                 counts[topic] = counts.get(topic, 0) + 1
         with self._lock:
             for topic, count in counts.items():
-                for flight in self.topics.get(topic, ()):
-                    self._wake(flight, count)
+                for table in self.topics.get(topic, ()):
+                    self._wake(table, count)
 
-    def freed(self, flight: InflightTable, count: int) -> None:
+    def freed(self, table: InflightTable, count: int) -> None:
         """Wakes waiters for messages that were given back, or whose turn has come."""
-        if flight.waiters:
+        if table.waiters:
             with self._lock:
-                self._wake(flight, count)
+                self._wake(table, count)
 
     def made_room(self, group: int) -> None:
         """Wakes the waiters that found too many of a group's messages locked."""
         self.short.discard(group)
         if self.topics:
             with self._lock:
-                for flights in self.topics.values():
-                    for flight in flights:
-                        if flight.group == group:
-                            self._wake(flight, len(flight.waiters))
+                for tables in self.topics.values():
+                    for table in tables:
+                        if table.group == group:
+                            self._wake(table, len(table.waiters))
 
     def everybody(self) -> None:
         """Wakes all waiters: much became visible at once."""
         with self._lock:
-            for flights in self.topics.values():
-                for flight in flights:
-                    self._wake(flight, len(flight.waiters))
+            for tables in self.topics.values():
+                for table in tables:
+                    self._wake(table, len(table.waiters))
 
-    def _wake(self, flight: InflightTable, count: int) -> None:
-        asleep = flight.asleep
-        for _ in range(len(asleep) if flight.picky else min(count, len(asleep))):
+    def _wake(self, table: InflightTable, count: int) -> None:
+        asleep = table.asleep
+        for _ in range(len(asleep) if table.selective else min(count, len(asleep))):
             waiter, _ = asleep.popitem(last=False)
             waiter.wake()

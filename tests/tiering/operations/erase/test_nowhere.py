@@ -103,7 +103,7 @@ def leave_behind(store: Store, clock: VirtualClock) -> None:
 def rows_of_index(store: Store) -> Iterator[bytes]:
     """Every key and value of RocksDB, which a file of its may hold compressed."""
     for family in FAMILIES:
-        for key, value in store._index.families.rows(family, b""):
+        for key, value in store._engine.index.families.rows(family, b""):
             yield key
             yield value
 

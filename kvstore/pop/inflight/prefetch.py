@@ -23,8 +23,8 @@ _AHEAD_BYTES: Final = 512 << 10
 """A topic has at most `AHEAD` messages, and this many bytes, read ahead."""
 
 
-def read_ahead(
-    flight: InflightTable,
+def prefetch(
+    table: InflightTable,
     reader: Reader,
     topic: Topic,
     queue: int,
@@ -37,10 +37,10 @@ def read_ahead(
     damage or messages that are not held any more follow, or where `count` messages exceed
     `max_bytes`. It begins behind `at` if that message is not held. Raises every error of reading.
     """
-    kept = flight.ahead.get(queue)
+    kept = table.prefetched.get(queue)
     if not kept or kept[-1].offset != at:
         kept = []
-    most = min(AHEAD, _AHEAD_BYTES // flight.message_bytes) // topic.read_queues
+    most = min(AHEAD, _AHEAD_BYTES // table.message_bytes) // topic.read_queues
     first = kept[0].offset + 1 if kept else at
     if max_bytes is not None:
         max_bytes = max(max_bytes, _AHEAD_BYTES // topic.read_queues)
@@ -48,15 +48,15 @@ def read_ahead(
     if not found or (kept and found[0].offset != first):
         return kept
     if found[-1].offset - found[0].offset != len(found) - 1:
-        del found[_stretch(found) :]
-    flight.message_bytes = max(1, sum(m.size for m in found) // len(found))
+        del found[_before_gap(found) :]
+    table.message_bytes = max(1, sum(m.size for m in found) // len(found))
     found.reverse()
     found += kept
-    flight.ahead[queue] = found
+    table.prefetched[queue] = found
     return found
 
 
-def _stretch(messages: list[StoredMessage]) -> int:
+def _before_gap(messages: list[StoredMessage]) -> int:
     """How many messages come before the first gap."""
     first = messages[0].offset
     return next(i for i, m in enumerate(messages) if m.offset != first + i)

@@ -1,0 +1,190 @@
+"""Exchanges topics, groups and offsets with RocketMQ, as its JSON files.
+
+Invariants: existing topics, groups, offsets and files stay as they are unless the caller asks
+otherwise; all changes of an import are one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from kvstore.engine.engine import Engine
+from kvstore.errors import CallerError, MessageIllegal, StoreNotFound
+from kvstore.files import local_path
+from kvstore.index.families import Batch
+from kvstore.meta.groups import GroupConfig, GroupInfo
+from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.pop.group_stats import committed_of
+from kvstore.record.names import SCHEDULE_TOPIC
+from kvstore.record.validate import check_group, check_topic
+from kvstore.rocketmq.config.configs import DELAY_GROUP, group_config, topic_config
+from kvstore.rocketmq.config.configuration import Configuration, read_configuration
+from kvstore.rocketmq.config.export import FILES, ExportReport, Offset, write_configuration
+from kvstore.rocketmq.file_layouts import CONFIG
+
+
+class ConfigImport(msgspec.Struct, frozen=True):
+    """The result of importing a configuration: topics, groups and offsets that are new; how many
+    were there already and stayed (`kept`); those that could not be taken, and why (`notes`).
+    """
+
+    topics: int
+    groups: int
+    offsets: int
+    kept: int
+    notes: list[str]
+
+
+def export_configuration(engine: Engine, folder: str | Path, *, overwrite: bool) -> ExportReport:
+    """See `Store.export_rocketmq`."""
+    files, target = engine.config.files, local_path(folder, "an export")
+    there = [n for n in FILES if files.size(target / CONFIG / n) is not None]
+    if there and not overwrite:
+        raise CallerError(
+            f"{target / CONFIG} has {', '.join(there)} already; name another folder, or say "
+            "overwrite=True"
+        )
+    return write_configuration(
+        target,
+        files,
+        topics=engine.topics.all(),
+        groups=engine.groups.all(),
+        offsets=list(_all_offsets(engine)),
+        now_ms=engine.config.clock.now_ms(),
+    )
+
+
+def _all_offsets(engine: Engine) -> Iterator[Offset]:
+    for group in engine.groups.all():
+        for topic, queue in engine.offsets.queues(group.id):
+            name = engine.topics.name_of(topic)
+            if name is None:
+                continue  # its topic was deleted by a version that left offsets
+            # Messages popped and not done would be lost to a group that goes on from there.
+            used, locked_table = engine.topics.get(name), engine.inflight(group.id, topic)
+            offset = committed_of(engine.reader, engine.offsets, group, used, queue, locked_table)
+            if offset is not None:
+                yield group.name, name, queue, offset
+
+
+def import_configuration(engine: Engine, folder: str | Path) -> ConfigImport:
+    """See `Store.import_rocketmq_config`."""
+    found = _configuration(engine, local_path(folder, "a configuration"))
+    notes = list(found.notes)
+    with engine.topics.lock, engine.groups.lock:
+        topics, kept_topics = _new_topics(engine, found, notes)
+        groups, kept_groups = _new_groups(engine, found, notes)
+        batch = engine.index.families.batch()
+        made = engine.topics.stage(batch, topics)
+        new = engine.groups.stage(batch, groups)
+        offsets, kept = _stage_offsets(engine, batch, found, made, new, notes)
+        engine.index.families.write(batch, sync=True)
+        engine.topics.written(made)
+        engine.groups.written(new)
+        engine.offsets.written()
+    return ConfigImport(
+        topics=len(made),
+        groups=len(new),
+        offsets=offsets,
+        kept=kept_topics + kept_groups + kept,
+        notes=notes,
+    )
+
+
+def _configuration(engine: Engine, folder: Path) -> Configuration:
+    for place in (folder / CONFIG, folder):
+        found = read_configuration(place, engine.config.files)
+        if found.kind != "none" or found.delay_offsets:
+            return found
+    raise StoreNotFound(f"neither {folder} nor {folder / CONFIG} has a configuration of RocketMQ's")
+
+
+def _new_topics(
+    engine: Engine, found: Configuration, notes: list[str]
+) -> tuple[list[TopicConfig], int]:
+    configs = {topic.name: topic_config(topic) for topic in found.topics}
+    for _, name, queue, _ in _offsets(found):
+        config = configs.get(name, TopicConfig(name=name, queues=queue + 1))
+        if queue >= (config.read_queues or config.queues):
+            config = msgspec.structs.replace(config, read_queues=queue + 1)
+        configs[name] = config
+    new: list[TopicConfig] = []
+    kept = 0
+    for config in configs.values():
+        if _is_legal(check_topic, config.name, notes):
+            if engine.topics.find(config.name) is not None:
+                kept += 1
+            else:
+                new.append(config)
+    return new, kept
+
+
+def _new_groups(
+    engine: Engine, found: Configuration, notes: list[str]
+) -> tuple[list[GroupConfig], int]:
+    configs = {group.name: group_config(group) for group in found.groups}
+    for name, *_ in _offsets(found):
+        configs.setdefault(name, GroupConfig(name=name))
+    legal = [c for c in configs.values() if _is_legal(check_group, c.name, notes)]
+    new = [config for config in legal if engine.groups.find(config.name) is None]
+    return new, len(legal) - len(new)
+
+
+def _stage_offsets(
+    engine: Engine,
+    batch: Batch,
+    found: Configuration,
+    topics: list[TopicInfo],
+    groups: list[GroupInfo],
+    notes: list[str],
+) -> tuple[int, int]:
+    """Puts offsets that are not there into a batch; returns how many it put, and how many were
+    there.
+    """
+    topic_ids = {info.name: info.id for info in topics}
+    group_ids = {info.name: info.id for info in groups}
+    taken = kept = 0
+    for group, topic, queue, offset in _offsets(found):
+        known, used = engine.groups.find(group), engine.topics.find(topic)
+        group_id = group_ids.get(group) if known is None else known.id
+        topic_id = topic_ids.get(topic) if used is None else used.id
+        if group_id is None or topic_id is None:
+            continue  # the note says why
+        if used is not None and queue >= used.read_queues:
+            notes.append(f"offset {offset} of {group}: {topic} has no queue {queue}")
+            continue
+        bounds = engine.reader.bounds(topic_id << 32 | queue)
+        if engine.offsets.get(group_id, topic_id, queue, bounds) is not None:
+            kept += 1
+            continue
+        if offset > bounds.next_offset:
+            end = bounds.next_offset
+            notes.append(
+                f"offset {offset} of {group} in queue {queue} of {topic} became {end}, the "
+                "queue's end"
+            )
+        clamped = min(offset, bounds.next_offset)
+        engine.offsets.stage(batch, group_id, topic_id, queue, clamped)
+        taken += 1
+    return taken, kept
+
+
+def _offsets(found: Configuration) -> list[Offset]:
+    delays = [
+        (DELAY_GROUP, SCHEDULE_TOPIC, level - 1, offset)
+        for level, offset in sorted(found.delay_offsets.items())
+        if level > 0 and offset >= 0
+    ]
+    return [*found.offsets, *delays]
+
+
+def _is_legal(check: Callable[[str], bytes], name: str, notes: list[str]) -> bool:
+    try:
+        check(name)
+    except MessageIllegal as e:
+        notes.append(f"passed over: {e}")
+        return False
+    return True

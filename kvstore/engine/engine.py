@@ -1,0 +1,347 @@
+"""The engine: the parts of one open store, wired.
+
+The idea: `writer` puts, `reader` and `finder` read, `popping` pops, `topics`, `groups` and
+`offsets` know names and progress, `upkeep` makes checkpoints and applies retention, and
+`housekeeper` runs the jobs that no call asked for. This module says which parts know each other,
+and in which order they begin and end.
+
+Invariants: an open engine holds its folder's lock, unless it is read-only; `close` leaves a
+checkpoint at the end of the log, so that the next opening has nothing to do; a part that an opening
+began is ended, whatever fails.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kvstore.config import StoreConfig
+from kvstore.engine.following import Follower
+from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
+from kvstore.engine.segment_handover import SegmentHandover
+from kvstore.engine.upkeep import Upkeep, drop_orphans
+from kvstore.engine.writer import Writer, store_host
+from kvstore.errors import StoreError
+from kvstore.index.archived import Archived, OpenArchives
+from kvstore.index.keys import ARCHIVES
+from kvstore.log.commitlog import CommitLog
+from kvstore.log.flusher import Flusher
+from kvstore.message import Message
+from kvstore.meta.groups import Groups
+from kvstore.meta.namespaces import Namespaces
+from kvstore.meta.offsets import Offsets
+from kvstore.meta.topics import Topics
+from kvstore.opening import store_folder
+from kvstore.opening.adopting import Adoption, in_place
+from kvstore.opening.placing import place_archives
+from kvstore.opening.recovery import Progress, recover
+from kvstore.opening.store_folder import FolderKind
+from kvstore.pop.context import PopContext
+from kvstore.pop.group_stats import LockedTable
+from kvstore.pop.inflight.tables import InflightTables
+from kvstore.pop.inflight.waiting import Waiting
+from kvstore.pop.popper import Popper
+from kvstore.pop.progress_history import ProgressHistory
+from kvstore.pop.receipts import open_receipts
+from kvstore.process.background import Background
+from kvstore.read.find import Finder
+from kvstore.read.reader import Reader
+from kvstore.record.put.batch import Host
+
+
+class Engine:
+    """The parts of an open store, see the module. A read-only store has neither `writer` nor any
+    other part that `_open_writing` makes; to ask for one raises `StoreReadOnly`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: StoreConfig,
+        *,
+        read_only: bool,
+        progress: Progress | None,
+        adopt: Adoption | None,
+        open_archives: OpenArchives,
+    ) -> None:
+        self.path = path
+        self.is_closed = False
+        self.threads: list[Background] = []
+        """Threads that work for this store by themselves: its own, and a tiering worker's."""
+        self.tiers: Archived | None = None
+        """The reader of the archives; None before one was needed."""
+        self._open_archives = open_archives
+        self._archives_lock = threading.Lock()
+        self._close_lock = threading.Lock()
+        self._ending = ExitStack()
+        """Ends the parts that were begun, the last first; an error of one keeps none of the
+        others.
+        """
+        found = store_folder.look(path, config)
+        lock = None if read_only else store_folder.take(path, config)
+        if lock is not None:
+            self._ending.callback(lock.release)
+        try:
+            with store_folder.made(path):
+                self._open(config, found, read_only, progress, adopt)
+                if lock is not None:
+                    lock.mark()
+        except BaseException:
+            self.is_closed = True
+            self._ending.close()
+            raise
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            log = self.__dict__.get("log")
+            if log is not None and not name.startswith("_"):
+                log.check_writable()
+            raise AttributeError(f"the engine has no {name}")
+
+    # --- opening ---
+
+    def _open(
+        self,
+        given: StoreConfig,
+        found: FolderKind,
+        read_only: bool,
+        progress: Progress | None,
+        adopt: Adoption | None,
+    ) -> None:
+        if (
+            not read_only
+            and found is FolderKind.OURS
+            and store_folder.is_unfounded(self.path, given)
+        ):
+            found = store_folder.LOG_OR_NOTHING[store_folder.has_log(self.path, given)]
+        if not read_only and found is FolderKind.LOG_ONLY and adopt is None:
+            adopt = in_place(self.path, given.files, _copying(progress))
+        if not read_only and found in (FolderKind.LOG_ONLY, FolderKind.NOTHING):
+            self.index, self.config = store_folder.found_index(self.path, given, adopt)
+        else:
+            self.index, self.config = store_folder.open_index(
+                self.path, given, found, read_only=read_only
+            )
+        self._ending.callback(self.index.close)
+        config = self.config
+        folder, gone = self.path / store_folder.COMMITLOG, self.index.gone().segments
+        self.log = CommitLog(folder, config, writable=not read_only, gone=gone)
+        self._ending.callback(self.log.close)
+        if not read_only:
+            place_archives(self.index, self.log, self.archives)
+        host = store_host(config)
+        self._open_meta(config, host.extra, read_only)
+        drop_orphans(self.log, self.index, config)
+        self.recovery, last_stored = recover(self.log, self.index, self.topics, config, progress)
+        self.topics.recovered(self.log.end)
+        if not self.recovery.clean and (found is not FolderKind.NOTHING or adopt is not None):
+            self.offsets.recovered(self.log.end)
+        self.index.topics_fresh_from(self.topics.next_id)
+        self.reader = Reader(self.log, self.index, config)
+        self.finder = Finder(self.reader, self.log, self.index, self.topics.is_live)
+        has_archives = next(self.index.families.rows(ARCHIVES, b""), None) is not None
+        if has_archives or self.index.gone().segments:
+            self.reader.read_from(self.archives())
+        if read_only:
+            follower = Follower(self.log, self.index, self.reader, self.archives)
+            self.reader.follow = follower.look
+            self._ending.callback(follower.close)
+        else:
+            self._open_writing(config, host, last_stored)
+
+    def _open_meta(self, config: StoreConfig, host_extra: int, read_only: bool) -> None:
+        """Opens topics, groups and offsets; no row of them is read before it is used."""
+        self.topics = Topics(
+            self.index.families,
+            default_key_index=config.key_index,
+            default_queues=config.default_queues,
+            auto_create=config.auto_create_topics,
+            host_extra=host_extra,
+            log_end=lambda: self.log.end,
+            read_only=read_only,
+        )
+        self.groups = Groups(self.index.families, self.log.sync_to_end)
+        self.namespaces = Namespaces(self.index.families)
+        self.offsets = Offsets(self.index, config, read_only=read_only)
+
+    def _open_writing(self, config: StoreConfig, host: Host, last_stored: int) -> None:
+        """Opens the parts that a read-only store does without."""
+        wake = self.log.prepare_wanted
+        self.waiting = Waiting(config.clock)
+        seen_when_durable = config.visibility == "flushed"
+        self.flusher = Flusher(
+            self.log,
+            config,
+            on_durable=self.waiting.everybody if seen_when_durable else lambda: None,
+        )
+        self._ending.callback(self.flusher.stop)
+        self.threads.append(self.flusher.thread)
+        self.writer = Writer(
+            self.log,
+            self.index,
+            self.flusher,
+            self.topics,
+            config,
+            last_stored=last_stored,
+            checkpoint_now=self.checkpoint,
+            wake=wake,
+            arrivals=self.waiting,
+            host=host,
+        )
+        self.popping = Popper(
+            PopContext(
+                families=self.index.families,
+                reader=self.reader,
+                finder=self.finder,
+                topics=self.topics,
+                groups=self.groups,
+                offsets=self.offsets,
+                tables=self._new_tables(),
+                receipts=open_receipts(self.index.families),
+                waiting=self.waiting,
+                clock=config.clock,
+                nonces=count(secrets.randbits(62)),
+                put=self._put_durably,
+            )
+        )
+        self.progress = ProgressHistory(
+            self.offsets,
+            self.popping.tables,
+            config.clock,
+            after_crash=not self.recovery.clean,
+        )
+        self.upkeep = Upkeep(
+            self.log,
+            self.index,
+            self.reader,
+            config,
+            last_stored=lambda: self.writer.last_stored,
+            is_closed=lambda: self.is_closed,
+            name_of=self.topics.name_of,
+        )
+        self.handover = SegmentHandover(
+            self.log,
+            self.index,
+            self.reader,
+            self.topics,
+            self.upkeep,
+            config,
+            archived=self.archives,
+        )
+        """The calls of a tiering worker."""
+        self.housekeeper = Housekeeper(
+            config.clock, wake, self._jobs(), housekeeping_interval(config)
+        )
+        self._ending.callback(self.housekeeper.stop)
+        self.threads.append(self.housekeeper.thread)
+
+    def _jobs(self) -> list[Job]:
+        """The jobs of the housekeeper."""
+        upkeep, index, topics, history = (
+            self.upkeep,
+            self.index,
+            self.topics,
+            self.offsets.history_rows,
+        )
+        return [
+            Job("the next segment", self.log.needs_next, self.log.prepare_next),
+            Job("a checkpoint", upkeep.checkpoint_due, self.checkpoint),
+            Job("sealing", index.seal_due, index.seal_next),
+            Job("merging keys", index.merge_due, partial(self._one_step, index.merge_next)),
+            Job(
+                "dead keys",
+                index.key_upkeep.dead_keys_due,
+                partial(self._one_step, index.key_upkeep.drop_dead_keys),
+            ),
+            Job("offsets to the disk", self.offsets.sync_due, self.offsets.sync),
+            Job("history of what is done", self.progress.due, self.progress.sample),
+            Job("old offset history", history.sweep_due, history.sweep),
+            Job("retention", upkeep.retention_due, upkeep.retain),
+            Job(
+                "ends of deleted topics",
+                lambda: topics.has_dropped(self.log.first),
+                lambda: topics.forget_dropped(self.log.first),
+            ),
+        ]
+
+    def _one_step(self, step: Callable[[], object]) -> None:
+        """Does one step of a long job; the other jobs are looked at before the next step."""
+        step()
+        self.log.prepare_wanted.set()
+
+    # --- what the parts and the calls share ---
+
+    def archives(self) -> Archived:
+        """The reader of the store's archives; a store without any never opens it."""
+        with self._archives_lock:
+            if self.tiers is None:
+                rows = self.index.families.rows(ARCHIVES, b"")
+                self.tiers = self._open_archives(self.path, rows, self.config)
+                self._ending.callback(self.tiers.close)
+            return self.tiers
+
+    def inflight_tables(self) -> InflightTables:
+        """The in-flight tables. A read-only store pops nothing: it gets them for one look alone."""
+        if self.log.writable:
+            return self.popping.tables
+        return self._new_tables()
+
+    def _new_tables(self) -> InflightTables:
+        return InflightTables(self.index.families, self.offsets, self.reader.bounds)
+
+    def inflight(self, group: int, topic: int) -> LockedTable:
+        """A function that gives the group's in-flight table in a topic, to look at."""
+        tables = self.inflight_tables()
+        if self.log.writable:
+            return partial(tables.locked, group, topic)
+        found = tables.look(group, topic)
+        return lambda: nullcontext(found)
+
+    def checkpoint(self) -> None:
+        """See `Store.checkpoint`."""
+        self.log.check_writable()
+        self.upkeep.checkpoint()
+
+    def _put_durably(self, messages: Sequence[Message]) -> None:
+        self.writer.put_batch(messages)
+        self.flusher.wait(self.log.end)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        with self._close_lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+        with self._ending:
+            if self.log.writable:
+                self.waiting.close()
+                self.housekeeper.stop()
+                self._finish()
+
+    def _finish(self) -> None:
+        if self.log.failure is not None:
+            return
+        try:
+            with self.log.lock:
+                self.log.closed = True
+            self.progress.finish()
+            self.upkeep.checkpoint(clean=True)
+            self.index.tidy()
+        except StoreError:
+            # The next opening recovers everything that could not be finished here; only a failed
+            # sync has to be told.
+            if self.log.failure is not None:
+                raise
+
+
+def _copying(progress: Progress | None) -> Callable[[int, int], Any] | None:
+    return None if progress is None else partial(progress, "reading the log")

@@ -1,0 +1,156 @@
+"""Changes to topics, groups and namespaces that concern several parts of the engine.
+
+Invariant: a deleted topic or group goes in one batch with all rows keyed by it: index, offsets,
+their history, and all that `Topics.removing` and `Groups.removing` add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from kvstore.engine.engine import Engine
+from kvstore.errors import (
+    CallerError,
+    NamespaceExists,
+    NamespaceNotFound,
+    QueueNotEmpty,
+    TopicNotFound,
+    shown,
+)
+from kvstore.index.families import Batch
+from kvstore.meta.groups import GroupConfig, GroupInfo
+from kvstore.meta.namespaces import check_namespace, ranges, wrap
+from kvstore.meta.topic import check_offered
+from kvstore.meta.topics import TopicConfig, TopicInfo
+from kvstore.record.validate import listed
+
+C = TypeVar("C", TopicConfig, GroupConfig)
+
+
+def check_empty(engine: Engine, old: TopicInfo, new: TopicInfo) -> None:
+    """Raises `QueueNotEmpty` if a queue that readers are to lose holds messages."""
+    for queue in range(new.read_queues, old.read_queues):
+        low, high = engine.reader.bounds((old.id << 32) + queue)
+        if low < high:
+            raise QueueNotEmpty(
+                f"{old.name!r} is to have {new.read_queues} read queues, but queue {queue} "
+                f"holds offsets {low} to {high - 1}; nobody could read them any more: wait "
+                "till retention lets them go, or keep the queue",
+                queue,
+            )
+
+
+def delete(
+    engine: Engine,
+    topics: list[str],
+    groups: list[str],
+    also: Callable[[Batch], None] = lambda batch: None,
+) -> None:
+    """Deletes topics and groups in one batch, to which `also` adds more."""
+    topic_ids = {engine.topics.get(name).id for name in topics}
+    group_ids = {engine.groups.get(name).id for name in groups}
+    if topics:
+        # Most of the tail now, before other threads have to wait.
+        engine.upkeep.checkpoint()
+    with (
+        # First, and for those ids: a pop holds a table's lock when it asks for a topic.
+        engine.popping.tables.deleting(group_ids, topic_ids),
+        engine.topics.lock,
+        engine.groups.lock,
+    ):
+        batch = engine.index.families.batch()
+        gone = engine.topics.stage_delete(batch, topics)
+        leaving = engine.groups.stage_delete(batch, groups)
+        ids = [info.id for info in gone]
+        if set(ids) != topic_ids or {info.id for info in leaving} != group_ids:
+            raise TopicNotFound(
+                "topics or groups were deleted and made again by somebody else at the same "
+                "time; nothing was deleted, try again"
+            )
+        engine.offsets.stage_forget(batch, ids)
+        also(batch)
+        if topics:
+            engine.upkeep.checkpoint()
+        engine.index.retire_topics(batch, ids)
+        engine.topics.deleted(gone)
+        engine.groups.deleted(leaving)
+    _take_late(engine, gone)
+
+
+def _take_late(engine: Engine, gone: list[TopicInfo]) -> None:
+    """Removes rows of deleted topics that puts wrote which had begun before the deletion."""
+    with engine.log.lock:
+        pass  # every put that waited for the lock has written now
+    late = [info for info in gone if engine.index.in_tails(info.id, info.read_queues)]
+    if late:
+        engine.upkeep.checkpoint()
+        with engine.topics.lock:
+            batch = engine.index.families.batch()
+            engine.topics.extend_dropped(batch, late)
+            engine.index.retire_topics(batch, [info.id for info in late])
+
+
+def create_namespace(
+    engine: Engine,
+    name: str,
+    topics: Iterable[TopicConfig],
+    groups: Iterable[GroupConfig],
+    *,
+    exist_ok: bool,
+) -> None:
+    """See `Store.create_namespace`."""
+    engine.log.check_writable()
+    check_namespace(name)
+    own_topics = [in_namespace(name, config, TopicConfig) for config in listed("topics", topics)]
+    own_groups = [in_namespace(name, config, GroupConfig) for config in listed("groups", groups)]
+    check_offered(own_topics)
+    with engine.topics.lock, engine.groups.lock:
+        is_made = engine.namespaces.is_made(name)
+        if not exist_ok and (is_made or any(of_namespace(engine, name))):
+            raise NamespaceExists(
+                f"namespace {shown(name)} exists already; use store.namespace({shown(name)}), "
+                "or exist_ok=True to make what it has not"
+            )
+        batch = engine.index.families.batch()
+        made = engine.topics.stage(batch, own_topics, exist_ok=exist_ok)
+        new = engine.groups.stage(batch, own_groups, exist_ok=exist_ok)
+        if not is_made:
+            engine.namespaces.stage(batch, name, engine.config.clock.now_ms())
+        engine.index.families.write(batch, sync=True)
+        engine.topics.written(made)
+        engine.groups.written(new)
+
+
+def delete_namespace(engine: Engine, name: str) -> None:
+    """See `Store.delete_namespace`."""
+    engine.log.check_writable()
+    check_namespace(name)
+    topics, groups = of_namespace(engine, name)
+    if not (topics or groups or engine.namespaces.is_made(name)):
+        raise NamespaceNotFound(f"there is no namespace {shown(name)}; `namespaces` lists them")
+    delete(
+        engine,
+        [info.name for info in topics],
+        [info.name for info in groups],
+        lambda batch: engine.namespaces.stage_delete(batch, name),
+    )
+
+
+def of_namespace(engine: Engine, name: str) -> tuple[list[TopicInfo], list[GroupInfo]]:
+    """All topics and groups of a namespace, with the names they have in the store."""
+    topics = [info for first, end in ranges(name) for info in engine.topics.all(first, end)]
+    groups = [info for first, end in ranges(name) for info in engine.groups.all(first, end)]
+    return topics, groups
+
+
+def in_namespace(namespace: str, config: C, wanted: type[C]) -> C:
+    """A configuration with the names that it has in the store; `CallerError` if it is none."""
+    if type(config) is not wanted:
+        raise CallerError(f"{shown(config)} is no {wanted.__name__}; give a list of them")
+    changes = {"name": wrap(namespace, config.name)}
+    if isinstance(config, GroupConfig) and config.dead_letter_topic is not None:
+        changes["dead_letter_topic"] = wrap(namespace, config.dead_letter_topic)
+    return msgspec.structs.replace(config, **changes)
