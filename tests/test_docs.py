@@ -17,6 +17,7 @@ import pytest
 import kvstore
 import tiering
 from kvstore import (
+    ArchiveAccess,
     GroupConfig,
     GroupInfo,
     Message,
@@ -66,6 +67,7 @@ from kvstore.record.hashing.hashes import key_hash, key_hash_range
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import WorkerDied
+from tiering.policy.policy import Policy
 from tiering.spark.options import ReadOptions
 from tiering.spark.sink.sink_options import SinkOptions
 
@@ -349,6 +351,44 @@ def test_every_setting_is_named_in_the_docstring_of_its_class(
     field: msgspec.structs.FieldInfo,
 ) -> None:
     assert f"`{field.name}`" in (StoreConfig.__doc__ or "")
+
+
+UNITS: Final = {
+    "s": 1, "seconds": 1, "minutes": 60, "an hour": 3600, "hours": 3600, "a day": 86400,
+    "days": 86400, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+}  # fmt: skip
+
+
+def values_in(text: str) -> list[tuple[str, float]]:
+    """Each "`name` (value unit)" of a text, in seconds or bytes."""
+    units = "|".join(UNITS)
+    found = re.findall(rf"`(?:\w+\.)?(\w+)` \(([\d.,]+ )?({units})[),;]", " ".join(text.split()))
+    return [(name, float(n.replace(",", "") or 1) * UNITS[unit]) for name, n, unit in found]
+
+
+def test_the_values_that_documents_give_behind_a_settings_name_are_its_defaults() -> None:
+    defaults = {
+        field.name: field.default
+        for kind in (Policy, ArchiveAccess, StoreConfig)
+        for field in msgspec.structs.fields(kind)
+    }
+    said = [
+        (path.name, name, value)
+        for path in PAGES
+        for name, value in values_in(path.read_text(encoding="utf-8"))
+        if name in defaults
+    ]
+    assert len(said) >= 8
+    assert [row for row in said if row[2] != defaults[row[1]]] == []
+
+
+def test_a_value_behind_a_settings_name_is_read_with_its_unit() -> None:
+    text = "`flush_interval` (0.5 s), `stage_bytes` (4 MiB, say) and `clock_doubt` (a day)"
+    assert values_in(text) == [
+        ("flush_interval", 0.5),
+        ("stage_bytes", 4 << 20),
+        ("clock_doubt", 86400),
+    ]
 
 
 # -- links
