@@ -279,7 +279,7 @@ class Archived(Protocol):
         """The contents of an archive, of all queues; read from the archive."""
         ...
 
-    def untangled(self, held: Iterable[ArchivedRange]) -> list[ArchivedRange]:
+    def split_overlaps(self, held: Iterable[ArchivedRange]) -> list[ArchivedRange]:
         """The ranges, split so that none overlaps another; the archives are read for it."""
         ...
 

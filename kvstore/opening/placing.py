@@ -63,7 +63,7 @@ def place_archives(index: Index, log: CommitLog, archives: Callable[[], Archived
             _log.error("%s: places of its messages stay as they are: %s", log.folder.parent, str(e))
     known = _place_topics(index, batch, held.values())
     mine = [h for c in held.values() for h in c.held if h.topic in known]
-    place_again(families, batch, held, archived.untangled(mine))
+    place_again(families, batch, held, archived.split_overlaps(mine))
     size, there = log.segment_size, log.segments.numbers
     stretches = {
         n for c in held.values() for a, b in c.segments for n in range(a // size, -(-b // size))

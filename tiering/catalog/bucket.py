@@ -89,7 +89,7 @@ def own_archives(place: Place, store_id: str) -> list[ArchiveObject]:
     return found
 
 
-def check_one(place: Place, stores: Sequence[str]) -> None:
+def check_single_store(place: Place, stores: Sequence[str]) -> None:
     """Raises StoresAmbiguous if there are several stores."""
     if len(stores) > 1:
         raise StoresAmbiguous(
@@ -99,7 +99,7 @@ def check_one(place: Place, stores: Sequence[str]) -> None:
         )
 
 
-def found_in(
+def archives_in(
     place: Place, store_id: str | None, jobs: JobsOf | None = None
 ) -> StoreArchives | None:
     """The archives of a store in a place; None if there are none. Without `store_id` the place must
@@ -115,7 +115,7 @@ def found_in(
         found = StoreArchives(one, own_archives(place, one), made)
         if found.own or found.committed:
             every.append(found)
-    check_one(place, [found.store_id for found in every])
+    check_single_store(place, [found.store_id for found in every])
     return every[0] if every else None
 
 
@@ -123,10 +123,10 @@ def objects_of(
     place: Place, store_id: str | None, jobs: JobsOf | None = None
 ) -> tuple[str, list[ArchiveObject]]:
     """The archives of one store in a place, and its id. Archives of jobs have numbers behind all
-    others. `jobs` as for `found_in`. Raises NothingToRestore, StoresAmbiguous, PlaceError,
+    others. `jobs` as for `archives_in`. Raises NothingToRestore, StoresAmbiguous, PlaceError,
     FormatError, FormatTooNew.
     """
-    found = found_in(place, store_id, jobs)
+    found = archives_in(place, store_id, jobs)
     if found is None or not (found.own or found.committed):
         which = "archives" if store_id is None else f"archives of store {store_id}"
         raise NothingToRestore(

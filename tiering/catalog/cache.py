@@ -2,14 +2,14 @@
 
 The idea: a block is asked for by archive and number. The first caller has it read, in one of a few
 reader threads; callers that come meanwhile wait for the same read. A queue that is read on gets its
-next blocks before it asks, as far as readers are free. New blocks go on probation, and push out
-other blocks only when they are asked for a second time. So a scan of a whole archive, which wants
-every block once, leaves the blocks that others come back for.
+next blocks before it asks, as far as readers are free. New blocks go on probation, where they push
+out each other; a block that is asked for a second time is protected. So a scan of a whole archive,
+which wants every block once, leaves the blocks that others come back for.
 
 Invariants: the cached blocks never take more than the cache's bytes, but for the one block just
 read; a failed read is not kept, and all who waited for it get the same error; a read that began
 before its archive was forgotten is for those who waited, and is not kept; no lock is held while
-anything is read; at most `readers` reads are under way, whoever asks.
+anything is read; at most `readers` reads run at a time, whoever asks.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class BlockCache:
         """
         key = (archive, block)
         with self._lock:
-            found = self._there(key, is_scan)
+            found = self._cached(key, is_scan)
             if found is not None:
                 return found
-        made = self._made(key)
+        made = self._from_memory(key)
         if made is not None:
             return made
         with self._lock:
-            found = self._there(key, is_scan)
+            found = self._cached(key, is_scan)
             if found is not None:
                 return found
             future = self._flight.future(key)
@@ -103,13 +103,13 @@ class BlockCache:
         """A block if it is cached. Otherwise it is read, if a reader is free, for a later call."""
         key = (archive, block)
         with self._lock:
-            found = self._there(key, is_scan)
+            found = self._cached(key, is_scan)
         if found is None:
-            found = self._made(key)
+            found = self._from_memory(key)
         if found is not None:
             return found
         with self._lock:
-            found = self._there(key, is_scan)
+            found = self._cached(key, is_scan)
             under_way = self._flight.under_way()
             is_free = key not in under_way and len(under_way) < self._readers
             if found is None and is_free:
@@ -130,7 +130,7 @@ class BlockCache:
                     self._ahead += 1
                     self._begin(key)
 
-    def _made(self, key: Key) -> Block | None:
+    def _from_memory(self, key: Key) -> Block | None:
         """A block that needs no read."""
         before = self._forgotten
         block = self._at_once(*key)
@@ -163,7 +163,7 @@ class BlockCache:
 
     # --- under the lock ---
 
-    def _there(self, key: Key, is_scan: bool) -> Block | None:
+    def _cached(self, key: Key, is_scan: bool) -> Block | None:
         found = self._protected.get(key)
         if found is None:
             found = self._probation.get(key)
@@ -201,7 +201,7 @@ class BlockCache:
 
     def _keep(self, key: Key, block: Block) -> None:
         if key in self._sizes:
-            return  # somebody else came by it meanwhile
+            return  # another thread kept it meanwhile
         size = block.memory_bytes
         self._probation[key] = block
         self._sizes[key] = size

@@ -3,8 +3,7 @@
 The idea: an archive must be opened before it can be asked for a key. The filter of an opened
 archive is kept here by itself, also after the archive is dropped. A key's bits are worked out once;
 each filter then takes one look at 64 bytes. When there is no more room, the kept filters stay: a
-query asks all archives in turn, and of things asked in turn the one that was asked longest ago is
-the next.
+query asks all archives in turn, so the filter that was asked longest ago is the next to be asked.
 
 Invariants: the kept filters take no more than the limit; an archive that may have a key is never
 left out.

@@ -32,7 +32,7 @@ class OffsetRange(NamedTuple):
     archive: str
 
 
-class Twice(NamedTuple):
+class DuplicateOffsets(NamedTuple):
     """Offsets of a queue that two archives both have, from `first` to `last` but for gaps."""
 
     topic: str
@@ -74,9 +74,9 @@ def offsets_of(archive: Archive, topic: str, queue: int, low: int, high: int) ->
     return every[(every >= low) & (every <= high)]
 
 
-def first_twice(
+def first_duplicate(
     new: Iterable[OffsetRange], others: Iterable[OffsetRange], archive: Callable[[str], Archive]
-) -> Twice | None:
+) -> DuplicateOffsets | None:
     """The first offsets that both a new archive and another one, new or not, have; None if there
     are none. `archive` opens an archive by its name.
     """
@@ -109,7 +109,9 @@ def _pairs(ranges: Sequence[OffsetRange]) -> Iterator[tuple[OffsetRange, OffsetR
         around.append(one)
 
 
-def _both(a: OffsetRange, b: OffsetRange, archive: Callable[[str], Archive]) -> Twice | None:
+def _both(
+    a: OffsetRange, b: OffsetRange, archive: Callable[[str], Archive]
+) -> DuplicateOffsets | None:
     low, high = max(a.first, b.first), min(a.last, b.last)
     both = np.intersect1d(
         offsets_of(archive(a.archive), a.topic, a.queue, low, high),
@@ -118,4 +120,4 @@ def _both(a: OffsetRange, b: OffsetRange, archive: Callable[[str], Archive]) -> 
     )
     if not len(both):
         return None
-    return Twice(a.topic, a.queue, int(both[0]), int(both[-1]), (a.archive, b.archive))
+    return DuplicateOffsets(a.topic, a.queue, int(both[0]), int(both[-1]), (a.archive, b.archive))

@@ -20,7 +20,7 @@ from kvstore.index.archived import ArchivedRange
 from tiering.archive.archive_reader import Archive
 
 
-def untangled(
+def split_overlaps(
     held: Iterable[ArchivedRange], archive: Callable[[int], Archive]
 ) -> list[ArchivedRange]:
     """The same ranges, with blocks split where others overlap them. `archive` opens an archive by

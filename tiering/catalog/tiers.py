@@ -51,7 +51,7 @@ from tiering.catalog.catalog import ArchiveRow, decode_row
 from tiering.catalog.contents import FOLDER, contents, find_again
 from tiering.catalog.key_filters import KeyFilters
 from tiering.catalog.shared_reads import SharedReads
-from tiering.catalog.split_overlaps import untangled
+from tiering.catalog.split_overlaps import split_overlaps
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
@@ -61,13 +61,14 @@ from tiering.places.waiting import FILE, WORK, read_waits
 SCANS_KEPT: Final = 1024
 """The number of queues whose readers' last offsets are remembered."""
 FOUND_KEPT: Final = 4096
+"""The number of messages whose block and row are remembered from a look-up."""
 GROUPS_KEPT: Final = 16
 GROUPS_BYTES: Final = 16 << 20
 """Bytes of the groups of small queues' blocks, decoded: 16 MiB. One group is kept whatever it
 takes.
 """
 QUEUE_BLOCKS_KEPT: Final = 1 << 16
-"""The number of blocks whose offsets are kept at hand, over all queues."""
+"""The number of blocks whose offsets are kept in memory, over all queues."""
 
 
 class _Queue(NamedTuple):
@@ -172,7 +173,7 @@ class Tiers:
 
     def _open(self, number: int) -> Archive:
         row = self.row(number)
-        with _told(row.name):
+        with _archive_errors(row.name):
             return Archive.open(self.source(row), keys=self.keys)
 
     def at_hand(self, kept: AtHand) -> contextlib.AbstractContextManager[None]:
@@ -183,7 +184,7 @@ class Tiers:
         """The result of `read`, which reads a part of an archive that is no block."""
 
         def told() -> T:
-            with _told(name):
+            with _archive_errors(name):
                 return read()
 
         return self._shared.read(key, told)
@@ -220,12 +221,12 @@ class Tiers:
         group = self._groups.get((number, archive.directory.group_of(block)))
         if group is None:
             return None
-        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+        with _archive_errors(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
             return archive.block_of(block, group)
 
     def _read_block(self, number: int, block: int) -> Block:
         archive = self.archive(number)
-        with _told(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
+        with _archive_errors(archive.name, block, lambda: archive.directory.last_offset(block) + 1):
             if archive.directory.within(block) is None:
                 return archive.read_block(block)
             # Small queues' blocks lie together in one group, which also has the blocks that are
@@ -274,7 +275,7 @@ class Tiers:
         """The blocks of a queue, kept while there is room. The directory takes a tenth of the
         memory, and ten times as long to ask.
         """
-        with _told(archive.name):
+        with _archive_errors(archive.name):
             blocks = archive.blocks(*key[1:])
             directory = archive.directory
             found = _Queue(
@@ -326,7 +327,7 @@ class Tiers:
     ) -> int | None:
         """See `Archived.first_from`."""
         opened = self.archive(archive)
-        with _told(opened.name):
+        with _archive_errors(opened.name):
             blocks = opened.blocks(topic, queue)
             number = opened.block_at(topic, queue, offset)
         if number is None:
@@ -401,7 +402,7 @@ class Tiers:
     def candidates(self, archive: int, low: int, high: int) -> list[int]:
         """See `Archived.candidates`; the candidates' places are remembered for `record`."""
         opened = self.archive(archive)
-        with _told(opened.name):
+        with _archive_errors(opened.name):
             self._filters.keep(archive, opened.filter)
             if opened.denies(low, high):
                 return []
@@ -426,12 +427,12 @@ class Tiers:
     def contents(self, archive: int) -> Contents:
         """See `Archived.contents`."""
         opened = self.archive(archive)
-        with _told(opened.name):
+        with _archive_errors(opened.name):
             return contents(opened, archive)
 
-    def untangled(self, held: Iterable[ArchivedRange]) -> list[ArchivedRange]:
-        """See `Archived.untangled`."""
-        return untangled(held, self.archive)
+    def split_overlaps(self, held: Iterable[ArchivedRange]) -> list[ArchivedRange]:
+        """See `Archived.split_overlaps`."""
+        return split_overlaps(held, self.archive)
 
     def find_again(self, store_id: bytes, number: int) -> list[tuple[bytes, bytes]]:
         """See `Archived.find_again`."""
@@ -477,12 +478,14 @@ class Tiers:
         return out
 
     def close(self) -> None:
-        """Reads nothing any more."""
+        """Ends the reader threads; reads that are under way are finished."""
         self._cache.close()
 
 
 @contextlib.contextmanager
-def _told(name: str, block: int = -1, following: Callable[[], int] | None = None) -> Iterator[None]:
+def _archive_errors(
+    name: str, block: int = -1, following: Callable[[], int] | None = None
+) -> Iterator[None]:
     """Turns a place's error about an object into the store's error about the archive."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 The idea: AES-256-GCM of the `cryptography` package, which is imported only when something is
 encrypted. The nonce follows from the key and everything that is encrypted or authenticated. So the
-same input gives the same archive, and no nonce ever serves two different parts.
+same input gives the same archive, and two different parts have two nonces (96 bits of a hash).
 
 Invariants: a key is never in an archive, an error or a log, only its id is; bytes that do not
 decrypt raise ArchiveDamaged.

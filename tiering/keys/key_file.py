@@ -5,8 +5,8 @@ belongs neither in the bucket with them nor in its backups. To destroy a topic's
 written anew without it, and the old file's bytes are overwritten. Only the id of a destroyed key
 stays.
 
-Several processes may use one file. One at a time changes it (`turn`). It is read again as soon as
-it is another file than the one that was read. Where the path is a link, the file that it leads to
+Several processes may use one file. One at a time changes it (`file_lock`). It is read again once
+another file has taken its place. Where the path is a link, the file that it leads to
 is changed, and the temporary files stand beside that one.
 
 Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves either the
@@ -30,7 +30,7 @@ import msgspec
 from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import Files, LocalFiles, local_path
 from tiering.keys.crypto import KEY_SIZE, TopicKey
-from tiering.keys.file_turns import turn
+from tiering.keys.file_lock import file_lock
 
 _FORMAT: Final = 2
 """Format 1 did not have `destroyed`."""
@@ -162,11 +162,11 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[Path]:
-        """Holds the turn at the file that is to be changed, and gives its path with links resolved:
+        """Holds the lock of the file that is to be changed, and gives its path with links resolved:
         a file beside a link, or one renamed over it, is not the key file.
         """
         path = self._path.resolve()
-        with turn(path):
+        with file_lock(path):
             self._erase_left(path)
             yield path
 
@@ -174,7 +174,7 @@ class KeyFile:
         keys = [entries[topic] for topic in sorted(entries)]
         data = msgspec.json.encode(_Content(_FORMAT, keys))
         self._files.write_private(path, msgspec.json.format(data))
-        self._entries, self._seen = {}, ()  # no destroyed key stays in memory either
+        self._entries, self._seen = {}, ()  # destroyed keys are not kept in memory either
 
     def _erase_left(self, path: Path) -> None:
         """Overwrites and removes files that may hold a destroyed key: the replaced file, and a new

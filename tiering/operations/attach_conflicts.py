@@ -24,8 +24,8 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.catalog.contents import contents
-from tiering.catalog.overlaps import OffsetRange, first_twice, offsets_of
-from tiering.catalog.split_overlaps import untangled
+from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of
+from tiering.catalog.split_overlaps import split_overlaps
 from tiering.errors import AttachConflict
 from tiering.keys.crypto import KeyProvider
 from tiering.operations.source_place import OPEN_BYTES
@@ -130,7 +130,7 @@ class Fitting:
         def opened(name: str) -> Archive:
             return archives[name] if name in archives else self.ours(int(name))
 
-        twice = first_twice(ranges, dict.fromkeys(others), opened)
+        twice = first_duplicate(ranges, dict.fromkeys(others), opened)
         if twice is not None:
             if set(twice.archives) <= archives.keys():
                 raise AttachConflict(
@@ -170,7 +170,7 @@ class Fitting:
             return new[number] if number in new else self.ours(number)
 
         out: list[AttachedRange] = []
-        for one in untangled(every, archive_of):
+        for one in split_overlaps(every, archive_of):
             if one.archive in new:
                 log = [h for h in heres[one.topic, one.queue][0] if h.archive is None]
                 out += _apart(one, log, new[one.archive], self._times)

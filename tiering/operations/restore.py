@@ -38,7 +38,7 @@ from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
 from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
-from tiering.catalog.split_overlaps import untangled
+from tiering.catalog.split_overlaps import split_overlaps
 from tiering.errors import NothingToRestore, TargetNotEmpty
 from tiering.executor.ahead import ahead, go_on
 from tiering.keys.crypto import KeyProvider
@@ -318,7 +318,7 @@ class _Restoring:
         for held in mine:
             queues[held.topic] = max(queues.get(held.topic, 0), held.queue + 1)
         topics = [_wide(topic, queues.get(topic.id, 0)) for topic in known.values()]
-        return topics, untangled(mine, LazyArchives(self._taken).__getitem__)
+        return topics, split_overlaps(mine, LazyArchives(self._taken).__getitem__)
 
 
 def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:

@@ -46,7 +46,7 @@ from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store, is_open
 from tiering.policy.policy_places import open_places
 from tiering.policy.retention_classes import RetentionClass, life_of
-from tiering.policy.schedule import Agenda, SegmentDue, due, due_at_once
+from tiering.policy.schedule import Agenda, SegmentDue, schedule, schedule_erasure
 from tiering.policy.snapshot import encrypted_of, traits_of
 from tiering.policy.trusted_clock import TrustedClock
 from tiering.worker.archive_segment import Mover
@@ -371,7 +371,7 @@ class Worker:
         now = self._trusted.now_ms()
         segments = self._looker.look(now).segments
         segment = next((s for s in segments if s.number == number), None)
-        return due_at_once(self.policy, segment, now) if segment else None
+        return schedule_erasure(self.policy, segment, now) if segment else None
 
     def _do_due(self, run: Run) -> bool:
         """Does what is due, until nothing is; returns whether more is, at other hours."""
@@ -423,7 +423,7 @@ class Worker:
         sight = self._looker.look(now)
         self._waits.keep({name_of(s.number) for s in sight.segments})
         fit = [s for s in sight.segments if self._doer.is_fit(s.number)]
-        agenda = due(
+        agenda = schedule(
             self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size,
         )  # fmt: skip

@@ -5,7 +5,8 @@ can't tell an orphan from another store's object. So the worker notes each name 
 first, and the store's next worker checks the notes that were not finished.
 
 Invariants: a name is noted, on the disk, before its object can exist; it is forgotten once the
-catalog has the archive, or the object is gone; no object in the catalog is ever removed.
+catalog has the archive, or the object is gone or another caller's; no object in the catalog is ever
+removed.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ under a name of its own, because the client's uploads in parts can't be conditio
 copies it to its name, on condition that the name is free; S3 does such a copy as an upload in parts
 whose completion is conditional.
 
-Invariants: no put with `if_absent` is ever sent without the condition. A "taken" is decided by
-comparing bytes, because a retry also hears it if its first try had succeeded. Only the client's own
-text knows the secrets, and that text is not passed on.
+Invariants: with `if_absent` every request that gives an object its name carries the condition. A
+"taken" is decided by comparing bytes, because a retry also hears it if its first try had succeeded.
+The client's texts may hold secrets, and are not passed on.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ObjectPlace:
         self._lock = threading.Lock()
         self._stores: dict[tuple[float, int], Any] = {}
         self._obstore = _client_library(name)
-        self._reading()  # A check, so that an impossible setting is refused now.
+        self._reading()  # makes the client, so that an impossible setting is refused now
 
     def __reduce__(self) -> tuple[Callable[..., ObjectPlace], tuple[object, ...]]:
         return _opened_again, (self._address, self._settings, self._files, self._clock)
@@ -373,7 +373,7 @@ class ObjectPlace:
     # --- checking ---
 
     def check(self, *, create: bool = False) -> None:
-        """See `Place.check`: two probes by put and one by copy; a bucket is never made."""
+        """See `Place.check`: puts a probe twice and copies it twice; a bucket is never made."""
         for _ in self._pages(UNFINISHED):
             break
         probe = f"{UNFINISHED}/check/{secrets.token_hex(8)}"

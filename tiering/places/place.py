@@ -121,7 +121,7 @@ def open_place(
 
     Settings come from the URL's query and from `options`, which wins (docs/places.md lists them);
     secrets only from `options` or the environment. This sends no request to the place yet: see
-    `check`. `PlaceIllegal` if `where` is no place, `ExtraMissing` where the extra `cloud` is not
+    `check`. `PlaceIllegal` if `address` is no place, `ExtraMissing` where the extra `cloud` is not
     installed.
     """
     files = LocalFiles() if files is None else files

@@ -5,8 +5,8 @@ place is away, would cost that at each look, for nothing. So a failure is noted,
 name or the place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so
 on, up to an hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
 
-Invariants: a success ends the wait; the file says the same as the worker knows; a file that can't
-be read or written changes no move.
+Invariants: a success ends the wait; after a run the file says what the worker knows, unless it
+can't be written; a file that can't be read or written changes no move.
 """
 
 from __future__ import annotations

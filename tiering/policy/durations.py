@@ -3,7 +3,8 @@
 The idea: a policy's file, the name of a retention class and a plan all write durations with the
 same units: ms, s, m, h, d.
 
-Invariant: `parsed(text_of(n)) == n` for every whole number of milliseconds, 0 or more.
+Invariant: `parse_duration(format_duration(n)) == n` for every whole number of milliseconds, 0 or
+more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms":
 _TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
 
 
-def text_of(milliseconds: int) -> str:
+def format_duration(milliseconds: int) -> str:
     """The shortest exact text: 129,600,000 is "36h"."""
     if milliseconds == 0:
         return "0"
@@ -25,7 +26,7 @@ def text_of(milliseconds: int) -> str:
     return f"{milliseconds // _UNITS[unit]}{unit}"
 
 
-def parsed(text: str) -> int | None:
+def parse_duration(text: str) -> int | None:
     """Milliseconds of a text; None if it is no duration."""
     if text == "0":
         return 0

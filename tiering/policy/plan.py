@@ -23,7 +23,7 @@ import msgspec
 
 from tiering.policy.policy import Policy
 from tiering.policy.prices import GB, MONTH, Prices
-from tiering.policy.schedule import Agenda, Archived, Part, Segment, due
+from tiering.policy.schedule import Agenda, Archived, Part, Segment, schedule
 
 RATIOS: Final = {"zstd": 0.27, "lz4": 0.47}
 """Bytes of an archive for one byte of records, where no archive exists yet: JSON of about 1 KB a
@@ -144,12 +144,12 @@ def make_plan(
     ratio: float | None = None,
     read_share: float = 0.0,
 ) -> Plan:
-    """Works a plan out; the arguments are those of `schedule.due`.
+    """Works a plan out; the arguments are those of `schedule.schedule`.
 
     `ratio` None: measured, else assumed for the codec. `read_share` of the cold bytes are read each
     month, beside the one reading that verifies each upload.
     """
-    agenda = due(
+    agenda = schedule(
         policy,
         segments,
         archives,

@@ -26,7 +26,7 @@ from tiering.archive.coder import LEVELS
 from tiering.errors import PolicyIllegal
 from tiering.places.objects import ARCHIVE_MAX
 from tiering.places.settings import is_remote
-from tiering.policy.durations import parsed, text_of
+from tiering.policy.durations import format_duration, parse_duration
 from tiering.policy.prices import Prices, check_prices
 
 Tier = Literal["warm", "cold"]
@@ -208,7 +208,7 @@ def _seconds(found: Mapping[str, Any]) -> dict[str, Any]:
     for name in _DURATIONS:
         value = out.get(name)
         if isinstance(value, str):
-            milliseconds = parsed(value)
+            milliseconds = parse_duration(value)
             if milliseconds is None:
                 raise PolicyIllegal(
                     f"{name} is {value!r}; it must be a number of seconds, or a text like 90s, "
@@ -383,4 +383,4 @@ def _within(value: object, low: float, high: float) -> bool:
 
 
 def _text(seconds: float | None) -> str:
-    return "no time" if seconds is None else text_of(whole_ms(seconds))
+    return "no time" if seconds is None else format_duration(whole_ms(seconds))

@@ -41,7 +41,7 @@ def open_places(
             place = open_kept(kept, folder, options=options, files=files, clock=clock)
             _check_outside(tier, place, folder)
             found[tier] = place
-    if len(found) > 1 and _really(found["warm"]) == _really(found["cold"]):
+    if len(found) > 1 and _identity(found["warm"]) == _identity(found["cold"]):
         raise PolicyIllegal(
             f"warm and cold are both {found['cold'].name!r}: what goes cold would stay where it "
             "is; give them two places, or leave one out"
@@ -49,7 +49,7 @@ def open_places(
     return found
 
 
-def _really(place: Place) -> str:
+def _identity(place: Place) -> str:
     """A place's identity under all its names: its URL, or its folder's real path."""
     if is_remote(place.name):
         return place.name
@@ -59,7 +59,7 @@ def _really(place: Place) -> str:
 
 
 def _check_outside(tier: Tier, place: Place, folder: Path) -> None:
-    path, inside = Path(_really(place)), folder.resolve()
+    path, inside = Path(_identity(place)), folder.resolve()
     if is_remote(place.name) or not path.is_relative_to(inside):
         return
     first = path.relative_to(inside).parts[:1]

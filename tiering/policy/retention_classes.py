@@ -10,7 +10,7 @@ Two kinds of topics have classes of their own. *Compacted* topics are rewritten 
 topics share a group of blocks with no other topic, and go at once when their key is destroyed.
 
 Invariants: rounding only ever keeps a message longer; `read_class(kind.name)` gives back the class
-`kind`; a class never holds a message whose topic wants another end.
+`kind`; but for that rounding, a class has only topics that want its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.clock import whole_ms
 from kvstore.config import Retention
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
 from tiering.errors import PolicyIllegal
-from tiering.policy.durations import parsed, text_of
+from tiering.policy.durations import format_duration, parse_duration
 from tiering.policy.policy import Policy, Tier
 
 _HOUR: Final = 3_600_000
@@ -211,13 +211,13 @@ def _rounded(age: int | None) -> int | None:
 
 
 def _age(age: int | None) -> str:
-    return _EVER if age is None else text_of(age)
+    return _EVER if age is None else format_duration(age)
 
 
 def _read_age(name: str, text: str | None) -> int | None:
     if text is None or text == _EVER:
         return None
-    age = parsed(text)
+    age = parse_duration(text)
     if age is None:
         raise PolicyIllegal(f"{name!r} is no retention class: {text!r} is no duration")
     return age

@@ -9,8 +9,9 @@ watermarks, which move the oldest segments whatever their topics ask for. From t
 apart: each goes cold, and is deleted, by the store time of its own last message, however late or
 early it left hot.
 
-Invariants: nothing is deleted before its class's whole time is over; a due move stays due as time
-passes; segments go in the order of their numbers, none before an older one that stays.
+Invariants: nothing is deleted before its class's whole time is over; a move that is due for its age
+stays due as time passes; segments go in the order of their numbers, none before an older one that
+stays, except for an erasure (`schedule_erasure`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tiering.policy.durations import text_of
+from tiering.policy.durations import format_duration
 from tiering.policy.policy import Policy, Tier, is_open
 from tiering.policy.retention_classes import RetentionClass, TopicTraits, life_of
 
@@ -175,7 +176,7 @@ def segment_of(
     return Segment(number, size, *times, *slowest, tuple(parts))
 
 
-def due(
+def schedule(
     policy: Policy,
     segments: Sequence[Segment],
     archives: Iterable[Archived],
@@ -228,7 +229,7 @@ def _leaving(
     return out, None
 
 
-def due_at_once(policy: Policy, segment: Segment, now_ms: int) -> SegmentDue | None:
+def schedule_erasure(policy: Policy, segment: Segment, now_ms: int) -> SegmentDue | None:
     """The move of a segment that leaves whatever its age, because it holds messages that are to be
     erased; None: the policy has no place for it. Pure.
     """
@@ -298,4 +299,4 @@ def _is_longer(age: int | None, than: int | None) -> bool:
 
 
 def _text(age: int | None) -> str:
-    return _EVER if age is None else text_of(age)
+    return _EVER if age is None else format_duration(age)

@@ -3,7 +3,8 @@
 The idea: a policy looks at segments and topics, not at a store. These protocols are the few
 questions that it asks; `kvstore.Store` answers them, and so does any stand-in of a test.
 
-Invariant: nothing here reads a record, or changes anything.
+Invariant: nothing here reads a record or changes the store. (A key provider that is asked whether a
+topic is encrypted may make its key.)
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ class Trusted(msgspec.Struct, frozen=True):
     """The known state of the time; the caller keeps it from one process to the next.
 
     `now_ms` is the trusted time, ms since the epoch; `wall_ms` the wall clock at that look. If the
-    wall clock is ahead by a leap, `doubted_ms` is the least that it has been ahead, as a time that
-    goes on since, and `lasted_ms` for how long (both 0: there is no leap).
+    wall clock is ahead by a leap, `doubted_ms` is the earliest time that the leapt clock has shown,
+    moved on with the time that passed since, and `lasted_ms` is how long the leap has lasted (both
+    0: there is no leap).
     """
 
     now_ms: int

@@ -1,6 +1,7 @@
 """Trusted clock: the state of `trusted`, kept in a small file between looks and between processes.
 
-Invariant: losing the file costs trust and nothing else: deletions then wait longer.
+Invariant: losing the file costs the doubt and nothing else: as at a store's first use, the wall
+clock is then believed, even if it has leapt.
 """
 
 from __future__ import annotations

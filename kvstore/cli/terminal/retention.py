@@ -25,14 +25,14 @@ class RetentionText(click.ParamType[Retention]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Retention:
         """See `click.ParamType`."""
-        from tiering.policy.durations import parsed
+        from tiering.policy.durations import parse_duration
 
         if isinstance(value, Retention):
             return value
         found: dict[str, float] = {}
         for word in [] if value == NONE else str(value).split(","):
             tier, _, text = word.strip().partition("=")
-            milliseconds = parsed(text)
+            milliseconds = parse_duration(text)
             if tier not in _TIERS or milliseconds is None or tier in found:
                 self.fail(
                     f"{value!r} is not like hot=1d,warm=7d,cold=30d; {NONE!r} is no retention of "
@@ -48,10 +48,10 @@ class RetentionText(click.ParamType[Retention]):
 
 def retention_text(retention: Retention) -> str:
     """The text that `RetentionText` reads as that retention."""
-    from tiering.policy.durations import text_of
+    from tiering.policy.durations import format_duration
 
     given = {tier: getattr(retention, f"{tier}_for") for tier in _TIERS}
-    words = [f"{t}={text_of(whole_ms(s))}" for t, s in given.items() if s is not None]
+    words = [f"{t}={format_duration(whole_ms(s))}" for t, s in given.items() if s is not None]
     return ",".join(words) or NONE
 
 

@@ -18,7 +18,7 @@ from tests.tiering.policy.givens import (
     topics,
 )
 from tiering.errors import PolicyIllegal
-from tiering.policy.durations import parsed, text_of
+from tiering.policy.durations import format_duration, parse_duration
 from tiering.policy.policy import Policy
 from tiering.policy.retention_classes import (
     Life,
@@ -165,7 +165,7 @@ def test_an_archive_of_topics_that_are_gone_is_judged_by_its_name() -> None:
 
 @given(st.integers(0, 1 << 62))
 def test_durations_are_read_back_from_their_text(milliseconds: int) -> None:
-    assert parsed(text_of(milliseconds)) == milliseconds
+    assert parse_duration(format_duration(milliseconds)) == milliseconds
 
 
 @given(durations)

@@ -18,7 +18,15 @@ from tests.tiering.policy.givens import (
 )
 from tiering.policy.policy import Policy
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class
-from tiering.policy.schedule import Agenda, Archived, Segment, SegmentDue, Share, due, segment_of
+from tiering.policy.schedule import (
+    Agenda,
+    Archived,
+    Segment,
+    SegmentDue,
+    Share,
+    schedule,
+    segment_of,
+)
 from tiering.policy.trusted import JITTER_MS, Trusted, observe
 
 POLICY = Policy(hot_for=DAY, warm_for=7 * DAY, cold_for=20 * DAY, warm="w", cold="c")
@@ -43,7 +51,7 @@ def ask(
     disk_used: float = 0.1,
     archives: tuple[Archived, ...] = (),
 ) -> Agenda:
-    return due(policy, found, archives, now_ms=START_MS + at, hour=hour, disk_used=disk_used)
+    return schedule(policy, found, archives, now_ms=START_MS + at, hour=hour, disk_used=disk_used)
 
 
 def is_deleted(found: SegmentDue) -> bool:
@@ -172,7 +180,7 @@ def test_nothing_is_deleted_before_its_whole_time_is_over(data: st.DataObject) -
     found = data.draw(segments(policy, known))
     now = data.draw(st.integers(START_MS, END))
     disk = data.draw(st.floats(0, 1))
-    agenda = due(policy, found, [], now_ms=now, hour=0, disk_used=disk)
+    agenda = schedule(policy, found, [], now_ms=now, hour=0, disk_used=disk)
     for left in agenda.segments:
         held = {part.kind.name: part for part in found[left.number].parts}
         for part in left.parts:
@@ -189,7 +197,7 @@ def test_age_takes_no_segment_from_a_topic_that_is_to_be_hot_still(data: st.Data
     policy, known = data.draw(policies()), data.draw(topics())
     found = data.draw(segments(policy, known))
     now = data.draw(st.integers(START_MS, END))
-    for left in due(policy, found, [], now_ms=now, hour=0, disk_used=0).segments:
+    for left in schedule(policy, found, [], now_ms=now, hour=0, disk_used=0).segments:
         for part in found[left.number].parts if left.why == "age" else ():
             for name in part.topics:
                 leaves_hot = life_of(policy, known[name]).leaves_hot
@@ -212,7 +220,7 @@ def test_what_is_due_stays_due_as_time_passes(data: st.DataObject) -> None:
     first, second = sorted(data.draw(st.lists(st.integers(START_MS, END), min_size=2, max_size=2)))
     disk = data.draw(st.floats(0, 1))
     before, after = (
-        due(policy, found, archives, now_ms=t, hour=0, disk_used=disk) for t in (first, second)
+        schedule(policy, found, archives, now_ms=t, hour=0, disk_used=disk) for t in (first, second)
     )
     assert {s.number for s in before.segments} <= {s.number for s in after.segments}
     assert {a.key for a in before.archives} <= {a.key for a in after.archives}
@@ -226,7 +234,7 @@ def test_segments_that_leave_are_the_oldest_ones(data: st.DataObject) -> None:
     policy, known = data.draw(policies()), data.draw(topics())
     found = data.draw(segments(policy, known))
     now, disk = data.draw(st.integers(START_MS, END)), data.draw(st.floats(0, 1))
-    left = due(policy, found, [], now_ms=now, hour=0, disk_used=disk).segments
+    left = schedule(policy, found, [], now_ms=now, hour=0, disk_used=disk).segments
     assert [s.number for s in left] == list(range(len(left)))
 
 
@@ -256,7 +264,7 @@ def test_a_clock_stepped_an_hour_back_and_forth_deletes_nothing_early(
         wall = true + (off if ahead_for < 18 * HOUR else 0)
         ahead_for = 0.0 if wall == true else ahead_for
         seen = observe(seen, wall, passed, policy.clock_doubt)
-        agenda = due(policy, found, archives, now_ms=seen.now_ms, hour=0, disk_used=0)
+        agenda = schedule(policy, found, archives, now_ms=seen.now_ms, hour=0, disk_used=0)
         for gone in (a for a in agenda.archives if a.to is None):
             ends = kinds[gone.key].kind.ends
             assert ends is not None

@@ -86,7 +86,7 @@ def number(body: bytes) -> int:
     return int(body.split()[1])
 
 
-def found_in(store: Store) -> Found:
+def archives_in(store: Store) -> Found:
     found = {}
     for topic in store.topics():
         for queue in range(topic.read_queues):
@@ -142,17 +142,17 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
             with Worker(store, WARM, executor=Inline()) as worker:
                 assert worker.run_once().failed == {}
         work.change(store)
-        before = found_in(store)
+        before = archives_in(store)
     clock.advance((work.days - 2) * DAY)
 
     def again(path: Path, found: Found) -> Found:
         """What there is once the step was done, in a store that holds what was `found` there."""
         with kvstore.open(path, config(clock)) as store:
-            assert found_in(store) == found
+            assert archives_in(store) == found
             with Worker(store, WARM, executor=Inline()) as worker:
                 work.do(store, worker, source)
             assert store.verify().problems == []
-            return found_in(store)
+            return archives_in(store)
 
     def struck(path: Path, files: EveryFile, fail: Callable[[], None]) -> Found:
         """What there is when something failed; a crash then leaves `left`."""
@@ -163,7 +163,7 @@ def test_whatever_operation_fails_every_message_is_there_and_the_next_run_goes_o
                     work.do(store, worker, source)
                 files.mend()
             copy_folder(path, left)
-            return found_in(store)
+            return archives_in(store)
 
     left = tmp_path / "left"
     due = again(copy_folder(begin, tmp_path / "whole"), before)
@@ -204,7 +204,9 @@ def test_a_restore_in_which_an_operation_fails_leaves_nothing_or_tells(
         clock.advance(2 * DAY)
         with Worker(store, WARM, executor=Inline()) as worker:
             assert worker.run_once().failed == {}
-        due = {at: b for at, b in found_in(store).items() if at[0] in options.get("topics", at[0])}
+        due = {
+            at: b for at, b in archives_in(store).items() if at[0] in options.get("topics", at[0])
+        }
     place, target = tmp_path / "source" / "archive", tmp_path / "target"
     files = EveryFile()
 
@@ -212,7 +214,7 @@ def test_a_restore_in_which_an_operation_fails_leaves_nothing_or_tells(
         report = tiering.restore(place, target, config=config(clock, files=files), **options)
         with kvstore.open(target, config(clock)) as store:
             assert store.verify(archives=True).problems == []
-            found = found_in(store)
+            found = archives_in(store)
         shutil.rmtree(target)
         return found, not report.problems
 

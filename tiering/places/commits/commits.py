@@ -5,8 +5,8 @@ of them, and that doesn't grow with their number: for each queue the first and t
 the end of positions. This sum is a `CommitHead`. It is kept beside the commits, and can be made
 again from them.
 
-Invariants: all here is plain data; a head follows from its commits alone, except `swept` and
-`cleared`, which say how far the jobs' leftovers were removed and may lag behind.
+Invariants: all here is plain data; a head follows from its commits alone, except for `swept`,
+`swept_at`, `cleared`, `ids` and `lists`, which may lag behind.
 """
 
 from __future__ import annotations

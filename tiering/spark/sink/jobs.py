@@ -24,8 +24,8 @@ import msgspec
 from kvstore.errors import ConfigError
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.manifest import Manifest
-from tiering.catalog.bucket import ArchiveObject, check_one, own_archives, stores_in
-from tiering.catalog.overlaps import OffsetRange, first_twice, ranges_of
+from tiering.catalog.bucket import ArchiveObject, check_single_store, own_archives, stores_in
+from tiering.catalog.overlaps import OffsetRange, first_duplicate, ranges_of
 from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
 from tiering.executor.ahead import ahead, go_on
 from tiering.places.commits.commit_log import AT_ONCE, CommitLog
@@ -94,7 +94,7 @@ def _log_of(place: Place, store_id: str | None) -> CommitLog | None:
         log.look()
     if len(logs) > 1:
         logs = [one for one in logs if one.head.number or own_archives(place, one.store_id)]
-    check_one(place, [one.store_id for one in logs])
+    check_single_store(place, [one.store_id for one in logs])
     return logs[0] if logs else None
 
 
@@ -217,7 +217,7 @@ def _check_offsets(log: CommitLog, made: Commit) -> None:
         return open_lazily(place.source(key, sizes[key]))
 
     others = [*_ranges(old), *_of_own(place, own)[0]]
-    twice = first_twice(_ranges(made.archives), others, opened)
+    twice = first_duplicate(_ranges(made.archives), others, opened)
     if twice is None:
         return
     mine = {one.key for one in made.archives}

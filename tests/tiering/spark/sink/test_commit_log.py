@@ -14,7 +14,7 @@ import tiering.places.commits.dead_jobs
 import tiering.places.object_names
 from kvstore.errors import FormatError
 from tests.tiering.spark.sink.watched import Watched, nothing
-from tiering.catalog.bucket import found_in
+from tiering.catalog.bucket import archives_in
 from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
 from tiering.places.commits.commit_log import CommitLog, JobsOf
 from tiering.places.commits.commits import (
@@ -72,7 +72,7 @@ def written(place: Any, count: int) -> None:
 
 def jobs_in(place: Any) -> list[int]:
     """The batches that a reader finds, each with its archive."""
-    found = found_in(place, STORE)
+    found = archives_in(place, STORE)
     if found is None:
         return []
     for one in found.committed:
@@ -111,14 +111,14 @@ def test_a_reader_reads_pages_and_of_a_place_it_knows_what_is_new(tmp_path: Path
     written(place, 40)
     place.counts.clear()
     jobs = JobsOf(place)
-    found = found_in(place, STORE, jobs)
+    found = archives_in(place, STORE, jobs)
     assert found is not None
     assert len(found.committed) == 40
     assert place.counts["read"] == 3, "two pages and the checkpoint"
     Batch(place, 40).make().commit()
     place.counts.clear()
     for _ in range(10):
-        found = found_in(place, STORE, jobs)
+        found = archives_in(place, STORE, jobs)
     assert found is not None
     assert len(found.committed) == 41
     assert place.counts["read"] == 1

@@ -1,12 +1,12 @@
-"""File turns: of several processes that change a file, one at a time does.
+"""File lock: lets one process at a time change a file.
 
-The idea: a process changes such a file as a whole: it reads the file, and replaces it. Without
-turns another process could do the same in between, and lose its change. During a turn a lock file
-beside the file is held by `flock`, which ends with the process that holds it. The lock file is
-removed at the end of the turn, so nothing is left in the user's folder.
+The idea: a process changes such a file as a whole: it reads the file, and replaces it. Without a
+lock another process could do the same in between, and one of the changes would be lost. The lock is
+a file beside the file, held by `flock`, which ends with the process that holds it. The lock file is
+removed when the lock is released, so nothing is left in the user's folder.
 
-Invariants: two turns at one file never overlap, in one process or several; a process that only
-reads the file never waits, and needs no right to write beside it.
+Invariants: one thread of all processes holds the lock at a time; a process that only reads the file
+never waits, and needs no right to write beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _SUFFIX: Final = ".lock"
 
 
 @contextmanager
-def turn(path: Path) -> Iterator[None]:
-    """Holds the turn at a file; waits for its present holder. One thread may not take it twice."""
+def file_lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a file; waits for its present holder. A thread that holds it waits for ever
+    if it asks again.
+    """
     lock = path.with_name(path.name + _SUFFIX)
     fd = _take(lock)
     try:
