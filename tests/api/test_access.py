@@ -18,7 +18,7 @@ RIGHT: dict[str, list[Any]] = {
     "cache_bytes": [0, 1, 1 << 40],
     "open_bytes": [0, 1, 1 << 40],
     "readers": [1, 256],
-    "prefetch": [0, 256],
+    "read_ahead": [0, 256],
 }
 NO_NUMBER: list[Any] = [-1, 1.5, "1", None, True, 1 << 63]
 WRONG: dict[str, list[Any]] = {
@@ -27,7 +27,7 @@ WRONG: dict[str, list[Any]] = {
     "cache_bytes": NO_NUMBER,
     "open_bytes": NO_NUMBER,
     "readers": [0, 257, *NO_NUMBER],
-    "prefetch": [257, *NO_NUMBER],
+    "read_ahead": [257, *NO_NUMBER],
 }
 
 

@@ -74,7 +74,7 @@ CALLS: dict[str, Call] = {
     "create group step": lambda s, v: s.create_group("n", backoff=[v]),
     "create group letters": lambda s, v: s.create_group("n", dead_letter_topic=v),
     "create group start": lambda s, v: s.create_group("n", start=v),
-    "create group table": lambda s, v: s.create_group("n", max_in_flight=v),
+    "create group flight": lambda s, v: s.create_group("n", max_in_flight=v),
     "create group attributes": lambda s, v: s.create_group("n", attributes=v),
     "create group attribute": lambda s, v: s.create_group(
         "n", attributes={"a": v} if v != VALUES[5] else 5

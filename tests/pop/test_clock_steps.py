@@ -24,11 +24,11 @@ class SteppedClock(SystemClock):
     """The system's, whose wall clock a test steps; counts the waits."""
 
     def __init__(self) -> None:
-        self.prefetched = 0
+        self.ahead = 0
         self.waits = 0
 
     def now_ms(self) -> int:
-        return super().now_ms() + self.prefetched
+        return super().now_ms() + self.ahead
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         self.waits += 1
@@ -56,7 +56,7 @@ def test_a_step_of_the_clock_wakes_who_waits(tmp_path: Path) -> None:
             waiter.start()
         time.sleep(0.15)
         begun = time.monotonic()
-        clock.prefetched += HOUR + 1000
+        clock.ahead += HOUR + 1000
         for waiter in waiters:
             waiter.join(LONG)
         assert time.monotonic() - begun < SOON
@@ -80,13 +80,13 @@ def test_who_looked_while_the_clock_was_set_back_is_woken_when_it_is_right_again
                 time.sleep(0.01)
 
         glanced()
-        clock.prefetched -= HOUR
+        clock.ahead -= HOUR
         glanced()
         found: list[Popped] = []
         late = threading.Thread(target=lambda: found.extend(store.pop("g", "t", wait=LONG)))
         late.start()
         glanced()
-        clock.prefetched += HOUR
+        clock.ahead += HOUR
         late.join(LONG / 2)
         assert [p.message.body for p in found] == [b"2"]
         store.put("other", b"")
@@ -104,7 +104,7 @@ def test_another_keeps_watch_when_who_did_ends_to_wait(tmp_path: Path) -> None:
         other = threading.Thread(target=lambda: found.extend(store.pop("g", "t", wait=LONG)))
         other.start()
         first.join()
-        clock.prefetched += HOUR + 1000
+        clock.ahead += HOUR + 1000
         begun = time.monotonic()
         other.join(LONG)
         assert time.monotonic() - begun < SOON
@@ -135,7 +135,7 @@ def test_a_step_of_the_clock_wakes_coroutines(tmp_path: Path, waiters: int) -> N
         async with kvstore.aio.open(tmp_path / "s", config) as store:
             pops = [asyncio.create_task(store.pop("g", "t", wait=LONG)) for _ in range(waiters)]
             await asyncio.sleep(0.15)
-            clock.prefetched += HOUR + 1000
+            clock.ahead += HOUR + 1000
             done, late = await asyncio.wait(pops, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
             for pop in late:
                 pop.cancel()

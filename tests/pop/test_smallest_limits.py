@@ -36,8 +36,8 @@ class Limit(NamedTuple):
 POPPED: Final = (Pops,)
 EVERYWHERE: Final = (Pops, Stores)
 LIMITS: Final = (
-    Limit(("pop.prefetch.AHEAD",), 1, POPPED),
-    Limit(("pop.prefetch._AHEAD_BYTES",), 1, POPPED),
+    Limit(("pop.inflight.prefetch.AHEAD",), 1, POPPED),
+    Limit(("pop.inflight.prefetch._AHEAD_BYTES",), 1, POPPED),
     Limit(("pop.take._DEAD_AT_ONCE",), 1, POPPED),
     Limit(("pop.inflight.tables.ENDED_MAX", "pop.popper.ENDED_MAX"), 1, POPPED),
     Limit(("pop.inflight.tables._PREFETCHED_MAX",), 0, POPPED),
