@@ -83,9 +83,9 @@ class Follower:
             self._reader.read_from(archived)
         # The one before is not closed: others may be reading from it.
         self._newer, self._rows = newer, rows
-        self._index.queues.follow(newer)
+        self._index.locations.follow(newer)
         self._log.segments.forget(left)
-        self._index.queues.forget()
+        self._index.locations.forget()
         self._index.moves += 1
         self._seen = self._log.segments.removals
 

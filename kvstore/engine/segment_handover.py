@@ -34,12 +34,12 @@ from kvstore.index.archived import (
     Arriving,
     AttachedRange,
     Entries,
-    Here,
+    HeldRange,
     Queue,
     Row,
     Sealed,
 )
-from kvstore.index.attach import attach, forget, here
+from kvstore.index.attach import attach, forget, held_ranges
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_rows
 from kvstore.index.index import Index
@@ -145,11 +145,12 @@ class SegmentHandover:
         """The catalog: rows of `archives`, by first position and number."""
         return self._index.families.rows(ARCHIVES, b"")
 
-    def here(self, topic: int, queue: int) -> tuple[list[Here], int]:
+    def held_ranges(self, topic: int, queue: int) -> tuple[list[HeldRange], int]:
         """The runs and places of a queue, by first offset, and its next offset. Messages put since
         the last checkpoint count for the next offset alone.
         """
-        return here(self._index.families, (topic, queue)), self._index.end(topic << 32 | queue)
+        ranges = held_ranges(self._index.families, (topic, queue))
+        return ranges, self._index.end(topic << 32 | queue)
 
     # --- changing ---
 

@@ -127,7 +127,7 @@ class AttachedRange(NamedTuple):
     archive: int
 
 
-class Here(NamedTuple):
+class HeldRange(NamedTuple):
     """Offsets that a store has of a queue, from `first` to `last`; with `archive` None they are in
     the log. Only the archive itself knows which of them it holds, and when the last was stored.
     """

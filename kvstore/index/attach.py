@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.errors import CallerError
-from kvstore.index.archived import AttachedRange, Here, Queue
+from kvstore.index.archived import AttachedRange, HeldRange, Queue
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import next_number
 from kvstore.index.keys import (
@@ -52,19 +52,19 @@ class _End(NamedTuple):
     stored_at: int
 
 
-def here(families: Families, queue: Queue) -> list[Here]:
+def held_ranges(families: Families, queue: Queue) -> list[HeldRange]:
     """The stretches of a queue, by first offset, as of the last checkpoint; for an archive, the
     stretch that its place stands for.
     """
     places = _places(families, queue)
-    found: list[Here] = []
+    found: list[HeldRange] = []
     for i, place in enumerate(places):
         end = places[i + 1].first if i + 1 < len(places) else OFFSET_MAX
         if place.segment < ARCHIVE_FIRST:
             found += _in_log(families, queue, place)
         elif place.is_archived and place.archive != NO_ARCHIVE:
             found.append(
-                Here(place.first, end - 1, place.stored_at, place.stored_at, place.archive)
+                HeldRange(place.first, end - 1, place.stored_at, place.stored_at, place.archive)
             )
     return found
 
@@ -74,7 +74,7 @@ def _places(families: Families, queue: Queue) -> list[Place]:
     return [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
 
 
-def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[Here]:
+def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[HeldRange]:
     """The entries of a place's segment, as one stretch."""
     low = run_key(place.segment, *queue, 0)
     high = run_key(place.segment, *queue, OFFSET_MAX)
@@ -85,7 +85,7 @@ def _in_log(families: Families, queue: Queue, place: Place) -> Iterator[Here]:
         last = read_run_key(key).first + count_of(value) - 1
         first = read_run_key(rows[0][0]).first
         times = np.asarray(columns.stored_at)
-        yield Here(first, last, int(times.min()), int(times.max()), None)
+        yield HeldRange(first, last, int(times.min()), int(times.max()), None)
 
 
 def attach(families: Families, batch: Batch, stretches: Iterable[AttachedRange]) -> None:

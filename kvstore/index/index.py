@@ -44,13 +44,13 @@ from kvstore.index.keys import (
 )
 from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
 from kvstore.index.message_keys.key_upkeep import KeyUpkeep
-from kvstore.index.queue_locations import Counters, Head, Queues
+from kvstore.index.queue_locations import Counters, Head, QueueLocations
 from kvstore.index.repack import repack
 from kvstore.index.tags import TagCodes
 from kvstore.index.tail import Tail, Tails, queue_tails
 
 HEADS_KEPT: Final = 1 << 19
-"""Queues whose end is kept in memory."""
+"""QueueLocations whose end is kept in memory."""
 
 
 class Index:
@@ -84,7 +84,7 @@ class Index:
     def set_segment_size(self, size: int) -> None:
         """Set the segment size that the store was made with."""
         self.segment_size = size
-        self.queues = Queues(self.families, size)
+        self.locations = QueueLocations(self.families, size)
         self.keys = MessageKeys(self.families, size)
         self.key_upkeep = KeyUpkeep(self.families, self.keys, size, self._writing)
 
@@ -130,7 +130,7 @@ class Index:
         self._read()
         self.keys.read_again()
         self.key_upkeep.has_marked()
-        self.queues.forget()
+        self.locations.forget()
         with self._heads_lock:
             self._forget_heads()
         self.moves += 1
@@ -169,15 +169,15 @@ class Index:
             if queue >> 32 >= self._fresh_from:
                 return Head(0, -1)
             version = self._version
-            found = self.queues.head(queue)
+            found = self.locations.head(queue)
             with self._heads_lock:
                 # A value that was read while a checkpoint was being written may be old: it is used,
                 # but not kept.
                 if version == self._version:
-                    self._keep_head(queue, found)
+                    self._cache_head(queue, found)
         return found
 
-    def _keep_head(self, queue: int, head: Head) -> None:
+    def _cache_head(self, queue: int, head: Head) -> None:
         if len(self._heads) >= HEADS_KEPT:
             self._forget_heads()
         self._heads[queue] = head
@@ -256,12 +256,12 @@ class Index:
             # From here on the rows are found in RocksDB. The notes about them change first; then
             # the tail may go.
             self._changing()
-            self.queues.changed(placed)
+            self.locations.changed(placed)
             if parts is not None:
                 self.keys.written(parts)
             with self._heads_lock:
                 for queue, segment in placed.items():
-                    self._keep_head(queue, Head(next_offsets[queue], segment))
+                    self._cache_head(queue, Head(next_offsets[queue], segment))
             self.checkpoint = checkpoint
             self.tails = Tails(self.tails.active, None)
 
@@ -269,7 +269,7 @@ class Index:
         """Called before and after rows change: values that are read meanwhile are not cached."""
         with self._heads_lock:
             self._version += 1
-        self.queues.changing()
+        self.locations.changing()
 
     # --- lookups; `end` is the log position below which the caller may see ---
 
@@ -289,7 +289,7 @@ class Index:
         # Tails come before places: an entry that leaves a tail between the two looks is in the
         # places by then.
         tails = self.tails
-        place = self.queues.first(queue, first_segment)
+        place = self.locations.first(queue, first_segment)
         if place is not None:
             return place.first
         begin = first_segment * self.segment_size
@@ -312,7 +312,7 @@ class Index:
         tails = queue_tails(self.tails, queue)
         below = tails[0].first if tails else OFFSET_MAX
         if offset < below:
-            out = self.queues.positions(queue, offset, min(limit, below - offset), first_segment)
+            out = self.locations.positions(queue, offset, min(limit, below - offset), first_segment)
             offset += len(out)
             if offset < below:
                 return out
@@ -329,7 +329,7 @@ class Index:
     def after(self, queue: int, offset: int, first_segment: int) -> int | None:
         """The first offset above `offset` that has an entry: the far side of a gap."""
         tails = queue_tails(self.tails, queue)
-        found = self.queues.after(queue, offset, first_segment)
+        found = self.locations.after(queue, offset, first_segment)
         return (
             found if found is not None else next((t.first for t in tails if t.first > offset), None)
         )
@@ -399,7 +399,7 @@ class Index:
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
-            self.queues.forget()
+            self.locations.forget()
             self.keys.written(parts)
             return queues
 
@@ -474,7 +474,7 @@ class Index:
         self.families.write(batch, sync=True)
         self._next_archive = following
         self._changing()
-        self.queues.forget()
+        self.locations.forget()
         self.moves += 1
 
     def allocate_archive_number(self) -> int:
@@ -493,7 +493,7 @@ class Index:
             self._changing()
             self.families.write(batch, sync=True)
             self._changing()
-            self.queues.forget()
+            self.locations.forget()
 
     def in_tails(self, topic: int, queues: int) -> bool:
         """Whether a tail has entries of one of a topic's queues."""

@@ -42,7 +42,7 @@ I64 = NDArray[np.int64]
 RUNS_KEPT: Final = 8192
 """Decoded runs in memory: 8 KiB each at most."""
 SPANS_KEPT: Final = 1 << 16
-"""Queues whose last place asked for is in memory, and whose first place is."""
+"""QueueLocations whose last place asked for is in memory, and whose first place is."""
 _FOLLOWED_KEPT: Final = 1 << 16
 """Places in memory of queues whose archived places a newer index tells."""
 
@@ -83,7 +83,7 @@ class _Decoded:
         self.columns: list[I64] = []
 
 
-class Queues:
+class QueueLocations:
     """The places and runs of all queues. A queue is named by its key in memory, topic id << 32 |
     queue id.
     """
@@ -99,7 +99,7 @@ class Queues:
         self._runs_kept = 0
         self._version = 0
         self._newer: Families | None = None
-        self._gone = 0
+        self._removals = 0
         """Counts the times that rows were removed."""
         self._lock = threading.Lock()
 
@@ -121,7 +121,7 @@ class Queues:
         first, value = found
         return Head(first + runs.count_of(value), place.segment)
 
-    def at(
+    def place_at(
         self, queue: int, offset: int, first_segment: int, *, fresh: bool = False
     ) -> Span | None:
         """The place that an offset belongs to, in an archive or a live segment; a place that only
@@ -136,7 +136,7 @@ class Queues:
         ):
             return found
         version = self._version
-        place = self._place_at(queue, offset, first_segment)
+        place = self._find_place(queue, offset, first_segment)
         if place is None:
             return None
         following = next(self._behind(queue, offset, first_segment), None)
@@ -166,14 +166,14 @@ class Queues:
 
     def places_from(self, queue: int, offset: int, first_segment: int) -> Iterator[Place]:
         """The place that an offset belongs to, if there is one, and those behind it, in order."""
-        span = self.at(queue, offset, first_segment, fresh=True)
+        span = self.place_at(queue, offset, first_segment, fresh=True)
         if span is not None:
             yield span.place
         places = self._behind(queue, offset, first_segment)
         # A place without entries counts only between two others.
         yield from places if span is not None else dropwhile(lambda p: p.is_lost, places)
 
-    def _place_at(self, queue: int, offset: int, first_segment: int) -> Place | None:
+    def _find_place(self, queue: int, offset: int, first_segment: int) -> Place | None:
         nobodys: Place | None = None
         for place in self._down(queue, offset):
             if place.segment == NOWHERE:
@@ -283,7 +283,7 @@ class Queues:
             self._version += 1
             self._runs.clear()
             self._runs_kept = 0
-            self._gone += 1
+            self._removals += 1
 
     # --- entries ---
 
@@ -328,8 +328,8 @@ class Queues:
                 if at < len(column):
                     return column[at:]
         for fresh in (False, True):
-            gone = self._gone
-            span = self.at(queue, offset, first_segment, fresh=fresh)
+            removals = self._removals
+            span = self.place_at(queue, offset, first_segment, fresh=fresh)
             if span is None:
                 continue
             segment = span.place.segment
@@ -339,7 +339,7 @@ class Queues:
             if found is not None:
                 first, value = found
                 if offset < first + runs.count_of(value):
-                    return self._keep(queue, first, segment, value, gone)[offset - first :]
+                    return self._cache_run(queue, first, segment, value, removals)[offset - first :]
         return None
 
     def _run_at(self, queue: int, segment: int, offset: int) -> tuple[int, bytes] | None:
@@ -353,10 +353,10 @@ class Queues:
             return None
         return key.first, it.value()
 
-    def _keep(self, queue: int, first: int, segment: int, value: bytes, gone: int) -> I64:
+    def _cache_run(self, queue: int, first: int, segment: int, value: bytes, removals: int) -> I64:
         column = np.array(runs.positions_of(value), dtype=np.int64) + segment * self._segment_size
         with self._lock:
-            if gone != self._gone:
+            if removals != self._removals:
                 return column  # read before its segment went: it must not be kept
             if self._runs_kept >= RUNS_KEPT:
                 self._runs.clear()

@@ -153,7 +153,7 @@ class Replay:
             return False
         if key not in self._following and offset > following:
             return True
-        archived = self._index.queues.archived(key)
+        archived = self._index.locations.archived(key)
         if key not in self._following:
             self.before_archives.update([key] if archived else ())
             return bool(archived)

@@ -119,7 +119,7 @@ def reach(path: Path, config: StoreConfig, queues: Iterable[Queue] | None) -> Re
         first_segment = index.log_start() // size
         found = {}
         for topic, queue in queues:
-            end = index.queues.head(topic << 32 | queue).next_offset
+            end = index.locations.head(topic << 32 | queue).next_offset
             if end:
                 found[topic, queue] = _first(index, topic, queue, first_segment, end), end
         return Reach(index.checkpoint.position, found)

@@ -48,7 +48,7 @@ class Cold:
         if there is none); None if the offset's place is no archive.
         """
         for fresh in (False, True):
-            span = self._index.queues.at(key, offset, self._first_segment(), fresh=fresh)
+            span = self._index.locations.place_at(key, offset, self._first_segment(), fresh=fresh)
             if span is not None and span.place.is_archived:
                 behind = self._index.end(key) if span.behind is None else span.behind
                 return span.place.archive, behind

@@ -168,7 +168,7 @@ class Reader:
         key = topic.base + queue
         end, first = self.visible_end(), self.first_segment()
         number = position // self._log.segment_size
-        for place in self._index.queues.places_from(key, offset, first):
+        for place in self._index.locations.places_from(key, offset, first):
             if place.first > offset and number < place.segment < NOWHERE:
                 return place.first
         # No entry has a place yet: it may still be in the tail.
@@ -404,7 +404,7 @@ class Reader:
         is_archived, behind = False, high
         gap: int | None = None
         start = self._before(topic.base + queue, time, low, high)
-        for place in self._index.queues.places_from(
+        for place in self._index.locations.places_from(
             topic.base + queue, start, self.first_segment()
         ):
             # Places narrow it to one segment or archive, so that no other one is touched.
@@ -441,7 +441,7 @@ class Reader:
         start = low
         while low < high:
             middle = (low + high) // 2
-            span = self._index.queues.at(key, middle, self.first_segment())
+            span = self._index.locations.place_at(key, middle, self.first_segment())
             if span is None:
                 low = middle + 1
                 continue

@@ -25,7 +25,7 @@ from kvstore.index.keys import (
     place_value,
     run_key,
 )
-from kvstore.index.queue_locations import Queues, Span
+from kvstore.index.queue_locations import QueueLocations, Span
 from kvstore.index.runs import Columns, pack_many
 from tests.support.costs import Costs
 
@@ -84,7 +84,7 @@ def test_an_offset_belongs_to_the_last_place_that_is_to_be_seen_and_not_behind_i
 ) -> None:
     places = [Place(first, segment, first * 10) for first, segment in sorted(made)]
     put(lasting, places)
-    queues = Queues(lasting, SEGMENT)
+    queues = QueueLocations(lasting, SEGMENT)
     seen = visible(places, first_segment)
     holding = [p for p in seen if p.segment != NOWHERE]
     for _ in range(2):  # the second time from memory
@@ -94,7 +94,7 @@ def test_an_offset_belongs_to_the_last_place_that_is_to_be_seen_and_not_behind_i
             wanted = None
             if i >= 0:
                 wanted = Span(seen[i], seen[i + 1].first if i + 1 < len(seen) else None)
-            assert queues.at(KEY, offset, first_segment) == wanted
+            assert queues.place_at(KEY, offset, first_segment) == wanted
             rest = list(queues.places_from(KEY, offset, first_segment))
             assert rest == seen[max(i, 0) :]
 
@@ -108,10 +108,10 @@ def test_a_look_costs_the_same_among_ten_thousand_places(
     for count in (2, 100, 10_000):
         archived = [Place(n * 10, ARCHIVE_FIRST + n, n) for n in range(count - 1)]
         put(families, [*archived, Place(count * 10, 7, count)])
-        queues = Queues(families, SEGMENT)
+        queues = QueueLocations(families, SEGMENT)
         with costs.counting() as counts:
             for offset in (0, count * 5, count * 10 - 1, count * 10 + 5):
-                queues.at(KEY, offset, 3)
+                queues.place_at(KEY, offset, 3)
             queues.first(KEY, 3)
             queues.after(KEY, count * 10 - 11, 3)
         found.append(counts.total())
@@ -123,10 +123,10 @@ def test_what_is_kept_of_places_is_bounded(
 ) -> None:
     monkeypatch.setattr(queues_module, "SPANS_KEPT", 2)
     put(families, [Place(0, 3, 5)])
-    queues = Queues(families, SEGMENT)
+    queues = QueueLocations(families, SEGMENT)
     for _ in range(3):
         for queue in (KEY - 1, KEY, KEY + 1):
-            assert queues.at(queue, 9, 0) is not None
+            assert queues.place_at(queue, 9, 0) is not None
             assert queues.first(queue, 0) is not None
     assert len(queues._spans) <= 2
     assert len(queues._firsts) <= 2
@@ -134,15 +134,15 @@ def test_what_is_kept_of_places_is_bounded(
 
 def test_a_place_that_is_read_while_rows_change_is_not_kept(families: Families) -> None:
     put(families, [Place(0, 3, 5)])
-    queues = Queues(families, SEGMENT)
-    assert queues.at(KEY, 9, 0) == Span(Place(0, 3, 5), None)
+    queues = QueueLocations(families, SEGMENT)
+    assert queues.place_at(KEY, 9, 0) == Span(Place(0, 3, 5), None)
     put(families, [Place(0, 3, 5), Place(8, 4, 6)])
-    assert queues.at(KEY, 9, 0, fresh=True) == Span(Place(8, 4, 6), None)
+    assert queues.place_at(KEY, 9, 0, fresh=True) == Span(Place(8, 4, 6), None)
     queues.changed([KEY])
-    assert queues.at(KEY, 7, 0) == Span(Place(0, 3, 5), 8)
+    assert queues.place_at(KEY, 7, 0) == Span(Place(0, 3, 5), 8)
     put(families, [Place(0, ARCHIVE_FIRST, 5), Place(8, 4, 6)])
     queues.forget()
-    assert queues.at(KEY, 7, 0) == Span(Place(0, ARCHIVE_FIRST, 5), 8)
+    assert queues.place_at(KEY, 7, 0) == Span(Place(0, ARCHIVE_FIRST, 5), 8)
     assert queues.first(KEY, 0) == Place(0, ARCHIVE_FIRST, 5)
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_was_read_before_its_segment_went_is_found_by_nobody_later(
     columns = Columns(n * 100, n + 90, n, n + 1_700_000_000_000)
     batch.put(RUNS, run_key(3, TOPIC, QUEUE, 0), pack_many(columns, np.array([0])).data)
     families.write(batch)
-    queues = Queues(families, SEGMENT)
+    queues = QueueLocations(families, SEGMENT)
     read = queues._run_at
 
     def removed_meanwhile(*args: int) -> tuple[int, bytes] | None:

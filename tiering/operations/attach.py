@@ -283,7 +283,7 @@ class _Attaching:
         new = LazyArchives({number: partial(kept.get, number) for number in by_number})
         held = [h for number, archive in new.items() for h in contents(archive, number).held]
         queues = dict.fromkeys((one.topic, one.queue) for one in held)
-        heres = {queue: self._side.here(*queue) for queue in queues}
+        heres = {queue: self._side.held_ranges(*queue) for queue in queues}
         stretches = self._fitting.stretches(held, new, heres)
         ends: dict[Queue, int] = {}
         for one in stretches:

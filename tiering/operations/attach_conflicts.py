@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.index.archived import ArchivedRange, AttachedRange, Here, Queue
+from kvstore.index.archived import ArchivedRange, AttachedRange, HeldRange, Queue
 from tiering.archive.archive_reader import Archive, open_lazily
 from tiering.archive.layout import OPENING_READ
 from tiering.archive.manifest import ArchivedTopic
@@ -116,7 +116,7 @@ class Fitting:
         others: list[OffsetRange] = []
         for one in ranges:
             info = known.get(one.topic)
-            for here in self._side.here(info.id, one.queue)[0] if info is not None else ():
+            for here in self._side.held_ranges(info.id, one.queue)[0] if info is not None else ():
                 low, high = max(one.first, here.first), min(one.last, here.last)
                 if low > high:
                     continue
@@ -141,7 +141,7 @@ class Fitting:
                 )
             raise self._conflict(*twice[:4])
 
-    def _range_here(self, one: OffsetRange, here: Here) -> OffsetRange:
+    def _range_here(self, one: OffsetRange, here: HeldRange) -> OffsetRange:
         return OffsetRange(one.topic, one.queue, here.first, here.last, str(here.archive))
 
     def _conflict(self, topic: str, queue: int, first: int, last: int) -> AttachConflict:
@@ -156,7 +156,7 @@ class Fitting:
         self,
         held: Sequence[ArchivedRange],
         new: Mapping[int, Archive],
-        heres: Mapping[Queue, tuple[list[Here], int]],
+        heres: Mapping[Queue, tuple[list[HeldRange], int]],
     ) -> list[AttachedRange]:
         """The ranges of the new archives, apart from all else that the queues have. Raises for
         store times that would not rise any more.
@@ -181,7 +181,9 @@ class Fitting:
             self._check_times(names[topic], queue, mine_, heres[topic, queue][0])
         return out
 
-    def _held_here(self, topic: int, queue: int, heres: Sequence[Here]) -> Iterator[ArchivedRange]:
+    def _held_here(
+        self, topic: int, queue: int, heres: Sequence[HeldRange]
+    ) -> Iterator[ArchivedRange]:
         """The ranges of a queue that the store's archives have, by blocks."""
         for here in heres:
             if here.archive is None:
@@ -200,7 +202,7 @@ class Fitting:
         return found
 
     def _check_times(
-        self, topic: str, queue: int, stretches: Sequence[AttachedRange], heres: Sequence[Here]
+        self, topic: str, queue: int, stretches: Sequence[AttachedRange], heres: Sequence[HeldRange]
     ) -> None:
         """A queue is searched by time, so new messages must not break the order of its times."""
         now = self._config.clock.now_ms()
@@ -222,7 +224,7 @@ class Fitting:
                     one.last,
                 )
 
-    def _time(self, here: Here, one: AttachedRange, *, high: bool) -> int | None:
+    def _time(self, here: HeldRange, one: AttachedRange, *, high: bool) -> int | None:
         """The last time that is before a range, or (not `high`) the first behind it."""
         if here.archive is None:
             if high:
@@ -279,7 +281,7 @@ class _Times:
 
 
 def _apart(
-    one: ArchivedRange, log: Sequence[Here], archive: Archive, times: _Times
+    one: ArchivedRange, log: Sequence[HeldRange], archive: Archive, times: _Times
 ) -> Iterator[AttachedRange]:
     """A range, in several where the log has something in between."""
     block = archive.block_at(one.topic, one.queue, one.first)

@@ -46,7 +46,7 @@ def held_together(store: Store, topic: str) -> Together:
         indexed = {
             one.archive
             for queue in queues
-            for one in side.here(found.id, queue)[0]
+            for one in side.held_ranges(found.id, queue)[0]
             if one.archive is not None
         }
     return together(rows, found.id, indexed)

@@ -189,7 +189,7 @@ class Replacer:
         mine = {row.number for row in rows}
         found: dict[Queue, int] = {}
         for queue in queues:
-            here, following = self._side.here(*queue)
+            here, following = self._side.held_ranges(*queue)
             others = (one.first for one in here if one.archive not in mine)
             found[queue] = min(others, default=following)
         return found

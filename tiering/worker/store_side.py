@@ -22,7 +22,7 @@ from kvstore.index.archived import (
     Arriving,
     AttachedRange,
     Entries,
-    Here,
+    HeldRange,
     Queue,
     Row,
     Sealed,
@@ -129,7 +129,7 @@ class HandOver(Protocol):
         rows: Iterable[Row] = (),
     ) -> None: ...
     def let_go(self, archive: int, name: str, rows: Iterable[Row]) -> None: ...
-    def here(self, topic: int, queue: int) -> tuple[list[Here], int]: ...
+    def held_ranges(self, topic: int, queue: int) -> tuple[list[HeldRange], int]: ...
     def give_up(self, segments: int, topics: int) -> tuple[int, int]: ...
     def take_in(
         self,

@@ -28,7 +28,7 @@ def test_a_reader_gets_the_same_answers_however_few_places_it_keeps_of_what_move
             for number in sealed(store)[: SEGMENTS // 2]:
                 hand_over(store, [number])
             assert answers(reader) == before
-            index = reader._engine.index.queues
+            index = reader._engine.index.locations
             kept = index._followed
             # Of one queue more than that, since that is what was asked for last.
             assert index._followed_kept == sum(map(len, kept.values()))

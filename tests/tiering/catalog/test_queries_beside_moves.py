@@ -45,7 +45,7 @@ def test_what_left_the_log_before_a_query_came_to_it_and_was_not_told_yet(
         gate.shut()
         asker = Asker(store)
         assert gate.waiting.acquire(timeout=60)
-        forget = store._engine.index.queues.forget
+        forget = store._engine.index.locations.forget
 
         def look() -> None:
             # The batch is written: the query is over before the store says so.
@@ -53,7 +53,7 @@ def test_what_left_the_log_before_a_query_came_to_it_and_was_not_told_yet(
             asker.join()
             forget()
 
-        monkeypatch.setattr(store._engine.index.queues, "forget", look)
+        monkeypatch.setattr(store._engine.index.locations, "forget", look)
         hand_over(store, [0])
         assert asker.join() == before
 
