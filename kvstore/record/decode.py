@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from zlib_ng.zlib_ng import crc32
 
 from kvstore.errors import RecordDamaged
-from kvstore.record.check import ScanStop, check_body_crc, check_record, measure, scan
+from kvstore.record.check import check_body_crc, measure
 from kvstore.record.compression import decompress
 from kvstore.record.layout import (
     BODY_AT,
@@ -41,8 +41,6 @@ from kvstore.record.values import StoredMessage
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer
-
-__all__ = ["ScanStop", "check_record", "decode", "scan"]
 
 _unpack_v4 = HEAD_V4_V4.unpack_from
 _unpack_length = PROPERTIES_SIZE_SIGNED.unpack_from

@@ -2,7 +2,7 @@
 
 The idea: the exact inverse of `decode(..., raw_body=True)`, for archives that take records apart
 and put them together again, and as the reference for the put path, which has a faster loop of its
-own. This module also makes blank records and the CRC property. (RocketMQ: MessageExtEncoder,
+own. This module also makes blank records. (RocketMQ: MessageExtEncoder,
 CommitLog's DefaultAppendMessageCallback.)
 
 Invariant: `encode_record(decode(raw, ..., raw_body=True)) == raw` for every record.
@@ -11,14 +11,12 @@ Invariant: `encode_record(decode(raw, ..., raw_body=True)) == raw` for every rec
 from __future__ import annotations
 
 import struct
-from typing import Final
 
 from kvstore.errors import (
     MessageIllegal,
     PropertiesTooLarge,
     shown,
 )
-from kvstore.record.check import measure
 from kvstore.record.hosts import HOST_V4_SIZE, HOST_V6_SIZE
 from kvstore.record.layout import (
     BLANK,
@@ -28,12 +26,8 @@ from kvstore.record.layout import (
     HOSTS_V6,
     MAGIC_V1,
     MAGIC_V2,
-    POSITION,
-    POSITION_AT,
     PROPERTIES_MAX,
     PROPERTIES_SIZE,
-    SIZE,
-    SIZE_AT,
     TOPIC_MAX,
     TOPIC_MAX_V2,
     TOPIC_SIZE_V1,
@@ -41,18 +35,7 @@ from kvstore.record.layout import (
     record_size,
 )
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
-from kvstore.record.properties import PROPERTY_CRC_HEAD, PROPERTY_CRC_SIZE, property_crc_suffix
 from kvstore.record.values import StoredMessage
-
-__all__ = [
-    "PROPERTY_CRC_SIZE",
-    "blank",
-    "encode_record",
-    "property_crc_suffix",
-    "with_property_crc",
-]
-
-_VALUE_END: Final = b"\x02"
 
 
 def encode_record(m: StoredMessage) -> bytes:
@@ -109,40 +92,6 @@ def blank(size: int) -> bytes:
     if not BLANK_SIZE <= size < 1 << 32:
         raise MessageIllegal(f"a blank record takes {BLANK_SIZE} bytes or more, not {size}")
     return BLANK.pack(size, BLANK_MAGIC)
-
-
-def with_property_crc(record: bytearray) -> None:
-    """Give a whole record its CRC property, in place; the record then ends with it and is larger.
-
-    Size and properties length are put right, properties without a last 0x02 get it, and a CRC
-    property that is there already is made anew. Raises RecordDamaged if no record begins `record`,
-    MessageIllegal if bytes stand behind it, PropertiesTooLarge if there is no room for the
-    property; `record` is unchanged then.
-    """
-    (position,) = (
-        POSITION.unpack_from(record, POSITION_AT) if len(record) > POSITION_AT + 8 else (0,)
-    )
-    parts = measure(record, 0, len(record), position)
-    if parts.size != len(record):
-        raise MessageIllegal(f"{len(record) - parts.size} bytes stand behind the record")
-    properties = _without_crc(bytes(record[parts.properties_at :]))
-    if properties and not properties.endswith(_VALUE_END):
-        properties += _VALUE_END
-    length = len(properties) + PROPERTY_CRC_SIZE
-    if length > PROPERTIES_MAX:
-        raise _properties_too_large(length)
-    record[parts.properties_at :] = properties
-    PROPERTIES_SIZE.pack_into(record, parts.properties_at - PROPERTIES_SIZE.size, length)
-    SIZE.pack_into(record, SIZE_AT, parts.properties_at + length)
-    record += property_crc_suffix(record)
-
-
-def _without_crc(properties: bytes) -> bytes:
-    """The properties without any that is called `__CRC32#`."""
-    if PROPERTY_CRC_HEAD not in properties:
-        return properties
-    pairs = properties.split(_VALUE_END)
-    return _VALUE_END.join([pair for pair in pairs if not pair.startswith(PROPERTY_CRC_HEAD)])
 
 
 def _check_hosts(m: StoredMessage) -> None:

@@ -12,11 +12,12 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.errors import RecordDamaged
 from kvstore.record import layout
-from kvstore.record.decode import ScanStop, check_record, scan
-from kvstore.record.encode import blank, encode_record, with_property_crc
+from kvstore.record.check import ScanStop, check_record, scan
+from kvstore.record.encode import blank, encode_record
 from kvstore.record.hosts import pack_host
 from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
+from tests.support.property_crc import with_property_crc
 
 BASE: Final = 5 << 30
 HOST: Final = {0: pack_host("10.0.0.1", 1), 1: pack_host("::1", 1)}

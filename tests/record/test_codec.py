@@ -13,8 +13,9 @@ from zlib_ng.zlib_ng import crc32
 
 from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
 from kvstore.record import layout
+from kvstore.record.check import check_record
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.decode import check_record, decode
+from kvstore.record.decode import decode
 from kvstore.record.encode import blank, encode_record
 from kvstore.record.hosts import pack_host
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-import pytest
-from hypothesis import given
 from zlib_ng.zlib_ng import crc32
 
-from kvstore.errors import MessageIllegal, PropertiesTooLarge, RecordDamaged
-from kvstore.record.decode import check_record, decode
-from kvstore.record.encode import (
-    PROPERTY_CRC_SIZE,
-    encode_record,
-    property_crc_suffix,
-    with_property_crc,
-)
+from kvstore.record.check import check_record
+from kvstore.record.decode import decode
+from kvstore.record.encode import encode_record
 from kvstore.record.names import PROPERTY_CRC
-from kvstore.record.properties import decode_properties
+from kvstore.record.properties import (
+    PROPERTY_CRC_SIZE,
+    decode_properties,
+    property_crc_suffix,
+)
 from kvstore.record.values import StoredMessage
-from tests.record.strategies import stored_messages
+from tests.support.property_crc import with_property_crc
 
 HOST: Final = bytes(8)
 
@@ -57,51 +54,3 @@ def test_a_record_gets_the_property_as_its_last_20_bytes() -> None:
     found = decode_properties(properties_of(raw))
     assert list(found) == ["K", PROPERTY_CRC]
     assert int(found[PROPERTY_CRC][::-1]) == crc32(raw[:-20]) & 0x7FFFFFFF
-
-
-@pytest.mark.parametrize(
-    ("before", "kept"),
-    [
-        (b"", b""),
-        (b"K\x01v", b"K\x01v\x02"),
-        (b"__CRC32#\x010000000000\x02", b""),
-        (b"__CRC32#\x01x\x02K\x01v\x02", b"K\x01v\x02"),
-        (b"K\x01v\x02__CRC32#\x01x", b"K\x01v\x02"),
-        (b"K\x01__CRC32#\x01\x02", b"K\x01__CRC32#\x01\x02"),
-    ],
-)
-def test_the_other_properties_stay_and_end_with_a_separator(before: bytes, kept: bytes) -> None:
-    raw = record(before)
-    with_property_crc(raw)
-    assert properties_of(raw)[:-20] == kept
-
-
-@given(stored_messages())
-def test_making_it_twice_changes_nothing(m: StoredMessage) -> None:
-    once = bytearray(encode_record(m))
-    with_property_crc(once)
-    again = bytearray(once)
-    with_property_crc(again)
-    assert again == once
-    assert check_record(once, 0, len(once), m.position, property_crc=True) == len(once)
-
-
-def test_a_record_without_room_for_it_is_left_as_it_was() -> None:
-    raw = record(b"K\x01" + b"v" * (32_767 - 20 - 3) + b"\x02")
-    with_property_crc(raw)
-    raw = record(b"K\x01" + b"v" * (32_767 - 20 - 2) + b"\x02")
-    before = bytes(raw)
-    with pytest.raises(PropertiesTooLarge):
-        with_property_crc(raw)
-    assert raw == before
-
-
-@pytest.mark.parametrize("raw", [b"", bytes(200), bytes(record(b""))[:-1]])
-def test_what_is_no_record_is_refused(raw: bytes) -> None:
-    with pytest.raises(RecordDamaged):
-        with_property_crc(bytearray(raw))
-
-
-def test_bytes_behind_the_record_are_refused() -> None:
-    with pytest.raises(MessageIllegal, match="1 bytes"):
-        with_property_crc(record(b"") + b"x")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kvstore.errors import RecordDamaged
-from kvstore.record.decode import ScanStop, check_record, decode, scan
+from kvstore.record.check import ScanStop, check_record, scan
+from kvstore.record.decode import decode
 from kvstore.record.encode import encode_record
 from kvstore.record.hashing.hashes import tags_code
 from kvstore.record.ids import parse_position_id

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged, RecordDamaged
 from kvstore.record import decode as record_decode
 from kvstore.record.compression import codec_flags, compress
-from kvstore.record.encode import encode_record, with_property_crc
+from kvstore.record.encode import encode_record
 from kvstore.record.facts import facts
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.record.values import StoredMessage
 from tests.fixtures import NAMES, unpack_fixture
+from tests.support.property_crc import with_property_crc
 from tests.tiering.archive.samples import (
     TOPIC,
     Encoded,
