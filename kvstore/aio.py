@@ -47,11 +47,11 @@ from kvstore.process.forking import refuse_in_child
 from kvstore.read.sql import SqlFilter
 
 THREADS: Final = 16
-"""How many calls run at a time: more than processors, since puts that wait for the disk share one
-sync."""
+"""Calls that run at a time: more than processors, since puts that wait for the disk share a sync.
+"""
 _THREADS_MAX: Final = 1024
 _TIMER_MAX: Final = 24 * 3600.0
-"""Seconds: what no timer is set beyond."""
+"""Seconds of the longest timer."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +92,7 @@ class _Bell:
         self._rung = False
 
     def ring(self) -> None:
-        """From any thread."""
+        """Ring from any thread."""
         with suppress(RuntimeError):  # the loop is gone, and its waiters with it
             self._loop.call_soon_threadsafe(self.ring_here)
 
@@ -107,9 +107,7 @@ class _Bell:
             self._future.set_result(None)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until it rings, or has rung since the last wait; False if so many seconds pass
-        first.
-        """
+        """Wait until it rings, or has rung since the last wait; False if the time passes first."""
         if not self._rung:
             self._future = self._loop.create_future()
             timer = self._loop.call_later(min(seconds, _TIMER_MAX), self._time_is_up)
@@ -148,7 +146,7 @@ class Store:
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What opening it did."""
+        """The report of the opening."""
         return self._store.recovery
 
     def namespace(self, name: str) -> Namespace:
@@ -211,8 +209,8 @@ class Store:
                 self._stop_alarm(poll.table)
 
     async def _look(self, look: Callable[[], Looked], *, keep: bool) -> Looked:
-        """Look in a thread; a pop that is cancelled meanwhile gives back the messages it doesn't
-        see.
+        """Look in a thread. If the pop is cancelled meanwhile, the messages that the look takes
+        are given back.
         """
         future = self._submit(look)
         try:

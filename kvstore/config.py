@@ -1,5 +1,4 @@
-"""Configuration: the settings of a store, each with its unit and default; no other module reads
-settings.
+"""Configuration: the settings of a store, each with its unit and default.
 
 The idea: one frozen Struct, checked once when it is made, loadable from TOML. A setting that is
 fixed when a store is created (`segment_size`) is taken from an existing store.
@@ -35,14 +34,14 @@ _KEYS: Final = ("key_for_writing", "key_for_reading")
 class ArchiveAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How archives are reached; `StoreConfig.archives`, in TOML the table `[archives]`.
 
-    `keys`: those of encrypted topics, as the path of a key file or, given by a program, a
-    `tiering.KeyProvider`; None: what is encrypted can't be read. `options` are settings of object
-    stores (docs/places.md); a folder is given none of them.
+    `keys`: the keys of encrypted topics, as the path of a key file or, given by a program, a
+    `tiering.KeyProvider`; None: encrypted messages can't be read. `options` are settings of object
+    stores (docs/places.md); a folder gets none of them.
 
-    `cache_bytes` of decoded blocks are kept, and archives are kept open whose directories and
-    filters take `open_bytes` together; of either at least one, whatever it takes. Filters alone,
-    for look-ups by key, are kept in as many bytes once more. At most `readers` reads are under way
-    at once; a reader that goes on where it stopped gets `read_ahead` blocks before it asks."""
+    The cache has `cache_bytes` of decoded blocks. Archives stay open while their directories and
+    filters take at most `open_bytes`; filters alone, for look-ups by key, get as many bytes again.
+    One block and one archive are kept whatever their size. At most `readers` reads are under way at
+    once. A reader that goes on where it stopped gets `read_ahead` blocks before it asks."""
 
     keys: Any = None
     options: dict[str, Any] = {}
@@ -120,7 +119,7 @@ SEGMENT_SIZE_MAX = 4 << 30
 QUEUES_MAX: Final = 1 << 16
 """Queues of a topic."""
 QUEUES_DEFAULT: Final = 4
-"""Queues of a topic for which nobody says how many: in calls, on the command line, by itself."""
+"""Queues of a topic if no number is given: by a call, on the command line, at a put."""
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,8 +144,8 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `write_mode` "mapped" writes into the mapped file; "staged" collects in one of two memory
     buffers that are swapped at `stage_bytes`, `stage_count` messages or `stage_interval`. So with
     "staged" a put that did not wait for the flush may still be in this process's memory: a crash of
-    the process loses at most what was put in the last `stage_interval` (or `stage_bytes`, or
-    `stage_count`), always the newest messages, never a hole.
+    the process loses at most the messages of the last `stage_interval` (or `stage_bytes`, or
+    `stage_count`). Those are the newest ones, without gaps.
     `busy_timeout`: how long a put waits for the write lock before `StoreBusy`.
 
     Messages: `max_body` and `max_properties` limit a message (RocketMQ's 4 MiB and 32,767). Bodies
@@ -165,12 +164,12 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in use at which expired segments are deleted regardless of the hour, the oldest are deleted
     though not expired (where a retention allows to delete at all), and puts are refused.
 
-    `archives`: with what archives are read, and how much memory that may take; see `ArchiveAccess`.
+    `archives`: how archives are read, and the memory for that; see `ArchiveAccess`.
 
-    Offsets: what groups commit is in RocksDB's log at once, so a crash of the process loses none of
-    it; every `offset_sync_interval` (None: only when the system does it) it is had on the disk, so
-    that a power cut loses no more than that. What a group had committed before is kept for
-    `offset_history_for` (0: not at all), the last commit of every `offset_history_interval`.
+    Offsets: a commit is in RocksDB's log at once, so a crash of the process does not lose it. Every
+    `offset_sync_interval` (None: when the system does it) commits are put on the disk, so a power
+    cut loses those of one interval. Of a group's earlier offsets the last one of every
+    `offset_history_interval` is kept for `offset_history_for` (0: not at all).
 
     `on_corruption`: damage below the durable end is reported and passed over ("report") or fails
     the opening ("fail"). `clock`, `files`: the seams, for tests."""
@@ -264,9 +263,9 @@ _FLAGS: Final = (
     "secure_erase",
 )
 _DURATION_MAX: Final = 1e9
-"""30 years and more; what waits for longer than threading can wait would raise there."""
+"""More than 30 years; longer waits than threading allows would raise an error there."""
 _STRETCH_MAX: Final = 86400.0
-"""Seconds: what a commit's time is kept from has 4 bytes of milliseconds."""
+"""Seconds: a row of history has 4 bytes for the milliseconds of its stretch."""
 _DURATIONS: Final = (
     "flush_interval",
     "flush_thorough_interval",
@@ -373,11 +372,8 @@ def _check_host(host: object, port: object) -> None:
 
 
 def check_retention(retention: object) -> None:
-    """Raise `ConfigError` for a value that is no `Retention`, or for a retention that can't be
-    kept.
-    """
-    # Retentions are not checked when they are made: one that was read from a row, however old, must
-    # always be shown.
+    """Raise `ConfigError` for a value that is no `Retention`, or for illegal values in it."""
+    # Retentions are not checked when they are made: one from a row of any version has to be shown.
     if type(retention) is not Retention:
         raise ConfigError(f"retention is {shown(retention)}; it must be a kvstore.Retention")
     for name in ("hot_for", "warm_for", "cold_for"):

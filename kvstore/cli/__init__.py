@@ -58,7 +58,7 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
     ),
     "erase": (
         "kvstore.cli.message.erase",
-        "Have messages gone wherever they lie, and show that they are.",
+        "Erase messages from log and archives, and prove it.",
     ),
     "restore": ("kvstore.cli.admin.restore", "Make a store from archives alone."),
     "spark": ("kvstore.cli.spark", "Work on archives at any size, as jobs of Apache Spark."),

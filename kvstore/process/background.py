@@ -48,8 +48,8 @@ class ThreadStats(msgspec.Struct, frozen=True):
 
 
 class Background:
-    """A thread that takes turns. It begins with a turn if `at_once`, else with the wait for one.
-    `failed` is called in the thread with the exception of a failed turn.
+    """A thread that takes turns: the first one now if `at_once`, else when it is woken or at the
+    interval. `failed` is called in the thread with the exception of a failed turn.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Background:
         at_once: bool = False,
     ) -> None:
         self.wake = threading.Event() if wake is None else wake
-        """Set to have a turn now."""
+        """Setting it starts a turn."""
         self._turn = turn
         self._clock = clock
         self._interval = interval
@@ -72,7 +72,7 @@ class Background:
         self._failed = failed
         self._at_once = at_once
         self.is_stopping = False
-        """Whether the thread was asked to end: long turns look here."""
+        """Whether the thread was asked to end; long turns check it."""
         self._halt = threading.Event()
         self._last = "nothing yet"
         self._last_at: int | None = None
@@ -81,7 +81,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin; the owner must have everything by now that a turn needs."""
+        """Start the thread, once its owner has all parts that a turn uses."""
         self._thread.start()
 
     @property
@@ -90,16 +90,16 @@ class Background:
         return self._thread.is_alive()
 
     def take_next_in(self, seconds: float) -> None:
-        """Called in a turn: take the next turn after so many seconds, if that is sooner."""
+        """Called in a turn: start the next one after at most this many seconds."""
         self._next_in = min(self._next_in, seconds)
 
     def did(self, what: str) -> None:
-        """Note the work that the thread has done, for `stats`."""
+        """Record the thread's last work, for `stats`."""
         self._last = what
         self._last_at = self._clock.now_ms()
 
     def failing(self, why: str | None) -> None:
-        """Note a failure that the turn itself dealt with; None: it is over."""
+        """Record a failure that the turn itself handled; None: it is over."""
         if why is not None and why != self._failure:
             self._failures += 1
         self._failure = why
@@ -130,12 +130,12 @@ class Background:
     # --- in the thread ---
 
     def _run(self) -> None:
-        # Code out here calls nothing that could fail.
+        # Code outside the `try` must not fail.
         while not self.is_stopping:
             try:
                 self._take_turn()
             except BaseException:
-                self._failures += 1  # dealing with a failed turn has failed, too
+                self._failures += 1  # handling a failed turn has failed as well
 
     def _take_turn(self) -> None:
         has_begun = False

@@ -28,14 +28,14 @@ from kvstore.errors import StoreForked
 
 
 class Holder(Protocol):
-    """A part that holds something open: a file, a lock, a pipe, a database."""
+    """A part that holds a file, a lock, a pipe or a database open."""
 
     def forked(self) -> None:
-        """In the child: release it, and nothing that the parent has."""
+        """In the child: release its own copies, and leave the parent's alone."""
 
 
 _ALLOWED: Final = frozenset({"path", "close", "stop"})
-"""The names that a refused handle still answers: its path, and its end, which has nothing to do."""
+"""The attributes of a refused handle that work: its path, and closing, which does nothing."""
 _DESCRIPTORS: Final = "/proc/self/fd"
 _handles: Final[WeakSet[object]] = WeakSet()
 _holders: Final[WeakSet[Holder]] = WeakSet()
@@ -67,8 +67,8 @@ def module_lock() -> threading.Lock:
 
 
 def blind(folder: Path) -> None:
-    """In the child: make files below a folder lead nowhere that a library holds open and can't be
-    told to close. Reading or writing them fails from now on.
+    """In the child: replace a library's open descriptors of files below a folder by those of a
+    closed pipe, because the library can't be told to close them. Reads and writes by them fail.
     """
     there = folder.resolve()
     nowhere, its_writer = os.pipe()
@@ -81,15 +81,15 @@ def blind(folder: Path) -> None:
 
 
 def keep_for_ever(thing: object) -> None:
-    """In the child: an object of a library is never freed, for freeing it would wait for threads
-    that only the parent has.
+    """In the child: keep a library's object from being freed, which would wait for threads that
+    only the parent has.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def end_without_destructors() -> None:
-    """In the child: let the process end, when it does, before C++'s static destructors run.
-    RocksDB's would join threads that only the parent has (a segmentation fault).
+    """In the child: make the process end without running C++'s static destructors. RocksDB's would
+    join threads that only the parent has (a segmentation fault).
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc's; it passes the exit code on
@@ -97,7 +97,7 @@ def end_without_destructors() -> None:
 
 
 class _Refused:
-    """The class that goes before a handle's own class in a child."""
+    """The base class that a handle gets in a child, before its own class."""
 
     path: Any
 
@@ -156,7 +156,7 @@ def _forked() -> None:
         holder.forked()
     for call in _calls:
         call()
-    # The holders are nobody's any more: a child of the child has nothing to release.
+    # The holders have released everything: a child of the child has nothing to do.
     _handles.clear()
     _holders.clear()
 

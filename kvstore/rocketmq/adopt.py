@@ -33,7 +33,7 @@ from kvstore.rocketmq.log_end import Progress, find_end
 STAGING: Final = ".importing"
 """Added to the target's name: the folder in which it is made."""
 STARTED: Final = ".started"
-"""Added to that folder's name: the file that says it was made by an import."""
+"""Added to that folder's name: the file that marks it as an import's."""
 
 
 class TakenLog(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class TakenLog(msgspec.Struct, frozen=True):
 def stage_log(
     source: RocketMQSource, target: Path, files: Files, progress: Progress | None = None
 ) -> TakenLog:
-    """Make the log in the folder that `publish` later turns into `target`.
+    """Make the log in a staging folder, which `publish` later renames to `target`.
 
     The files of an unfinished import are removed first. `progress` is called with bytes done and
     bytes in all. Raises CallerError, and changes nothing, if the target is there and not empty, or
@@ -102,7 +102,7 @@ def stage_log(
 
 
 def publish(staging: Path, target: Path, files: Files) -> None:
-    """Give the staged folder its name, at once and durably."""
+    """Rename the staging folder to the target, atomically and durably."""
     files.rename(staging, target)
     files.remove(_marker(staging))
 
@@ -121,7 +121,7 @@ def _check_target(source: RocketMQSource, target: Path, files: Files) -> None:
 
 
 def _start(staging: Path, files: Files) -> None:
-    """Make an empty staging folder, with the marker that says whose it is."""
+    """Make an empty staging folder, with the file that marks it as an import's."""
     marker = _marker(staging)
     if _is_used(staging, files) and files.size(marker) is None:
         raise CallerError(

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _UNITS_LOOKED_AT: Final = 64
 _RECORD_MAX: Final = 1 << 30
-"""Above this a size is no record's."""
+"""The largest size of a record."""
 _KNOWN_MAGIC: Final = frozenset({MAGIC_V1, MAGIC_V2, BLANK_MAGIC})
 
 

@@ -40,7 +40,7 @@ from kvstore.rocketmq.file_layouts import (
 )
 
 Progress = Callable[[int, int], None]
-"""Told bytes done and bytes in all."""
+"""Called with the bytes done and the bytes in all."""
 _PROGRESS_RECORDS: Final = 4096
 
 
@@ -89,7 +89,7 @@ class _Scan:
         self._progress = progress
 
     def segment(self, number: int, *, may_end: bool) -> None:
-        """Go through one file; it may have the log's end if RocketMQ would look at it."""
+        """Scan one file; the log may end in it if RocketMQ would read it."""
         is_last = number + 1 == len(self._source.segments)
         found = None
         for found in self._walk(number):
@@ -107,7 +107,7 @@ class _Scan:
                 reason = found.reason or f"zeros at {found.position}, but the log goes on behind"
                 self.damage.append(found._replace(kind=Kind.DAMAGE, reason=reason))
         if self.end is None and may_end and found is not None and found.kind is Kind.RECORD:
-            # RocketMQ never writes a record up to the last byte, and does not go on behind one.
+            # RocketMQ writes no record up to the last byte, and does not go on behind one.
             self.end = found.stop
 
     def behind_the_end(self, number: int) -> None:
@@ -148,7 +148,7 @@ def _safe_time(source: RocketMQSource, files: Files) -> int:
 
 
 def _log_time(checkpoint: CheckpointPage) -> int:
-    """With its queues in RocksDB, RocketMQ never notes a time for them; the log's time counts."""
+    """With its queues in RocksDB, RocketMQ writes no time for them; the log's time counts."""
     return max(0, checkpoint.log_time - CHECKPOINT_MARGIN_MS)
 
 

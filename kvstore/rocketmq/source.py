@@ -4,7 +4,7 @@ The idea: every fault of a source is found here, before anything is made of it: 
 store, a hole between two files, a file of another size, bytes that are no commit log. The records
 of the log are not looked at beyond that; `adopt` reads them.
 
-Invariant: reading changes nothing in the source, not even a time.
+Invariant: reading changes no file, name or modification time of the source.
 """
 
 from __future__ import annotations

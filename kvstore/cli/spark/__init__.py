@@ -27,9 +27,9 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
     "tier": ("kvstore.cli.spark.tier", "Move what a policy says is due, as `tier run`."),
     "merge": ("kvstore.cli.spark.merge", "Merge archives into larger ones."),
-    "compact": ("kvstore.cli.spark.compact", "Have compacted topics keep the newest messages."),
+    "compact": ("kvstore.cli.spark.compact", "Keep the newest messages of compacted topics."),
     "verify": ("kvstore.cli.spark.verify", "Check every archive, and list orphans."),
-    "erase": ("kvstore.cli.spark.erase", "Have messages gone, and show that they are."),
+    "erase": ("kvstore.cli.spark.erase", "Erase messages, and prove it."),
     "reencrypt": ("kvstore.cli.spark.reencrypt", "Write archives anew under the keys of today."),
 }
 

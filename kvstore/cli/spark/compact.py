@@ -15,7 +15,7 @@ from kvstore.cli.tier.merge import compact_with, rewrite_options
 @engine_options
 @rewrite_options
 def compact(out: Output, engine: Engine, **given: Any) -> None:
-    """Have compacted topics of the store in DIR keep the newest message of each key.
+    """Keep the newest message of each key in compacted topics of the store in DIR.
 
     As `kvmq tier compact`; the places of archives must be seen by all of Spark's workers.
     """

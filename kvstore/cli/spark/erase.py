@@ -21,7 +21,7 @@ from kvstore.cli.terminal.output import Output
 
 @click.group()
 def erase() -> None:
-    """Have messages gone wherever they lie, and show that they are.
+    """Erase messages from log and archives, and prove it.
 
     As `kvmq erase`, with several segments and archives at once. The store's folder, and the places
     of archives, must be seen by all of Spark's workers.

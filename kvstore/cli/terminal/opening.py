@@ -106,7 +106,7 @@ def open_store(
     """An open store for the time of the block; a long recovery shows its progress. A verb that
     writes names in `does` the program's call for the same (`call_text`).
     """
-    assert read_only or does, "whoever is refused because the store is open is told what to call"
+    assert read_only or does, "the error for an open store names the calls to use instead"
     if not create:
         require_store(folder)
     config = read_config(config_file, access)

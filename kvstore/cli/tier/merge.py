@@ -82,7 +82,7 @@ def compact(
     out: Output, folder: Path, policy_file: Path, topic: str | None, access: Access,
     config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Have compacted topics of the store in DIR keep the newest message of each key.
+    """Keep the newest message of each key in compacted topics of the store in DIR.
 
     As `tier merge`, but of archives of compacted topics alone, and of all of them, whatever their
     sizes. Exit code 1 if something could not be done.

@@ -91,7 +91,7 @@ class RocketMQSource(msgspec.Struct, frozen=True):
 
 
 def topic_of(name: str, value: Any, where: str) -> SourceTopic:
-    """The topic that a row stands for. Raises FormatError."""
+    """The topic of a row. Raises FormatError."""
     topic = convert(value, _Topic, f"{where}, topic {name}")
     attributes = topic.attributes or {}
     return SourceTopic(
@@ -106,7 +106,7 @@ def topic_of(name: str, value: Any, where: str) -> SourceTopic:
 
 
 def group_of(name: str, value: Any, where: str) -> SourceGroup:
-    """The group that a row stands for. Raises FormatError."""
+    """The group of a row. Raises FormatError."""
     group = convert(value, _Group, f"{where}, group {name}")
     return SourceGroup(
         name,

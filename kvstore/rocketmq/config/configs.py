@@ -69,7 +69,7 @@ def topic_config(topic: SourceTopic) -> TopicConfig:
 
 
 def group_config(group: SourceGroup) -> GroupConfig:
-    """A group of RocketMQ's as one to be made here."""
+    """The settings of a kvmq group that stands for RocketMQ's."""
     return GroupConfig(
         name=group.name,
         max_attempts=max(1, group.max_attempts),

@@ -39,7 +39,7 @@ _MARKS: Final = frozenset(["", *"{}[]:,"])
 
 
 def parse(data: bytes, name: str) -> Any:
-    """The value `data` stands for. Raises FormatError, naming `name`, if it stands for none."""
+    """The value of JSON as fastjson reads it. Raises FormatError, naming `name`, for other text."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
