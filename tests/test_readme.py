@@ -115,7 +115,9 @@ def test_the_rates_in_the_table_of_peers_are_measured_figures(readme: str) -> No
     rates = next(line for line in readme.splitlines() if line.startswith("| put, batches of 32"))
     cells = [cell.strip() for cell in rates.strip("|").split("|")]
     assert f"| {cells[1]} |" in page("figures.md")
-    assert cells.count("not measured") == len(PEERS) - 1
+    for rate in re.findall(r"[\d,]+ msg/s", rates):
+        assert rate in page("figures.md")
+    assert cells.count("not measured") == len(PEERS) - 2
     times = re.search(r"[\d.]+ times as fast", cells[-1])
     assert times is not None
     assert times[0] in page("figures.md")
