@@ -28,7 +28,7 @@ from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
 from tiering.spark.schema import SCHEMA
 from tiering.spark.session import session
-from tiering.spark.splits import splits_of
+from tiering.spark.splits import plan_splits
 from tiering.spark.wanted import QueryFilter
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _read(store: Path, topics: list[str]) -> int:
     options = read_options(given)
     opener = Opener(options)
     wanted = QueryFilter.of(options)
-    splits, skipped = splits_of(listing(options), wanted, options, opener)
+    splits, skipped = plan_splits(listing(options), wanted, options, opener)
     assert not skipped, skipped
     reader = PartReader(options, wanted, SCHEMA.names, opener)
     for split in splits:

@@ -18,7 +18,7 @@ from kvstore.errors import FormatTooOld
 from tiering.archive.manifest import Manifest
 from tiering.catalog.contents import FOLDER, not_superseded
 from tiering.errors import NothingToRestore, StoresAmbiguous
-from tiering.places.commits.commit_log import JobsOf
+from tiering.places.commits.commit_log import CommitLogs
 from tiering.places.commits.commits import FORMAT, CommittedArchive
 from tiering.places.object_names import NAME, OF_VERSION_1
 from tiering.places.place import Place
@@ -100,13 +100,13 @@ def check_single_store(place: Place, stores: Sequence[str]) -> None:
 
 
 def archives_in(
-    place: Place, store_id: str | None, jobs: JobsOf | None = None
+    place: Place, store_id: str | None, jobs: CommitLogs | None = None
 ) -> StoreArchives | None:
     """The archives of a store in a place; None if there are none. Without `store_id` the place must
     have only one store. `jobs` spares reading commits again. Raises StoresAmbiguous, PlaceError,
     FormatError, FormatTooNew, FormatTooOld.
     """
-    jobs = JobsOf(place) if jobs is None else jobs
+    jobs = CommitLogs(place) if jobs is None else jobs
     every = []
     for one in stores_in(place) if store_id is None else [store_id]:
         log = jobs.log(one)
@@ -120,7 +120,7 @@ def archives_in(
 
 
 def objects_of(
-    place: Place, store_id: str | None, jobs: JobsOf | None = None
+    place: Place, store_id: str | None, jobs: CommitLogs | None = None
 ) -> tuple[str, list[ArchiveObject]]:
     """The archives of one store in a place, and its id. Archives of jobs have numbers behind all
     others. `jobs` as for `archives_in`. Raises NothingToRestore, StoresAmbiguous, PlaceError,

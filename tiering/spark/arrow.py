@@ -3,7 +3,7 @@
 The idea: an archive has messages in columns already, so a column of a batch is a few buffers laid
 side by side. Bodies are the group's bytes as they are, times and offsets numpy arrays, a map of
 properties the values of each name, interleaved. Messages are handled one by one only where a group
-is out of the ordinary. A column that nobody asked for is not decoded.
+is out of the ordinary. Properties and bodies that nobody asked for are not decoded.
 
 Invariants: `headers` and the other columns together are enough to give back the record byte for
 byte; where map and body do that alone, its `properties` and `stored_body` are null.
@@ -126,7 +126,7 @@ class _Asked:
         found = self.rows.texts()
         if found is None:
             return None
-        # No map has an empty value; and joined values may look like text when single ones do not.
+        # No map has an empty value. Joined values may be text though single ones are not.
         if not all((np.diff(one.bounds) > 0).all() for one in found.values()):
             return None
         try:
@@ -191,7 +191,7 @@ def _keys(asked: _Asked) -> pa.Array:
         empty = pa.array(np.zeros(count + 1, np.int32))
         return pa.ListArray.from_arrays(empty, pa.nulls(0, pa.string()), type=kind)
     if asked.texts is not None and b" " not in asked.texts[_KEYS].data:
-        # There is nearly always one.
+        # Nearly always each message has one key.
         each = pa.array(np.arange(count + 1, dtype=np.int32))
         return pa.ListArray.from_arrays(each, found, type=kind)
     lists = [[key for key in (value or "").split(" ") if key] for value in found.to_pylist()]
@@ -265,7 +265,7 @@ def _header_arrays(found: HeaderFields) -> list[pa.Array]:
 
 @lru_cache(maxsize=4)
 def _constant_arrays(found: ConstantHeaders, count: int) -> Sequence[pa.Array]:
-    """The same of rows that all have the same values: those of nearly all batches."""
+    """The same for rows that all have these values, as in nearly all batches."""
     which = np.zeros(count, np.int64)
     return _header_arrays(
         HeaderFields(

@@ -3,7 +3,7 @@
 The idea: an error of ours comes back from a task as text, in the midst of tracebacks of two
 languages. It is looked for there, and raised alone; of other errors the first line says most.
 
-Invariant: the whole text is there, as the cause.
+Invariant: Spark's whole text is the cause of the raised error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JVM: Final = re.compile(r"(?:[\w$]+\.)+([\w$]+(?:Exception|Error)): (.+)")
 
 
 @contextmanager
-def spoken() -> Iterator[None]:
+def spark_errors() -> Iterator[None]:
     """Raises `SparkFailed`, with one line, for any error of Spark in the block."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 # only where Spark is there
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -28,11 +28,11 @@ def spoken() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as e:
-        raise SparkFailed(spoken_of(str(e))) from e
+        raise SparkFailed(error_line(str(e))) from e
 
 
-def spoken_of(text: str) -> str:
-    """The line of an error's text that says most."""
+def error_line(text: str) -> str:
+    """The most telling line of an error's text."""
     ours = _OURS.findall(text)
     if ours:
         kind, said = ours[-1]

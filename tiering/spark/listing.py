@@ -4,8 +4,9 @@ The idea: a store's folder is asked for its catalog, its topics and its log; a p
 archives for its list, as a restore does. Either way the answer is a value that travels to tasks on
 other machines, where it is enough to read by.
 
-Invariants: each message of a store is listed once; messages that are superseded, or of a deleted
-topic, are not; nothing of the store is changed or held open.
+Invariants: each message of a store is in one listed archive or part of the log; archives of a place
+that others supersede are listed, too (`splits.inspect_archives` leaves them out); nothing of the
+store is changed or held open.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys.sources import provider_of
-from tiering.places.commits.commit_log import JobsOf
+from tiering.places.commits.commit_log import CommitLogs
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions
@@ -34,7 +35,7 @@ AT_ONCE: Final = 16
 DAMAGE: Final = (
     ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort,
 )  # fmt: skip
-"""What costs an archive, if `damaged` is "skip"."""
+"""Errors for which an archive is left out, if `damaged` is "skip"."""
 
 
 class ListedArchive(msgspec.Struct, frozen=True):
@@ -87,7 +88,7 @@ class Opener:
         self.files = LocalFiles()
         self._keys = provider_of(options.key_file, self.files)
         self.read = 0
-        """Bytes read from archives and the log, for whoever wants to know what a filter saved."""
+        """Bytes read from archives and the log, which tell how much a filter saved."""
 
     def place(self, where: str) -> Place:
         """The place of that name."""
@@ -156,7 +157,7 @@ def place_of(options: ReadOptions) -> Place:
 
 
 def archives_of(
-    options: ReadOptions, jobs: JobsOf | None = None
+    options: ReadOptions, jobs: CommitLogs | None = None
 ) -> tuple[str, list[ListedArchive]]:
     """The id of the store that a place has archives of, and these. `jobs` keeps what was read of
     the place, so that it is not read again.
@@ -176,7 +177,7 @@ def live_rows(folder: Path, view: View) -> list[tuple[ArchiveRow, ListedArchive]
     return found
 
 
-def stretches(view: View) -> list[LogPart]:
+def log_parts(view: View) -> list[LogPart]:
     """The log of a store."""
     return [
         LogPart(
@@ -194,7 +195,7 @@ def _of_store(options: ReadOptions) -> Listing:
     live = live_rows(folder, view)
     return Listing(
         [held for _, held in live],
-        stretches(view) if options.hot else [],
+        log_parts(view) if options.hot else [],
         topics,
         [row for row, _ in live],
     )

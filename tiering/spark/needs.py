@@ -4,7 +4,8 @@ The idea: Spark fails with pages of Java where something is missing or too old. 
 checked before, and said in a line. Java is looked for where it is usually installed, so that nobody
 has to set JAVA_HOME on a laptop.
 
-Invariant: a Java that doesn't say its version is left to Spark to judge.
+Invariant: a Java of JAVA_HOME or the PATH that doesn't say its version is left to Spark to judge;
+one that was looked for elsewhere is passed over.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Final
 from tiering.errors import ExtraMissing, SparkUnsuitable
 
 PYSPARK: Final = (4, 2)
-"""The first that bounds what a stream takes at once (`latestOffset` with a limit)."""
+"""The first version that limits a stream's batches (`latestOffset` with a limit)."""
 PYARROW: Final = (18,)
 JAVA: Final = 17
-"""The least that Spark 4 runs on."""
+"""The oldest Java that Spark 4 runs on."""
 _HOMES: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines", "~/.sdkman/candidates/java")
 _MAC: Final = "Contents/Home"
 _JAVA_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')

@@ -19,7 +19,7 @@ from kvstore.errors import ConfigError, shown
 from kvstore.files import local_path
 
 PLACE: Final = "place."
-"""What the settings of a place (docs/places.md) begin with."""
+"""The prefix of the settings of a place (docs/places.md)."""
 SPLIT_BYTES: Final = 128 << 20
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -5,8 +5,8 @@ together, when they are enough for a batch: the cost of a call of numpy or Arrow
 thousands of rows. If bodies are not asked for, or tags are, heads are read first and bodies only of
 blocks that need them.
 
-Invariants: memory is two batches and a ranged read, whatever the archive; a damaged block ends the
-part, or is left out and reported, as the options say.
+Invariants: memory is a few batches and a ranged read, whatever the archive; a damaged block ends
+the part, or is left out and reported, as the options say.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tiering.archive.lookup.directory import GroupExtent
 from tiering.archive.tail import read_exactly
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
+from tiering.spark.archived_log import archived_log
 from tiering.spark.arrow import batch_of
 from tiering.spark.listing import DAMAGE, LogPart, Opener
-from tiering.spark.moved import moved
 from tiering.spark.options import ReadOptions
-from tiering.spark.rows import Taken, of_groups, of_records, taken
+from tiering.spark.rows import DecodedGroup, decode_group, group_columns, record_columns
 from tiering.spark.splits import BlockRange, Ranges, Split
 from tiering.spark.wanted import QueryFilter
 
@@ -58,7 +58,7 @@ _READ: Final = 1 << 20
 _BATCH_ROWS: Final = 16384
 _BATCH_BYTES: Final = 8 << 20
 _LOG_BYTES: Final = 8 << 20
-"""Of the log, taken apart together."""
+"""Bytes of the log that are split into columns together."""
 _BODIES: Final = frozenset({"body", "headers"})
 _OF_PROPERTIES: Final = frozenset({"message_id", "keys", "tag", "properties", "headers"})
 _NEVER: Final = 1 << 62
@@ -121,8 +121,8 @@ class PartReader:
     def _small(self, split: Split) -> Iterator[pa.RecordBatch]:
         for piece in split.pieces:
             yield from filter(len, self._of_archive(piece))
-        for stretch in split.log:
-            yield from self._of_log(stretch, split)
+        for log_part in split.log:
+            yield from self._of_log(log_part, split)
 
     # --- archives ---
 
@@ -132,7 +132,7 @@ class PartReader:
             archive = self._opener.archive(piece.held)
             for groups in self._gathered(archive, name, _numbers(piece.blocks)):
                 made = list(self._of_groups(groups, piece))
-                # They take as much memory as their batches, and the next ones are on their way.
+                # They take as much memory as their batches, and the next groups are read already.
                 groups.clear()
                 while made:
                     yield made.pop(0)
@@ -161,7 +161,7 @@ class PartReader:
                     yield waiting
                     waiting, rows, size = [], 0, 0
         except DAMAGE:
-            # The archive is no more; groups that were read of it before still count.
+            # The rest of the archive can't be read; groups that were read before still count.
             if waiting:
                 yield waiting
             raise
@@ -198,30 +198,30 @@ class PartReader:
                 part = data[place.at - begin :][: sum(place.sizes)]
                 yield members, partial(archive.decode_group, place, part)
 
-    def _has_tag(self, one: Taken) -> bool:
+    def _has_tag(self, one: DecodedGroup) -> bool:
         """Whether a group may have messages with a tag that is asked for; bodies are not read for
         it.
         """
         tags = self._wanted.tags
         if tags is None or one.odd is not None:
             return True
-        found = batch_of(of_groups([one]), ["tag"])
+        found = batch_of(group_columns([one]), ["tag"])
         wanted = pa.array(sorted(tags), pa.string())
         return bool(pc.any(pc.is_in(found.column(0), value_set=wanted)).as_py())
 
     def _of_groups(self, groups: Sequence[_Some], piece: BlockRange) -> Iterator[pa.RecordBatch]:
-        """The asked-for messages of groups: one part of all of them after the other, since taking
-        bodies apart pushes out of the processor's cache what taking other parts apart needs.
+        """The asked-for messages of groups. Each part is decoded for all groups before the next
+        part: decoding bodies pushes out of the processor's cache the data that other parts need.
         """
         read_columns([one.group for one in groups], properties=self._properties)
-        found: list[tuple[I64, Taken]] = []
+        found: list[tuple[I64, DecodedGroup]] = []
         for members, group in groups:
             # All of it is decoded here, where a failure is the group's own.
             with self._left_out_if_damaged(piece.held.name, members):
-                one = taken(group, properties=self._properties)
+                one = decode_group(group, properties=self._properties)
                 if self._has_tag(one):
                     found.append((members, one))
-        decoded: list[tuple[I64, Taken]] = []
+        decoded: list[tuple[I64, DecodedGroup]] = []
         for members, one in found:
             with self._left_out_if_damaged(piece.held.name, members):
                 if self._bodies and one.odd is None:
@@ -232,7 +232,7 @@ class PartReader:
             decoded, lambda pair: (pair[1].alike, _is_whole(pair[0], pair[1].group, piece))
         ):
             alike = list(some)
-            batch = batch_of(of_groups([one for _, one in alike]), self._made)
+            batch = batch_of(group_columns([one for _, one in alike]), self._made)
             if not is_whole:
                 keep = [_asked(members, one.group, piece) for members, one in alike]
                 batch = batch.filter(pa.array(np.concatenate(keep)))
@@ -240,22 +240,22 @@ class PartReader:
 
     # --- the log ---
 
-    def _of_log(self, stretch: LogPart, split: Split) -> Iterator[pa.RecordBatch]:
-        if self._opener.files.size(Path(stretch.path)) is None:
-            for piece in moved(self._options, self._opener, stretch, split):
+    def _of_log(self, log_part: LogPart, split: Split) -> Iterator[pa.RecordBatch]:
+        if self._opener.files.size(Path(log_part.path)) is None:
+            for piece in archived_log(self._options, self._opener, log_part, split):
                 yield from filter(len, self._of_archive(piece))
             return
-        for records in self.log_records(stretch, split):
-            for one in of_records(records, stretch.base):
+        for records in self.log_records(log_part, split):
+            for one in record_columns(records, log_part.base):
                 out = self._exactly(batch_of(one, self._made))
                 if out.num_rows:
                     yield out
 
-    def log_records(self, stretch: LogPart, split: Split) -> Iterator[RecordBatch]:
+    def log_records(self, log_part: LogPart, split: Split) -> Iterator[RecordBatch]:
         """The messages of a part that begin in a part of the log; each batch is good until the next
         is asked for. Raises ArchiveMissing, SegmentDamaged.
         """
-        path = Path(stretch.path)
+        path = Path(log_part.path)
         files = self._opener.files
         if files.size(path) is None:
             raise ArchiveMissing(
@@ -263,7 +263,7 @@ class PartReader:
             )
         mapped = files.map(path, writable=False)
         try:
-            for rows, found in self._records(mapped.buffer, stretch, split):
+            for rows, found in self._records(mapped.buffer, log_part, split):
                 yield RecordBatch(
                     mapped.buffer, found.starts[rows], found.sizes[rows], bodies_checked=True
                 )
@@ -271,19 +271,19 @@ class PartReader:
             mapped.close()
 
     def _records(
-        self, buffer: Buffer, stretch: LogPart, split: Split
+        self, buffer: Buffer, log_part: LogPart, split: Split
     ) -> Iterator[tuple[I64, SegmentRecords]]:
         """The messages that begin in a part of the log, some megabytes at a time."""
-        base, used = stretch.base, stretch.used - stretch.base
-        first, last = stretch.begin - base, stretch.end - base
-        begin = boundary(buffer, stretch.known - base, first, used)
+        base, used = log_part.base, log_part.used - log_part.base
+        first, last = log_part.begin - base, log_part.end - base
+        begin = boundary(buffer, log_part.known - base, first, used)
         end = boundary(buffer, begin or 0, last, used)
         found = read_segment(buffer, base, used if end is None else end, begin or 0)
-        self._opener.read += stretch.end - stretch.begin
+        self._opener.read += log_part.end - log_part.begin
         for damage in found.damage:
-            if stretch.begin <= damage.position < stretch.end:
-                told = f"{stretch.path} is damaged at {damage.position}: {damage.reason}"
-                self._failed(stretch.path, SegmentDamaged(told, stretch.path))
+            if log_part.begin <= damage.position < log_part.end:
+                told = f"{log_part.path} is damaged at {damage.position}: {damage.reason}"
+                self._failed(log_part.path, SegmentDamaged(told, log_part.path))
         names = [name.decode("utf-8", "surrogateescape") for name in found.names]
         since = np.array([split.topics.get(name, _NEVER) for name in names] or [_NEVER], np.int64)
         live = (found.queues != NO_QUEUE) & (found.starts + base >= since[found.topics])

@@ -32,7 +32,7 @@ _TOPIC_ROWS: Final = 64
 """Records of one topic that are worth columns of their own."""
 
 
-class Taken(NamedTuple):
+class DecodedGroup(NamedTuple):
     """A group with its decoded parts: its properties only if they are wanted; all of it, as `odd`,
     if it is out of the ordinary.
     """
@@ -49,17 +49,17 @@ class Taken(NamedTuple):
         return () if self.properties is None else self.properties.plain_names
 
 
-def taken(group: BlockGroup, *, properties: bool) -> Taken:
+def decode_group(group: BlockGroup, *, properties: bool) -> DecodedGroup:
     """Decode a group but for its bodies, or all of one that is out of the ordinary. Raises
     ArchiveDamaged, RecordDamaged.
     """
     columns = group.columns
     if not columns.is_ordinary:
-        return Taken(group, None, MessageRows(group.records(), columns.position.tolist()))
-    return Taken(group, group.property_columns() if properties else None)
+        return DecodedGroup(group, None, MessageRows(group.records(), columns.position.tolist()))
+    return DecodedGroup(group, group.property_columns() if properties else None)
 
 
-def of_groups(groups: Sequence[Taken]) -> MessageColumns:
+def group_columns(groups: Sequence[DecodedGroup]) -> MessageColumns:
     """All messages of groups that are alike. Raises ArchiveDamaged."""
     odd = groups[0].odd
     if odd is None:
@@ -68,7 +68,7 @@ def of_groups(groups: Sequence[Taken]) -> MessageColumns:
     return odd
 
 
-def of_records(batch: RecordBatch, base: int) -> Iterator[MessageColumns]:
+def record_columns(batch: RecordBatch, base: int) -> Iterator[MessageColumns]:
     """Records of the log, of the segment that begins at `base`. Raises RecordDamaged."""
     fields = Fields(batch)
     ordinary = fields.regular & (fields.version == 1) & ~fields.wrong_crcs()
@@ -95,8 +95,8 @@ def of_records(batch: RecordBatch, base: int) -> Iterator[MessageColumns]:
 class GroupRows:
     """Ordinary groups of an archive; if there are several, with the same names of properties."""
 
-    def __init__(self, groups: Sequence[Taken]) -> None:
-        self._taken = groups
+    def __init__(self, groups: Sequence[DecodedGroup]) -> None:
+        self._decoded = groups
         self._groups = [one.group for one in groups]
         self._columns = columns = [group.columns for group in self._groups]
         members = [group.members for group in self._groups]
@@ -130,7 +130,7 @@ class GroupRows:
 
     def texts(self) -> Mapping[bytes, Joined] | None:
         """See MessageColumns."""
-        found = [one.properties for one in self._taken if one.properties is not None]
+        found = [one.properties for one in self._decoded if one.properties is not None]
         names = found[0].plain_names if found else None
         if names is None:
             return None
@@ -138,7 +138,7 @@ class GroupRows:
 
     def fields(self) -> list[bytes]:
         """See MessageColumns."""
-        found = [one.properties for one in self._taken if one.properties is not None]
+        found = [one.properties for one in self._decoded if one.properties is not None]
         return [field for columns in found for field in columns.fields()]
 
     def bodies(self) -> Joined:

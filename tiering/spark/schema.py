@@ -33,7 +33,7 @@ HEADERS: Final = pa.struct(
         pa.field("stored_body", pa.binary()),
     ]
 )
-"""What is left of a record. The last three are null where the other columns say the same."""
+"""The rest of a record. The last three are null where the other columns say the same."""
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 SCHEMA: Final = pa.schema(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import StoreError
 from tiering.errors import SparkUnsuitable
-from tiering.spark.job_errors import spoken
+from tiering.spark.job_errors import spark_errors
 from tiering.spark.needs import check_packages, java_home
 from tiering.worker.store_side import Progress
 
@@ -48,25 +48,26 @@ SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "8",
     "spark.task.maxFailures": "4",
 }
-"""What a Spark that is started here is told, if nobody says otherwise. Without the socket's, Python
-and Spark wait 40 ms for each other at each task's end; the larger buffer between them saves 3 % of
-a scan; results are of any size, because what tasks make comes back through the driver."""
+"""The settings of a Spark that is started here, unless the caller gives others. Without the socket,
+Python and Spark wait 40 ms for each other at each task's end. The larger buffer between them saves
+3 % of a scan. Results are of any size, because the answers of tasks come back through the
+driver."""
 SCANS: Final = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
-"""What its JVM is told: that Spark knows what it asks Arrow for. To have each value's place looked
-at again takes the JVM a tenth longer."""
+"""Options of its JVM for scans: Arrow does not check the bounds of each value again, which would
+take a tenth longer."""
 JOBS: Final = ("-XX:TieredStopAtLevel=1",)
-"""And what the JVM is told of one that only hands out the worker's steps: it has little to do, and
-would take half as long again for making its own code faster. No garbage collector is named: a JVM
-that is told of two does not start."""
+"""Options of a JVM that only hands out the worker's steps: it has little to do, and would take half
+as long again to compile its own code well. No garbage collector is named: a JVM that is given two
+does not start."""
 _starting: Final = threading.Lock()
-"""What a JVM is told, and where it prints to, is the process's while one is started."""
+"""A JVM takes its options and its standard error from the process, so one is started at a time."""
 _JVM: Final = "SPARK_SUBMIT_OPTS"
-"""The variable that adds to what the JVM is told, and comes first: settings of Spark's that do so
-(`spark.driver.defaultJavaOptions`, `spark.driver.extraJavaOptions`) are the site's and the user's,
-and one that is given here would take the place of theirs."""
+"""The variable that adds options to the JVM's, before all others. Spark's own settings for that
+(`spark.driver.defaultJavaOptions`, `spark.driver.extraJavaOptions`) belong to the site and the
+user: a value given here would replace theirs."""
 
 
 @contextmanager
@@ -94,12 +95,12 @@ def session(
 
     found = SparkSession.getActiveSession()
     if found is not None:
-        with spoken(), watched(found, progress):
+        with spark_errors(), watched(found, progress):
             yield found
         return
     made = _started(name, master, dict(settings or {}), jvm)
     try:
-        with spoken(), watched(made, progress):
+        with spark_errors(), watched(made, progress):
             yield made
     finally:
         made.stop()
@@ -141,7 +142,7 @@ def _started(
 
 @contextmanager
 def _told(options: Sequence[str]) -> Iterator[None]:
-    """A JVM that is started within gets these options, then those it would get without them."""
+    """Gives a JVM that is started in the block these options, before those that it gets anyway."""
     before = os.environ.get(_JVM)
     os.environ[_JVM] = " ".join((*options, before or "")).strip()
     try:
@@ -155,7 +156,7 @@ def _told(options: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[Path]:
-    """Processes started within have a file as their standard error, for good."""
+    """Gives processes that are started in the block a file as their standard error, for good."""
     fd, name = tempfile.mkstemp(prefix="kvmq-spark-", suffix=".log")
     before = os.dup(_STDERR)
     os.dup2(fd, _STDERR)

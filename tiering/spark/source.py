@@ -25,9 +25,9 @@ from pyspark.sql.datasource import (
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.schema import SCHEMA, arrow_schema, as_asked, spark_schema
-from tiering.spark.splits import Split, splits_of
+from tiering.spark.splits import Split, plan_splits
 from tiering.spark.wanted import QueryFilter
-from tiering.spark.workers import settle
+from tiering.spark.workers import tune_process
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ class KvmqReader(DataSourceReader):
         """The parts. Raises StoreNotFound, NothingToRestore, PlaceError, ArchiveDamaged."""
         opener = Opener(self._options)
         found = listing(self._options)
-        splits, skipped = splits_of(found, self._wanted, self._options, opener)
+        splits, skipped = plan_splits(found, self._wanted, self._options, opener)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
         # If there are no parts, Spark makes one that is None.
@@ -109,7 +109,7 @@ class KvmqReader(DataSourceReader):
         from tiering.spark.part_reader import PartReader  # noqa: PLC0415
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
-        settle()
+        tune_process()
         reader = PartReader(self._options, self._wanted, self._schema.names)
         return as_asked(reader.batches(partition), self._schema)
 

@@ -8,8 +8,8 @@ ones share one. The last parts are smaller, so that tasks which run side by side
 same time. Parts of the hot log are cut by bytes: a task finds the first record of its part by
 itself.
 
-Invariants: each block and each byte of the log is in one part; nothing is read of a block here; of
-an archive that was looked at 8 bytes are kept for each block that is wanted.
+Invariants: each wanted block and each byte of the log is in one part; no block is read here; of an
+archive that was looked at 8 bytes are kept for each wanted block.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Split(InputPartition):
         self.bytes = 0
 
 
-class Skipped(NamedTuple):
+class SkippedArchive(NamedTuple):
     """An archive that can't be read, and why."""
 
     archive: str
@@ -95,7 +95,7 @@ class Skipped(NamedTuple):
 
 
 class PlannedArchive(NamedTuple, Generic[T]):
-    """An archive that was looked at, and the value taken of it. The manifest is without topics,
+    """An archive that was looked at, and the value taken from it. The manifest is without topics,
     which may be thousands in each of thousands of archives.
     """
 
@@ -117,16 +117,16 @@ class _Chosen(NamedTuple):
     sizes: NDArray[np.uint32]
 
 
-def splits_of(
+def plan_splits(
     found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
-) -> tuple[list[Split], list[Skipped]]:
+) -> tuple[list[Split], list[SkippedArchive]]:
     """The parts. Raises the error of a damaged archive, unless the options say to skip it."""
     live = {
         name: since for name, (_, since) in (found.topics or {}).items() if wanted.has_topic(name)
     }
     if found.topics is not None:
         ids = {name: number for name, (number, _) in found.topics.items()}
-        looked, skipped = looked_at(
+        looked, skipped = inspect_archives(
             _narrowed(found, wanted), options, opener, lambda one: _choice(one, wanted, ids)
         )
     else:
@@ -136,8 +136,8 @@ def splits_of(
     packing = Packing(options.split_bytes, total + sum(one.end - one.begin for one in log))
     for one in looked:
         packing.add(one.held, one.taken.blocks.astype(np.int64), one.taken.sizes)
-    for stretch in log:
-        packing.add_log(stretch, live)
+    for log_part in log:
+        packing.add_log(log_part, live)
     return packing.splits, skipped
 
 
@@ -152,7 +152,7 @@ def _narrowed(found: Listing, wanted: QueryFilter) -> Listing:
 
 def _of_place(
     found: Listing, wanted: QueryFilter, options: ReadOptions, opener: Opener
-) -> tuple[list[PlannedArchive[_Chosen]], list[Skipped]]:
+) -> tuple[list[PlannedArchive[_Chosen]], list[SkippedArchive]]:
     """The same of archives alone, which say only together which id of a topic counts."""
     pairs: set[tuple[str, int]] = set()
 
@@ -161,30 +161,31 @@ def _of_place(
         pairs.update(mine)
         return _choice(archive, wanted, dict(mine))
 
-    looked, skipped = looked_at(found, options, opener, choice)
+    looked, skipped = inspect_archives(found, options, opener, choice)
     ids: dict[str, int] = {}
     for name, number in pairs:
         ids[name] = max(ids.get(name, number), number)
     if len(ids) == len(pairs):
         return looked, skipped
-    # A topic was deleted and made again: that is rare, so that looking twice is no matter.
+    # A topic was deleted and created again. That is rare enough to look twice.
     again = replace(found, archives=[one.held for one in looked])
-    looked, more = looked_at(again, options, opener, lambda one: _choice(one, wanted, ids))
+    looked, more = inspect_archives(again, options, opener, lambda one: _choice(one, wanted, ids))
     return looked, skipped + more
 
 
 def _choice(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> _Chosen:
-    may, sizes = chosen(archive, wanted, ids)
+    may, sizes = wanted_blocks(archive, wanted, ids)
     blocks = np.flatnonzero(may)
     # No block has 4 GiB of records.
     return _Chosen(blocks.astype(np.uint32), sizes[blocks].astype(np.uint32))
 
 
-def looked_at(
+def inspect_archives(
     found: Listing, options: ReadOptions, opener: Opener, take: Callable[[Archive], T]
-) -> tuple[list[PlannedArchive[T]], list[Skipped]]:
+) -> tuple[list[PlannedArchive[T]], list[SkippedArchive]]:
     """The archives of a listing that no newer one supersedes, with the value taken of each, and
-    those that can't be read. Some are open at once, and none stays so. Raises as `splits_of` does.
+    those that can't be read. Some are open at once, and none stays so. Raises as `plan_splits`
+    does.
     """
 
     def look(held: ListedArchive, _: Callable[[], None]) -> PlannedArchive[T]:
@@ -193,7 +194,7 @@ def looked_at(
         return PlannedArchive(held, replace(archive.manifest, topics=()), take(archive))
 
     looked: list[PlannedArchive[T]] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedArchive] = []
     # A few local archives are looked at in less time than as many threads take to begin.
     is_quick = len(found.archives) <= AT_ONCE and not any(
         is_remote(held.place) for held in found.archives
@@ -205,7 +206,7 @@ def looked_at(
             except DAMAGE as e:
                 if options.damaged == "fail":
                     raise
-                skipped.append(Skipped(held.name, str(e)))
+                skipped.append(SkippedArchive(held.name, str(e)))
     if found.topics is None:
         looked, _ = newest(looked)
         if not looked and skipped:
@@ -213,7 +214,9 @@ def looked_at(
     return looked, skipped
 
 
-def chosen(archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]) -> tuple[Bools, I64]:
+def wanted_blocks(
+    archive: Archive, wanted: QueryFilter, ids: Mapping[str, int]
+) -> tuple[Bools, I64]:
     """The blocks that may have wanted messages, and the bytes of records of every block."""
     rows = archive.rows()
     topics = archive.manifest.topics
@@ -290,15 +293,15 @@ class Packing:
                 done += taken
 
     def add_log(
-        self, stretch: LogPart, topics: dict[str, int], ranges: Ranges | None = None
+        self, log_part: LogPart, topics: dict[str, int], ranges: Ranges | None = None
     ) -> None:
         """Adds a part of the log, and the topics whose messages count in it."""
-        at = stretch.begin
-        while at < stretch.end:
+        at = log_part.begin
+        while at < log_part.end:
             split = self._current()
-            end = min(at + max(self._most - split.bytes, 1), stretch.end)
+            end = min(at + max(self._most - split.bytes, 1), log_part.end)
             split.topics, split.ranges = topics, ranges
-            split.log.append(replace(stretch, begin=at, end=end))
+            split.log.append(replace(log_part, begin=at, end=end))
             split.bytes += end - at
             at = end
 

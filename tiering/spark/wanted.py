@@ -172,5 +172,5 @@ def _number(name: str, value: object) -> int | None:
 
 
 def _fraction(name: str) -> int:
-    """How much more an upper border takes in: the millisecond that a time was cut to."""
+    """The amount by which an upper border is raised: a time was cut to its millisecond."""
     return 1 if name == "stored_at" else 0

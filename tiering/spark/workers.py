@@ -15,21 +15,21 @@ from typing import Final
 
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
-"""What mallopt(3) calls them: how much may lie free before it goes to the system, and from what
-size on a piece is had from there by itself."""
+"""Options of mallopt(3): the free bytes that are kept, and the size from which on a piece is taken
+from the system by itself."""
 _KEPT: Final = 64 << 20
-"""Some batches of messages, as a task has them in several forms."""
+"""64 MiB: some batches of messages, which a task has in several forms."""
 _LARGEST: Final = 32 << 20
-"""The most that it takes."""
+"""32 MiB, the most that mallopt takes."""
 
 
 @cache
-def settle() -> None:
+def tune_process() -> None:
     """Keeps the objects loaded by now, and freed memory, for good. Tasks call it as they begin;
-    only the first call does it.
+    only the first call has an effect.
     """
     gc.freeze()
-    # Of the GNU C library; others have no such thing, and do without.
+    # Only the GNU C library has it; others do without.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _KEPT)

@@ -9,7 +9,7 @@ import pytest
 
 from tiering.errors import ExtraMissing, SparkUnsuitable
 from tiering.spark import needs
-from tiering.spark.job_errors import spoken_of
+from tiering.spark.job_errors import error_line
 
 
 def java(home: Path, said: str, *, by_release: bool = True) -> Path:
@@ -87,4 +87,4 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
     ],
 )
 def test_of_what_spark_says_the_line_that_matters_is_kept(text: str, said: str) -> None:
-    assert spoken_of(text) == said
+    assert error_line(text) == said

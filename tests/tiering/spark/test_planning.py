@@ -20,7 +20,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import OPENING_READ
 from tiering.spark.listing import AT_ONCE, Opener, listing
 from tiering.spark.options import read_options
-from tiering.spark.splits import Split, splits_of
+from tiering.spark.splits import Split, plan_splits
 from tiering.spark.wanted import QueryFilter
 
 ARCHIVES = 60
@@ -95,7 +95,7 @@ def planned(path: Path, *filters: Filter, **options: str) -> tuple[list[Split], 
     given = read_options({"path": str(path), **options})
     opener = Opener(given)
     wanted = QueryFilter.of(given).narrowed(filters)
-    return splits_of(listing(given), wanted, given, opener)[0], opener
+    return plan_splits(listing(given), wanted, given, opener)[0], opener
 
 
 def pieces(splits: list[Split]) -> int:

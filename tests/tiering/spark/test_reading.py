@@ -23,7 +23,7 @@ from tiering.spark.listing import Opener, _Counting, listing
 from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
 from tiering.spark.schema import SCHEMA
-from tiering.spark.splits import splits_of
+from tiering.spark.splits import plan_splits
 from tiering.spark.wanted import QueryFilter
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ def read(
     """The rows, how many parts there were, and how many bytes tasks read."""
     given = read_options({"path": str(path), **options})
     wanted = QueryFilter.of(given).narrowed(filters)
-    splits, _ = splits_of(listing(given), wanted, given, Opener(given))
+    splits, _ = plan_splits(listing(given), wanted, given, Opener(given))
     opener = Opener(given)
     reader = PartReader(given, wanted, names or SCHEMA.names, opener)
     batches = [batch for split in splits for batch in reader.batches(split)]
@@ -238,7 +238,7 @@ def test_batches_that_are_small_are_joined_and_others_are_left_as_they_are(
 ) -> None:
     """And so none has more rows than are enough, but for one group or piece of the log."""
     given = read_options({"path": str(folder)})
-    splits, _ = splits_of(listing(given), QueryFilter.of(given), given, Opener(given))
+    splits, _ = plan_splits(listing(given), QueryFilter.of(given), given, Opener(given))
     monkeypatch.setattr("tiering.spark.part_reader._BATCH_ROWS", 1)
     alone = [
         len(b) for s in splits for b in PartReader(given, QueryFilter(), SCHEMA.names).batches(s)
@@ -269,7 +269,7 @@ def test_parts_of_a_segment_that_moved_give_the_messages_of_a_key_also_where_the
         options = {"keys": "k", "topics": "seldom", "split_bytes": "65536"}
         given = read_options({"path": str(tmp_path), **options})
         wanted = QueryFilter.of(given)
-        splits, _ = splits_of(listing(given), wanted, given, Opener(given))
+        splits, _ = plan_splits(listing(given), wanted, given, Opener(given))
         assert sum(bool(split.log) for split in splits) > 2
         clock.advance(2 * DAY)
         with Worker(store, POLICY) as worker:

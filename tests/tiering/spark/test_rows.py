@@ -15,7 +15,7 @@ from tests.tiering.archive.samples import TOPIC, encode, read, record
 from tiering.archive.block import read_columns
 from tiering.archive.coder import Coder
 from tiering.spark.arrow import batch_of
-from tiering.spark.rows import MessageRows, of_groups, taken
+from tiering.spark.rows import MessageRows, decode_group, group_columns
 from tiering.spark.schema import SCHEMA
 
 
@@ -72,7 +72,9 @@ def test_groups_of_an_archive_give_the_batch_that_their_messages_give_one_by_one
     coder = Coder()
     found = read(encode(blocks, coder, group_bytes=group_bytes), coder)
     read_columns(found, properties=True)
-    batch = batch_of(of_groups([taken(group, properties=True) for group in found]), SCHEMA.names)
+    batch = batch_of(
+        group_columns([decode_group(group, properties=True) for group in found]), SCHEMA.names
+    )
     records = [each for block in blocks for each in block]
     positions = [position for group in found for position in group.columns.position.tolist()]
     assert batch.to_pylist() == batch_of(MessageRows(records, positions), SCHEMA.names).to_pylist()

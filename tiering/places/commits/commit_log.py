@@ -31,7 +31,7 @@ from tiering.places.commits.commits import (
     encode_commit,
     encode_head,
     encode_page,
-    followed,
+    head_after,
 )
 from tiering.places.object_names import checkpoint_key, commit_key, page_key
 from tiering.places.place import Place
@@ -72,7 +72,7 @@ class CommitLog:
                 if one is None:
                     # A later commit may have come while these were read; the next look finds it.
                     return self.head
-                self.head = followed(self.head, one)
+                self.head = head_after(self.head, one)
             window = AT_ONCE
 
     def since(self, number: int) -> list[Commit]:
@@ -170,7 +170,7 @@ class CommitLog:
                     raise
                 return False
             return True
-        self.head = followed(self.head, commit)
+        self.head = head_after(self.head, commit)
         return True
 
     def _is_there(self, commit: Commit, error: PlaceError) -> bool:
@@ -199,7 +199,7 @@ class CommitLog:
         self.head = head
 
 
-class JobsOf:
+class CommitLogs:
     """The commit logs of a place, by store, for callers that ask for them repeatedly."""
 
     def __init__(self, place: Place) -> None:

@@ -109,7 +109,7 @@ class CommitHead(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
 
-def followed(head: CommitHead, commit: Commit) -> CommitHead:
+def head_after(head: CommitHead, commit: Commit) -> CommitHead:
     """The head after one more commit."""
     queues = {} if commit.overwrites else dict(head.queues)
     copied: set[str] = set()

@@ -26,9 +26,9 @@ from tiering.spark.export.export_manifest import Append, ExportManifest, decoded
 from tiering.spark.export.hadoop import Folders
 
 KEPT: Final = 20
-"""How many manifests of each kind are kept when they are done. The newest is needed."""
+"""The number of manifests of each kind that are kept when they are done. The newest is needed."""
 _MANIFEST: Final = "manifest"
-"""What a manifest's name begins with that is not committed yet."""
+"""The prefix of the name of a manifest that is not committed yet."""
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class TableKeeper(Protocol):
     """Adds committed files to tables."""
 
     def append(self, name: str, append: Append) -> None:
-        """Make files a part of a table, unless that was done under this name."""
+        """Adds files to a table, unless that was done under this name."""
         ...
 
 
@@ -67,7 +67,7 @@ class Commits:
                 self._folders.delete(f"{export_layout.STAGING}/{name}")
 
     def last(self, kind: str) -> int:
-        """The newest number that is committed of `layout.BATCH` or `COMPACTION`; -1 for none."""
+        """The newest committed number of `export_layout.BATCH` or `COMPACTION`; -1 for none."""
         found = self._folders.names(export_layout.PENDING) + self._folders.names(export_layout.DONE)
         return max(
             (export_layout.number_of(one) for one in found if one.startswith(kind)), default=-1
@@ -102,7 +102,7 @@ class Commits:
             self._mine()
             self._folders.rename(manifest, pending)
         except Exception:
-            # Another run that began has removed files that this one writes: that is the error.
+            # If another run has begun and removed files of this one, that is the error to raise.
             self._mine()
             raise
         self._finish(made)

@@ -36,7 +36,7 @@ from tiering.spark.export.parquet import TOPIC, settings
 TARGET_BYTES: Final = 128 << 20
 LEAST: Final = 8
 AT_ONCE: Final = 64
-"""Groups of files in one commit: what a crash makes to be done again."""
+"""Groups of files in one commit, which a crash makes to be done again."""
 
 
 class Compacted(msgspec.Struct):
@@ -56,7 +56,7 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     least: int = LEAST,
 ) -> Compacted:
-    """Put small files together. Raises ExportBusy, ExportBroken."""
+    """Puts small files together. Raises ExportBusy, ExportBroken."""
     done = Compacted()
     groups = list(_groups(folders, target_bytes, least))
     number = commits.last(COMPACTION) + 1

@@ -44,14 +44,14 @@ _JUDGED: Final = (BooleanType, IntegralType, FloatType, DoubleType)
 _SHOWN: Final = 60
 
 
-class Sorted(NamedTuple):
+class FittedRows(NamedTuple):
     """Rows whose body fits, with the column `value`; and those that don't, with `reason`."""
 
     fit: DataFrame
     unfit: DataFrame
 
 
-def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> Sorted:
+def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> FittedRows:
     """Sorts a topic's rows by whether their body fits. `keep_body`: fitting rows keep it."""
     asked = StructType([*schema.fields, StructField(UNFIT, StringType())])
     text = fn.col("body").cast("string")
@@ -70,7 +70,7 @@ def fitted(rows: DataFrame, schema: StructType, *, keep_body: bool = False) -> S
         .withColumn(REASON, _reasons(schema)(fn.col("body")))
         .drop(_BROKEN, VALUE)
     )
-    return Sorted(fit, unfit)
+    return FittedRows(fit, unfit)
 
 
 def _broken() -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tiering.errors import ExportBroken, SparkFailed, SparkUnsuitable
-from tiering.spark.job_errors import spoken
+from tiering.spark.job_errors import spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,9 +31,9 @@ _PARTS: Final = {
     "abfs": "org.apache.hadoop:hadoop-azure:{0}",
     "abfss": "org.apache.hadoop:hadoop-azure:{0}",
 }
-"""Where Spark itself lacks it, as when pip installed it: by the URL's scheme."""
+"""The packages that a Spark lacks that was installed by pip, by the URL's scheme."""
 TEMPORARY: Final = "._writing_"
-"""What the name of a file begins with that is being written; no reader looks at such."""
+"""The prefix of the name of a file that is being written; no reader looks at such files."""
 
 
 class ListedFile(NamedTuple):
@@ -58,11 +58,11 @@ class Folders:
             )
         self._jvm: Any = jvm
         self.root = root.rstrip("/") if _SCHEME.match(root) else os.path.abspath(root)
-        with spoken():
+        with spark_errors():
             self._conf = spark.sparkContext._jsc.hadoopConfiguration()
             top = self._path("")
         try:
-            with spoken():
+            with spark_errors():
                 self._system = top.getFileSystem(self._conf)
                 self.root = str(self._system.makeQualified(top))
         except SparkFailed as e:
@@ -94,12 +94,12 @@ class Folders:
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or folder."""
-        with spoken():
+        with spark_errors():
             return bool(self._system.exists(self._path(name)))
 
     def names(self, folder: str) -> list[str]:
         """The names directly in a folder, in order; none if there is no folder."""
-        with spoken():
+        with spark_errors():
             path = self._path(folder)
             if not self._system.exists(path):
                 return []
@@ -111,7 +111,7 @@ class Folders:
         return sorted(self._files(folder, ending))
 
     def _files(self, folder: str, ending: str) -> Iterator[ListedFile]:
-        with spoken():
+        with spark_errors():
             path = self._path(folder)
             if not self._system.exists(path):
                 return
@@ -126,7 +126,7 @@ class Folders:
 
     def read(self, name: str) -> bytes | None:
         """A file's contents; None if there is no such file."""
-        with spoken():
+        with spark_errors():
             path = self._path(name)
             if not self._system.exists(path):
                 return None
@@ -137,10 +137,10 @@ class Folders:
                 stream.close()
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file there whole, in place of one that may be there."""
+        """Writes a file, whole, in place of one that may be there."""
         folder, _, last = name.rpartition("/")
         temporary = f"{folder}/{TEMPORARY}{last}"
-        with spoken():
+        with spark_errors():
             stream = self._system.create(self._path(temporary), True)
             try:
                 stream.write(bytearray(data))
@@ -150,8 +150,8 @@ class Folders:
         self.rename(temporary, name)
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name; the folder is made. Raises ExportBroken if Hadoop does not."""
-        with spoken():
+        """Gives a file another name; the folder is made. Raises ExportBroken if Hadoop does not."""
+        with spark_errors():
             target = self._path(to)
             self._system.mkdirs(target.getParent())
             done = self._system.rename(self._path(name), target)
@@ -162,18 +162,18 @@ class Folders:
             )
 
     def make(self, folder: str) -> None:
-        """Make a folder, unless it is there."""
-        with spoken():
+        """Makes a folder, unless it is there."""
+        with spark_errors():
             self._system.mkdirs(self._path(folder))
 
     def delete(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing if there is none."""
-        with spoken():
+        """Removes a file, or a folder with all that is in it; does nothing if there is none."""
+        with spark_errors():
             self._system.delete(self._path(name), True)
 
     def messages(self, name: str) -> int:
-        """How many rows a Parquet file has, by its footer."""
-        with spoken():
+        """The number of rows of a Parquet file, by its footer."""
+        with spark_errors():
             hadoop = self._jvm.org.apache.parquet.hadoop
             file = hadoop.util.HadoopInputFile.fromPath(self._path(name), self._conf)
             reader = hadoop.ParquetFileReader.open(file)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _LOCAL: Final = "file:"
 _DATA: Final = "data"
 _TRIES: Final = 5
-"""How often a commit is tried that others' commits go before."""
+"""The number of tries of a commit, if others commit meanwhile."""
 
 
 class IcebergTables:
@@ -79,7 +79,7 @@ class IcebergTables:
         if topic not in self._schemas.topics:
             return self._name
         plain = re.sub(r"\W", "_", topic)
-        # Topics stay apart whose names differ in characters that a table's name can't have.
+        # Topics whose names differ only in characters that a table's name lacks stay apart.
         sign = "" if plain == topic else f"_{zlib.crc32(topic.encode()):08x}"
         return f"{self._name}_{plain}{sign}"
 

@@ -30,7 +30,7 @@ from tiering.spark.export.export_manifest import Counted, ExportManifest
 from tiering.spark.export.hadoop import Folders
 from tiering.spark.export.parquet import Stager, counted, in_place
 from tiering.spark.export.schemas import Given, Schemas
-from tiering.spark.job_errors import spoken
+from tiering.spark.job_errors import spark_errors
 from tiering.worker.store_side import Progress
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Format = Literal["parquet", "iceberg"]
 FORMATS: Final = ("parquet", "iceberg")
 TABLE: Final = "kvmq.messages"
 BATCH_BYTES: Final = 1 << 30
-"""Bytes of records in a batch, unless the options say otherwise: what a crash makes to be done
+"""Bytes of records in a batch, unless the options say otherwise. A crash makes one batch to be done
 again.
 """
 _DONE: Final = "messages exported"
@@ -107,7 +107,7 @@ class Exporter:
         self._spark = spark
         self._progress = progress
         self.folders = folders or Folders(spark, target)
-        export = self._settle(format, (table or TABLE) if format == "iceberg" else None)
+        export = self._note_settings(format, (table or TABLE) if format == "iceberg" else None)
         self._schemas = Schemas(self.folders, schemas, infer)
         self.tables: IcebergTables | None = None
         if format == "iceberg":
@@ -125,14 +125,14 @@ class Exporter:
         self._commits.begin()
 
     def export_batch(self, rows: DataFrame, batch: int) -> None:
-        """Export some messages as a batch of the stream; nothing if that one was exported before.
+        """Exports some messages as a batch of the stream; does nothing if it was exported before.
         Raises ExportBusy, ExportBroken, SchemaIllegal, SparkFailed.
         """
         try:
-            with spoken():
+            with spark_errors():
                 self._export(rows, batch)
         except Exception as e:
-            # Spark makes a text of the error; the caller of the stream wants the error itself.
+            # Spark turns the error into text; the caller of the stream wants the error itself.
             self.failed = e
             raise
 
@@ -168,7 +168,7 @@ class Exporter:
     def compact(self, *, target_bytes: int = TARGET_BYTES, least: int = LEAST) -> Compacted:
         """Puts small files together. Raises ConfigError for an export that is not Parquet."""
         _check_compaction(self.report.format, target_bytes, least)
-        with spoken():
+        with spark_errors():
             done = compact(
                 self._spark, self.folders, self._commits, target_bytes=target_bytes, least=least
             )
@@ -185,7 +185,7 @@ class Exporter:
                 "they go: put _kvmq/checkpoint back, or export to a new folder"
             )
 
-    def _settle(self, format: Format, table: str | None) -> str:
+    def _note_settings(self, format: Format, table: str | None) -> str:
         """Notes the target's settings, or checks them against those noted; returns the export's
         id. Raises ConfigError, ExportBroken.
         """
@@ -277,7 +277,7 @@ def export(
     if topics is not None:
         given["topics"] = json.dumps(sorted(topics))
     try:
-        with spoken(), _hushed():
+        with spark_errors(), _hushed():
             _run(spark.readStream.format("kvmq").options(**given).load(source), exporter)
     except StoreError as e:
         if exporter.failed is not None:

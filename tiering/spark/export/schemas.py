@@ -5,7 +5,8 @@ Either way it is pinned: written beside the export, and from then on the schema 
 that all files of a topic have the same columns.
 
 Invariants: a pinned schema does not change; a given one that contradicts it is refused before
-anything is read. No schema is pinned by which bodies could not be written: it would stay.
+anything is read. A schema that no file could be written with is refused and not pinned, because a
+pinned one stays.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SAMPLED: Final = 10_000
-"""Messages of a topic that are looked at to find its schema."""
+"""The messages of a topic from which its schema is inferred."""
 UNFIT: Final = "_kvmq_unfit"
 """A field that no schema may have: there Spark says what it could not parse."""
 _SIMPLE: Final = (
@@ -98,8 +99,8 @@ class Schemas:
         return self._pinned.get(topic)
 
     def infer(self, spark: SparkSession, topic: str, bodies: Sequence[bytes]) -> StructType:
-        """Find a topic's schema in some bodies, and pin it. Raises SchemaIllegal if none of them is
-        an object of JSON with something in it.
+        """Infers a topic's schema from some bodies, and pins it. Raises SchemaIllegal if none of
+        them is an object of JSON with something in it.
         """
         objects = [body.decode() for body in bodies if _is_object(body)]
         found = StructType()

@@ -24,7 +24,7 @@ import msgspec
 from tiering.errors import SparkFailed
 from tiering.executor.carried import pack_error, unpack_error
 from tiering.executor.regroup import SegmentJob
-from tiering.spark.workers import settle
+from tiering.spark.workers import tune_process
 
 
 class Answer(NamedTuple):
@@ -40,12 +40,12 @@ def packed(work: Callable[..., object], args: tuple[object, ...]) -> bytes:
 
 
 def answers(tasks: Iterable[bytes]) -> Iterator[bytes]:
-    """Does packed tasks, one after the other: the function that Spark applies to a part of its
+    """Runs packed tasks, one after the other: the function that Spark applies to a part of its
     data.
 
     Yields the answers, packed; see `answer_of`.
     """
-    settle()
+    tune_process()
     for task in tasks:
         # The driver sent it; nobody else has an end of the pipe.
         work, args = pickle.loads(task)  # noqa: S301

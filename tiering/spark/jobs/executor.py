@@ -7,7 +7,7 @@ the other, as the embedded worker does.
 
 Invariants: an error of a task is raised here, the same error, without another try; a task that died
 is tried again (by Spark, or here where a local Spark does not), and costs nothing but time; a
-caller that gives up has his Spark jobs cancelled, and nobody else's; the driver holds the answers
+caller that gives up has its own Spark jobs cancelled, and no others; the driver holds the answers
 of two windows at most.
 """
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tiering.errors import SparkFailed, SparkUnsuitable
 from tiering.executor.pool import Executor, WorkerDied
-from tiering.spark.job_errors import spoken_of
+from tiering.spark.job_errors import error_line
 from tiering.spark.jobs.attempts import answer_of, answers, packed
 from tiering.spark.session import JOBS, session
 
@@ -38,7 +38,7 @@ Check = Callable[[], None]
 _TURNS: Final = 4
 """Tasks of a window that a core has one after the other: at a window's end cores may wait."""
 WINDOW_MAX: Final = 64
-"""Tasks of a window at most: their answers are in the driver's memory together."""
+"""The most tasks of a window: their answers are in the driver's memory together."""
 _WINDOWS: Final = 2
 _LOOK: Final = 0.1
 _END: Final = 5.0
@@ -122,7 +122,7 @@ class SparkExecutor(Executor):
         return window
 
     def _taken(self, check: Check, window: _Window) -> Iterator[Any]:
-        """Yields its tasks' answers, in order; each is let go of as it is taken."""
+        """Yields its tasks' answers, in order, and keeps none."""
         while not window.wait(_LOOK):
             check()
         found = deque(window.answers())
@@ -168,7 +168,7 @@ class _Window:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Starts the thread that runs the job."""
         from pyspark import InheritableThread  # noqa: PLC0415 # only where Spark is there
 
         try:
@@ -237,6 +237,7 @@ class _Window:
         if _DIED.search(text) and not self._is_cancelled:
             return WorkerDied(
                 f"a task of Spark ({self._name}) ended in the middle, again and again, perhaps for "
-                f"want of memory: {spoken_of(text)}; nothing was changed, the next run begins again"
+                f"want of memory: {error_line(text)}; nothing was changed, the next run begins "
+                "again"
             )
-        return SparkFailed(f"a job of Spark ({self._name}) failed: {spoken_of(text)}")
+        return SparkFailed(f"a job of Spark ({self._name}) failed: {error_line(text)}")

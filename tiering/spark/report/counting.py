@@ -68,7 +68,7 @@ def count_log(tally: Tally, records: RecordBatch) -> None:
 
 
 def count_archive(tally: Tally, archive: Archive, tier: str, blocks: I64) -> None:
-    """Count some blocks of an archive. Raises ArchiveDamaged, PlaceError."""
+    """Counts some blocks of an archive. Raises ArchiveDamaged, PlaceError."""
     rows = archive.rows()
     names = [topic.name for topic in archive.manifest.topics]
     stored = stored_bytes(archive, rows)

@@ -36,7 +36,7 @@ from tiering.spark.report.figures import (
     total_of,
 )
 from tiering.spark.report.views import KEPT_DAYS, SUMS, create_views, delays_of
-from tiering.spark.splits import looked_at
+from tiering.spark.splits import inspect_archives
 
 TOP: Final = 20
 
@@ -123,7 +123,7 @@ def _keys(keys: DataFrame, volume: DataFrame, top: int) -> tuple[int, list[KeyCo
         most = kept.orderBy(*order).limit(top).join(of_topics, "topic", "left").orderBy(*order)
         rows = most.collect()
         return kept.count(), [
-            # A topic may come between the two queries; then its keys may be all that is known.
+            # A topic may be created between the two queries; then only its keys are known.
             KeyCount(row.topic, row.key, row.messages, row.messages / (row["of"] or row.messages))
             for row in rows
         ]
@@ -176,7 +176,7 @@ def _archives(path: str, options: Mapping[str, str]) -> dict[str, int]:
     held = found.archives
     if found.topics is None:
         # In a place some may be superseded.
-        looked, _ = looked_at(found, asked, Opener(asked), lambda _: None)
+        looked, _ = inspect_archives(found, asked, Opener(asked), lambda _: None)
         held = [one.held for one in looked]
     counts: Counter[str] = Counter(one.tier for one in held)
     return {tier: counts[tier] for tier in TIERS if tier in counts}

@@ -34,7 +34,7 @@ _VARIABLES: Final = {code: f"var(--{name})" for name, code in _HEX.items()}
 _KEPT: Final = frozenset(
     {"fill", "opacity", "stroke", "stroke-linecap", "stroke-width", "text-anchor"}
 )
-"""Of matplotlib's styles; fonts are the page's."""
+"""The styles of matplotlib that are kept; fonts are the page's."""
 _TOLD: Final = "told:"
 """Begins the id of what has a title; matplotlib's own ids have no colon."""
 _SETTINGS: Final[dict[Any, Any]] = {
@@ -49,7 +49,7 @@ _SETTINGS: Final[dict[Any, Any]] = {
 _WIDE: Final = (960, 250)
 _PANEL: Final = (310, 158)
 _SIDES: Final = (12, 10, 26)
-"""What is free above, to the right and below, of the pixels of a plot."""
+"""The free pixels of a plot above, to the right and below."""
 _LABELS_MAX: Final = 9
 _TICKS_MAX: Final = 5
 _COLUMN_MAX: Final = 40

@@ -30,12 +30,12 @@ from tiering.spark.listing import DAMAGE, Listing, Opener, is_store, listing
 from tiering.spark.options import ReadOptions, read_options
 from tiering.spark.part_reader import PartReader
 from tiering.spark.report.counting import Tally, count_archive, count_log
-from tiering.spark.splits import PlannedArchive, Split, looked_at, splits_of
+from tiering.spark.splits import PlannedArchive, Split, inspect_archives, plan_splits
 from tiering.spark.wanted import QueryFilter
 
 NAME: Final = "kvmq_report"
 TABLE: Final = "table"
-"""The option that says which of `SCHEMAS`."""
+"""The option that names one of `SCHEMAS`."""
 _AT_ONCE: Final = 4 << 30
 """Bytes of archived records that a task counts: it reads directories alone."""
 _FOUND: Final = ["topic", "stored_at"]
@@ -91,12 +91,12 @@ class VolumeReader(DataSourceReader):
         found = listing(options)
         large = msgspec.structs.replace(options, split_bytes=max(options.split_bytes, _AT_ONCE))
         archives = Listing(found.archives, [], found.topics, found.rows)
-        splits, skipped = splits_of(archives, self._wanted, large, Opener(options))
+        splits, skipped = plan_splits(archives, self._wanted, large, Opener(options))
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
         if found.log:
             log = Listing([], found.log, found.topics)
-            splits += splits_of(log, self._wanted, options, Opener(options))[0]
+            splits += plan_splits(log, self._wanted, options, Opener(options))[0]
         # If there are no parts, Spark makes one that is None.
         return splits or [Split()]
 
@@ -124,8 +124,8 @@ class VolumeReader(DataSourceReader):
             except DAMAGE as e:
                 self._failed(held.name, e)
         reader = PartReader(self._options, self._wanted, _FOUND, opener)
-        for stretch in split.log:
-            for records in reader.log_records(stretch, split):
+        for log_part in split.log:
+            for records in reader.log_records(log_part, split):
                 count_log(tally, records)
         return tally
 
@@ -144,7 +144,7 @@ class _Found(InputPartition):
 
 
 class ArchivesReader(DataSourceReader):
-    """A store's catalog, or what archives in a place say of themselves."""
+    """A store's catalog, or the manifests of the archives in a place."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -167,7 +167,7 @@ class ArchivesReader(DataSourceReader):
             catalog = viewing.view_store(Path(options.path), StoreConfig()).catalog
             yield from map(_of_row, decode_rows(catalog.rows))
             return
-        looked, skipped = looked_at(listing(options), options, Opener(options), _topics)
+        looked, skipped = inspect_archives(listing(options), options, Opener(options), _topics)
         for one in skipped:
             _log.warning("left out: %s: %s", one.archive, one.reason)
         yield from map(_of_archive, looked)
@@ -184,7 +184,7 @@ def _of_row(row: ArchiveRow) -> Row:
 
 
 def _topics(archive: Archive) -> tuple[int, bool]:
-    """How many an archive has, and whether one of them is encrypted."""
+    """The number of an archive's topics, and whether one of them is encrypted."""
     topics = archive.manifest.topics
     return len(topics), any(topic.key_id is not None for topic in topics)
 

@@ -1,8 +1,8 @@
 """Views: the tables that operators ask, by name, of one store or one place of archives.
 
 The idea: each view is a query that has not run; making all of them reads nothing. `volume`,
-`retention` and `archives` need only directories; the others read the columns they need, and never
-bodies. Days are UTC; costs are a month's costs of all that is stored now.
+`retention` and `archives` need only directories. The others read the columns they need; only
+`messages` reads bodies. Days are UTC; costs are a month's costs of all that is stored now.
 
 Invariant: Spark sums up the rows of a view; no message passes through the driver.
 """
@@ -41,7 +41,7 @@ VIEWS: Final = {
 KEPT_DAYS: Final = (1, 7, 30, 90, 180, 365)
 """The times of retention that `retention` asks about."""
 ACCURACY: Final = 10_000
-"""Percentiles are of a rank that is off by one in so many, at most."""
+"""The rank of a percentile is off by at most one in so many."""
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _COLUMNS: Final = {
     "dead_letters": ("topic", "properties", "stored_at"),
@@ -60,7 +60,7 @@ def create_views(
     clock: Clock | None = None,
     only: Collection[str] | None = None,
 ) -> None:
-    """Make the views (`VIEWS`, or `only` some) of a store's folder, or of a folder or bucket of
+    """Makes the views (`VIEWS`, or `only` some) of a store's folder, or of a folder or bucket of
     archives.
 
     `options` are those of `spark.read.format("kvmq")`; `prices` (default: the examples of
@@ -77,7 +77,7 @@ def create_views(
     spark.dataSource.register(tables.ReportSource)
     given = dict(options or {})
     of = _Of(spark, path, given)
-    # Once for both: Spark starts a Python for each table that is named.
+    # One table for both: Spark starts a Python for each.
     volume = cache(lambda: _volume(of.table("volume"), prices))
     makers: dict[str, Callable[[], DataFrame]] = {
         "messages": of.messages,
@@ -197,7 +197,7 @@ def _retention(volume: DataFrame, now_ms: int) -> DataFrame:
 
 
 SUMS: Final = ("messages", "raw_bytes", "stored_bytes", "cost_per_month")
-"""What can be summed up of `volume`."""
+"""The columns of `volume` that can be added up."""
 
 
 def _day() -> Column:

@@ -33,12 +33,12 @@ from tiering.policy.retention_classes import read_class
 from tiering.spark.sink.collecting import Collected
 from tiering.spark.sink.sink_options import SinkOptions
 
-_STRETCH: Final = 8 << 20
+_ADD_BYTES: Final = 8 << 20
 """Bytes of records that the writer is given at once."""
 _NUMBER_BITS: Final = 56
 
 
-class Making:
+class ArchiveMaker:
     """Makes the archives of one task. `ids` gives the ids of topics by their names."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Making:
     def make(
         self, found: Collected, ids: Callable[[list[str]], Mapping[str, int]]
     ) -> list[CommittedArchive]:
-        """Put the archives of all records. Raises PlaceError, ArchiveDamaged, KeyDestroyed."""
+        """Puts the archives of all records. Raises PlaceError, ArchiveDamaged, KeyDestroyed."""
         if not len(found.offset):
             return []
         topics = self._topics(found, ids(found.topics))
@@ -111,7 +111,7 @@ class Making:
         kind: str,
         settings: ArchiveSettings,
     ) -> CommittedArchive:
-        """Write, read back and put one archive."""
+        """Writes one archive, compares it with the records, and puts it."""
         position, sizes = found.position[rows], found.records.sizes[rows]
         first, end = int(position.min()), int((position + sizes).max())
         origin = ArchiveOrigin(
@@ -120,7 +120,7 @@ class Making:
         held: dict[tuple[int, int], HeldRange] = {}
 
         def fill(writer: ArchiveWriter) -> Iterator[None]:
-            for part in _stretches(found, rows):
+            for part in _queue_rows(found, rows):
                 topic, queue = int(found.topic_of[part[0]]), int(found.queue[part[0]])
                 a, b = int(part[0]), int(part[-1]) + 1
                 writer.add(topics[topic], queue, found.records.rows(a, b))
@@ -152,11 +152,11 @@ class Making:
         )  # fmt: skip
 
 
-def _stretches(found: Collected, rows: Column) -> Iterator[Column]:
+def _queue_rows(found: Collected, rows: Column) -> Iterator[Column]:
     """Rows that follow each other and are of one queue, some megabytes at a time."""
     change = (np.diff(found.topic_of[rows]) != 0) | (np.diff(found.queue[rows]) != 0)
     change |= np.diff(rows) != 1
     begins = [0, *(np.flatnonzero(change) + 1).tolist()]
     for a, b in zip(begins, [*begins[1:], len(rows)], strict=True):
-        for begin, end in cut_by_bytes(found.records.sizes[rows[a:b]], _STRETCH):
+        for begin, end in cut_by_bytes(found.records.sizes[rows[a:b]], _ADD_BYTES):
             yield rows[a + begin : a + end]

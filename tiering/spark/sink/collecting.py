@@ -4,8 +4,8 @@ The idea: rows come in any order, and an archive is written queue by queue. Reco
 the other as they came: in memory or, if they are many, in one file of the task's own disk, which is
 mapped. Only the place where each belongs is kept beside it, in numpy, and sorted.
 
-Invariants: in memory are at most `spill_bytes` of records and a few dozen bytes for each record; an
-offset, or a position, that came twice is an error that names it, and both records are kept out.
+Invariants: in memory are about `spill_bytes` of records, a batch, and a few dozen bytes for each
+record; an offset, or a position, that came twice is an error that names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstore.files import Files, MappedFile
 from tiering.archive.columns.integers import Column
 from tiering.archive.columns.records import RecordBatch
 from tiering.errors import RowIllegal
-from tiering.spark.sink.row_records import Maker, PlacedRecords
+from tiering.spark.sink.row_records import PlacedRecords, RecordMaker
 
 _FILE: Final = "records"
 _NOTHING: Final = np.empty(0, np.int64)
@@ -48,7 +48,7 @@ class Collected(NamedTuple):
 class Collector:
     """Takes a task's batches. `folder` is its own, on its disk."""
 
-    def __init__(self, maker: Maker, folder: Path, spill_bytes: int, files: Files) -> None:
+    def __init__(self, maker: RecordMaker, folder: Path, spill_bytes: int, files: Files) -> None:
         self._maker = maker
         self._path = folder / _FILE
         self._spill_bytes = spill_bytes

@@ -1,4 +1,4 @@
-"""Columns: checks a frame's columns, and gives them the types that records are made of.
+"""Frame columns: checks a frame's columns, and gives them the types that records are made of.
 
 The idea: Spark sends record batches of the frame's schema. The schema is judged once, before a task
 runs; a batch's columns are brought to one type each, and its numbers to numpy. A value that a row
@@ -56,7 +56,7 @@ _BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
 
 
 def check_schema(schema: StructType) -> None:
-    """Whether rows of a schema can be messages. Raises ConfigError that names what is wrong."""
+    """Checks that rows of a schema can be messages. Raises ConfigError that names the fault."""
     names = [field.name for field in schema.fields]
     unknown = [name for name in names if name not in SCHEMA.names]
     if unknown or len(set(names)) < len(names):
@@ -108,7 +108,7 @@ class FrameRows:
         self.body: pa.Array = self._required("body").cast(pa.binary())
         self._check_nulls()
 
-    # --- what there is ---
+    # --- columns ---
 
     def text(self, name: str) -> pa.Array | None:
         """A column of text; nulls may be in it."""
@@ -150,10 +150,10 @@ class FrameRows:
         self.check(name, numbers, nulls)
         return numbers, nulls
 
-    # --- what is wrong ---
+    # --- faults ---
 
     def check(self, name: str, numbers: Column, passed: NDArray[np.bool_] | None = None) -> None:
-        """Raise `RowIllegal` if a number is out of its column's bounds; not for rows `passed`."""
+        """Raises `RowIllegal` if a number is out of its column's bounds; not for rows `passed`."""
         low, high = _BOUNDS[name]
         wrong = (numbers < low) | (numbers >= high)
         if passed is not None:

@@ -1,4 +1,4 @@
-"""Jobs: writes to a place all or nothing of a job: reads its state before, and commits after.
+"""Jobs: reads the state of a place before a job writes to it, and commits the job after.
 
 The idea: the driver looks at the place once, and tells the tasks where to begin. When all are done
 it adds one commit, which names the archives that count. Archives that failed tasks, or tasks that
@@ -40,7 +40,7 @@ _SEGMENT: Final = 1 << 30
 _log = logging.getLogger("kvmq")
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class PlaceState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a place as a job begins: whose archives it makes, the first position that is
     free, the next offset of each queue, by topic; the number of commits, and the ids of topics, by
     so many lists.
@@ -54,11 +54,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     lists: int = 0
 
 
-def look(place: Place, options: SinkOptions, *, overwrite: bool) -> State:
+def read_state(place: Place, options: SinkOptions, *, overwrite: bool) -> PlaceState:
     """A place's state. Raises StoresAmbiguous, ConfigError, PlaceError, ArchiveDamaged."""
     log = _log_of(place, options.store_id)
     if log is None:
-        return State(store_id=options.store_id or secrets.token_hex(16))
+        return PlaceState(store_id=options.store_id or secrets.token_hex(16))
     own = own_archives(place, log.store_id)
     if own and overwrite:
         raise ConfigError(
@@ -81,7 +81,7 @@ def look(place: Place, options: SinkOptions, *, overwrite: bool) -> State:
         queues = ends.setdefault(one.topic, {})
         queues[one.queue] = max(queues.get(one.queue, 0), one.last + 1)
     position = -(-max(position, head.position) // _SEGMENT) * _SEGMENT
-    return State(
+    return PlaceState(
         store_id=log.store_id, position=position, ends=ends, begun=head.number,
         ids=dict(known.ids), lists=known.lists,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def _ranges(archives: Iterable[CommittedArchive]) -> list[OffsetRange]:
 
 def commit(
     place: Place,
-    state: State,
+    state: PlaceState,
     job: str,
     archives: Sequence[CommittedArchive],
     *,
@@ -189,7 +189,7 @@ def _tidy(log: CommitLog, made: Commit) -> None:
     remove_unnamed(log, made.begun, made.job)
 
 
-def _check_there(place: Place, state: State, made: Commit) -> None:
+def _check_there(place: Place, state: PlaceState, made: Commit) -> None:
     """Checks that nobody has removed the archives that the job has put."""
     folder = job_folder(state.store_id, state.begun, made.job)
     there = {info.key: info.size for info in place.list(folder)}

@@ -1,4 +1,4 @@
-"""Properties: makes the properties fields of records of maps, keys, tags and ids of rows.
+"""Property maps: maps, keys, tags and ids of rows -> the properties fields of records.
 
 The idea: a field is text made of text, so Arrow joins it for all rows of a batch at once. Rows that
 came from records (their `headers` are there) have the field in their map, or whole where a map

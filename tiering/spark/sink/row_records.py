@@ -1,4 +1,4 @@
-"""Records: makes of a frame's rows the records that a store would have of them, byte for byte.
+"""Row records: a frame's rows -> the records that a store would have of them, byte for byte.
 
 The idea: a record is a head of fixed size, the body, the topic and the properties, each with its
 length. Heads are a numpy table, and Arrow joins the columns of parts to one of records, whose
@@ -46,10 +46,10 @@ from tiering.spark.arrow import host_text
 from tiering.spark.sink.frame_columns import POSITION_END, FrameRows, Headers
 from tiering.spark.sink.property_maps import multi_tags, property_fields
 
-LANE: Final = 1 << 32
-"""Positions in a row that are one task's."""
-LANES: Final = 1 << 14
-"""Tasks that a job has at most, if positions are made."""
+RANGE_BYTES: Final = 1 << 32
+"""The size of one range of positions, which is one task's: 4 GiB."""
+TASKS_MAX: Final = 1 << 14
+"""The most tasks of a job whose positions are made."""
 _HOST: Final = pack_host("127.0.0.1", 10911)
 _PIECE: Final = 64 << 20
 """Bytes of rows that become records at once."""
@@ -75,7 +75,7 @@ class PlacedRecords(NamedTuple):
     position: Column
 
 
-class Maker:
+class RecordMaker:
     """Makes records of a task's rows. Batches may be of different columns."""
 
     def __init__(self, clock: Clock, start: TaskStart | None = None) -> None:
@@ -86,7 +86,7 @@ class Maker:
         self._ids = UniqueIds(_HOST[:4], os.getpid() & 0xFFFF, secrets.randbits(32))
         self._made = 0
         """Bytes of records that got a position here."""
-        self._lane = 0
+        self._range = 0
         self._taken: dict[int, int] = {}
         """By topic the next offset of this task's queue."""
 
@@ -148,22 +148,22 @@ class Maker:
         return np.full(len(topic_of), task, np.int64), offset
 
     def _positions(self, sizes: Column) -> Column:
-        """Positions one behind the other, in this task's lanes."""
+        """Positions one behind the other, in this task's ranges."""
         task = self._start.task
-        if task >= LANES:
+        if task >= TASKS_MAX:
             raise JobTooLarge(
-                f"this is task {task} of the job, and positions can be made for {LANES}: coalesce "
-                "the frame, or give the column position"
+                f"this is task {task} of the job, and positions can be made for {TASKS_MAX}: "
+                "coalesce the frame, or give the column position"
             )
         out = np.empty(len(sizes), np.int64)
         at = 0
         while at < len(sizes):
             ends = self._made + np.cumsum(sizes[at:])
-            count = int(np.searchsorted(ends, LANE, side="right"))
+            count = int(np.searchsorted(ends, RANGE_BYTES, side="right"))
             if not count:
-                self._lane, self._made = self._lane + 1, 0
+                self._range, self._made = self._range + 1, 0
                 continue
-            base = self._start.position + (self._lane * LANES + task) * LANE
+            base = self._start.position + (self._range * TASKS_MAX + task) * RANGE_BYTES
             out[at : at + count] = base + ends[:count] - sizes[at : at + count]
             self._made = int(ends[count - 1])
             at += count
@@ -402,5 +402,5 @@ def _one_by_one(parts: _Parts, queue: Column, offset: Column, position: Column) 
         except MessageIllegal as e:
             raise rows.illegal(row, "headers", f"none that a record can have: {e}") from e
     found = RecordBatch.of_records(records)
-    assert bounds_of(found.sizes)[-1] == int(parts.sizes.sum()), "sizes are counted as they are"
+    assert bounds_of(found.sizes)[-1] == int(parts.sizes.sum()), "the counted sizes are right"
     return found

@@ -39,13 +39,13 @@ from tiering.places.commits.commits import CommittedArchive
 from tiering.places.commits.dead_jobs import abort, sweep, sweep_jobs
 from tiering.places.commits.topic_ids import TopicIds, take_ids
 from tiering.places.place import Place
-from tiering.spark.sink.archives import Making
+from tiering.spark.sink.archives import ArchiveMaker
 from tiering.spark.sink.collecting import Collector
 from tiering.spark.sink.frame_columns import check_schema
-from tiering.spark.sink.jobs import State, commit, look
-from tiering.spark.sink.row_records import Maker, TaskStart
+from tiering.spark.sink.jobs import PlaceState, commit, read_state
+from tiering.spark.sink.row_records import RecordMaker, TaskStart
 from tiering.spark.sink.sink_options import SinkOptions, sink_options
-from tiering.spark.workers import settle
+from tiering.spark.workers import tune_process
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
-"""What Spark tells the tasks of a stream."""
+"""The properties by which Spark tells the tasks of a stream its query and batch."""
 _JOB_BYTES: Final = 16
 _log = logging.getLogger("kvmq")
 
@@ -70,22 +70,24 @@ class TaskCommit(WriterCommitMessage):
 
 
 def write_task(
-    options: SinkOptions, state: State, job: str, task: int, batches: Iterator[pa.RecordBatch]
+    options: SinkOptions, state: PlaceState, job: str, task: int, batches: Iterator[pa.RecordBatch]
 ) -> list[CommittedArchive]:
     """A task's part of a job: its rows as archives in the place, none of which counts yet. Raises
     RowIllegal, JobTooLarge, PlaceError, ArchiveDamaged.
     """
-    settle()
+    tune_process()
     files = LocalFiles()
     with _folder() as folder:
-        maker = Maker(SystemClock(), TaskStart(task, state.position, state.ends))
+        maker = RecordMaker(SystemClock(), TaskStart(task, state.position, state.ends))
         found = Collector(maker, folder, options.spill_bytes, files).collect(batches)
         try:
             place = options.open()
             keys = keys_at_hand(provider_of(options.key_file, files), found.topics)
-            making = Making(options, state.store_id, state.begun, job, place, folder, files, keys)
+            archives = ArchiveMaker(
+                options, state.store_id, state.begun, job, place, folder, files, keys
+            )
             known = TopicIds(state.ids, state.lists)
-            return making.make(
+            return archives.make(
                 found, lambda names: take_ids(place, state.store_id, names, known=known).ids
             )
         finally:
@@ -111,7 +113,7 @@ class _Writing:
         self,
         schema: StructType,
         given: Mapping[str, str],
-        sweep: Callable[[Place, State, int], list[str]],
+        sweep: Callable[[Place, PlaceState, int], list[str]],
         *,
         overwrite: bool,
     ) -> None:
@@ -121,7 +123,7 @@ class _Writing:
         place = self.options.open()
         if "://" not in self.options.path:
             LocalFiles().make_dir(Path(self.options.path))
-        self.state = look(place, self.options, overwrite=overwrite)
+        self.state = read_state(place, self.options, overwrite=overwrite)
         try:
             for name in sweep(place, self.state, SystemClock().now_ms()):
                 _log.info("removed what a dead job has left: %s", name)
@@ -129,12 +131,12 @@ class _Writing:
             _log.warning("leftovers of dead jobs stay: %s", e)
 
 
-def _sweep_place(place: Place, state: State, now: int) -> list[str]:
+def _sweep_place(place: Place, state: PlaceState, now: int) -> list[str]:
     del state
     return sweep(place, now)
 
 
-def _sweep_store(place: Place, state: State, now: int) -> list[str]:
+def _sweep_store(place: Place, state: PlaceState, now: int) -> list[str]:
     # This runs for each batch: the objects that it reads must not grow with those that are there.
     return sweep_jobs(CommitLog(place, state.store_id), now)
 
@@ -149,7 +151,7 @@ class KvmqWriter(DataSourceArrowWriter):
         self._job = secrets.token_hex(_JOB_BYTES)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write a task's rows; runs where Spark runs tasks. Raises as `write_task`."""
+        """Writes a task's rows; runs where Spark runs tasks. Raises as `write_task`."""
         made = write_task(self._options, self._state, self._job, _task(), iterator)
         return TaskCommit(self._state.store_id, self._state.begun, self._job, archives=made)
 
@@ -178,7 +180,7 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
         self._overwrite = overwrite
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write a task's rows of a batch. Raises as `write_task`."""
+        """Writes a task's rows of a batch. Raises as `write_task`."""
         query = self._options.query or _told(_QUERY)
         batch = _told(_BATCH)
         if not query or not batch:
@@ -195,8 +197,8 @@ class KvmqStreamWriter(DataSourceStreamArrowWriter):
         done = next((one for one in messages if isinstance(one, TaskCommit)), None)
         if done is not None:
             commit(
-                self._options.open(), State(store_id=done.store_id, begun=done.begun), done.job,
-                _archives(messages), overwrite=self._overwrite, query=done.query,
+                self._options.open(), PlaceState(store_id=done.store_id, begun=done.begun),
+                done.job, _archives(messages), overwrite=self._overwrite, query=done.query,
                 batch=batchId,
             )  # fmt: skip
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from kvstore.errors import SegmentDamaged
 from tiering.spark.listing import DAMAGE, ListedArchive, Opener
 from tiering.spark.options import ReadOptions
-from tiering.spark.splits import Packing, Ranges, Split, chosen
+from tiering.spark.splits import Packing, Ranges, Split, wanted_blocks
 from tiering.spark.stream.directory_tables import DirectoryTables, Table
 from tiering.spark.stream.offsets import StreamOffset, code_of, queue_of
-from tiering.spark.stream.stream_view import Kept, StreamView
+from tiering.spark.stream.stream_view import StreamView, ViewedArchive
 from tiering.spark.wanted import QueryFilter
 
 I64 = NDArray[np.int64]
@@ -44,11 +44,11 @@ class QueueSpan(NamedTuple):
     archives: int
 
 
-def span_of(start: StreamOffset, end: StreamOffset, sight: StreamView) -> QueueSpan:
+def span_of(start: StreamOffset, end: StreamOffset, view: StreamView) -> QueueSpan:
     """The range between two offsets, of existing topics."""
     rows = []
     for name, topic in end.topics.items():
-        live = sight.topics.get(name)
+        live = view.topics.get(name)
         before = start.topics.get(name)
         queues = before.queues if before is not None and before.id == topic.id else {}
         changed = [
@@ -70,11 +70,13 @@ def span_of(start: StreamOffset, end: StreamOffset, sight: StreamView) -> QueueS
     )  # fmt: skip
 
 
-def candidates(span: QueueSpan, sight: StreamView, done: Collection[ListedArchive]) -> list[Kept]:
+def candidates(
+    span: QueueSpan, view: StreamView, done: Collection[ListedArchive]
+) -> list[ViewedArchive]:
     """The archives that may have something of a batch; `done` are some that have not."""
     return [
         one
-        for one in sight.archives
+        for one in view.archives
         if one.held not in done and one.is_from(span.archives)
     ] if len(span.codes) else []  # fmt: skip
 
@@ -90,7 +92,7 @@ class Planned(NamedTuple):
 
 def plan(
     span: QueueSpan,
-    sight: StreamView,
+    view: StreamView,
     options: ReadOptions,
     opener: Opener,
     tables: DirectoryTables,
@@ -105,12 +107,12 @@ def plan(
         try:
             if isinstance(table, Exception):
                 raise table
-            _add(packing, held, table, span, options, opener, sight, first)
+            _add(packing, held, table, span, options, opener, view, first)
         except (*DAMAGE, SegmentDamaged) as e:
             if options.damaged == "fail":
                 raise
             _log.warning("left out: %s: %s", held.name, e)
-    _add_log(packing, span, sight)
+    _add_log(packing, span, view)
     return Planned(packing.splits, first)
 
 
@@ -121,7 +123,7 @@ def _add(
     span: QueueSpan,
     options: ReadOptions,
     opener: Opener,
-    sight: StreamView,
+    view: StreamView,
     first: I64,
 ) -> None:
     at = np.minimum(np.searchsorted(span.codes, table.codes), len(span.codes) - 1)
@@ -142,21 +144,21 @@ def _add(
     blocks = table.blocks
     if options.keys is not None:
         wanted = msgspec.structs.replace(QueryFilter.of(options), topics=None)
-        ids = {name: topic.id for name, topic in sight.topics.items()}
-        blocks = blocks[chosen(opener.archive(held), wanted, ids)[0][blocks]]
+        ids = {name: topic.id for name, topic in view.topics.items()}
+        blocks = blocks[wanted_blocks(opener.archive(held), wanted, ids)[0][blocks]]
     sizes = table.raw_bytes[np.searchsorted(table.blocks, blocks)]
     packing.add(held, blocks, sizes, cuts)
 
 
-def _add_log(packing: Packing, span: QueueSpan, sight: StreamView) -> None:
+def _add_log(packing: Packing, span: QueueSpan, view: StreamView) -> None:
     if not len(span.codes) or span.begin >= span.stop:
         return
-    names = {topic.id: name for name, topic in sight.topics.items()}
+    names = {topic.id: name for name, topic in view.topics.items()}
     topics: dict[str, int] = {}
     for code in span.codes.tolist():
         name = names[queue_of(code)[0]]
-        topics[name] = sight.topics[name].since
-    numbers = {sight.topics[name].id: i for i, name in enumerate(topics)}
+        topics[name] = view.topics[name].since
+    numbers = {view.topics[name].id: i for i, name in enumerate(topics)}
     ranges = Ranges(
         list(topics),
         np.array([numbers[code >> 32] for code in span.codes.tolist()], np.int64),
@@ -164,20 +166,20 @@ def _add_log(packing: Packing, span: QueueSpan, sight: StreamView) -> None:
         span.low,
         span.end,
     )
-    for stretch in sight.log:
-        begin, end = max(stretch.begin, span.begin), min(stretch.end, span.stop)
+    for log_part in view.log:
+        begin, end = max(log_part.begin, span.begin), min(log_part.end, span.stop)
         if begin < end:
-            part = msgspec.structs.replace(stretch, begin=begin, end=end, known=begin)
+            part = msgspec.structs.replace(log_part, begin=begin, end=end, known=begin)
             packing.add_log(part, topics, ranges)
 
 
 def lost(
-    ends: Mapping[int, int], firsts: Mapping[int, int], sight: StreamView
+    ends: Mapping[int, int], firsts: Mapping[int, int], view: StreamView
 ) -> dict[int, tuple[int, int]]:
-    """Of queues that are to go on at an offset, and whose first held one is another: those that
-    have lost messages, and which. In compacted topics some are missing by design.
+    """The queues whose first held offset is behind the one at which they are to go on: they have
+    lost the messages between the two. In compacted topics some are missing by design.
     """
-    compacted = {topic.id for topic in sight.topics.values() if topic.is_compacted}
+    compacted = {topic.id for topic in view.topics.values() if topic.is_compacted}
     return {
         code: (due, firsts[code])
         for code, due in ends.items()

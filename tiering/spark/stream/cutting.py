@@ -5,8 +5,9 @@ full. Archives are cut between blocks, by their directories. The log is cut betw
 are looked at up to there. Either gives next offsets of queues, and these alone make up a batch.
 Messages of a queue are never taken before those in front of them.
 
-Invariants: a batch is never more than the limits, unless a single message is; all messages that are
-there and within the limits are taken in the end; nothing of a block is read.
+Invariants: a batch has at most the limit of messages, and one message at least; of a block that is
+taken in part the bytes are estimated by the block's mean; all messages are taken in the end;
+nothing of a block is read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tiering.archive.layout import NO_QUEUE
 from tiering.executor.segment import SegmentRecords, boundary, read_segment
 from tiering.spark.listing import DAMAGE, ListedArchive, LogPart
 from tiering.spark.stream.directory_tables import DirectoryTables, Table
-from tiering.spark.stream.stream_view import Kept, StreamView
+from tiering.spark.stream.stream_view import StreamView, ViewedArchive
 
 I64 = NDArray[np.int64]
 _CHUNK: Final = 4 << 20
@@ -53,7 +54,7 @@ class BatchStart(NamedTuple):
     archives: int = 0
 
 
-class Cap(NamedTuple):
+class StreamEnd(NamedTuple):
     """Where a stream has to end: offsets that it doesn't reach, a position, and the number of the
     first archive that may have later messages.
     """
@@ -79,19 +80,19 @@ class Cutter:
 
     def __init__(
         self,
-        sight: StreamView,
+        view: StreamView,
         start: BatchStart,
         limits: Limits,
         is_wanted: Callable[[str], bool],
         *,
-        cap: Cap | None = None,
+        cap: StreamEnd | None = None,
         skips_damage: bool = False,
     ) -> None:
-        self._sight = sight
+        self._view = view
         self._start = start
         self._cap = cap
         self._skips_damage = skips_damage
-        self._topics = {name: topic for name, topic in sight.topics.items() if is_wanted(name)}
+        self._topics = {name: topic for name, topic in view.topics.items() if is_wanted(name)}
         self._ids = np.array(sorted(topic.id for topic in self._topics.values()), np.int64)
         self._ends = dict(start.ends)
         self._position = start.position
@@ -103,11 +104,11 @@ class Cutter:
         """The batch. `done` are archives that have nothing more; more of them are added."""
         every = [
             one
-            for one in self._sight.archives
+            for one in self._view.archives
             if one.held not in done and one.is_from(self._start.archives)
         ]
         is_full = False
-        for archives, log in _regions(every, self._sight.log):
+        for archives, log in _regions(every, self._view.log):
             for held, table in tables.each([one.held for one in archives]):
                 if isinstance(table, Exception):
                     self._failed(held.name, table)
@@ -115,21 +116,21 @@ class Cutter:
                 elif not self._archive(held, table, done):
                     is_full = True
                     break
-            is_full = is_full or not all(self._stretch(one, files) for one in log)
+            is_full = is_full or not all(self._log_part(one, files) for one in log)
             if is_full:
                 break
         archives_end = self._start.archives
         if not is_full:
             # Messages that a cap leaves for later are in archives that came after it.
-            known = self._sight.next_archive if self._cap is None else self._cap.archives
+            known = self._view.next_archive if self._cap is None else self._cap.archives
             archives_end = max(archives_end, known)
             # The end is also behind messages that are not in the log any more.
-            self._position = max(self._position, min(self._sight.position, self._last))
+            self._position = max(self._position, min(self._view.position, self._last))
         return Cut(self._ends, self._position, archives_end, self._gaps)
 
     @property
     def _last(self) -> int:
-        return self._sight.position if self._cap is None else self._cap.position
+        return self._view.position if self._cap is None else self._cap.position
 
     def _failed(self, what: str, error: Exception) -> None:
         if not self._skips_damage or not isinstance(error, (*DAMAGE, SegmentDamaged)):
@@ -184,21 +185,21 @@ class Cutter:
 
     # --- the log ---
 
-    def _stretch(self, stretch: LogPart, files: Files) -> bool:
+    def _log_part(self, log_part: LogPart, files: Files) -> bool:
         """Takes from a part of the log; returns whether there is room for more."""
-        last = min(stretch.end, self._last)
+        last = min(log_part.end, self._last)
         if self._position >= last:
             return True
-        self._position = max(self._position, stretch.begin)
-        path = Path(stretch.path)
+        self._position = max(self._position, log_part.begin)
+        path = Path(log_part.path)
         if files.size(path) is None:
             raise ArchiveMissing(
                 f"segment {path} left the log while it was looked at; run the stream again",
-                stretch.path,
+                log_part.path,
             )
         mapped = files.map(path, writable=False)
         try:
-            base = stretch.base
+            base = log_part.base
             while self._position < last:
                 at = self._position - base
                 used = last - base
@@ -206,7 +207,7 @@ class Cutter:
                 found = read_segment(mapped.buffer, base, used if stop is None else stop, at)
                 for damage in found.damage:
                     told = f"{path} is damaged at {damage.position}: {damage.reason}"
-                    self._failed(stretch.path, SegmentDamaged(told, stretch.path))
+                    self._failed(log_part.path, SegmentDamaged(told, log_part.path))
                 full_at = self._records(found, base)
                 if full_at is not None:
                     self._position = full_at
@@ -217,7 +218,7 @@ class Cutter:
         return True
 
     def _records(self, found: SegmentRecords, base: int) -> int | None:
-        """Take records; the position of the first that there is no room for."""
+        """Takes records; returns the position of the first that there is no room for."""
         names = [name.decode("utf-8", "surrogateescape") for name in found.names]
         topics = [self._topics.get(name) for name in names]
         ids = np.array([-1 if one is None else one.id for one in topics] or [-1], np.int64)
@@ -254,15 +255,15 @@ class Cutter:
 
 
 def _regions(
-    archives: Sequence[Kept], log: Sequence[LogPart]
-) -> Iterator[tuple[list[Kept], list[LogPart]]]:
+    archives: Sequence[ViewedArchive], log: Sequence[LogPart]
+) -> Iterator[tuple[list[ViewedArchive], list[LogPart]]]:
     """Archives and parts of the log in the order of positions, neighbours of a kind together."""
-    places: list[Kept | LogPart] = [*archives, *log]
-    places.sort(key=lambda one: one.first_position if isinstance(one, Kept) else one.begin)
-    for is_archive, some in groupby(places, key=lambda one: isinstance(one, Kept)):
+    places: list[ViewedArchive | LogPart] = [*archives, *log]
+    places.sort(key=lambda one: one.first_position if isinstance(one, ViewedArchive) else one.begin)
+    for is_archive, some in groupby(places, key=lambda one: isinstance(one, ViewedArchive)):
         every = list(some)
         if is_archive:
-            yield [one for one in every if isinstance(one, Kept)], []
+            yield [one for one in every if isinstance(one, ViewedArchive)], []
         else:
             yield [], [one for one in every if isinstance(one, LogPart)]
 

@@ -1,4 +1,4 @@
-"""Tables: keeps the rows of archives' directories between two looks of a stream.
+"""Directory tables: keeps rows of archives' directories between two looks of a stream.
 
 The idea: a stream asks the same directories again and again, until it has gone past them. Only the
 columns that say which messages a block has are kept of each, in bounded memory.
@@ -62,7 +62,7 @@ class DirectoryTables:
         self._blocks = 0
 
     def look(self, held: ListedArchive) -> StreamedArchive:
-        """Open an archive. Raises ArchiveDamaged, FormatTooNew, PlaceError."""
+        """Opens an archive. Raises ArchiveDamaged, FormatTooNew, PlaceError."""
         archive = self._opener.opened(held)
         rows = archive.rows()
         mine = rows.queues != NO_QUEUE
@@ -83,7 +83,7 @@ class DirectoryTables:
             some = held[at : at + AT_ONCE]
             missing = [one for one in some if one not in self._kept]
             opened = dict(zip(missing, self.look_all(missing), strict=True))
-            # Kept tables are taken first, before one is dropped to make room.
+            # ViewedArchive tables are taken first, before one is dropped to make room.
             kept = {one: self._kept[one] for one in some if one not in opened}
             for one in some:
                 looked = opened.get(one)
@@ -100,7 +100,7 @@ class DirectoryTables:
         def one(of: ListedArchive) -> StreamedArchive | Exception:
             try:
                 return self.look(of)
-            except Exception as e:  # whoever asks raises it, or leaves it out
+            except Exception as e:  # the caller raises it, or leaves the archive out
                 return e
 
         if len(held) < 2:
@@ -109,7 +109,7 @@ class DirectoryTables:
             return list(pool.map(one, held))
 
     def keep(self, held: ListedArchive, table: Table) -> None:
-        """Keep a table, and let go of those that were asked for longest ago."""
+        """Keeps a table; drops those that were asked for longest ago."""
         self.forget([held])
         self._kept[held] = table
         self._blocks += len(table.blocks)
@@ -117,7 +117,7 @@ class DirectoryTables:
             self.forget([next(iter(self._kept))])
 
     def forget(self, held: Iterable[ListedArchive]) -> None:
-        """Let go of tables."""
+        """Drops tables."""
         for one in held:
             found = self._kept.pop(one, None)
             if found is not None:

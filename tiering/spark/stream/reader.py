@@ -31,7 +31,7 @@ from tiering.spark.options import EARLIEST, LATEST, ReadOptions
 from tiering.spark.schema import as_asked
 from tiering.spark.splits import Split
 from tiering.spark.stream.batch_planning import candidates, lost, plan, span_of
-from tiering.spark.stream.cutting import BatchStart, Cap, Cut, Cutter, Limits
+from tiering.spark.stream.cutting import BatchStart, Cut, Cutter, Limits, StreamEnd
 from tiering.spark.stream.directory_tables import DirectoryTables
 from tiering.spark.stream.offsets import (
     StreamOffset,
@@ -44,7 +44,7 @@ from tiering.spark.stream.offsets import (
 )
 from tiering.spark.stream.stream_view import PlaceLooker, StoreLooker, StreamView, looker
 from tiering.spark.wanted import QueryFilter
-from tiering.spark.workers import settle
+from tiering.spark.workers import tune_process
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +107,7 @@ class KvmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from tiering.spark.part_reader import PartReader  # noqa: PLC0415
 
         assert isinstance(partition, Split), "they are what `partitions` gave"
-        settle()
+        tune_process()
         # The topics are those of the offsets, whatever the options say by now.
         options = self._options
         wanted = QueryFilter(keys=None if options.keys is None else frozenset(options.keys))
@@ -143,12 +143,12 @@ class _Driver:
         self._of = None if options.topics is None else sorted(set(options.topics))
         self._topics = frozenset(self._of or ())
         self._done: set[ListedArchive] = set()
-        self._cap: Cap | None = None
+        self._cap: StreamEnd | None = None
         self._is_checked = False
-        """Whether the offset that a stream went on from was held against the store."""
+        """Whether the offset that a stream went on from was compared with the store."""
         self._idle: tuple[Json, StreamView, int] | None = None
-        """Where there was nothing to do: the offset, what was in sight, how far the log was looked
-        at for it."""
+        """The last look that found nothing to do: the offset, the view, and the position up to
+        which the log was looked at."""
 
     # --- where a stream begins ---
 
@@ -161,19 +161,19 @@ class _Driver:
         if text == LATEST:
             return self._offset(*self._reached(before))
         latest = dict(self._reached(before)[1]) if wants_latest(text) else None
-        sight = self._looker.look()
-        ids = {name: topic.id for name, topic in sight.topics.items()}
-        return self._offset(sight, dict(starting(text, ids, latest)), 0, 0)
+        view = self._looker.look()
+        ids = {name: topic.id for name, topic in view.topics.items()}
+        return self._offset(view, dict(starting(text, ids, latest)), 0, 0)
 
     def _offset(
-        self, sight: StreamView, ends: Mapping[int, int], position: int, archives: int
+        self, view: StreamView, ends: Mapping[int, int], position: int, archives: int
     ) -> StreamOffset:
         return StreamOffset(
-            store=sight.store,
+            store=view.store,
             of=self._of,
             position=position,
             archives=archives,
-            topics=topics_of(ends, sight.names()),
+            topics=topics_of(ends, view.names()),
         )
 
     def _reached(self, before: StreamView) -> tuple[StreamView, Mapping[int, int], int, int]:
@@ -182,14 +182,14 @@ class _Driver:
         """
         reach = self._looker.reach(None)
         # The view after the position: a topic that comes between the two has nothing below it.
-        sight = self._looker.look(anew=True)
-        names = sight.names()
+        view = self._looker.look(anew=True)
+        names = view.names()
         ends = {
             code_of(*queue): end
             for queue, (_, end) in reach.queues.items()
             if (name := names.get(queue[0])) is not None and self._wants(name)
         }
-        return sight, ends, reach.position if sight.position else 0, before.next_archive
+        return view, ends, reach.position if view.position else 0, before.next_archive
 
     def _wants(self, name: str) -> bool:
         return self._of is None or name in self._topics
@@ -199,46 +199,46 @@ class _Driver:
     def prepare(self) -> None:
         """See `prepareForTriggerAvailableNow`."""
         _, ends, position, archives = self._reached(self._looker.look())
-        self._cap = Cap(ends, position, archives)
+        self._cap = StreamEnd(ends, position, archives)
 
     def report(self) -> Json | None:
         """See `reportLatestOffset`."""
-        sight = self._looker.look()
-        return {"store": sight.store, "position": sight.position} if sight.position else None
+        view = self._looker.look()
+        return {"store": view.store, "position": view.position} if view.position else None
 
     def latest(self, given: Json, limits: Limits | None) -> Json:
         """See `latestOffset`."""
-        sight = self._looker.look()
-        if self._idle is not None and self._idle[:2] == (given, sight):
+        view = self._looker.look()
+        if self._idle is not None and self._idle[:2] == (given, view):
             return given
-        offset = self._read(given, sight)
+        offset = self._read(given, view)
         if not self._is_checked:
-            self._check_reach(offset, sight)
+            self._check_reach(offset, view)
             self._is_checked = True
         start = self._start(offset, given)
-        sight, cut = self._cut_again(sight, start, limits)
+        view, cut = self._cut_again(view, start, limits)
         if all(end == start.ends.get(code, 0) for code, end in cut.ends.items()):
-            self._idle = given, sight, cut.position
+            self._idle = given, view, cut.position
             return given
-        self._check(lost(start.ends, self._held(cut.gaps), sight), sight)
-        live = {id_ for id_, name in sight.names().items()}
+        self._check(lost(start.ends, self._held(cut.gaps), view), view)
+        live = {id_ for id_, name in view.names().items()}
         ends = {code: end for code, end in cut.ends.items() if queue_of(code)[0] in live}
-        return self._offset(sight, ends, cut.position, cut.archives).as_json()
+        return self._offset(view, ends, cut.position, cut.archives).as_json()
 
-    def _read(self, given: Json, sight: StreamView) -> StreamOffset:
+    def _read(self, given: Json, view: StreamView) -> StreamOffset:
         offset = read_offset(given)
-        if offset.store is not None and sight.store is not None and offset.store != sight.store:
+        if offset.store is not None and view.store is not None and offset.store != view.store:
             raise ConfigError(
                 f"the checkpoint is of store {offset.store}, and {self._options.path} is store "
-                f"{sight.store}: begin anew with another checkpoint"
+                f"{view.store}: begin anew with another checkpoint"
             )
         return offset
 
-    def _check_reach(self, offset: StreamOffset, sight: StreamView) -> None:
+    def _check_reach(self, offset: StreamOffset, view: StreamView) -> None:
         """Raises ConfigError for an offset that the store never came to."""
-        names = sight.names()
+        names = view.names()
         ends = {code: end for code, end in offset.ends().items() if names.get(queue_of(code)[0])}
-        if not sight.position or not ends:
+        if not view.position or not ends:
             return
         reach = self._looker.reach(map(queue_of, ends))
         beyond = {
@@ -247,7 +247,7 @@ class _Driver:
             if end > reach.queues.get(queue_of(code), (0, 0))[1]
         }
         # The index does not know messages behind the last checkpoint yet.
-        if offset.position > sight.position or (beyond and offset.position <= reach.position):
+        if offset.position > view.position or (beyond and offset.position <= reach.position):
             code = next(iter(beyond), next(iter(ends)))
             topic, queue = queue_of(code)
             raise ConfigError(
@@ -269,47 +269,47 @@ class _Driver:
         return start
 
     def _cut_again(
-        self, sight: StreamView, start: BatchStart, limits: Limits | None
+        self, view: StreamView, start: BatchStart, limits: Limits | None
     ) -> tuple[StreamView, Cut]:
         for _ in range(_LOOKS):
             try:
-                return self._cut(sight, start, limits)
+                return self._cut(view, start, limits)
             except ArchiveMissing:
                 # Messages that left the log are in an archive by now, or went.
-                sight = self._looker.look(anew=True)
-        return self._cut(sight, start, limits)
+                view = self._looker.look(anew=True)
+        return self._cut(view, start, limits)
 
     def _cut(
-        self, sight: StreamView, start: BatchStart, limits: Limits | None
+        self, view: StreamView, start: BatchStart, limits: Limits | None
     ) -> tuple[StreamView, Cut]:
-        if limits is None and self._is_far(sight, start):
-            later, (ends, position, archives) = sight, self._cap or Cap({}, 0, 0)
+        if limits is None and self._is_far(view, start):
+            later, (ends, position, archives) = view, self._cap or StreamEnd({}, 0, 0)
             if self._cap is None:
-                later, ends, position, archives = self._reached(sight)
+                later, ends, position, archives = self._reached(view)
             whole = {**start.ends, **{c: max(e, start.ends.get(c, 0)) for c, e in ends.items()}}
             gaps = {code: -1 for code, end in start.ends.items() if ends.get(code, 0) > end}
             return later, Cut(whole, max(position, start.position), archives, gaps)
         cutter = Cutter(
-            sight,
+            view,
             start,
             limits or Limits(),
             self._wants,
             cap=self._cap,
             skips_damage=self._options.damaged == "skip",
         )
-        return sight, cutter.cut(self._tables, self._opener.files, self._done)
+        return view, cutter.cut(self._tables, self._opener.files, self._done)
 
-    def _is_far(self, sight: StreamView, start: BatchStart) -> bool:
+    def _is_far(self, view: StreamView, start: BatchStart) -> bool:
         """Whether asking for the ends of all queues is cheaper than looking at all that is new."""
-        if not sight.position:
+        if not view.position:
             return False
-        new = sum(part.end - max(part.begin, start.position) for part in sight.log
+        new = sum(part.end - max(part.begin, start.position) for part in view.log
                   if part.end > start.position)  # fmt: skip
         return new > _SCANNED_MAX or any(
-            one.is_from(start.archives) and one.held not in self._done for one in sight.archives
+            one.is_from(start.archives) and one.held not in self._done for one in view.archives
         )
 
-    # --- what went ---
+    # --- lost messages ---
 
     def _held(self, codes: Iterable[int]) -> dict[int, int]:
         """The first offsets that some queues hold."""
@@ -318,8 +318,8 @@ class _Driver:
             return {}
         return {code_of(*q): first for q, (first, _) in self._looker.reach(queues).queues.items()}
 
-    def _check(self, gone: Mapping[int, tuple[int, int]], sight: StreamView) -> None:
-        names = sight.names()
+    def _check(self, gone: Mapping[int, tuple[int, int]], view: StreamView) -> None:
+        names = view.names()
         for code, (first, end) in gone.items():
             topic, queue = queue_of(code)
             name = names.get(topic, str(topic))
@@ -335,27 +335,27 @@ class _Driver:
                 )  # fmt: skip
             _log.warning("%s", told)
 
-    # --- what a batch is ---
+    # --- the parts of a batch ---
 
     def partitions(self, start: Json, end: Json) -> list[Split]:
         """See `KvmqStreamReader.partitions`."""
         if start == end:
             return []
-        sight = self._looker.look()
-        since, until = self._read(start, sight), self._read(end, sight)
-        span = span_of(since, until, sight)
-        archives = candidates(span, sight, self._done)
+        view = self._looker.look()
+        since, until = self._read(start, view), self._read(end, view)
+        span = span_of(since, until, view)
+        archives = candidates(span, view, self._done)
         if archives:
             columns = (span.codes, span.low, span.end)
             later, homes = self._looker.homes(zip(*(c.tolist() for c in columns), strict=True))
-            if later is not sight:
-                sight, span = later, span_of(since, until, later)
-                archives = candidates(span, sight, self._done)
+            if later is not view:
+                view, span = later, span_of(since, until, later)
+                archives = candidates(span, view, self._done)
             if homes is not None:
                 archives = [one for one in archives if one.number in homes]
         held = [one.held for one in archives]
-        planned = plan(span, sight, self._options, self._opener, self._tables, held)
-        if self._is_doubtful(sight, span.begin):
+        planned = plan(span, view, self._options, self._opener, self._tables, held)
+        if self._is_doubtful(view, span.begin):
             known = since.ends()
             due = {
                 code: low
@@ -364,11 +364,11 @@ class _Driver:
                 )
                 if first > low and code in known
             }
-            self._check(lost(due, self._held(due), sight), sight)
+            self._check(lost(due, self._held(due), view), view)
         return planned.splits
 
-    def _is_doubtful(self, sight: StreamView, begin: int) -> bool:
+    def _is_doubtful(self, view: StreamView, begin: int) -> bool:
         """Whether something of a batch may have gone: not if the log has all from its beginning."""
-        return not sight.log or sight.log[0].begin > begin or bool(
-            [one for one in sight.archives if one.held not in self._done]
+        return not view.log or view.log[0].begin > begin or bool(
+            [one for one in view.archives if one.held not in self._done]
         )  # fmt: skip

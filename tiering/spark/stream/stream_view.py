@@ -24,7 +24,7 @@ from kvstore.opening.viewing import Reach
 from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
-from tiering.places.commits.commit_log import JobsOf
+from tiering.places.commits.commit_log import CommitLogs
 from tiering.places.settings import is_remote
 from tiering.spark.listing import (
     DAMAGE,
@@ -33,8 +33,8 @@ from tiering.spark.listing import (
     archives_of,
     is_store,
     live_rows,
+    log_parts,
     place_of,
-    stretches,
 )
 from tiering.spark.options import ReadOptions
 from tiering.spark.stream.directory_tables import DirectoryTables, StreamedArchive
@@ -59,7 +59,7 @@ class LiveTopic(NamedTuple):
     is_compacted: bool
 
 
-class Kept(NamedTuple):
+class ViewedArchive(NamedTuple):
     """An archive in view: its number (None where numbers say nothing), and the position of its
     first record.
     """
@@ -81,7 +81,7 @@ class StreamView(NamedTuple):
 
     store: str | None
     topics: Mapping[str, LiveTopic]
-    archives: list[Kept]
+    archives: list[ViewedArchive]
     log: list[LogPart]
     position: int
     next_archive: int
@@ -132,7 +132,7 @@ class StoreLooker:
             for topic in view.topics
         }
         archives = [
-            Kept(held, row.number, row.first_position)
+            ViewedArchive(held, row.number, row.first_position)
             for row, held in live_rows(self._folder, view)
         ]
         archives.sort(key=lambda one: one.first_position)
@@ -141,7 +141,7 @@ class StoreLooker:
             view.catalog.store_id.hex(),
             topics,
             archives,
-            stretches(view) if hot else [],
+            log_parts(view) if hot else [],
             view.position if hot else 0,
             view.next_archive,
         )
@@ -151,17 +151,17 @@ class StoreLooker:
         code, the first offset and the one behind the last.
         """
         every = [(queue_of(code), low, end) for code, low, end in spans]
-        sight = self.look()
+        view = self.look()
         for _ in range(_LOOKS):
             homes = viewing.homes(self._folder, self._config, every)
-            before, sight = sight, self.look(anew=True)
+            before, view = view, self.look(anew=True)
             # Nothing was moved between the two looks.
-            if sight.archives == before.archives and len(sight.log) >= len(before.log):
-                return sight, homes
-        return sight, None
+            if view.archives == before.archives and len(view.log) >= len(before.log):
+                return view, homes
+        return view, None
 
     def reach(self, queues: Iterable[tuple[int, int]] | None) -> Reach:
-        """Which offsets there are of queues."""
+        """The offsets that queues have."""
         return viewing.reach(self._folder, self._config, queues)
 
 
@@ -180,7 +180,7 @@ class PlaceLooker:
         self._known: dict[ListedArchive, _Known] = {}
         self._topics: dict[str, LiveTopic] = {}
         self._seen = StreamView(None, {}, [], [], 0, 0)
-        self._jobs: JobsOf | None = None
+        self._jobs: CommitLogs | None = None
 
     def look(self, *, anew: bool = False) -> StreamView:
         """The view; the same object as before, if nothing came and nothing went. `anew`: as it is
@@ -192,7 +192,7 @@ class PlaceLooker:
         self._listed_at = now
         try:
             if self._jobs is None:
-                self._jobs = JobsOf(place_of(self._options))
+                self._jobs = CommitLogs(place_of(self._options))
             store, held = archives_of(self._options, self._jobs)
         except NothingToRestore:
             # A worker may put the first archive at any time.
@@ -205,7 +205,7 @@ class PlaceLooker:
         for one, looked in zip(new, self._tables.look_all(new), strict=True):
             self._known[one] = self._opened(one, looked)
         kept, _ = newest([one for one in self._known.values() if one.is_readable])
-        archives = [Kept(one.held, None, one.manifest.first_position) for one in kept]
+        archives = [ViewedArchive(one.held, None, one.manifest.first_position) for one in kept]
         self._seen = StreamView(store, dict(self._topics), archives, [], 0, 0)
         return self._seen
 

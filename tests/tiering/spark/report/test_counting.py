@@ -24,7 +24,7 @@ from tiering.spark.options import read_options
 from tiering.spark.part_reader import PartReader
 from tiering.spark.report.counting import DAY_MS, Tally, count_archive
 from tiering.spark.report.tables import ArchivesReader, VolumeReader
-from tiering.spark.splits import splits_of
+from tiering.spark.splits import plan_splits
 from tiering.spark.wanted import QueryFilter
 
 DAY = 86_400.0
@@ -150,7 +150,7 @@ def test_without_its_key_a_topic_ends_a_query_or_is_left_out(
     def topics(*, is_stream: bool = False, **given: str) -> set[str]:
         options = read_options({"path": str(slow.folder), "split_bytes": "500", **given})
         wanted = QueryFilter.of(options)
-        splits, _ = splits_of(listing(options), wanted, options, Opener(options))
+        splits, _ = plan_splits(listing(options), wanted, options, Opener(options))
         reader = PartReader(options, wanted, ["topic", "keys"], is_stream=is_stream)
         return {
             topic

@@ -14,7 +14,7 @@ from tiering.places.commits.commits import CommittedArchive
 from tiering.places.commits.dead_jobs import abort
 from tiering.places.place import Place, open_place
 from tiering.spark.schema import SCHEMA
-from tiering.spark.sink.jobs import State, commit, look
+from tiering.spark.sink.jobs import PlaceState, commit, read_state
 from tiering.spark.sink.sink_options import SinkOptions, sink_options
 from tiering.spark.sink.sink_writer import write_task
 
@@ -45,7 +45,7 @@ class Job:
         folder.mkdir(exist_ok=True)
         self.name = name * 16
         self.overwrite = overwrite
-        self.state: State = look(self.place, self.options, overwrite=overwrite)
+        self.state: PlaceState = read_state(self.place, self.options, overwrite=overwrite)
         self.archives: list[CommittedArchive] = []
 
     def task(self, number: int, *batches: list[Row]) -> list[CommittedArchive]:

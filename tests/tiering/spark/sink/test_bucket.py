@@ -23,7 +23,7 @@ from tiering.places.commits.dead_jobs import sweep
 from tiering.places.object_names import OF_JOB, commit_key, job_object_key
 from tiering.places.place import Place
 from tiering.spark.schema import spark_schema
-from tiering.spark.sink.jobs import State, commit, look
+from tiering.spark.sink.jobs import PlaceState, commit, read_state
 from tiering.spark.sink.sink_options import sink_options
 from tiering.spark.sink.sink_writer import KvmqWriter, write_task
 
@@ -86,12 +86,12 @@ def test_a_frame_goes_to_a_bucket_and_comes_back_byte_for_byte(
         assert {m.position: m for queue in read_all(store).values() for m in queue} == held
 
 
-def made(place: Place, endpoint: str) -> tuple[State, list[CommittedArchive]]:
+def made(place: Place, endpoint: str) -> tuple[PlaceState, list[CommittedArchive]]:
     """A job of which only the commit is to come."""
     options = sink_options(
         {"path": place.name, **{f"place.{k}": v for k, v in settings(endpoint).items()}}
     )
-    state = look(place, options, overwrite=False)
+    state = read_state(place, options, overwrite=False)
     return state, write_task(options, state, JOB, 0, iter([frame(made_up("a", 5))]))
 
 

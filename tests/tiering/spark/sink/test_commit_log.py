@@ -16,7 +16,7 @@ from kvstore.errors import FormatError
 from tests.tiering.spark.sink.watched import Watched, nothing
 from tiering.catalog.bucket import archives_in
 from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
-from tiering.places.commits.commit_log import CommitLog, JobsOf
+from tiering.places.commits.commit_log import CommitLog, CommitLogs
 from tiering.places.commits.commits import (
     PAGE,
     CommittedArchive,
@@ -28,7 +28,7 @@ from tiering.places.commits.dead_jobs import DAY, HOUR, abort, sweep_jobs
 from tiering.places.commits.topic_ids import TopicIds, take_ids
 from tiering.places.object_names import checkpoint_key, commit_key, job_object_key, page_key
 from tiering.places.place import ObjectInfo, Place, open_place
-from tiering.spark.sink.jobs import State, commit, look
+from tiering.spark.sink.jobs import PlaceState, commit, read_state
 from tiering.spark.sink.sink_options import sink_options
 
 STORE = "5a" * 16
@@ -40,7 +40,7 @@ class Batch:
     def __init__(self, place: Any, number: int) -> None:
         self.place = place
         options = sink_options({"path": str(place.name), "store_id": STORE})
-        self.state: State = look(place, options, overwrite=False)
+        self.state: PlaceState = read_state(place, options, overwrite=False)
         self.number = number
         self.job = f"{number:032x}"
         first = self.state.position
@@ -110,7 +110,7 @@ def test_a_reader_reads_pages_and_of_a_place_it_knows_what_is_new(tmp_path: Path
     place = Watched(tmp_path / "out")
     written(place, 40)
     place.counts.clear()
-    jobs = JobsOf(place)
+    jobs = CommitLogs(place)
     found = archives_in(place, STORE, jobs)
     assert found is not None
     assert len(found.committed) == 40

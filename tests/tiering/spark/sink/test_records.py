@@ -28,10 +28,16 @@ from tests.tiering.archive.samples import PROPERTY_FIELDS, record
 from tiering.archive.columns.records import RecordBatch
 from tiering.errors import JobTooLarge, RowIllegal
 from tiering.spark.arrow import batch_of
-from tiering.spark.rows import MessageRows, of_records
+from tiering.spark.rows import MessageRows, record_columns
 from tiering.spark.schema import SCHEMA, spark_schema
 from tiering.spark.sink.frame_columns import check_schema
-from tiering.spark.sink.row_records import LANE, LANES, Maker, PlacedRecords, TaskStart
+from tiering.spark.sink.row_records import (
+    RANGE_BYTES,
+    TASKS_MAX,
+    PlacedRecords,
+    RecordMaker,
+    TaskStart,
+)
 
 NAMES = st.sampled_from(["orders", "%RETRY%g", "a" * 127, "%DLQ%" + "b" * 200])
 HALF = pa.struct([pa.field("flags", pa.int64())])
@@ -64,9 +70,9 @@ def rows_of(records: Sequence[bytes], positions: Sequence[int]) -> pa.RecordBatc
     return batch_of(MessageRows(records, positions), SCHEMA.names)
 
 
-def made(batch: pa.RecordBatch, maker: Maker | None = None) -> list[bytes]:
+def made(batch: pa.RecordBatch, maker: RecordMaker | None = None) -> list[bytes]:
     """The records of a batch."""
-    maker = maker or Maker(VirtualClock())
+    maker = maker or RecordMaker(VirtualClock())
     return [one for placed in maker.placed(batch) for one in placed.records.records()]
 
 
@@ -94,7 +100,7 @@ def test_ordinary_records_are_given_back_from_columns_of_the_log() -> None:
     ]
     found = [
         one
-        for rows in of_records(RecordBatch.of_records(records), 0)
+        for rows in record_columns(RecordBatch.of_records(records), 0)
         for one in made(batch_of(rows, SCHEMA.names))
     ]
     assert sorted(found) == sorted(records)
@@ -108,7 +114,7 @@ def test_rows_that_say_little_become_what_a_store_would_have_of_them() -> None:
         topic=["b", "a", "b"], body=[b"1", b"", b"3"], tag=["t", None, "x||y"],
         keys=[["k", "l"], [], None], properties=[{"p": "q"}, {}, None],
     )  # fmt: skip
-    maker = Maker(clock, TaskStart(3, 5000, {"b": {3: 7, 2: 100}}))
+    maker = RecordMaker(clock, TaskStart(3, 5000, {"b": {3: 7, 2: 100}}))
     found = [
         decode(one, 0, len(one), int(position))
         for placed in maker.placed(batch)
@@ -123,7 +129,7 @@ def test_rows_that_say_little_become_what_a_store_would_have_of_them() -> None:
     assert {m.stored_at for m in found} == {m.born_at for m in found} == {clock.now_ms()}
     assert {m.store_host for m in found} == {("127.0.0.1", 10911)}
     assert [m.system_flags for m in found] == [0, 0, 2]
-    first = 5000 + 3 * LANE
+    first = 5000 + 3 * RANGE_BYTES
     assert [m.position - first for m in found] == [0, found[0].size, found[0].size + found[1].size]
 
 
@@ -134,7 +140,9 @@ def test_ids_and_times_that_are_given_are_taken() -> None:
         stored_at=[None, at[0]],
     )  # fmt: skip
     clock = VirtualClock()
-    found = [decode(one, 0, len(one), LANE * 0 + p) for one, p in _with_positions(batch, clock)]
+    found = [
+        decode(one, 0, len(one), RANGE_BYTES * 0 + p) for one, p in _with_positions(batch, clock)
+    ]
     ms = int(at[0].timestamp() * 1000)  # type: ignore[union-attr]
     assert [(m.born_at, m.stored_at) for m in found] == [(ms, clock.now_ms()), (ms, ms)]
     assert found[0].message_id == "mine"
@@ -143,7 +151,7 @@ def test_ids_and_times_that_are_given_are_taken() -> None:
 def _with_positions(batch: pa.RecordBatch, clock: VirtualClock) -> list[tuple[bytes, int]]:
     return [
         (one, int(position))
-        for placed in Maker(clock).placed(batch)
+        for placed in RecordMaker(clock).placed(batch)
         for one, position in zip(placed.records.records(), placed.position, strict=True)
     ]
 
@@ -153,7 +161,7 @@ def test_tasks_never_give_the_same_place_in_a_queue_or_in_the_log() -> None:
     seen: set[tuple[int, int]] = set()
     positions: set[int] = set()
     for task in range(3):
-        maker = Maker(VirtualClock(), TaskStart(task))
+        maker = RecordMaker(VirtualClock(), TaskStart(task))
         found = [one for _ in range(2) for one in maker.placed(batch)]
         for one in found:
             seen |= set(zip(one.queue.tolist(), one.offset.tolist(), strict=True))
@@ -162,12 +170,12 @@ def test_tasks_never_give_the_same_place_in_a_queue_or_in_the_log() -> None:
 
 
 def test_a_task_with_more_than_its_lane_goes_on_in_another(monkeypatch: Any) -> None:
-    monkeypatch.setattr("tiering.spark.sink.row_records.LANE", 1000)
-    maker = Maker(VirtualClock(), TaskStart(1))
+    monkeypatch.setattr("tiering.spark.sink.row_records.RANGE_BYTES", 1000)
+    maker = RecordMaker(VirtualClock(), TaskStart(1))
     (found,) = maker.placed(frame(topic=["a"] * 9, body=[b"x" * 200] * 9))
     lanes = found.position // 1000
     assert lanes.tolist() == sorted(lanes.tolist())
-    assert {int(lane) % LANES for lane in lanes} == {1}
+    assert {int(lane) % TASKS_MAX for lane in lanes} == {1}
     ends = found.position + found.records.sizes
     assert (ends[:-1] <= found.position[1:]).all()
 
@@ -287,16 +295,16 @@ def test_the_readers_own_schema_and_text_bodies_are_taken() -> None:
 
 def test_more_tasks_than_a_topic_has_queues_are_refused() -> None:
     with pytest.raises(JobTooLarge, match="coalesce"):
-        made(frame(topic=["a"], body=[b""]), Maker(VirtualClock(), TaskStart(1 << 16)))
+        made(frame(topic=["a"], body=[b""]), RecordMaker(VirtualClock(), TaskStart(1 << 16)))
     with pytest.raises(JobTooLarge, match="coalesce"):
         made(
             frame(topic=["a"], body=[b""], queue=[0], offset=[0]),
-            Maker(VirtualClock(), TaskStart(LANES)),
+            RecordMaker(VirtualClock(), TaskStart(TASKS_MAX)),
         )
 
 
 def test_an_empty_batch_has_no_records() -> None:
     batch = frame(topic=[], body=[])
-    found: list[PlacedRecords] = list(Maker(VirtualClock()).placed(batch))
+    found: list[PlacedRecords] = list(RecordMaker(VirtualClock()).placed(batch))
     assert sum(len(one.records.starts) for one in found) == 0
     assert np.concatenate([np.empty(0, np.int64), *(one.offset for one in found)]).size == 0

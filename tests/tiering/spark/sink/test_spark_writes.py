@@ -17,7 +17,7 @@ from kvstore import StoredMessage
 from tests.support.contents import read_all
 from tests.tiering.spark.sink.jobs import bodies, objects
 from tests.tiering.spark.test_reading import read
-from tiering.spark.job_errors import spoken_of
+from tiering.spark.job_errors import error_line
 
 SCHEMA = "topic STRING, body BINARY"
 
@@ -86,7 +86,7 @@ def test_modes_are_sparks_and_what_a_row_can_not_be_is_said_in_a_line(
     wrong = rows(spark, 5).selectExpr("topic", "body", "0 queue", "-7 offset")
     with pytest.raises(PySparkException) as caught:
         wrong.write.format("kvmq").mode("append").save(out)
-    told = spoken_of(str(caught.value))
+    told = error_line(str(caught.value))
     assert told.startswith("a row of topic 't")
     assert "queue 0, offset -7: column offset is -7" in told
     with pytest.raises(PySparkException, match="'colour'"):

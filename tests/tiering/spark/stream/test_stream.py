@@ -274,11 +274,11 @@ def test_a_stream_with_nothing_to_do_reads_nothing(store: Store, tier: Tiering) 
     put(store, "orders", 5)
     stream = reader(store.path)
     offset, _ = drain(stream)
-    sight, before = stream._on_driver._looker.look(), opener_read(stream)
+    view, before = stream._on_driver._looker.look(), opener_read(stream)
     assert before
     for _ in range(3):
         assert stream.latestOffset(offset, stream.getDefaultReadLimit()) is offset
-    assert stream._on_driver._looker.look() is sight
+    assert stream._on_driver._looker.look() is view
     put(store, "orders", 1)
     assert len(trigger(stream, offset)[1]) == 1
     assert opener_read(stream) == before

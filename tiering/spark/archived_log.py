@@ -1,10 +1,11 @@
-"""Moved: reads from archives a part of the log that was handed over after a query was planned.
+"""Archived log: reads from archives a part of the log that was handed over after the plan.
 
 The idea: between plan and read a worker may hand a segment over, and its file goes at once. The
 archives that came in its place have its messages, under the positions that they had. So a task that
 was to read a part of the log reads the messages of that part from them.
 
-Invariant: the result is the same messages as the part had of existing topics, or an error.
+Invariant: the result is the messages that the part had of existing topics and that no retention
+has deleted since; if no archive has any of the part, it is an error.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from tiering.spark.splits import BlockRange, Ranges, Split, runs_of
 I64 = NDArray[np.int64]
 
 
-def moved(
-    options: ReadOptions, opener: Opener, stretch: LogPart, split: Split
+def archived_log(
+    options: ReadOptions, opener: Opener, log_part: LogPart, split: Split
 ) -> Iterator[BlockRange]:
     """The messages of a part of the log that archives have. Raises ArchiveMissing if none has any
     of it: it went by retention.
@@ -40,19 +41,19 @@ def moved(
     held = [
         one
         for row, one in live_rows(folder, view)
-        if any(first < stretch.end and stretch.begin < end for first, end in row.segments)
+        if any(first < log_part.end and log_part.begin < end for first, end in row.segments)
     ]
     if not held:
         raise ArchiveMissing(
-            f"segment {stretch.path} left the log after the query was planned; run it again",
-            stretch.path,
+            f"segment {log_part.path} left the log after the query was planned; run it again",
+            log_part.path,
         )
     for one in held:
-        yield from _piece(opener, one, stretch, split, ids)
+        yield from _piece(opener, one, log_part, split, ids)
 
 
 def _piece(
-    opener: Opener, held: ListedArchive, stretch: LogPart, split: Split, ids: dict[str, int]
+    opener: Opener, held: ListedArchive, log_part: LogPart, split: Split, ids: dict[str, int]
 ) -> Iterator[BlockRange]:
     archive = opener.archive(held)
     rows = archive.rows()
@@ -65,14 +66,14 @@ def _piece(
         np.bool_,
     )
     may = mine[rows.topics] & (rows.queues != NO_QUEUE)
-    may &= (rows.first_position < stretch.end) & (rows.last_position >= stretch.begin)
+    may &= (rows.first_position < log_part.end) & (rows.last_position >= log_part.begin)
     low, end = _offsets(split.ranges, names, rows)
     may &= (rows.first_offset < end) & (rows.last_offset >= low)
     blocks = np.flatnonzero(may)
     if len(blocks):
         parts = blocks[(rows.first_offset < low)[blocks] | (rows.last_offset >= end)[blocks]]
         cuts = {block: (int(low[block]), int(end[block])) for block in parts.tolist()}
-        yield BlockRange(held, list(runs_of(blocks)), cuts, (stretch.begin, stretch.end))
+        yield BlockRange(held, list(runs_of(blocks)), cuts, (log_part.begin, log_part.end))
 
 
 class _Asked(NamedTuple):
