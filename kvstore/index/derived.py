@@ -12,7 +12,9 @@ holds.
 
 from __future__ import annotations
 
-from kvstore.index.families import Batch
+from collections.abc import Iterator
+
+from kvstore.index.families import Batch, Families
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -39,10 +41,8 @@ def drop_derived(index: Index) -> None:
     batch = families.batch()
     for name in DERIVED:
         batch.delete_range(name, b"", b"\xff" * 32)
-    for key, value in families.rows(PLACES, b""):
-        place = read_place(key, value)[2]
-        if place.segment == NOWHERE or place.is_archived:
-            batch.put(PLACES, key, value)
+    for key, value in kept_places(families):
+        batch.put(PLACES, key, value)
     batch.delete(META, SEALED)
     batch.put(META, CHECKPOINT, checkpoint_value(back))
     if next(families.rows(ARCHIVES, b""), None) is not None:
@@ -50,6 +50,14 @@ def drop_derived(index: Index) -> None:
     batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
     families.write(batch, sync=True)
     index.keys.forget()
+
+
+def kept_places(families: Families) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of places that the log can't tell."""
+    for key, value in families.rows(PLACES, b""):
+        place = read_place(key, value)[2]
+        if place.segment == NOWHERE or place.is_archived:
+            yield key, value
 
 
 def mark_unplaced(batch: Batch) -> None:

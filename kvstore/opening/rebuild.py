@@ -22,13 +22,14 @@ from __future__ import annotations
 import shutil
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
-from kvstore.index.derived import drop_derived, mark_unplaced
+from kvstore.index.derived import drop_derived, kept_places, mark_unplaced
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -38,6 +39,7 @@ from kvstore.index.keys import (
     FORMAT,
     FORMAT_VERSION,
     META,
+    PLACES,
     SEALED,
     U32,
     checkpoint_value,
@@ -200,14 +202,11 @@ def _found_with_old(folder: Path, config: StoreConfig) -> None:
             # before, and give it to all that follow.
             back = old.load()._replace(position=0, stored_at=0, clean=False)
             batch = new.families.batch()
-            for name in _KEPT:
-                for key, value in old.families.rows(name, b""):
-                    if name == META and key in (SEALED, CHECKPOINT, FORMAT):
-                        continue
-                    batch.put(name, key, value)
-                    if len(batch) >= _ROWS_AT_ONCE:
-                        new.families.write(batch)
-                        batch = new.families.batch()
+            for name, key, value in _kept_rows(old):
+                batch.put(name, key, value)
+                if len(batch) >= _ROWS_AT_ONCE:
+                    new.families.write(batch)
+                    batch = new.families.batch()
             batch.put(META, CHECKPOINT, checkpoint_value(back))
             if next(old.families.rows(ARCHIVES, b""), None) is not None:
                 mark_unplaced(batch)
@@ -217,6 +216,17 @@ def _found_with_old(folder: Path, config: StoreConfig) -> None:
             new.close()
     finally:
         old.close()
+
+
+def _kept_rows(old: Index) -> Iterator[tuple[str, bytes, bytes]]:
+    """The rows that the log can't tell; of the places, those that can be read."""
+    for name in _KEPT:
+        for key, value in old.families.rows(name, b""):
+            if name != META or key not in (SEALED, CHECKPOINT, FORMAT):
+                yield name, key, value
+    with suppress(Damaged):
+        for key, value in kept_places(old.families):
+            yield PLACES, key, value
 
 
 def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:

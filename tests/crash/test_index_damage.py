@@ -25,8 +25,11 @@ from kvstore import (
 )
 from kvstore.engine.housekeeper import Job
 from kvstore.index.families import Batch, Families
+from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, read_run_key
 from kvstore.index.runs import unpack
+from kvstore.opening.rebuild import prepare_rebuild
+from kvstore.opening.store_folder import is_marked
 from tests.support.children import Child, Teller
 from tests.support.contents import assert_found_by_key, assert_whole, bodies, read_all
 from tests.support.files import copy_folder
@@ -573,3 +576,41 @@ def test_an_index_of_many_rows_is_copied_some_at_a_time(
         assert store.committed_offset("g0", "t", 0) == 7
         assert store.committed_offset("g1", "many", 299) == 0
         assert len(assert_whole(store)[("t", 0)]) == 30
+
+
+def test_an_empty_index_in_a_folder_of_ours_is_none_and_a_rebuild_mends_it(path: Path) -> None:
+    """Opening would take it for a store that was never made, and adopt the log."""
+    shutil.rmtree(path / "index")
+    Index(path / "index", SEGMENT, read_only=False, create=True).close()
+    with pytest.raises(IndexDamaged):
+        kvstore.open(path, config=SMALL)
+    kvstore.rebuild(path, SMALL)
+    with opened(path) as store:
+        assert_whole(store)
+        assert len(bodies(store)[("t", 0)]) == COUNT
+
+
+def test_a_rebuild_marks_a_copied_folder_before_it_sets_its_index_aside(path: Path) -> None:
+    """Killed behind that, it would be a log that was never ours."""
+    (path / "lock").write_bytes(b"")
+    current = path / "index" / "CURRENT"
+    current.write_bytes(b"no manifest\n")
+    prepare_rebuild(path, SMALL, None)
+    assert is_marked(path, SMALL)
+
+
+def test_a_rebuild_that_copies_the_index_keeps_the_next_offset_of_an_empty_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has nothing of the queue any more, so only its place says how far it was."""
+    with opened(tmp_path / "a", settings(retention=kvstore.Retention(max_bytes=SEGMENT))) as store:
+        put(store, 0, 5, queue=1)
+        put(store, 0, COUNT)
+        store.checkpoint()
+        assert store.apply_retention() >= 1
+        assert store.bounds("t", 1) == (5, 5)
+    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    assert kvstore.rebuild(tmp_path / "a").set_aside is not None
+    with opened(tmp_path / "a") as store:
+        assert store.bounds("t", 1) == (5, 5)
+        assert put(store, 0, 1, queue=1)[0].offset == 5

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore import Message, Problem, RecordDamaged, Store, StoreConfig
+from kvstore import Message, Problem, RecordDamaged, Retention, Store, StoreConfig
 from kvstore.index.keys import MESSAGE_KEYS, PLACES, RUNS
 from kvstore.index.runs import HEADER
+from tests.support.clock import VirtualClock
 from tests.support.segment_files import segment_path
 from tests.support.stores import SEGMENT, SMALL, Opens
 
@@ -165,6 +166,58 @@ def test_a_place_that_names_another_segment_is_found(filled: Store, number: int)
     key, value = rows(filled, PLACES)[number]
     segment = int.from_bytes(value[:4], "big")
     assert change(filled, PLACES, key, ((segment + 1) % 3).to_bytes(4, "big") + value[4:])
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_place_that_says_another_time_is_found(filled: Store, number: int) -> None:
+    key, value = rows(filled, PLACES)[number]
+    time = int.from_bytes(value[4:], "big")
+    (problem,) = change(filled, PLACES, key, value[:4] + (time + 1).to_bytes(8, "big"))
+    assert f"first store time {time + 1}" in problem.message
+
+
+def test_zeros_where_records_should_be_are_told_as_that(filled: Store) -> None:
+    victim = filled.get("t", 0, 10)
+    path = segment_path(filled.path, 0)
+    with path.open("r+b") as file:
+        file.seek(victim.position)
+        file.write(bytes(SEGMENT - victim.position))
+    found = [p for p in filled.verify().problems if p.kind == "record"]
+    assert [p.position for p in found] == [victim.position]
+    assert "zero" in found[0].message
+
+
+def test_all_problems_are_counted_though_only_the_first_are_listed(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.engine.verify._PROBLEMS_MAX", 5)
+    families = filled._index.families
+    batch = families.batch()
+    batch.delete(RUNS, rows(filled, RUNS)[0][0])
+    families.write(batch)
+    report = filled.verify()
+    assert len(report.problems) == 5
+    assert report.problems_found >= 20
+
+
+def test_what_retention_takes_while_it_is_looked_at_is_no_problem(opens: Opens) -> None:
+    config = StoreConfig(
+        segment_size=SEGMENT, clock=VirtualClock(), retention=Retention(max_bytes=1),
+        delete_interval=0.0,
+    )  # fmt: skip
+    store = opens(config)
+    store.create_topic("t", 1)
+    for _ in range(5):
+        store.put_batch([Message("t", bytes(500), queue=0, keys=["k"]) for _ in range(20)])
+        store.seal()
+    gone = []
+
+    def retain(*_: object) -> None:
+        gone.append(store.apply_retention())
+
+    report = store.verify(retain)
+    assert gone[0] >= 4
+    assert (report.problems, report.problems_found) == ([], 0)
 
 
 def test_a_place_too_many_is_found(filled: Store) -> None:

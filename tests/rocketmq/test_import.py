@@ -15,7 +15,11 @@ import pytest
 
 import kvstore
 from kvstore import Store
+from kvstore.record.encode import blank
 from tests.fixtures import NAMES, Fixture, unpack_fixture
+from tests.rocketmq.logs import NOW, make_store, record, segment
+
+SEGMENT = 64 << 10
 
 
 @pytest.fixture(params=NAMES)
@@ -153,3 +157,54 @@ def test_what_is_no_rocketmq_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(kvstore.StoreNotFound):
         kvstore.import_rocketmq(tmp_path / "empty", tmp_path / "target")
     assert not (tmp_path / "target").exists()
+
+
+def test_what_is_made_after_an_import_takes_no_id_that_was_given(store: Store) -> None:
+    topics, groups = ({one.id for one in found} for found in (store.topics(), store.groups()))
+    assert store.create_topic("one-more", queues=1).id not in topics
+    assert store.create_group("one-more").id not in groups
+    assert store.create_topic("and-another", queues=1).id not in topics
+    assert len({topic.id for topic in store.topics()}) == len(topics) + 2
+
+
+def test_a_log_whose_first_files_are_gone_is_adopted_from_where_it_begins(tmp_path: Path) -> None:
+    base = 7 * SEGMENT
+    bodies = [b"%d" % n for n in range(5)]
+    make_store(tmp_path / "source", [segment(base, bodies, size=SEGMENT)], first=base)
+    kvstore.import_rocketmq(tmp_path / "source", tmp_path / "a")
+    with kvstore.open(tmp_path / "a") as store:
+        assert store.stats().first_position == base
+        assert store.recovery.damage == []
+        assert [m.body for m in store.pull("T", 0, 0).messages] == bodies
+        assert store.verify().problems == []
+
+
+def test_times_that_a_stepped_clock_gave_are_no_problem(tmp_path: Path) -> None:
+    """The index has the newest time so far for each record, and verify expects that."""
+    data = b""
+    for offset, stored_at in enumerate([NOW, NOW - 60_000, NOW + 5, NOW - 1]):
+        data += record(len(data), b"%d" % offset, offset=offset, stored_at=stored_at)
+    make_store(tmp_path / "source", [data + bytes(SEGMENT - len(data))])
+    kvstore.import_rocketmq(tmp_path / "source", tmp_path / "a")
+    with kvstore.open(tmp_path / "a") as store:
+        store.checkpoint()
+        report = store.verify()
+        assert (report.entries, report.problems) == (4, [])
+
+
+def test_damage_before_the_end_of_an_adopted_log_costs_no_message_behind_it(tmp_path: Path) -> None:
+    segments = []
+    for number in range(6):
+        data = b""
+        for m in range(2):
+            at = number * SEGMENT + len(data)
+            data += record(at, b"message %d" % m * 20, offset=2 * number + m, stored_at=NOW)
+        left = SEGMENT - len(data)
+        segments.append(data + (blank(left) + bytes(left))[:left])
+    segments[0] = segments[0].replace(b"message 0", b"massage 0", 1)
+    make_store(tmp_path / "source", segments)
+    kvstore.import_rocketmq(tmp_path / "source", tmp_path / "a")
+    with kvstore.open(tmp_path / "a") as store:
+        assert store.bounds("T", 0).next_offset == 12
+        assert store.get("T", 0, 1).body == b"message 1" * 20
+        assert [p.position for p in store.verify().problems] == [0]

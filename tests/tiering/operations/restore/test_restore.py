@@ -19,8 +19,11 @@ from kvstore import (
     StoreConfig,
     TopicNotFound,
 )
+from kvstore.opening.store_folder import is_marked
 from tests.support.clock import VirtualClock
+from tests.support.stores import killed
 from tests.tiering.catalog.moving import answers
+from tiering.catalog.catalog import decode_rows
 
 POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
 SEGMENT = 64 << 10
@@ -239,6 +242,47 @@ def test_only_a_store_that_is_taken_over_removes_objects_of_the_source(
         assert store.bounds("orders", 1).min_offset == store.bounds("orders", 1).next_offset == 40
     left = sorted((tmp_path / "place").rglob("*.kvarc"))
     assert left == ([] if take_over else objects)
+
+
+def test_a_restored_store_is_marked_as_ours_before_it_was_ever_opened(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    tiering.restore(place, tmp_path / "new")
+    assert is_marked(tmp_path / "new", config(clock))
+
+
+def test_a_restored_store_gives_its_new_archives_numbers_that_nothing_had(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    tiering.restore(place, tmp_path / "new")
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        before = [row.number for row in decode_rows(store.handover.rows())]
+        assert store.handover.take_number() > max(before)
+
+
+def test_store_times_of_a_restored_store_go_on_behind_those_of_its_archives(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    tiering.restore(place, tmp_path / "new")
+    clock.step(-3600)
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        last = max(row.last_stored_at for row in decode_rows(store.handover.rows()))
+        put_at = store.put("orders", b"new", queue=1)
+        assert store.get("orders", 1, put_at.offset).stored_at >= last
+
+
+def test_a_restored_store_that_is_killed_makes_up_no_topic_that_was_deleted(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    tiering.restore(place, tmp_path / "new")
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        store.create_topic("brief", queues=1)
+        store.put("brief", b"x", queue=0)
+        store.delete_topic("brief")
+        store.flush()
+        left = killed(store, tmp_path / "killed")
+    with kvstore.open(left, config(clock)) as again:
+        assert sorted(topic.name for topic in again.topics()) == ["orders", "visits"]
 
 
 @pytest.mark.parametrize("was_there", [False, True])
