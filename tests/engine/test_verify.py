@@ -191,7 +191,7 @@ def test_all_problems_are_counted_though_only_the_first_are_listed(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvstore.engine.verify._PROBLEMS_MAX", 5)
-    families = filled._index.families
+    families = filled._engine.index.families
     batch = families.batch()
     batch.delete(RUNS, rows(filled, RUNS)[0][0])
     families.write(batch)

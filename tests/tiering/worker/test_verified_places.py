@@ -26,16 +26,16 @@ def archived(store: Store, clock: VirtualClock) -> Store:
 
 def without(store: Store, keys: list[bytes]) -> list[Problem]:
     """What is said once these places are gone."""
-    batch = store._index.families.batch()
+    batch = store._engine.index.families.batch()
     for key in keys:
         batch.delete(PLACES, key)
-    store._index.families.write(batch)
+    store._engine.index.families.write(batch)
     return store.verify(archives=True).problems
 
 
 @pytest.mark.parametrize("queue", ["first", "last"])
 def test_a_queue_that_ends_with_an_archives_place_is_told(archived: Store, queue: str) -> None:
-    rows = list(archived._index.families.rows(PLACES, b""))
+    rows = list(archived._engine.index.families.rows(PLACES, b""))
     topic, number, _ = read_place(*rows[0 if queue == "first" else -1])
     behind = [
         key
@@ -58,7 +58,7 @@ def test_an_archive_that_the_catalog_has_lost_is_told(archived: Store) -> None:
 def test_messages_of_an_archive_that_no_place_names_are_told(archived: Store, which: int) -> None:
     key = [
         key
-        for key, value in archived._index.families.rows(PLACES, b"")
+        for key, value in archived._engine.index.families.rows(PLACES, b"")
         if read_place(key, value)[2].is_archived
     ][which]
     problems = without(archived, [key])
