@@ -1,7 +1,7 @@
 """Merging: what one process makes of 16 archives a second, and what two make of them.
 
 The idea: archives of orders as in `archives`, neighbours in time, are merged by a process of its
-own, as an embedded worker has it done; then stretch by stretch by two such processes, and by
+own, as an embedded worker has it done; then partition by partition by two such processes, and by
 Spark's tasks; all in turn, and again, since a machine is not as fast at one time as at another. All
 give the same bytes, which is looked at; the ratio of two is the figure, of the best of each.
 """
@@ -27,7 +27,7 @@ from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter
 from tiering.executor.pool import Executor, Pool
-from tiering.merge.merge import Input, Merged, MergeJob, merge_with
+from tiering.merge.merge import Merged, MergeInput, MergeJob, merge_with
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -143,7 +143,9 @@ def _archives(folder: Path, options: Options) -> MergeJob:
             at += len(raw)
         data = _archive(b"".join(parts), places, known, (position, position + at))
         (folder / f"{number:02}").write_bytes(data)
-        inputs.append(Input(place=str(folder), key=f"{number:02}", size=len(data), store_id=_STORE))
+        inputs.append(
+            MergeInput(place=str(folder), key=f"{number:02}", size=len(data), store_id=_STORE)
+        )
         position += at
     return MergeJob(
         inputs=inputs, topics=known, settings=ArchiveSettings(), store_id=_STORE,

@@ -325,7 +325,7 @@ def _archiving(tell: Teller, path: str) -> None:
             store.seal()
             worker.run_once()
             assert worker.archives()
-            pool = worker._executor
+            pool = worker._context.executor
             assert isinstance(pool, tiering.executor.pool.Pool)
             pool.run(lambda: None, os.getpid)
             process = pool._process

@@ -38,14 +38,14 @@ from tiering.archive.writer import write_archive
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import Executor
 from tiering.executor.regroup import HeldQueue, Made
-from tiering.merge.merge_job import Dropped, Input, Merged, MergeJob, Queue
-from tiering.merge.partition import MergePlan, StretchJob, plan_merge, stretch_jobs
+from tiering.merge.merge_job import Dropped, Merged, MergeInput, MergeJob, Queue
+from tiering.merge.partition import MergePlan, PartitionJob, partition_jobs, plan_merge
 from tiering.merge.partition_task import (
     Encoded,
     Reading,
     Survey,
     add_held,
-    encode_stretch,
+    encode_partition,
     open_inputs,
     put_together,
     survey_keys,
@@ -55,7 +55,7 @@ from tiering.places.verify_copy import verify_copy
 from tiering.policy.retention_classes import RetentionClass, read_class
 
 __all__ = [
-    "COMPACTED_BYTES", "INPUTS_MAX", "TARGET_BYTES", "Dropped", "Input", "MergeJob", "Merged",
+    "COMPACTED_BYTES", "INPUTS_MAX", "TARGET_BYTES", "Dropped", "MergeInput", "MergeJob", "Merged",
     "choose", "merge", "merge_remotely", "merge_with",
 ]  # fmt: skip
 
@@ -183,11 +183,11 @@ class _Hands(Protocol):
 
     plan: MergePlan
 
-    def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
+    def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
         """See `survey_keys`; in the order of the jobs."""
 
-    def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
-        """See `encode_stretch`; in the order of the jobs, and one at a time in memory."""
+    def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
+        """See `encode_partition`; in the order of the jobs, and one at a time in memory."""
 
 
 class _Alone:
@@ -199,11 +199,11 @@ class _Alone:
         self._reading = Reading.of(archives)
         self.plan = plan_merge(archives, job)
 
-    def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
+    def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
         return (survey_keys(job, self._reading) for job in jobs)
 
-    def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
-        return (encode_stretch(job, self._reading) for job in jobs)
+    def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
+        return (encode_partition(job, self._reading) for job in jobs)
 
 
 class _Spread:
@@ -215,10 +215,10 @@ class _Spread:
         self._job = job
         self.plan = executor.run(check, plan_remotely, job)
 
-    def surveys(self, jobs: Sequence[StretchJob]) -> Iterator[Survey]:
+    def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
         return self._executor.each(self._check, survey_remotely, jobs)
 
-    def encoded(self, jobs: Sequence[StretchJob]) -> Iterator[Encoded]:
+    def encoded(self, jobs: Sequence[PartitionJob]) -> Iterator[Encoded]:
         return self._executor.each(self._check, encode_remotely, jobs)
 
 
@@ -227,14 +227,14 @@ def plan_remotely(job: MergeJob) -> MergePlan:
     return plan_merge(open_inputs(job.inputs, job.settings), job)
 
 
-def survey_remotely(job: StretchJob) -> Survey:
+def survey_remotely(job: PartitionJob) -> Survey:
     """`survey_keys` with the places of this machine."""
     return survey_keys(job, Reading.for_one(job))
 
 
-def encode_remotely(job: StretchJob) -> Encoded:
-    """`encode_stretch` with the places of this machine."""
-    return encode_stretch(job, Reading.for_one(job))
+def encode_remotely(job: PartitionJob) -> Encoded:
+    """`encode_partition` with the places of this machine."""
+    return encode_partition(job, Reading.for_one(job))
 
 
 class _Merging:
@@ -251,11 +251,11 @@ class _Merging:
         job, plan, dropped = self._job, self._plan, self._dropped
         gone: dict[Queue, I64] = {}
         if job.compaction is not None:
-            surveys = self._hands.surveys(stretch_jobs(job, plan, {}))
+            surveys = self._hands.surveys(partition_jobs(job, plan, {}))
             gone, superseded, tombstones = put_together(job.compaction, surveys)
             dropped.superseded += superseded
             dropped.tombstones += tombstones
-        made = self._write(gone) if plan.stretches else None
+        made = self._write(gone) if plan.partitions else None
         kept = made.manifest.messages if made is not None else 0
         if kept + dropped.total != plan.messages:
             first = job.inputs[0].key
@@ -267,7 +267,7 @@ class _Merging:
 
     def _write(self, gone: dict[Queue, I64]) -> Made | None:
         job, plan = self._job, self._plan
-        jobs = stretch_jobs(job, plan, gone)
+        jobs = partition_jobs(job, plan, gone)
         stays: list[HeldQueue] = []
         columns: list[TailColumns] = []
 

@@ -13,20 +13,25 @@ from typing import Final
 
 import msgspec
 
+from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
 from tiering.executor.match import Match
 from tiering.executor.regroup import Made
+from tiering.keys.crypto import KeyProvider
 from tiering.merge.compact import Compaction
+from tiering.places.place import open_place
 
 Queue = tuple[int, int]
 """Topic id and queue."""
-STRETCH_BYTES: Final = 32 << 20
-"""Of records, in a stretch, about. (A quarter of it, as coded, is what a task holds and gives back;
-each costs it an opening of the archives, and queues that are cut a block that is not full.)"""
+PARTITION_BYTES: Final = 32 << 20
+"""The bytes of records in a partition, about. A task holds and returns about a quarter of that, as
+coded. Each partition costs an opening of the archives, and each queue that is cut a block that is
+not full.
+"""
 
 
-class Input(msgspec.Struct, frozen=True, kw_only=True):
+class MergeInput(msgspec.Struct, frozen=True, kw_only=True):
     """An archive to merge: where it is, with the settings of that place, and the id of the store
     that made it. `unkept` are the ids of topics whose messages in it are over.
     """
@@ -39,16 +44,21 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     unkept: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
-        return f"Input({self.place}/{self.key})"
+        return f"MergeInput({self.place}/{self.key})"
+
+    def open(self, keys: KeyProvider | None) -> Archive:
+        """Opens the archive, with the places and files of this machine."""
+        place = open_place(self.place, options=self.options or None)
+        return Archive.open(place.source(self.key, self.size), keys=keys)
 
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     """One merge. `topics` are those that exist, by id: others were deleted. `path` is the file to
-    write. The keys of `settings` have to be at hand. About `stretch_bytes` of records are done at a
-    time; another number may make other bytes.
+    write. The keys of `settings` have to be `KeysAtHand`. A partition has about `partition_bytes`
+    of records; another number may make other bytes.
     """
 
-    inputs: Sequence[Input]
+    inputs: Sequence[MergeInput]
     topics: dict[int, ArchivedTopic]
     settings: ArchiveSettings
     store_id: str
@@ -56,7 +66,7 @@ class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     compaction: Compaction | None = None
     without: Match | None = None
-    stretch_bytes: int = STRETCH_BYTES
+    partition_bytes: int = PARTITION_BYTES
 
 
 class Dropped(msgspec.Struct, kw_only=True):

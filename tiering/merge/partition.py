@@ -2,7 +2,7 @@
 
 The idea: an archive's blocks lie in the order of topic, queue and offset. So a partition of the new
 archive, from one place in that order to another, is a run of neighbouring blocks in each of the old
-ones. The cuts follow from the directories alone: about every `stretch_bytes` of records, and less
+ones. The cuts follow from the directories alone: about every `partition_bytes` of records, and less
 at the end, so that nobody waits for the last. A small queue is not cut. A large one is cut at the
 first offset of a block, so one topic that outweighs all others becomes many partitions.
 
@@ -34,7 +34,7 @@ from tiering.executor.portions import portion
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import Compaction
-from tiering.merge.merge_job import Dropped, Input, MergeJob, Queue
+from tiering.merge.merge_job import Dropped, MergeInput, MergeJob, Queue
 
 I64 = NDArray[np.int64]
 Where = tuple[int, int, int]
@@ -42,7 +42,7 @@ Where = tuple[int, int, int]
 OFFSETS: Final = (1 << 63) - 1
 """Above every offset."""
 _WHOLE: Final = 8
-"""A queue is not cut if so many of them are a stretch."""
+"""A queue is not cut if so many of them fill a partition."""
 
 
 class InputSpan(NamedTuple):
@@ -82,7 +82,7 @@ class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
     none; `queues` are all of which the inputs held anything.
     """
 
-    stretches: list[Partition]
+    partitions: list[Partition]
     topics: list[ArchivedTopic]
     left_out: list[frozenset[int]]
     origin: ArchiveOrigin
@@ -91,14 +91,14 @@ class MergePlan(msgspec.Struct, frozen=True, kw_only=True):
     dropped: Dropped
 
 
-class StretchJob(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionJob(msgspec.Struct, frozen=True, kw_only=True):
     """The work on one partition. `inputs` and `left_out` are those of its spans; `topics` has by id
     the topics of which the partition may have something, with their numbers; `gone` are the
     offsets that compaction drops, rising.
     """
 
-    stretch: Partition
-    inputs: list[Input]
+    partition: Partition
+    inputs: list[MergeInput]
     left_out: list[frozenset[int]]
     topics: dict[int, tuple[int, ArchivedTopic]]
     settings: ArchiveSettings
@@ -107,7 +107,7 @@ class StretchJob(msgspec.Struct, frozen=True, kw_only=True):
     gone: dict[Queue, I64]
 
     def __repr__(self) -> str:
-        return f"StretchJob({self.stretch.begin} to {self.stretch.end})"
+        return f"PartitionJob({self.partition.begin} to {self.partition.end})"
 
 
 class _Blocks(NamedTuple):
@@ -151,7 +151,7 @@ class _Found:
         self._rows: list[tuple[I64, DirectoryRows]] = []
         """Of each archive the ids of blocks' topics, -1 if they are not read."""
 
-    def look(self, archive: Archive, one: Input) -> None:
+    def look(self, archive: Archive, one: MergeInput) -> None:
         """Look at one archive."""
         if archive.manifest.store_id != one.store_id:
             raise ArchiveDamaged(f"{archive.name} is another store's", archive.name)
@@ -173,7 +173,7 @@ class _Found:
         self._rows.append((ids, rows))
 
     def _why_dropped(
-        self, one: Input, topic: ArchivedTopic, topic_id: int, last_position: int
+        self, one: MergeInput, topic: ArchivedTopic, topic_id: int, last_position: int
     ) -> str | None:
         """Which count the whole of a topic in an archive goes to; None: it is to be read."""
         without, keys = self._job.without, self._job.settings.keys
@@ -202,7 +202,7 @@ class _Found:
         in_order = np.lexsort((blocks.number, blocks.first, blocks.queue, blocks.topic))
         blocks = blocks.take(in_order)
         return MergePlan(
-            stretches=_stretches(_cuts(blocks, job.stretch_bytes), (len(topics), 0, 0), each),
+            partitions=_partitions(_cuts(blocks, job.partition_bytes), (len(topics), 0, 0), each),
             topics=topics,
             left_out=self._left_out,
             origin=ArchiveOrigin(
@@ -229,7 +229,7 @@ class _Found:
         )  # fmt: skip
 
 
-def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
+def _cuts(blocks: _Blocks, partition_bytes: int) -> list[Where]:
     """Where partitions begin, of blocks in order."""
     if not len(blocks.block):
         return []
@@ -240,12 +240,12 @@ def _cuts(blocks: _Blocks, stretch_bytes: int) -> list[Where]:
     of_queue = np.add.reduceat(blocks.raw_bytes, firsts)
     total = int(ends[-1])
     cuts = [_at(blocks, 0)]
-    at = portion(total, stretch_bytes)
+    at = portion(total, partition_bytes)
     while at < total:
         row = int(np.searchsorted(ends, at, side="right"))
-        at += portion(total - at, stretch_bytes)
+        at += portion(total - at, partition_bytes)
         queue = int(np.searchsorted(firsts, row, side="right")) - 1
-        if of_queue[queue] * _WHOLE <= stretch_bytes:
+        if of_queue[queue] * _WHOLE <= partition_bytes:
             row = int(firsts[queue])
         where = _at(blocks, row)
         if where > cuts[-1]:
@@ -257,7 +257,7 @@ def _at(blocks: _Blocks, row: int) -> Where:
     return int(blocks.topic[row]), int(blocks.queue[row]), int(blocks.first[row])
 
 
-def _stretches(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> list[Partition]:
+def _partitions(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> list[Partition]:
     """The partitions between cuts, the last one up to `end`; `each` are the blocks of each archive,
     in its order.
     """
@@ -284,26 +284,26 @@ def _stretches(cuts: Sequence[Where], end: Where, each: Sequence[_Blocks]) -> li
     ]
 
 
-def stretch_jobs(job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]) -> list[StretchJob]:
+def partition_jobs(job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]) -> list[PartitionJob]:
     """The job of each partition, if compaction drops the offsets `gone`, which rise."""
     numbers = {topic.id: number for number, topic in enumerate(plan.topics)}
     dropped = sorted((numbers[topic_id], queue, topic_id) for topic_id, queue in gone)
     found = []
-    for stretch in plan.stretches:
-        first, last = stretch.begin[0], min(stretch.end[0], len(plan.topics) - 1)
+    for partition in plan.partitions:
+        first, last = partition.begin[0], min(partition.end[0], len(plan.topics) - 1)
         topics = {plan.topics[n].id: (n, plan.topics[n]) for n in range(first, last + 1)}
-        begin = bisect_left(dropped, stretch.begin[:2], key=itemgetter(0, 1))
-        end = bisect_right(dropped, stretch.end[:2], key=itemgetter(0, 1))
+        begin = bisect_left(dropped, partition.begin[:2], key=itemgetter(0, 1))
+        end = bisect_right(dropped, partition.end[:2], key=itemgetter(0, 1))
         mine = {
-            (topic_id, queue): _part(gone[topic_id, queue], *stretch.within(number, queue))
+            (topic_id, queue): _part(gone[topic_id, queue], *partition.within(number, queue))
             for number, queue, topic_id in dropped[begin:end]
         }
         keys = _keys_of(job.settings.keys, {topic.name for _, topic in topics.values()})
         found.append(
-            StretchJob(
-                stretch=stretch,
-                inputs=[job.inputs[span.number] for span in stretch.spans],
-                left_out=[plan.left_out[span.number] for span in stretch.spans],
+            PartitionJob(
+                partition=partition,
+                inputs=[job.inputs[span.number] for span in partition.spans],
+                left_out=[plan.left_out[span.number] for span in partition.spans],
                 topics=topics,
                 settings=msgspec.structs.replace(job.settings, keys=keys),
                 compaction=job.compaction,

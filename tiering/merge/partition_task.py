@@ -27,10 +27,9 @@ from tiering.archive.writer import ArchiveSettings
 from tiering.executor.match import Match
 from tiering.executor.regroup import HeldQueue
 from tiering.merge.compact import Compaction, KeyTable, QueueCompaction
-from tiering.merge.merge_job import Input, Queue
-from tiering.merge.partition import StretchJob
+from tiering.merge.merge_job import MergeInput, Queue
+from tiering.merge.partition import PartitionJob
 from tiering.merge.sequential_reader import QueueCursor, QueueRows, Window, in_order
-from tiering.places.place import open_place
 
 I64 = NDArray[np.int64]
 WINDOW_BYTES: Final = 32 << 20
@@ -70,9 +69,9 @@ class Reading:
         return cls({number: Window(archive, size) for number, archive in enumerate(archives)})
 
     @classmethod
-    def for_one(cls, job: StretchJob) -> Reading:
+    def for_one(cls, job: PartitionJob) -> Reading:
         """For one partition alone, with the places and files of this machine."""
-        spans = job.stretch.spans
+        spans = job.partition.spans
         size = max(WINDOW_BYTES // max(len(spans), 1), _WINDOW_MIN)
         archives = open_inputs(job.inputs, job.settings)
         return cls(
@@ -95,14 +94,9 @@ class Reading:
         return self._coder[1]
 
 
-def open_inputs(inputs: Sequence[Input], settings: ArchiveSettings) -> list[Archive]:
+def open_inputs(inputs: Sequence[MergeInput], settings: ArchiveSettings) -> list[Archive]:
     """The archives, with the places and files of this machine."""
-    found = []
-    for one in inputs:
-        place = open_place(one.place, options=one.options or None)
-        source = place.source(one.key, one.size)
-        found.append(Archive.open(source, keys=settings.keys))
-    return found
+    return [one.open(settings.keys) for one in inputs]
 
 
 class _Held(NamedTuple):
@@ -118,10 +112,10 @@ class _Held(NamedTuple):
         return self.topic.id, self.queue
 
 
-def _held(job: StretchJob, reading: Reading) -> Iterator[_Held]:
+def _held(job: PartitionJob, reading: Reading) -> Iterator[_Held]:
     """The queues of a partition, in order."""
     found: dict[tuple[int, int], _Held] = {}
-    for span, left_out in zip(job.stretch.spans, job.left_out, strict=True):
+    for span, left_out in zip(job.partition.spans, job.left_out, strict=True):
         window = reading.window(span.number)
         ids, topics, queues = window.owners
         mine = slice(span.start, span.stop)
@@ -134,8 +128,8 @@ def _held(job: StretchJob, reading: Reading) -> Iterator[_Held]:
             if topic_id in left_out:
                 continue
             number, topic = job.topics[topic_id]
-            is_cut = job.stretch.may_cut(number, queue)
-            offsets = job.stretch.within(number, queue) if is_cut else (None, None)
+            is_cut = job.partition.may_cut(number, queue)
+            offsets = job.partition.within(number, queue) if is_cut else (None, None)
             cursor = QueueCursor(window, range(begin, end), *offsets)
             held = found.setdefault((number, queue), _Held(number, topic, queue, []))
             held.cursors.append(cursor)
@@ -143,7 +137,7 @@ def _held(job: StretchJob, reading: Reading) -> Iterator[_Held]:
         yield found[key]
 
 
-def survey_keys(job: StretchJob, reading: Reading) -> Survey:
+def survey_keys(job: PartitionJob, reading: Reading) -> Survey:
     """Surveys the keys of a partition for compaction. Raises `ArchiveDamaged`."""
     survey = Survey({}, {})
     if job.compaction is None:
@@ -155,7 +149,7 @@ def survey_keys(job: StretchJob, reading: Reading) -> Survey:
         for rows in in_order(held.cursors):
             kept = rows if job.without is None else rows.only(~job.without.rows(rows.records))
             queue.add(kept.records, kept.offsets)
-        if job.stretch.may_cut(held.number, held.queue):
+        if job.partition.may_cut(held.number, held.queue):
             survey.begun[held.id] = queue.table()
         else:
             survey.whole[held.id] = queue.finish()
@@ -183,7 +177,7 @@ def put_together(
     )
 
 
-def encode_stretch(job: StretchJob, reading: Reading) -> Encoded:
+def encode_partition(job: PartitionJob, reading: Reading) -> Encoded:
     """Encodes a partition for the new archive. Raises `ArchiveDamaged` if it can't be read whole,
     or if its piece does not give back the same messages.
     """

@@ -4,8 +4,8 @@ The idea: the active segment is sealed, so that all messages put before the eras
 segments. Segments that hold a match become archives without it, and their files are overwritten.
 Archives that hold a match are rewritten; the next ones are made while one is handed over, if the
 executor does several jobs at a time. Objects that were replaced, by this or by an earlier merge, go
-at once, whatever the grace time. Then segments and archives are searched once more, and the
-messages that still match are counted. `search` decides how much is read: of an archive, only blocks
+at once, without the grace time. Then segments and archives are searched once more, and the messages
+that still match are counted. `search` decides how much is read: of an archive, only blocks
 of topics that may match by its directory.
 
 Invariants: a message that is not meant is readable at every moment; one that could not be erased is
@@ -15,30 +15,30 @@ in the report with the reason, and nothing says proven then; a second run does t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Final, Protocol
 
 import msgspec
 
-from kvstore.errors import StoreClosed, StoreError
+from kvstore.errors import StoreError
 from kvstore.index.archived import Sealed
-from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
-from tiering.errors import PolicyIllegal, TieringStopped
-from tiering.executor.ahead import ahead
+from tiering.catalog.catalog import ArchiveRow, encode_row
+from tiering.errors import PolicyIllegal
 from tiering.executor.match import Match
-from tiering.executor.pool import Executor
 from tiering.executor.regroup import Regrouped
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import keys_at_hand
 from tiering.operations.search import MatchCount, Searcher
 from tiering.policy.schedule import SegmentDue
-from tiering.worker.archive_segment import Mover
-from tiering.worker.replace import Ready, Replacer
-from tiering.worker.store_side import Store
+from tiering.worker.archive_segment import SegmentArchiver
+from tiering.worker.context import WorkContext
+from tiering.worker.replace import Replacement, Replacer
+from tiering.worker.run_due import name_of
+from tiering.worker.runs import noting_errors
 
 REWRITTEN_AT_ONCE: Final = 4
-"""Archives that are made anew at the same time at most: each is several jobs by itself."""
+"""Archives that are rebuilt at the same time at most: each is several jobs by itself."""
 
 
 class Destroyer(KeyProvider, Protocol):
@@ -117,55 +117,53 @@ class DestroyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Eraser:
-    """Plans, does and proves erasures; `plan` says where a segment's messages go if it leaves."""
+    """Plans, does and proves erasures; `due_now` says where a segment's messages go if it is
+    archived now.
+    """
 
     def __init__(
         self,
-        store: Store,
-        mover: Mover,
+        context: WorkContext,
+        archiver: SegmentArchiver,
         replacer: Replacer,
-        executor: Executor,
-        check: Callable[[], None],
-        tell: Callable[[str, int, int], None],
-        plan: Callable[[int], SegmentDue | None],
+        due_now: Callable[[int], SegmentDue | None],
     ) -> None:
-        self._store = store
-        self._side = store.handover
-        self._mover = mover
+        self._context = context
+        self._store = context.store
+        self._side = context.side
+        self._archiver = archiver
         self._replacer = replacer
-        self._executor = executor
-        self._check = check
-        self._tell = tell
-        self._plan = plan
-        self._planning = threading.Lock()
-        self._search = Searcher(store, replacer, executor)
+        self._due_now = due_now
+        self._one_at_a_time = threading.Lock()
+        self._search = Searcher(context)
 
-    def look(self, match: Match) -> ErasurePlan:
+    def plan(self, match: Match) -> ErasurePlan:
         """The plan of an erasure; nothing is changed."""
         self._store.checkpoint()
         self._search.begin()
         plan = ErasurePlan(what=str(match))
+        note = _noted_in(plan.failed)
         for segment in self._search.segments():
-            self._check()
-            with _noting(plan.failed, f"segment {segment.number}"):
-                counted = self._search.in_segment(segment, match, self._check)
+            self._context.check()
+            with noting_errors(note, name_of(segment.number), StoreError, OSError):
+                counted = self._search.in_segment(segment, match, self._context.check)
                 if counted.found or counted.unreadable:
                     plan = msgspec.structs.replace(
                         plan, messages=plan.messages + counted.found,
                         segments=[*plan.segments, segment.number],
                         segment_bytes=plan.segment_bytes + self._side.segment_size,
                     )  # fmt: skip
-        for row in self._rows():
-            self._check()
-            with _noting(plan.failed, row.name):
-                counted = self._search.in_archive(row, match, self._check)
+        for row in self._context.rows():
+            self._context.check()
+            with noting_errors(note, row.name, StoreError, OSError):
+                counted = self._search.in_archive(row, match, self._context.check)
                 if counted.found:
                     plan = msgspec.structs.replace(
                         plan, messages=plan.messages + counted.found,
                         archives=[*plan.archives, row.name],
                         archive_bytes=plan.archive_bytes + row.size,
                     )  # fmt: skip
-        retired = (row for row in decode_rows(self._side.rows()) if row.state == "retired")
+        retired = self._context.rows("retired")
         return msgspec.structs.replace(plan, removed=[row.name for row in retired])
 
     def erase(self, match: Match) -> ErasureReport:
@@ -175,74 +173,70 @@ class Eraser:
         self._store.checkpoint()
         self._search.begin()
         ends = [segment.end_position for segment in self._side.sealed()]
-        ends += [row.last_position + 1 for row in self._rows()]
+        ends += [row.last_position + 1 for row in self._context.rows()]
         match = msgspec.structs.replace(match, below=max(ends, default=0))
         self._erase_segments(match, report)
         self._erase_archives(match, report)
         self._side.forget_keys()
-        for row in decode_rows(self._side.rows()):
-            if row.state == "retired":
-                with _noting(report.failed, row.name):
-                    self._replacer.remove_retired(row)
-                    report.removed.append(row.name)
-        removed, stay = self._replacer.remove_leftovers()
+        for row in self._context.rows("retired"):
+            with noting_errors(_noted_in(report.failed), row.name, StoreError, OSError):
+                self._replacer.erase_retired(row)
+                report.removed.append(row.name)
+        removed, stay = self._replacer.erase_leftovers()
         report.removed += removed
         report.failed.update(stay)
         self._prove(match, report)
         return report
 
-    def _rows(self) -> list[ArchiveRow]:
-        return [row for row in decode_rows(self._side.rows()) if row.state == "live"]
-
     def _erase_segments(self, match: Match, report: ErasureReport) -> None:
-        def make(
+        def build(
             segment: Sealed, check: Callable[[], None]
         ) -> tuple[MatchCount, SegmentDue, Regrouped] | None:
             counted = self._search.in_segment(segment, match, check)
             if not counted.found and not counted.unreadable:
                 return None
-            # Only one thread at a time adds to the archives that were looked at.
-            with self._planning:
-                due = self._plan(segment.number)
+            # Only one thread at a time takes a snapshot of the store.
+            with self._one_at_a_time:
+                due = self._due_now(segment.number)
             if due is None:
                 raise PolicyIllegal(
                     f"segment {segment.number} holds {counted.found} of the messages, and the "
                     "policy has no place for archives, as which what is left of a segment is kept; "
                     "give it one"
                 )
-            return counted, due, self._mover.make(due, check, match)
+            return counted, due, self._archiver.build(due, check, match)
 
-        width, segments = self._executor.width, self._side.sealed()
-        with closing(ahead(width, self._check, segments, make)) as coming:
-            for segment, made in coming:
-                self._check()
-                with _noting(report.failed, f"segment {segment.number}"):
-                    found = made()
+        note = _noted_in(report.failed)
+        with closing(self._context.pipelined(self._side.sealed(), build)) as coming:
+            for segment, built in coming:
+                self._context.check()
+                with noting_errors(note, name_of(segment.number), StoreError, OSError):
+                    found = built()
                     if found is not None:
                         counted, due, regrouped = found
-                        self._mover.settle(due, regrouped, match)
+                        self._archiver.hand_over(due, regrouped, match)
                         report.segments.append(segment.number)
                         report.messages += counted.found
 
     def _erase_archives(self, match: Match, report: ErasureReport) -> None:
-        def make(row: ArchiveRow, check: Callable[[], None]) -> Ready | None:
+        def build(row: ArchiveRow, check: Callable[[], None]) -> Replacement | None:
             if not self._search.in_archive(row, match, check).found:
                 return None
-            return self._replacer.erased(row, self._replacer.manifest_of(row), match, check)
+            manifest = self._context.manifest_of(row)
+            return self._replacer.rebuild(row, manifest, check, without=match)
 
-        rows = self._rows()
-        width = min(self._executor.width, REWRITTEN_AT_ONCE)
-        with closing(ahead(width, self._check, rows, make)) as coming:
-            for at, (row, made) in enumerate(coming):
-                self._check()
-                self._tell(f"erasing {match}", at, len(rows))
-                with _noting(report.failed, row.name):
-                    ready = made()
-                    if ready is not None:
-                        self._settle(ready, report)
+        rows, note = self._context.rows(), _noted_in(report.failed)
+        with closing(self._context.pipelined(rows, build, most=REWRITTEN_AT_ONCE)) as coming:
+            for at, (row, built) in enumerate(coming):
+                self._context.check()
+                self._context.tell(f"erasing {match}", at, len(rows))
+                with noting_errors(note, row.name, StoreError, OSError):
+                    replacement = built()
+                    if replacement is not None:
+                        self._replace(replacement, report)
 
-    def _settle(self, ready: Ready, report: ErasureReport) -> None:
-        replaced = self._replacer.settle(ready)
+    def _replace(self, replacement: Replacement, report: ErasureReport) -> None:
+        replaced = self._replacer.replace(replacement)
         report.messages += replaced.merged.dropped.erased
         report.rewritten += [row.name for row in replaced.old]
         if replaced.row is not None:
@@ -251,16 +245,16 @@ class Eraser:
     def destroy_key(self, topic: str, keys: Destroyer) -> DestroyReport:
         """Destroys a topic's key, and reports which of its messages can be read all the same."""
         keys.destroy(topic)
-        rows = self._rows()
+        rows = self._context.rows()
         # Blocks that were decoded before are forgotten.
         self._side.set_rows([(row.catalog_key, encode_row(row)) for row in rows])
         archives: list[str] = []
         readable: list[str] = []
         failed: dict[str, str] = {}
         for at, row in enumerate(rows):
-            self._tell(f"looking for topic {topic}", at, len(rows))
+            self._context.tell(f"looking for topic {topic}", at, len(rows))
             try:
-                manifest = self._replacer.manifest_of(row)
+                manifest = self._context.manifest_of(row)
             except (StoreError, OSError) as e:
                 failed[row.name] = str(e)
                 continue
@@ -269,7 +263,7 @@ class Eraser:
                     known = keys_at_hand(keys, [], [(topic, one.key_id)] if one.key_id else [])
                     gone = one.key_id is not None and not (known is not None and known.reading)
                     (archives if gone else readable).append(row.name)
-        # Nothing could be said of an active segment.
+        # The index has no figures of the active segment.
         self._store.seal()
         self._store.checkpoint()
         stats = self._store.segments()
@@ -281,20 +275,19 @@ class Eraser:
     # --- the proof ---
 
     def _prove(self, match: Match, report: ErasureReport) -> None:
-        segments: Sequence[Sealed] = self._side.sealed()
-        rows = self._rows()
-
         def count(one: Sealed | ArchiveRow, check: Callable[[], None]) -> MatchCount:
             if isinstance(one, ArchiveRow):
                 return self._search.in_archive(one, match, check)
             return self._search.in_segment(one, match, check)
 
-        everything: list[Sealed | ArchiveRow] = [*segments, *rows]
-        with closing(ahead(self._executor.width, self._check, everything, count)) as coming:
+        note = _noted_in(report.failed)
+        everything: list[Sealed | ArchiveRow] = [*self._side.sealed(), *self._context.rows()]
+        with closing(self._context.pipelined(everything, count)) as coming:
             for at, (one, counting) in enumerate(coming):
-                self._tell(f"proving that nothing is left: {match}", at, len(everything))
-                name = one.name if isinstance(one, ArchiveRow) else f"segment {one.number}"
-                with _noting(report.failed, name):
+                progress = f"proving that nothing is left: {match}"
+                self._context.tell(progress, at, len(everything))
+                name = one.name if isinstance(one, ArchiveRow) else name_of(one.number)
+                with noting_errors(note, name, StoreError, OSError):
                     counted = counting()
                     if isinstance(one, ArchiveRow):
                         _add(report, counted)
@@ -313,19 +306,8 @@ def _add(report: ErasureReport, counted: MatchCount) -> None:
     report.unreadable += counted.unreadable
 
 
-class _noting:  # noqa: N801  # used like a function
-    """Puts errors that are raised inside into the report; they go no further."""
+def _noted_in(failed: dict[str, str]) -> Callable[[str, Exception], None]:
+    def note(step: str, error: Exception) -> None:
+        failed[step] = str(error)
 
-    def __init__(self, failed: dict[str, str], what: str) -> None:
-        self._failed, self._what = failed, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
-        if isinstance(value, TieringStopped | StoreClosed):
-            return False
-        if not isinstance(value, StoreError | OSError):
-            return False
-        self._failed[self._what] = str(value)
-        return True
+    return note

@@ -40,7 +40,7 @@ from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
 from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
 from tiering.catalog.split_overlaps import split_overlaps
 from tiering.errors import NothingToRestore, TargetNotEmpty
-from tiering.executor.ahead import ahead, go_on
+from tiering.executor.pipeline import go_on, pipelined
 from tiering.keys.crypto import KeyProvider
 from tiering.merge.rewrite import KeptMessages, write_wanted
 from tiering.operations.source_place import (
@@ -184,7 +184,7 @@ class _Restoring:
         if not is_given:
             self._config = _sized(self._config, [f.manifest for f in every])
         self._check_topics(found)
-        with closing(ahead(AT_ONCE, go_on, found, lambda one, _: one.archive)) as each:
+        with closing(pipelined(AT_ONCE, go_on, found, lambda one, _: one.archive)) as each:
             for number, (one, opened) in enumerate(each):
                 self._tell("restoring archives", number, len(found))
                 try:

@@ -21,14 +21,11 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.records import RecordBatch
 from tiering.catalog.catalog import ArchiveRow, read_topics
 from tiering.executor.match import Match
-from tiering.executor.pool import Executor
 from tiering.executor.segment import read_segment
 from tiering.keys.sources import KeysAtHand
-from tiering.merge.merge import Input
+from tiering.merge.merge_job import MergeInput
 from tiering.merge.sequential_reader import QueueRows, Window
-from tiering.places.place import open_place
-from tiering.worker.replace import Replacer
-from tiering.worker.store_side import Store
+from tiering.worker.context import WorkContext
 
 WINDOW_BYTES = 8 << 20
 
@@ -59,10 +56,9 @@ def count_in_segment(path: str, base: int, match: Match, size: int | None = None
         mapped.close()
 
 
-def count_in_archive(one: Input, match: Match, keys: KeysAtHand | None) -> MatchCount:
+def count_in_archive(one: MergeInput, match: Match, keys: KeysAtHand | None) -> MatchCount:
     """Counts the matches in an archive; see `count`."""
-    place = open_place(one.place, options=one.options or None)
-    return count(Archive.open(place.source(one.key, one.size), keys=keys), match, keys)
+    return count(one.open(keys), match, keys)
 
 
 def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount:
@@ -95,11 +91,10 @@ def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount
 class Searcher:
     """Searches the segments and archives of one store."""
 
-    def __init__(self, store: Store, replacer: Replacer, executor: Executor) -> None:
-        self._store = store
-        self._side = store.handover
-        self._replacer = replacer
-        self._executor = executor
+    def __init__(self, context: WorkContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._side = context.side
         self._names: dict[int, str] = {}
 
     def begin(self) -> None:
@@ -121,7 +116,7 @@ class Searcher:
     def in_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> MatchCount:
         """Counts the matches in a segment."""
         begin = segment.first_position
-        return self._executor.run(
+        return self._context.executor.run(
             check, count_in_segment, str(segment.path), begin, match, segment.end_position - begin
         )
 
@@ -129,13 +124,12 @@ class Searcher:
         """Counts the matches in an archive. Raises the error that keeps it from being read."""
         if not self._may_hold(row, match):
             return MatchCount(messages=row.messages)
-        manifest = self._replacer.manifest_of(row)
-        keys = self._replacer.keys_for([manifest])
-        one = self._replacer.input_of(row)
-        return self._executor.run(check, count_in_archive, one, match, keys)
+        keys = self._context.keys_for([self._context.manifest_of(row)])
+        one = self._context.input_of(row)
+        return self._context.executor.run(check, count_in_archive, one, match, keys)
 
     def _may_hold(self, row: ArchiveRow, match: Match) -> bool:
-        """Whether an archive may hold something of a match, by its row alone."""
+        """Whether an archive may hold messages that match, by its row alone."""
         if match.before is not None and row.first_stored_at >= match.before:
             return False
         if match.topic is None or row.topics is None:

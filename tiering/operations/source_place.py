@@ -25,7 +25,7 @@ from tiering.archive.manifest import Manifest
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.bucket import ArchiveObject
 from tiering.errors import ObjectNotFound, ObjectTooShort
-from tiering.executor.ahead import ahead, go_on
+from tiering.executor.pipeline import go_on, pipelined
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_place
@@ -107,7 +107,7 @@ def open_all(
         return OpenedArchive(objects[number], archive.manifest, partial(kept.get, number))
 
     out = []
-    with closing(ahead(AT_ONCE, go_on, range(len(objects)), look)) as each:
+    with closing(pipelined(AT_ONCE, go_on, range(len(objects)), look)) as each:
         for number, opened in each:
             tell("opening archives", number, len(objects))
             try:

@@ -11,6 +11,7 @@ was, is noted, and is tried again by the next run; data that can't be judged is 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,39 +36,41 @@ from tiering.errors import (
 )
 from tiering.executor.match import Match
 from tiering.executor.pool import Executor, Pool
+from tiering.executor.rate_limit import RateLimit
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.merge.merge import TARGET_BYTES
 from tiering.operations.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
 from tiering.places.publish import Pacing
 from tiering.places.refusals import typed
+from tiering.places.unmade import overwrite_all
 from tiering.places.waiting import FILE, WORK, Waits
 from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store, is_open
 from tiering.policy.policy_places import open_places
-from tiering.policy.retention_classes import RetentionClass, life_of
 from tiering.policy.schedule import Agenda, SegmentDue, schedule, schedule_erasure
-from tiering.policy.snapshot import encrypted_of, traits_of
 from tiering.policy.trusted_clock import TrustedClock
-from tiering.worker.archive_segment import Mover
+from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.arrivals import attaches
 from tiering.worker.audit import AuditReport, audit
-from tiering.worker.choose import Merger
-from tiering.worker.looking import Looker, StoreSnapshot
+from tiering.worker.context import WorkContext
+from tiering.worker.merge_scheduler import MergeScheduler
 from tiering.worker.parting import Parter
 from tiering.worker.publisher import Publisher
-from tiering.worker.rate_limit import RateLimit
-from tiering.worker.relocate import Shifter
+from tiering.worker.relocate import Relocator
 from tiering.worker.replace import Replacer
 from tiering.worker.rewriting import Rewriter
-from tiering.worker.run_due import MOVING, Doer, name_of
-from tiering.worker.runs import History, Run, RunReport
-from tiering.worker.store_side import Progress, Store, TopicFacts
+from tiering.worker.run_due import MOVING, AgendaRunner, name_of
+from tiering.worker.runs import History, Run, RunReport, noting_errors
+from tiering.worker.store_side import Progress, Store
+from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
 
 INTERVAL: Final = 60.0
 _TIDYING: Final = "tidying"
+_BUILT: Final = "made"
+"""The folder where archives are built, within the worker's folder."""
 _taken: WeakSet[object] = WeakSet()
 _taken_lock = module_lock()
 
@@ -101,69 +104,55 @@ class Worker:
         config = store.config
         check_with_store(policy, config.retention, config.watermarks)
         refuse_in_child(self)
-        self._store = store
-        self._side = store.handover
         self.policy = policy
-        self._clock = config.clock
-        self._files = config.files
+        self._store, self._side = store, store.handover
+        self._clock, self._files = config.clock, config.files
         self._progress = progress
         self._telling = threading.Lock()
-        access = config.archives
-        keys = provider_of(access.keys, self._files) if keys is None else keys
-        self._keys = keys
-        options = access.options if options is None else options
-        self._options = options
         self._stopping = threading.Event()
         self._thread: Background | None = None
         self._busy = threading.Lock()
         self._tried: set[str] = set()
-        noted = store.path / WORK / "clock.json"
-        self._trusted = TrustedClock(noted, self._files, self._clock, policy.clock_doubt)
-        self._places = open_places(policy, store.path, options, self._files, self._clock)
-        self.history = History(store.path / WORK / "history.jsonl", self._files, self._clock)
-        self._reading = RateLimit(policy.read_rate, self._clock)
-        self._uploading = RateLimit(policy.upload_rate, self._clock)
-        self._executor: Executor = Pool() if executor is None else executor
-        settings = ArchiveSettings(
-            codec=policy.codec, level=policy.level, block_bytes=policy.block_bytes, keys=keys
-        )
-        pace = Pacing(self._reading.take, self._uploading.take)
-        publisher = Publisher(store, store.path / WORK / "intents", self._tell, pace)
-        self._mover = Mover(
-            store, settings, self._places, self._executor, self._reading, publisher,
-            self._check, self._tell, self._class_of,
+        access, work = config.archives, store.path / WORK
+        keys = provider_of(access.keys, self._files) if keys is None else keys
+        options = access.options if options is None else options
+        self._rates = (
+            RateLimit(policy.read_rate, self._clock), RateLimit(policy.upload_rate, self._clock)
         )  # fmt: skip
-        self._shifter = Shifter(
-            store, policy, self._places, publisher, self._executor, pace, options, self._trusted
+        self._context = context = WorkContext(
+            store=store,
+            policy=policy,
+            settings=ArchiveSettings(
+                codec=policy.codec, level=policy.level, block_bytes=policy.block_bytes, keys=keys
+            ),
+            places=open_places(policy, store.path, options, self._files, self._clock),
+            options=options,
+            executor=Pool() if executor is None else executor,
+            pace=Pacing(*(rate.take for rate in self._rates)),
+            trusted=TrustedClock(work / "clock.json", self._files, self._clock, policy.clock_doubt),
+            # A process that a kill of this one left behind must not write where the next one does.
+            built=work / _BUILT / secrets.token_hex(8),
+            check=self._check,
+            tell=self._tell,
         )
-        self._replacer = Replacer(
-            store, policy, settings, self._mover, self._shifter, self._executor, self._reading,
-            self._check, self._trusted,
-        )  # fmt: skip
-        self._looker = Looker(store, policy, keys, self._replacer.manifest_of, self._check)
-        self._merger = Merger(
-            self._replacer, self._looker, self._side.store_id, self._clock, self._tell
+        self.history = History(work / "history.jsonl", self._files, self._clock)
+        self._waits = Waits(work / FILE, self._files, self._clock)
+        self._publisher = Publisher(store, work / "intents", self._tell, context.pace)
+        self._archiver = SegmentArchiver(context, self._publisher)
+        self._relocator = Relocator(context, self._publisher)
+        self._replacer = Replacer(context, self._publisher)
+        self._snapshots = Snapshotter(context)
+        self._merges = MergeScheduler(context, self._replacer)
+        self._runner = AgendaRunner(
+            context, self._archiver, self._relocator, self._snapshots, self.history, self._waits
         )
-        self._rewriter = Rewriter(
-            self._store, self._replacer, self._looker, self._merger, self._executor, self._clock,
-            self._trusted, self._check, self._tell,
-        )  # fmt: skip
-        self._parter = Parter(
-            store, self._replacer, self._looker, self._clock, self._check, self._tell
-        )
-        self._waits = Waits(store.path / WORK / FILE, self._files, self._clock)
-        self._doer = Doer(
-            self._side, self._mover, self._shifter, self._looker, self._executor, self.history,
-            self._trusted, self._clock, self._waits, lambda tier: self._places[tier].name,
-            self._check, self._tell,
-        )  # fmt: skip
         with _taken_lock:
             if self._side in _taken:
                 raise TieringBusy(f"{store.path} has a worker already; stop that one first")
             _taken.add(self._side)
         archived = self._side.archived()
         if isinstance(archived, Tiers):
-            places = {kept_as(p.name, store.path): p for p in self._places.values()}
+            places = {kept_as(p.name, store.path): p for p in context.places.values()}
             archived.use(places, keys)
         self._side.attach()
 
@@ -171,12 +160,12 @@ class Worker:
 
     def archives(self) -> list[ArchiveInfo]:
         """The archives of the store, by their first position."""
-        return [info_of(row) for row in self._looker.rows()]
+        return [info_of(row) for row in self._context.rows()]
 
     def plan(self, *, ratio: float | None = None, read_share: float = 0.0) -> Plan:
         """The steps that a run would do now, and their cost or savings; nothing is changed."""
-        now = self._trusted.now_ms()
-        segments, archives, _ = self._looker.look(now)
+        now = self._context.trusted.now_ms()
+        segments, archives, _ = self._snapshots.take(now)
         return make_plan(
             self.policy, segments, archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size, ratio=ratio,
@@ -191,16 +180,11 @@ class Worker:
         with self._alone():
             return audit(
                 lambda: Catalog(self._side.store_id, list(self._side.rows())),
-                self._shifter.place_of, self._places.values(), self._clock, keys=self._keys,
-                grace=self.policy.grace, remove_orphans=remove_orphans, progress=self._progress,
-                executor=self._executor, options=self._options, check=self._check,
-                arrivals=lambda: attaches(self._side),
+                self._context.place_of, self._context.places.values(), self._clock,
+                self._context.executor, options=self._context.options, check=self._check,
+                keys=self._context.keys, grace=self.policy.grace, remove_orphans=remove_orphans,
+                progress=self._progress, arrivals=lambda: attaches(self._side),
             )  # fmt: skip
-
-    def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
-        """The retention class of a topic's messages once they left hot; None: they are dropped."""
-        known = traits_of([topic], encrypted_of([topic], self._keys))
-        return life_of(self.policy, known[topic.name]).kind
 
     # --- runs ---
 
@@ -222,7 +206,7 @@ class Worker:
             raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
         try:
             with typed(self._store.path), ExitStack() as ending:
-                for step in (self._waits.note, self._mover.clear, self._executor.close):
+                for step in (self._waits.note, self._archiver.clear, self._context.executor.close):
                     ending.callback(step)
                 yield
         finally:
@@ -236,19 +220,20 @@ class Worker:
         """
         with self._alone():
             run = self._begin()
-            self._merger.begin(anew=True)
+            self._merges.begin(anew=True)
             while self._merge_one(run, target_bytes):
                 pass
             return run.report()
 
     def part(self, topic: str) -> RunReport:
-        """Part archives that hold a topic together with topics of another retention: two take the
+        """Parts archives that hold a topic together with topics of another retention. Two take the
         place of each, one with the topic alone, so that neither waits for the other to be over (see
         `together.held_together`). The old objects go after the policy's grace time, with a run.
         Raises as `run_once` does, and `CallerError` for a topic that is not there.
         """
-        found = self._rewriter.topic(topic)
-        return self._rewritten(lambda run: self._parter.part(found, self._trusted.now_ms(), run))
+        found = self._rewriter().topic(topic)
+        parter = Parter(self._context, self._replacer, self._snapshots)
+        return self._rewrite(lambda run: parter.part(found, run))
 
     def run_and_merge(self) -> RunReport:
         """One round of a worker that runs by itself: as `run_once`, then merge to the policy's
@@ -258,7 +243,7 @@ class Worker:
         """
         with self._alone():
             run = self._begin(anew=False)
-            self._merger.begin(anew=False)
+            self._merges.begin(anew=False)
             while True:
                 waits = self._do_due(run)
                 if not (self._may_merge() and self._merge_one(run, self.policy.merge_bytes)):
@@ -275,10 +260,10 @@ class Worker:
         self._check()
         if target_bytes is None:
             return False
-        agenda, sight = self._agenda()
-        groups = self._merger.next(agenda, sight, target_bytes)
+        agenda, snapshot = self._agenda()
+        groups = self._merges.schedule(agenda, snapshot, target_bytes)
         if groups:
-            self._merger.merge(groups, sight, self._trusted.now_ms(), run)
+            self._merges.merge_first(groups, snapshot, self._context.trusted.now_ms(), run)
         return bool(groups)
 
     def compact(self, topic: str | None = None) -> RunReport:
@@ -286,7 +271,7 @@ class Worker:
         message of each key, as far as neighbouring archives may be merged, however large or small
         they are. Raises as `run_once` does, and `CallerError` for a topic that is not compacted.
         """
-        return self._rewritten(lambda run: self._rewriter.compact(topic, self._agenda, run))
+        return self._rewrite(lambda run: self._rewriter().compact(topic, self._agenda, run))
 
     def reencrypt(self, topic: str | None = None) -> RunReport:
         """Writes archives anew that have messages (of a topic) under another key than the one that
@@ -294,12 +279,15 @@ class Worker:
         are and should not. The old objects go after the policy's grace time, with a run. Raises as
         `run_once` does, `ConfigError` without keys, `CallerError` for a topic that is not there.
         """
-        return self._rewritten(lambda run: self._rewriter.reencrypt(topic, run))
+        return self._rewrite(lambda run: self._rewriter().reencrypt(topic, run))
 
-    def _rewritten(self, work: Callable[[Run], None]) -> RunReport:
+    def _rewriter(self) -> Rewriter:
+        return Rewriter(self._context, self._replacer, self._merges)
+
+    def _rewrite(self, work: Callable[[Run], None]) -> RunReport:
         with self._alone():
             run = self._begin()
-            self._merger.begin(anew=True)
+            self._merges.begin(anew=True)
             work(run)
             return run.report()
 
@@ -310,7 +298,7 @@ class Worker:
         """The effects that `erase` would have; nothing is changed. Raises as that does."""
         match = self._match(topic, key, before, everywhere)
         with self._alone():
-            return self._eraser().look(match)
+            return self._eraser().plan(match)
 
     def erase(
         self, *, topic: str | None = None, key: str | None = None, before: int | None = None,
@@ -346,7 +334,7 @@ class Worker:
         """Destroys a topic's key: messages encrypted with it are gone everywhere at once, copies of
         archives included. Raises `ConfigError` if the worker's keys can't do that.
         """
-        keys = self._keys
+        keys = self._context.keys
         if keys is None or not hasattr(keys, "destroy"):
             raise ConfigError(
                 f"the key of topic {topic!r} can't be destroyed: the worker was given "
@@ -361,15 +349,12 @@ class Worker:
             return found
 
     def _eraser(self) -> Eraser:
-        return Eraser(
-            self._store, self._mover, self._replacer, self._executor, self._check, self._tell,
-            self._due_at_once,
-        )  # fmt: skip
+        return Eraser(self._context, self._archiver, self._replacer, self._due_now)
 
-    def _due_at_once(self, number: int) -> SegmentDue | None:
+    def _due_now(self, number: int) -> SegmentDue | None:
         """Where a segment's messages go if it leaves hot now; None: there is no place for it."""
-        now = self._trusted.now_ms()
-        segments = self._looker.look(now).segments
+        now = self._context.trusted.now_ms()
+        segments = self._snapshots.take(now).segments
         segment = next((s for s in segments if s.number == number), None)
         return schedule_erasure(self.policy, segment, now) if segment else None
 
@@ -377,12 +362,12 @@ class Worker:
         """Does what is due, until nothing is; returns whether more is, at other hours."""
         while True:
             self._check()
-            agenda, sight = self._agenda()
+            agenda, snapshot = self._agenda()
             if agenda.is_empty or agenda.waits_for_hours:
                 return agenda.waits_for_hours
-            if not self._doer.do(agenda, sight, run):
+            if not self._runner.run_due(agenda, snapshot, run):
                 return False
-            self._doer.sweep(run)
+            self._runner.remove_retired(run)
 
     def _begin(self, *, anew: bool = True) -> Run:
         """Cleans up after an earlier worker, and begins a run; `anew`: also tries steps that failed
@@ -390,13 +375,16 @@ class Worker:
         """
         run = Run(self.history)
         self._waits.begin(anew=anew)
-        self._doer.unfit.clear()
-        self._looker.judge.begin()
+        self._runner.skipped.clear()
+        self._snapshots.judge.begin()
         known = {row.key for row in decode_rows(self._side.rows())}
+        places = self._context.places.values()
         self._try_places(run, anew=anew)
-        with run.noting(_TIDYING, StoreError):
-            run.removed += self._mover.tidy(known, run.failed_with) + self._shifter.tidy()
-        self._doer.sweep(run)
+        with noting_errors(run.note_failure, _TIDYING, StoreError):
+            run.removed += self._publisher.clean_up(places, known, run.note_failure)
+            run.removed += overwrite_all(self._store.path / WORK / _BUILT, self._files)
+            run.removed += self._relocator.remove_copies()
+        self._runner.remove_retired(run)
         return run
 
     def _try_places(self, run: Run, *, anew: bool) -> None:
@@ -404,7 +392,7 @@ class Worker:
         place that is full is noted: objects due to be deleted there must go all the same. So is one
         that is away, for a worker that runs by itself: other places may be there.
         """
-        for tier, place in self._places.items():
+        for tier, place in self._context.places.items():
             if place.name in self._tried or self._waits.is_on(place.name):
                 continue
             try:
@@ -415,19 +403,19 @@ class Worker:
                     raise
                 if not isinstance(e, PlaceFull):
                     self._waits.failed(place.name, [tier], e)
-                run.failed_with(place.name, e)
+                run.note_failure(place.name, e)
 
     def _agenda(self) -> tuple[Agenda, StoreSnapshot]:
         self._store.checkpoint()
-        now = self._trusted.now_ms()
-        sight = self._looker.look(now)
-        self._waits.keep({name_of(s.number) for s in sight.segments})
-        fit = [s for s in sight.segments if self._doer.is_fit(s.number)]
+        now = self._context.trusted.now_ms()
+        snapshot = self._snapshots.take(now)
+        self._waits.keep({name_of(s.number) for s in snapshot.segments})
+        segments = [s for s in snapshot.segments if self._runner.may_archive(s.number)]
         agenda = schedule(
-            self.policy, fit, sight.archives, now_ms=now, hour=self._clock.local_hour(),
+            self.policy, segments, snapshot.archives, now_ms=now, hour=self._clock.local_hour(),
             disk_used=self._disk_used(), other_bytes=self._side.segment_size,
         )  # fmt: skip
-        return agenda, sight
+        return agenda, snapshot
 
     def _disk_used(self) -> float:
         return self._files.disk_used(self._store.path)
@@ -471,14 +459,14 @@ class Worker:
         not begun. The worker is of no use from then on.
         """
         self._stopping.set()
-        self._reading.stop()
-        self._uploading.stop()
+        for rate in self._rates:
+            rate.stop()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()
             self._store.threads.remove(thread)
         with self._busy:
-            self._executor.close()
+            self._context.executor.close()
         with _taken_lock:
             if self._side in _taken:
                 _taken.discard(self._side)

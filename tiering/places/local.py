@@ -164,13 +164,6 @@ class LocalPlace:
             raise ObjectNameIllegal(f"{self.name}: {name!r} is no leftover of a put", self.name)
         self._remove(self._root / key, key)
 
-    def remove_leftovers(self, before: int) -> int:
-        """See `Place.remove_leftovers`."""
-        old = [found for found in self.leftovers() if found.modified < before]
-        for found in old:
-            self.remove_leftover(found.key)
-        return len(old)
-
     def check(self, *, create: bool = False) -> None:
         """See `Place.check`."""
         probe = self._root / f".check-{secrets.token_hex(8)}{_UNFINISHED}"

@@ -363,13 +363,6 @@ class ObjectPlace:
             raise ObjectNameIllegal(f"{self.name}: {key!r} is no leftover of a put", self.name)
         self._delete(key)
 
-    def remove_leftovers(self, before: int) -> int:
-        """See `Place.remove_leftovers`."""
-        old = [found.key for found in self.leftovers() if found.modified < before]
-        for key in old:
-            self._delete(key)
-        return len(old)
-
     # --- checking ---
 
     def check(self, *, create: bool = False) -> None:

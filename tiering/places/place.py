@@ -97,12 +97,6 @@ class Place(Protocol):
         """Deletes one leftover, whose put is not under way any more; does nothing if it is gone."""
         ...
 
-    def remove_leftovers(self, before: int) -> int:
-        """Deletes leftovers last written before that time, in milliseconds since the epoch; returns
-        their number. Younger ones may belong to a put under way.
-        """
-        ...
-
     def check(self, *, create: bool = False) -> None:
         """Tests that the place is there, can be written to, and refuses a taken name;
         `PlaceUnsuitable` if it does not refuse. `create` makes a missing local folder.

@@ -28,7 +28,7 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
-from tiering.executor.ahead import ahead, go_on
+from tiering.executor.pipeline import go_on, pipelined
 from tiering.executor.portions import portion
 from tiering.places.settings import is_remote
 from tiering.spark.listing import AT_ONCE, DAMAGE, ListedArchive, Listing, LogPart, Opener
@@ -199,7 +199,7 @@ def inspect_archives(
     is_quick = len(found.archives) <= AT_ONCE and not any(
         is_remote(held.place) for held in found.archives
     )
-    with closing(ahead(1 if is_quick else AT_ONCE, go_on, found.archives, look)) as each:
+    with closing(pipelined(1 if is_quick else AT_ONCE, go_on, found.archives, look)) as each:
         for held, result in each:
             try:
                 looked.append(result())

@@ -1,11 +1,10 @@
 """Archives one sealed segment: from the log into archives, step by step.
 
-The idea: a process of its own, or a task of Spark, regroups and compresses the records into files
-in a work folder (`make`); of several segments at once, if the executor does several jobs at a time.
-Then one segment after the other is handed over (`settle`). Each archive is announced (an intent),
-put into its place and read back. The contents of the archives are compared with the index. One
-WriteBatch makes the change, and the segment goes. Whatever step a crash comes in, `tidy` at the
-next start puts things right.
+The idea: the executor regroups and compresses the records into files in a work folder (`build`),
+of several segments at once if it does several jobs at a time. Then one segment after the other is
+handed over (`hand_over`). The contents of the archives are compared with the index, and each
+archive is published. One WriteBatch makes the change, and the segment goes. After a crash at any
+step, the next run removes the archives that are not in the catalog.
 
 Invariants: the segment stays until every archive was read back byte for byte and holds just what
 the index says of the segment's queues; a step that fails leaves the store as it was.
@@ -13,9 +12,8 @@ the index says of the segment's queues; a step that fails leaves the store as it
 
 from __future__ import annotations
 
-import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -26,25 +24,19 @@ from numpy.typing import NDArray
 
 from kvstore.config import Retention
 from kvstore.errors import IndexDamaged
-from kvstore.files import Files
 from kvstore.index.archived import Arriving
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
-from tiering.archive.writer import ArchiveSettings
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
-from tiering.errors import PolicyIllegal
 from tiering.executor.match import Match
-from tiering.executor.pool import Executor
 from tiering.executor.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.keys.sources import keys_at_hand
-from tiering.places.place import Place
-from tiering.places.unmade import overwrite_all
-from tiering.places.waiting import WORK
-from tiering.policy.retention_classes import RetentionClass, read_class
+from tiering.policy.retention_classes import RetentionClass, life_of, read_class
 from tiering.policy.schedule import SegmentDue
+from tiering.policy.snapshot import encrypted_of, traits_of
+from tiering.worker.context import WorkContext
 from tiering.worker.publisher import Publisher
-from tiering.worker.rate_limit import RateLimit
-from tiering.worker.store_side import HandOver, Store, TopicFacts
+from tiering.worker.store_side import TopicFacts
 
 I64 = NDArray[np.int64]
 _EMPTY: Final = np.empty((0, 5), np.int64)
@@ -80,64 +72,28 @@ def archived_topic(info: TopicFacts) -> ArchivedTopic:
     )
 
 
-class Mover:
-    """Makes a segment's archives and hands them over; `places` are the places by tier."""
+class SegmentArchiver:
+    """Builds the archives of a segment, and hands the segment over."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: ArchiveSettings,
-        places: Mapping[Tier, Place],
-        executor: Executor,
-        reading: RateLimit,
-        publisher: Publisher,
-        check: Callable[[], None],
-        tell: Callable[[str, int, int], None],
-        class_of: Callable[[TopicFacts], RetentionClass | None],
-    ) -> None:
-        self._store = store
-        self._side: HandOver = store.handover
-        self._files: Files = store.config.files
-        self._settings = settings
-        self._places = places
-        self._executor = executor
-        self._reading = reading
-        self.publisher = publisher
-        self._check = check
-        self._tell = tell
-        self._class_of = class_of
-        self._work = store.path / WORK
-        # A process that a kill of this one left behind must not write where the next one does.
-        self._made = self._work / "made" / secrets.token_hex(8)
+    def __init__(self, context: WorkContext, publisher: Publisher) -> None:
+        self._context = context
+        self._store = context.store
+        self._side = context.side
+        self._files = context.files
+        self._publisher = publisher
 
-    # --- after a crash ---
-
-    def tidy(self, known: set[str], failed: Callable[[str, Exception], None]) -> list[str]:
-        """Removes the files and objects of an interrupted worker; returns their names. See
-        `Publisher.clean_up`.
-        """
-        removed = self.publisher.clean_up(self._places.values(), known, failed)
-        return removed + overwrite_all(self._work / "made", self._files)
-
-    # --- one segment ---
-
-    def move(self, due: SegmentDue, without: Match | None = None) -> SegmentOutcome:
-        """Archives a segment, `without` some of its messages: then its file is overwritten before
-        it goes. Raises the error that prevented it; the segment is where it was then.
-        """
-        return self.settle(due, self.make(due, self._check, without), without)
-
-    def make(
+    def build(
         self, due: SegmentDue, check: Callable[[], None], without: Match | None = None
     ) -> Regrouped:
-        """Makes a segment's archives, in a folder of its own. The store is asked, and not changed;
-        several threads may do it at once. Raises the error that prevented it.
+        """Builds a segment's archives, `without` some of its messages, in a folder of the segment's
+        own. The store does not change; several threads may do this at once. Raises the error that
+        prevented it.
         """
         sealed = next((s for s in self._side.sealed() if s.number == due.number), None)
         if sealed is None:
             raise IndexDamaged(f"segment {due.number} is not in the log any more")
         folder = self._folder_of(due.number)
-        # Files of an earlier attempt, in which something went wrong.
+        # An earlier attempt that failed has left files.
         self.clear(folder)
         self._files.make_dir(folder)
         job = self._job(due, sealed.path, sealed.first_position, without)
@@ -145,31 +101,35 @@ class Mover:
         missed = self._missed(regrouped)
         if missed:
             # The segment was judged by the index, which does not know messages in no queue.
-            self._clear(regrouped)
+            self._remove_files(regrouped)
             job = msgspec.structs.replace(job, topics={**job.topics, **missed})
             regrouped = self._regroup(job, check)
         return regrouped
 
-    def settle(
+    def hand_over(
         self, due: SegmentDue, regrouped: Regrouped, without: Match | None = None
     ) -> SegmentOutcome:
-        """Puts the archives that were made into the segment's place; see `move`."""
+        """Publishes the archives of a segment, and hands the segment over. If messages were left
+        out, the segment's file is overwritten before it goes. Raises the error that prevented it;
+        the segment stays then.
+        """
+        rows: list[ArchiveRow] = []
+        arriving: list[Arriving] = []
         try:
             self._compare(due.number, regrouped)
-            rows, arriving = [], []
-            for made in regrouped.archives:
-                self._check()
-                tier = self._tier_of(due, made)
-                row = self.publisher.publish(made, tier, self._places[tier])
+            for archive in regrouped.archives:
+                self._context.check()
+                tier = self._tier_of(due, archive)
+                row = self._publisher.publish(archive, tier, self._context.places[tier])
                 rows.append(row)
-                arriving.append(arriving_of(row, made))
-            self._check()
+                arriving.append(arriving_of(row, archive))
+            self._context.check()
             self._side.hand_over(
                 [due.number], arriving, regrouped.unkept, erase=without is not None
             )
         finally:
             self.discard(due, regrouped)
-        self.publisher.confirm(rows)
+        self._publisher.confirm(rows)
         return SegmentOutcome(
             number=due.number,
             rows=rows,
@@ -180,9 +140,13 @@ class Mover:
         )
 
     def discard(self, due: SegmentDue, regrouped: Regrouped) -> None:
-        """Removes the files that were made of a segment; objects already put stay."""
-        self._clear(regrouped)
+        """Removes the files that were built of a segment; published objects stay."""
+        self._remove_files(regrouped)
         self.clear(self._folder_of(due.number))
+
+    def clear(self, folder: Path | None = None) -> None:
+        """Removes the files in a folder of built archives; None: in all of them."""
+        shutil.rmtree(folder or self._context.built, ignore_errors=True)
 
     def _job(self, due: SegmentDue, path: Path, base: int, without: Match | None) -> SegmentJob:
         classes = {
@@ -190,7 +154,7 @@ class Mover:
             for part in due.parts
             for name in part.topics
         }
-        keys = keys_at_hand(self._settings.keys, classes)
+        settings = self._context.settings
         return SegmentJob(
             number=due.number,
             path=str(path),
@@ -200,7 +164,7 @@ class Mover:
                 for info in self._store.topics()
                 if info.name in classes
             },
-            settings=msgspec.structs.replace(self._settings, keys=keys),
+            settings=msgspec.structs.replace(settings, keys=keys_at_hand(settings.keys, classes)),
             store_id=self._side.store_id.hex(),
             folder=str(self._folder_of(due.number)),
             without=without,
@@ -219,10 +183,16 @@ class Mover:
                 found[name] = TopicPlan(archived_topic(info), kind.name)
         return found
 
+    def _class_of(self, topic: TopicFacts) -> RetentionClass | None:
+        """The retention class of a topic's messages once they left hot; None: they are dropped."""
+        context = self._context
+        traits = traits_of([topic], encrypted_of([topic], context.keys))
+        return life_of(context.policy, traits[topic.name]).kind
+
     def _regroup(self, job: SegmentJob, check: Callable[[], None]) -> Regrouped:
-        self._reading.take(self._side.segment_size)
-        self._tell(f"regrouping segment {job.number}", 0, 0)
-        return self._executor.run(check, regroup_locally, job)
+        self._context.pace.reading(self._side.segment_size)
+        self._context.tell(f"regrouping segment {job.number}", 0, 0)
+        return self._context.executor.run(check, regroup_locally, job)
 
     def _compare(self, number: int, regrouped: Regrouped) -> None:
         """Compares each queue's messages in the archives with those in the index."""
@@ -276,35 +246,16 @@ class Mover:
         tiers = (p.to for p in due.parts if p.retention_class == name and p.to is not None)
         return next(tiers, None) or read_class(name).first
 
-    def made_folder(self) -> Path:
-        """Where archives are made, before they are put where they belong."""
-        self._files.make_dir(self._made)
-        return self._made
-
     def _folder_of(self, segment: int) -> Path:
-        """Where a segment's archives are made; it goes whole, with what lost attempts left."""
-        return self._made / f"{segment}"
-
-    def clear(self, folder: Path | None = None) -> None:
-        """Removes files that were made and are not wanted any more: in a folder, or all of them."""
-        shutil.rmtree(folder or self._made, ignore_errors=True)
-
-    def tier_near(self, tier: Tier) -> tuple[Tier, Place]:
-        """A tier that has a place, and the place: this tier, if it can be. Raises `PolicyIllegal`
-        if none has.
+        """The folder where a segment's archives are built. It goes whole, with the files of failed
+        attempts.
         """
-        for found in (tier, *self._places):
-            if found in self._places:
-                return found, self._places[found]
-        raise PolicyIllegal(
-            "the policy has no place for archives, as which what is left of another store's is "
-            "kept; give it one"
-        )
+        return self._context.built / f"{segment}"
 
-    def _clear(self, regrouped: Regrouped) -> None:
-        for made in regrouped.archives:
+    def _remove_files(self, regrouped: Regrouped) -> None:
+        for archive in regrouped.archives:
             with suppress(OSError):
-                self._files.remove(made.path)
+                self._files.remove(archive.path)
 
 
 def _sorted(rows: list[tuple[int, ...]]) -> I64:

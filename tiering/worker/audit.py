@@ -27,7 +27,7 @@ from tiering.archive.archive_reader import Archive, Source, open_lazily
 from tiering.archive.check import archive_problems
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceError
-from tiering.executor.ahead import go_on
+from tiering.executor.pipeline import go_on
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand

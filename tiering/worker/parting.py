@@ -12,12 +12,8 @@ the old one's class, so that a list of the place alone shows that the old one is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import msgspec
 
-from kvstore.clock import Clock
 from kvstore.errors import ArchiveDamaged, StoreClosed, StoreError
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, is_own, read_topics
@@ -26,77 +22,67 @@ from tiering.merge.merge import MergeJob
 from tiering.merge.merge_job import Merged
 from tiering.policy.effective_class import Today
 from tiering.policy.retention_classes import class_of_archive, life_of
-from tiering.worker.looking import Looker
-from tiering.worker.replace import Ready, Replacer
+from tiering.worker.context import WorkContext
+from tiering.worker.replace import Replacement, Replacer
 from tiering.worker.runs import Run
-from tiering.worker.store_side import Store, TopicFacts
+from tiering.worker.store_side import TopicFacts
+from tiering.worker.store_snapshot import Snapshotter
 
 
 class Parter:
     """Parts the archives of a store that hold one topic beside others."""
 
-    def __init__(
-        self,
-        store: Store,
-        replacer: Replacer,
-        looker: Looker,
-        clock: Clock,
-        check: Callable[[], None],
-        tell: Callable[[str, int, int], None],
-    ) -> None:
-        self._store = store
-        self._side = store.handover
+    def __init__(self, context: WorkContext, replacer: Replacer, snapshots: Snapshotter) -> None:
+        self._context = context
         self._replacer = replacer
-        self._looker = looker
-        self._clock = clock
-        self._check = check
-        self._tell = tell
+        self._snapshots = snapshots
 
-    def part(self, topic: TopicFacts, now_ms: int, run: Run) -> None:
-        """Parts all archives where that changes when something goes. Errors are noted."""
-        today = self._looker.look(now_ms).today
-        rows = [row for row in self._looker.rows() if self._may_hold(row, topic.id)]
+    def part(self, topic: TopicFacts, run: Run) -> None:
+        """Parts all archives where that changes when messages expire. Errors are noted."""
+        context = self._context
+        today = self._snapshots.take(context.trusted.now_ms()).today
+        rows = [row for row in context.rows() if self._may_hold(row, topic.id)]
         done, total = 0, sum(row.size for row in rows)
         for row in rows:
-            self._check()
-            self._tell(f"parting archives of topic {topic.name}", done, total)
+            context.check()
+            context.tell(f"parting archives of topic {topic.name}", done, total)
             done += row.size
-            began = self._clock.monotonic()
+            began = context.clock.monotonic()
             try:
                 parted = self._part(row, topic, today)
             except (TieringStopped, StoreClosed):
                 raise
             except (StoreError, OSError) as e:
-                run.failed_with(row.key, e)
+                run.note_failure(row.key, e)
             else:
                 if parted:
-                    run.parted(row, parted, self._clock.monotonic() - began)
+                    run.parted(row, parted, context.clock.monotonic() - began)
 
     def _may_hold(self, row: ArchiveRow, topic: int) -> bool:
         named = row.topics is None or topic in read_topics(row.topics)
-        return named and is_own(row, self._side.store_id)
+        return named and is_own(row, self._context.side.store_id)
 
     def _part(self, row: ArchiveRow, topic: TopicFacts, today: Today) -> list[ArchiveRow]:
         """Parts one archive; returns nothing where that would change nothing."""
-        manifest = self._replacer.manifest_of(row)
+        manifest = self._context.manifest_of(row)
         classes = _classes(row, manifest, topic, today)
         if classes is None:
             return []
-        job = self._replacer.job_of([row], [manifest])
+        job = self._replacer.merge_job([row], [manifest])
         ids = ({topic.id}, job.topics.keys() - {topic.id})
-        made: list[Ready] = []
+        parts: list[Replacement] = []
         try:
             for number, (name, own) in enumerate(zip(classes, ids, strict=True)):
                 one = msgspec.structs.replace(
                     job, topics={i: job.topics[i] for i in own}, retention_class=name,
                     path=f"{job.path}.{number}",
                 )  # fmt: skip
-                made.append(self._replacer.made([row], one, self._check))
-            _check_whole(row, manifest, job, [ready.merged for ready in made])
-            return self._replacer.settle_all(made)
+                parts.append(self._replacer.build([row], one, self._context.check))
+            _check_whole(row, manifest, job, [part.merged for part in parts])
+            return self._replacer.replace_by(parts)
         finally:
-            for ready in made:
-                self._replacer.remove(Path(ready.path))
+            for part in parts:
+                self._replacer.discard(part)
 
 
 def _classes(

@@ -1,10 +1,9 @@
 """Replaces archives by one new archive, which has all their messages that are kept, step by step.
 
-The idea: the executor makes the new archive (`merge`), of several groups at once if it does several
-jobs at a time. Then they are handed over one after the other (`settle`). The new archive is
-announced, put where the old ones are, and read back. One WriteBatch gives it their places in the
-index, and makes rows of the old ones that only keep their objects until the grace time is over, for
-readers that are under way.
+The idea: the executor builds the new archive by a merge, several at once if it does several jobs at
+a time. Then one after the other takes its place (`replace`). The new archive is published where the
+old ones are. One WriteBatch gives it their places in the index, and retires the old ones: their
+rows keep the objects until the grace time is over, for readers that are under way.
 
 Invariants: the old archives stay until the new one was read back; a step that fails leaves the
 store as it was; an archive that can't be read whole is replaced by nothing; a tombstone goes only
@@ -21,32 +20,23 @@ from pathlib import Path
 import msgspec
 
 from kvstore.clock import whole_ms
-from kvstore.errors import KeyMissing, StoreError
+from kvstore.errors import StoreError
 from kvstore.index.archived import Catalog, Queue
-from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import Manifest
-from tiering.archive.writer import ArchiveSettings
-from tiering.catalog.catalog import ArchiveRow, encode_row, is_own
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, is_own
 from tiering.errors import PolicyIllegal, TieringBusy
 from tiering.executor.match import Match
-from tiering.executor.pool import Executor
-from tiering.executor.regroup import Made
-from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import KeysAtHand, keys_at_hand
 from tiering.merge.compact import Compaction
-from tiering.merge.merge import Input, Merged, MergeJob, merge_with
+from tiering.merge.merge import Merged, MergeJob, merge_with
 from tiering.places.place import Place
 from tiering.places.unmade import ATTACH, overwrite_all
 from tiering.places.waiting import WORK
-from tiering.policy.policy import Policy
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class
-from tiering.policy.trusted_clock import TrustedClock
-from tiering.worker.archive_segment import Mover, archived_topic, arriving_of
+from tiering.worker.archive_segment import archived_topic, arriving_of
 from tiering.worker.arrivals import arrivals_lock, attaches, attaching, none_since
 from tiering.worker.audit import AuditProblem, find_orphans
-from tiering.worker.rate_limit import RateLimit
-from tiering.worker.relocate import Shifter
-from tiering.worker.store_side import Store
+from tiering.worker.context import WorkContext
+from tiering.worker.publisher import Publisher
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +47,10 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
     merged: Merged
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
     """A new archive, in a file at `path` (if anything was left for one), that is to take the place
-    of others. `at_once` are those whose objects are not to be read any more. `compaction` says how
-    it was compacted, if it was.
+    of `rows`. `at_once`: their objects are not to be read any more. `compaction` says how it was
+    compacted, if it was.
     """
 
     rows: list[ArchiveRow]
@@ -71,113 +61,29 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replacer:
-    """Makes new archives of a store's archives, and puts them in their place."""
+    """Builds new archives of a store's archives, and puts them in their place."""
 
-    def __init__(
-        self,
-        store: Store,
-        policy: Policy,
-        settings: ArchiveSettings,
-        mover: Mover,
-        shifter: Shifter,
-        pool: Executor,
-        reading: RateLimit,
-        check: Callable[[], None],
-        trusted: TrustedClock,
-    ) -> None:
-        self._store = store
-        self._side = store.handover
-        self._policy = policy
-        self._settings = settings
-        self._mover = mover
-        self._shifter = shifter
-        self._pool = pool
-        self._reading = reading
-        self._check = check
-        self._files = store.config.files
-        self._trusted = trusted
+    def __init__(self, context: WorkContext, publisher: Publisher) -> None:
+        self._context = context
+        self._store = context.store
+        self._side = context.side
+        self._files = context.files
+        self._publisher = publisher
 
-    @property
-    def provider(self) -> KeyProvider | None:
-        """Where the keys of topics come from."""
-        return self._settings.keys
-
-    def manifest_of(self, row: ArchiveRow) -> Manifest:
-        """The manifest of an archive."""
-        return self._archive_of(row).manifest
-
-    def _archive_of(self, row: ArchiveRow) -> Archive:
-        return Archive.open(self._shifter.place_of(row).source(row.key, row.size))
-
-    def input_of(self, row: ArchiveRow, unkept: frozenset[int] = frozenset()) -> Input:
-        """An archive as a job for another process names it."""
-        place = self._shifter.place_of(row)
-        return Input(
-            place=place.name, key=row.key, size=row.size, options=self._shifter.options_of(place),
-            unkept=unkept, store_id=row.key.partition("/")[0],
-        )  # fmt: skip
-
-    def keys_for(self, manifests: Sequence[Manifest]) -> KeysAtHand | None:
-        """The keys for reading archives, and for writing their messages anew. Raises `KeyMissing`
-        where it can't be told whether one is gone for good.
-        """
-        topics = [topic for manifest in manifests for topic in manifest.topics]
-        used = {(t.name, t.key_id) for t in topics if t.key_id is not None}
-        found = keys_at_hand(self.provider, [t.name for t in topics], used)
-        for name, key_id in sorted(used):
-            if found is None or not (
-                (name, key_id) in found.reading or found.is_gone(name, key_id)
-            ):
-                raise KeyMissing(
-                    f"an archive has messages of topic {name!r} encrypted with key {key_id}, of "
-                    "which the key provider knows nothing; it stays as it is", name,
-                )  # fmt: skip
-        return found
-
-    def merge(
-        self, rows: Sequence[ArchiveRow], known: Mapping[str, TopicTraits], now: int
-    ) -> Replaced:
-        """Merges several neighbours of a class into one archive. Messages that nobody is to have
-        any more at `now`, by the policy of today, are left out.
-        """
-        manifests = [self.manifest_of(row) for row in rows]
-        unkept = [self._unkept(manifest, known, now) for manifest in manifests]
-        compaction = self.compaction_of(rows, now)
-        job = self.job_of(rows, manifests, unkept=unkept, compaction=compaction)
-        return self.settle(self.made(rows, job, self._check))
-
-    def erased(
-        self, row: ArchiveRow, manifest: Manifest, without: Match, check: Callable[[], None]
-    ) -> Ready:
-        """Make an archive anew without some of its messages; it is to be settled."""
-        return self.made([row], self.job_of([row], [manifest], without=without), check)
-
-    def anew(self, row: ArchiveRow, manifest: Manifest, check: Callable[[], None]) -> Ready:
-        """Make an archive anew, with the keys of today; it is to be settled."""
-        return self.made([row], self.job_of([row], [manifest]), check)
-
-    def _unkept(
-        self, manifest: Manifest, known: Mapping[str, TopicTraits], now: int
-    ) -> frozenset[int]:
-        found = set()
-        for topic in manifest.topics:
-            kind = life_of(self._policy, known[topic.name]).kind if topic.name in known else None
-            if kind is not None and kind.is_over(now - topic.last_stored_at):
-                found.add(topic.id)
-        return frozenset(found)
+    # --- jobs ---
 
     def compaction_of(self, rows: Sequence[ArchiveRow], now: int) -> Compaction | None:
-        """The compaction of a merge of these; None: they are of no compacted topic."""
+        """The compaction of a merge of these archives; None: they are of no compacted topic."""
         if not is_compacted(rows[0]):
             return None
         compacted = {info.id for info in self._store.topics() if info.kind == "compacted"}
         queues: set[Queue] = set()
         for row in rows:
-            held = self._archive_of(row).rows()
+            held = self._context.open_archive(row).rows()
             ids = held.topic_ids[held.topics].tolist()
             queues |= {q for q in zip(ids, held.queues.tolist(), strict=True) if q[0] in compacted}
         return Compaction(
-            tombstones_before=now - whole_ms(self._policy.tombstones_for),
+            tombstones_before=now - whole_ms(self._context.policy.tombstones_for),
             whole_below=self._whole_below(queues, rows),
         )
 
@@ -194,7 +100,7 @@ class Replacer:
             found[queue] = min(others, default=following)
         return found
 
-    def job_of(
+    def merge_job(
         self,
         rows: Sequence[ArchiveRow],
         manifests: Sequence[Manifest],
@@ -204,77 +110,107 @@ class Replacer:
         without: Match | None = None,
     ) -> MergeJob:
         """The job that makes one archive of these. Raises `KeyMissing`."""
-        first = rows[0]
-        path = self._mover.made_folder() / f"{first.first_position:020d}-{first.number}.merged"
+        first, context = rows[0], self._context
+        self._files.make_dir(context.built)
         none: list[frozenset[int]] = [frozenset()] * len(rows)
         return MergeJob(
             inputs=[
-                self.input_of(row, ids)
+                context.input_of(row, ids)
                 for row, ids in zip(rows, none if unkept is None else unkept, strict=True)
             ],
             topics={info.id: archived_topic(info) for info in self._store.topics()},
-            settings=msgspec.structs.replace(self._settings, keys=self.keys_for(manifests)),
+            settings=msgspec.structs.replace(context.settings, keys=context.keys_for(manifests)),
             store_id=self._side.store_id.hex(),
             retention_class=first.retention_class,
-            path=str(path),
+            path=str(context.built / f"{first.first_position:020d}-{first.number}.merged"),
             compaction=compaction,
             without=without,
         )
 
-    def made(self, rows: Sequence[ArchiveRow], job: MergeJob, check: Callable[[], None]) -> Ready:
-        """Make the archive of a job of these; it is to be settled."""
+    # --- building ---
+
+    def build(
+        self, rows: Sequence[ArchiveRow], job: MergeJob, check: Callable[[], None]
+    ) -> Replacement:
+        """Builds the archive of a job, which is to replace `rows`."""
         for row in rows:
-            self._reading.take(row.size)
+            self._context.pace.reading(row.size)
         path = Path(job.path)
         try:
-            merged = merge_with(self._pool, check, job, self._files)
+            merged = merge_with(self._context.executor, check, job, self._files)
         except BaseException:
-            self.remove(path)
+            self._remove(path)
             raise
-        return Ready(
+        return Replacement(
             rows=list(rows), merged=merged, path=path, at_once=job.without is not None,
             compaction=job.compaction,
         )  # fmt: skip
 
-    def settle(self, ready: Ready) -> Replaced:
-        """Puts the new archive in the place of those that it was made of. Raises the error that
-        prevented it; the old ones are where they were then.
-        """
-        try:
-            self._check()
-            merged = ready.merged
-            made = [merged.made] if merged.made is not None else []
-            put = self._swap([ready], made)
-            return Replaced(old=ready.rows, row=put[0] if put else None, merged=merged)
-        finally:
-            self.remove(ready.path)
+    def rebuild(
+        self,
+        row: ArchiveRow,
+        manifest: Manifest,
+        check: Callable[[], None],
+        without: Match | None = None,
+    ) -> Replacement:
+        """Builds an archive anew with the keys of today, `without` some of its messages."""
+        return self.build([row], self.merge_job([row], [manifest], without=without), check)
 
-    def remove(self, path: Path) -> None:
-        """Remove a file that was made here, if it is there."""
+    def discard(self, replacement: Replacement) -> None:
+        """Removes the file of a replacement, if it is there."""
+        self._remove(replacement.path)
+
+    def _remove(self, path: Path) -> None:
         if self._files.size(path) is not None:
             with suppress(OSError):
                 self._files.remove(path)
 
-    def settle_all(self, parts: Sequence[Ready]) -> list[ArchiveRow]:
-        """Puts several archives in the place of those that all of them were made of, in one batch.
-        Returns their rows. Raises as `settle` does.
-        """
-        self._check()
-        made = [part.merged.made for part in parts]
-        return self._swap(parts, [m for m in made if m is not None])
+    # --- replacing ---
 
-    def _swap(self, parts: Sequence[Ready], made: Sequence[Made]) -> list[ArchiveRow]:
-        """Put archives where the old ones are, and swap them; `parts` were made of the same."""
+    def merge(
+        self, rows: Sequence[ArchiveRow], known: Mapping[str, TopicTraits], now: int
+    ) -> Replaced:
+        """Merges several neighbours of a class into one archive. Messages that are over at `now`,
+        by the policy of today, are left out.
+        """
+        manifests = [self._context.manifest_of(row) for row in rows]
+        unkept = [self._unkept(manifest, known, now) for manifest in manifests]
+        compaction = self.compaction_of(rows, now)
+        job = self.merge_job(rows, manifests, unkept=unkept, compaction=compaction)
+        return self.replace(self.build(rows, job, self._context.check))
+
+    def _unkept(
+        self, manifest: Manifest, known: Mapping[str, TopicTraits], now: int
+    ) -> frozenset[int]:
+        """The ids of topics whose messages in an archive are over."""
+        policy, found = self._context.policy, set()
+        for topic in manifest.topics:
+            kind = life_of(policy, known[topic.name]).kind if topic.name in known else None
+            if kind is not None and kind.is_over(now - topic.last_stored_at):
+                found.add(topic.id)
+        return frozenset(found)
+
+    def replace(self, replacement: Replacement) -> Replaced:
+        """Puts a new archive in the place of those that it was built of. Raises the error that
+        prevented it; the old ones stay then.
+        """
+        try:
+            put = self.replace_by([replacement])
+            row = put[0] if put else None
+            return Replaced(old=replacement.rows, row=row, merged=replacement.merged)
+        finally:
+            self.discard(replacement)
+
+    def replace_by(self, parts: Sequence[Replacement]) -> list[ArchiveRow]:
+        """Puts several archives in the place of those that all of them were built of, in one batch.
+        Returns their rows. Raises as `replace` does.
+        """
+        self._context.check()
+        built = [part.merged.made for part in parts if part.merged.made is not None]
         rows, queues, at_once = parts[0].rows, parts[0].merged.queues, parts[0].at_once
-        first, put = rows[0], []
-        for one in made:
-            tier, place = first.tier, self._shifter.place_of(first)
-            if not is_own(first, self._side.store_id):
-                # Another store's object stays there; the one that takes its place is this store's.
-                tier, place = self._mover.tier_near(first.tier)
-            put.append(self._mover.publisher.publish(one, tier, place))
-        grace = 0 if at_once else whole_ms(self._policy.grace)
-        delete_at = self._trusted.now_ms() + grace
+        put = [self._publisher.publish(archive, *self._place_for(rows[0])) for archive in built]
+        grace = 0 if at_once else whole_ms(self._context.policy.grace)
+        delete_at = self._context.trusted.now_ms() + grace
         # Retired rows keep the numbers: readers that are under way ask for these.
         retired = [
             msgspec.structs.replace(old, state="retired", delete_at=delete_at) for old in rows
@@ -284,19 +220,34 @@ class Replacer:
                 self._check_tombstones(part)
             self._side.swap(
                 [old.number for old in rows],
-                [arriving_of(row, one) for row, one in zip(put, made, strict=True)],
+                [arriving_of(row, archive) for row, archive in zip(put, built, strict=True)],
                 queues=queues,
                 rows=[(old.catalog_key, encode_row(old)) for old in retired],
             )
-        self._mover.publisher.confirm(put)
+        self._publisher.confirm(put)
         return put
 
-    def _check_tombstones(self, ready: Ready) -> None:
-        """Raise if tombstones were dropped, and something older came into the store since."""
-        if ready.compaction is None or not ready.merged.dropped.tombstones:
+    def _place_for(self, row: ArchiveRow) -> tuple[Tier, Place]:
+        """The tier and place for an archive that replaces this one: the same, unless the object is
+        another store's, which stays. Raises `PolicyIllegal` if there is no place.
+        """
+        if is_own(row, self._side.store_id):
+            return row.tier, self._context.place_of(row)
+        places = self._context.places
+        for tier in (row.tier, *places):
+            if tier in places:
+                return tier, places[tier]
+        raise PolicyIllegal(
+            "the policy has no place for archives, as which what is left of another store's is "
+            "kept; give it one"
+        )
+
+    def _check_tombstones(self, replacement: Replacement) -> None:
+        """Raises if tombstones were dropped, and something older came into the store since."""
+        if replacement.compaction is None or not replacement.merged.dropped.tombstones:
             return
-        known = ready.compaction.whole_below
-        now = self._whole_below(known, ready.rows)
+        known = replacement.compaction.whole_below
+        now = self._whole_below(known, replacement.rows)
         for (topic, queue), lowest in sorted(now.items()):
             if lowest < known[topic, queue]:
                 raise TieringBusy(
@@ -305,23 +256,25 @@ class Replacer:
                     "later run compacts them"
                 )
 
-    def remove_retired(self, row: ArchiveRow) -> None:
+    # --- after an erasure ---
+
+    def erase_retired(self, row: ArchiveRow) -> None:
         """Removes a retired archive's object now; a file is overwritten first. Another store's
-        object is only let go of.
+        object stays, and its row goes.
         """
         if is_own(row, self._side.store_id):
-            place = self._shifter.place_of(row)
+            place = self._context.place_of(row)
             self._overwrite(place, row.key)
             place.delete(row.key)
         self._side.set_rows([(row.catalog_key, None)])
 
-    def remove_leftovers(self) -> tuple[list[str], dict[str, str]]:
-        """Removes the remains of cut-off puts and attaches of this store; files are overwritten
-        first. Returns their names, and those that may be left, with the reason. No put may be under
-        way.
+    def erase_leftovers(self) -> tuple[list[str], dict[str, str]]:
+        """Removes the leftovers of interrupted puts and attaches of this store; files are
+        overwritten first. Returns their names, and the names of those that may be left, with the
+        reason. No put may be under way.
         """
         problems: list[AuditProblem] = []
-        places = {place.name: place for place in self._shifter.places()}
+        places = self._context.all_places()
         removed, stay = [], {}
         before = attaches(self._side)
         for orphan in find_orphans(self._catalog, places.values(), 0, problems, places):
@@ -344,7 +297,7 @@ class Replacer:
                 stay[name] = str(e)
         stay.update((problem.archive, problem.reason) for problem in problems)
         try:
-            with attaching(self._side):  # so that nobody begins one meanwhile
+            with attaching(self._side):  # so that no attach begins meanwhile
                 removed += overwrite_all(self._store.path / WORK / ATTACH, self._files)
         except (StoreError, OSError) as e:
             stay["what an attach has left"] = str(e)
@@ -354,7 +307,7 @@ class Replacer:
         return Catalog(self._side.store_id, list(self._side.rows()))
 
     def _overwrite(self, place: Place, key: str) -> None:
-        """Overwrite an object that is a file; not if it has another name, under which it stays."""
+        """Overwrites an object that is a file; not if it has another name, under which it stays."""
         if "://" not in place.name:
             path = Path(place.name) / key
             if self._files.size(path) is not None and self._files.links(path) == 1:

@@ -11,6 +11,8 @@ line that can't be read is passed over.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -55,14 +57,14 @@ class History:
         self._clock = clock
 
     def add(self, what: str, source: str, **figures: object) -> HistoryEntry:
-        """Adds a line for something that was done now."""
+        """Adds a line for a deed that was done now."""
         done = msgspec.convert(
             {"at": self._clock.now_ms(), "what": what, "source": source, **figures}, HistoryEntry
         )
         try:
             self._write(msgspec.json.encode(done) + b"\n")
         except (OSError, StoreError) as e:
-            # The deed is done: a full disk must not make it look otherwise.
+            # The deed is done, although a full disk keeps it from being noted.
             _log.warning("%s: %s of %s is not noted: %s", self._path, what, source, e)
         return done
 
@@ -89,9 +91,10 @@ class History:
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a run. `merged` are archives that others, in `archives`, have replaced;
-    `removed` are the names of objects and files that nothing needs any more; `failed` gives for
-    each thing that could not be done the reason. `waits_for_hours`: more is due, at other hours.
+    """The results of a run. `shifted` archives went cold. Others, in `archives`, have replaced the
+    `merged` ones. `removed` are the names of objects and files that nothing needs any more;
+    `failed` gives for each step that could not be done the reason. `waits_for_hours`: more is due,
+    at other hours.
     """
 
     segments: list[int] = []
@@ -114,14 +117,14 @@ class Run:
         self._history = history
         self.rows: list[ArchiveRow] = []
         self.segments: list[int] = []
-        self.shifted: list[str] = []
+        self.relocated: list[str] = []
         self.expired: list[str] = []
         self.merged: list[str] = []
         self.removed: list[str] = []
         self.failed: dict[str, str] = {}
         self.messages = 0
 
-    def moved(
+    def archived(
         self, segment: SegmentDue, rows: list[ArchiveRow], messages: int, seconds: float
     ) -> HistoryEntry:
         """A segment became archives."""
@@ -171,24 +174,20 @@ class Run:
             seconds=round(seconds, 3),
         )
 
-    def failed_with(self, what: str, why: Exception) -> None:
-        """Something could not be done."""
+    def note_failure(self, what: str, why: Exception) -> None:
+        """A step could not be done."""
         told = told_of(why)
         is_expected = isinstance(why, StoreError | OSError)
         _log.warning("tiering: %s: %s", what, told if is_expected else traced(why))
         self.failed[what] = told
         self._history.add("failed", what, note=told[:1000])
 
-    def noting(self, what: str, *kinds: type[Exception]) -> Noting:
-        """A block whose errors of these kinds are put into the report, and go no further."""
-        return Noting(self, what, kinds)
-
     def report(self, *, waits_for_hours: bool = False) -> RunReport:
         """The results so far."""
         return RunReport(
             segments=self.segments,
             archives=[row.key for row in self.rows],
-            shifted=self.shifted,
+            shifted=self.relocated,
             expired=self.expired,
             merged=self.merged,
             removed=self.removed,
@@ -200,18 +199,16 @@ class Run:
         )
 
 
-class Noting:
-    """See `Run.noting`."""
-
-    def __init__(self, run: Run, what: str, kinds: tuple[type[Exception], ...]) -> None:
-        self._run, self._what, self._kinds = run, what, kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, value: BaseException | None, trace: object) -> bool:
-        if isinstance(value, TieringStopped | StoreClosed) or not isinstance(value, self._kinds):
-            return False
-        assert isinstance(value, Exception), "only those are asked for"
-        self._run.failed_with(self._what, value)
-        return True
+@contextmanager
+def noting_errors(
+    note: Callable[[str, Exception], object], step: str, *kinds: type[Exception]
+) -> Iterator[None]:
+    """Gives the block's errors of these kinds to `note`, with the name of the step; they go no
+    further. The errors of an end that was asked for do.
+    """
+    try:
+        yield
+    except (TieringStopped, StoreClosed):
+        raise
+    except kinds as e:
+        note(step, e)

@@ -14,7 +14,7 @@ from tests.tiering.archive.making import ORIGIN, SMALL_BLOCKS, Made, MemorySourc
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings
-from tiering.merge.merge import Input, Merged, MergeJob, merge
+from tiering.merge.merge import Merged, MergeInput, MergeJob, merge
 
 STORE: Final = ORIGIN.store_id
 Records = dict[tuple[str, int], dict[int, bytes]]
@@ -65,7 +65,7 @@ def merged(
 ) -> Result:
     """The archives merged into one."""
     inputs = [
-        Input(
+        MergeInput(
             place="",
             key=str(n),
             size=len(data),

@@ -38,8 +38,8 @@ from tiering.executor.match import Match
 from tiering.keys.crypto import TopicKey
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import Compaction
-from tiering.merge.merge import Dropped, Input, Merged, MergeJob, merge, merge_with
-from tiering.merge.partition import plan_merge, stretch_jobs
+from tiering.merge.merge import Dropped, Merged, MergeInput, MergeJob, merge, merge_with
+from tiering.merge.partition import partition_jobs, plan_merge
 
 KEYS = {f"topic{n}": TopicKey("first", bytes([n + 1]) * 32) for n in range(4)}
 STRETCH = 4096
@@ -102,14 +102,14 @@ class Made:
         inputs = []
         for number, data in enumerate(archives):
             (folder / f"{number}.kvarc").write_bytes(data)
-            one = Input(
+            one = MergeInput(
                 place=str(folder), key=f"{number}.kvarc", size=len(data), store_id=STORE
             )  # fmt: skip
             inputs.append(one)
         given: dict[str, Any] = {
             "inputs": inputs, "topics": topics_of(*archives), "settings": SMALL_BLOCKS,
             "store_id": STORE, "retention_class": "week", "path": str(folder / "merged"),
-            "stretch_bytes": STRETCH,
+            "partition_bytes": STRETCH,
         }  # fmt: skip
         self.job = MergeJob(**(given | facts))
 
@@ -186,7 +186,7 @@ def test_stretches_done_anywhere_in_any_order_give_the_bytes_of_one_process(
             st.sampled_from([None, Match(key="k1"), Match(key="topic0"), Match(before=NOW + 3)])
         ),
         "settings": written,
-        "stretch_bytes": data.draw(st.sampled_from([2000, 6000, 1 << 20])),
+        "partition_bytes": data.draw(st.sampled_from([2000, 6000, 1 << 20])),
     }
     executor.draw.seed(data.draw(st.integers(0, 1 << 32)))
     with tempfile.TemporaryDirectory() as folder:
@@ -209,9 +209,9 @@ def test_each_step_of_a_merge_is_done_by_the_executor(executor: Shuffled, tmp_pa
     executor.done.clear()
     made.spread(executor)
     plan = plan_merge(made.open(), made.job)
-    assert len(plan.stretches) > 4
+    assert len(plan.partitions) > 4
     assert sorted(executor.done) == sorted(
-        ["plan_remotely", *["encode_remotely"] * len(plan.stretches)]
+        ["plan_remotely", *["encode_remotely"] * len(plan.partitions)]
     )
 
 
@@ -233,11 +233,11 @@ def test_a_queue_that_outweighs_all_others_becomes_many_stretches(tmp_path: Path
     )  # fmt: skip
     plan = plan_merge(made.open(), made.job)
     raw = sum(len(record) for queue in queues for record in queue.records.values())
-    assert len(plan.stretches) >= raw // STRETCH
+    assert len(plan.partitions) >= raw // STRETCH
     archive = Archive.open(MemorySource(made.here()[1]))
     rows = archive.rows()
-    sizes = np.zeros(len(plan.stretches), np.int64)
-    begins = [stretch.begin for stretch in plan.stretches]
+    sizes = np.zeros(len(plan.partitions), np.int64)
+    begins = [stretch.begin for stretch in plan.partitions]
     for block in range(archive.directory.blocks):
         where = (int(rows.topics[block]), int(rows.queues[block]), int(rows.first_offset[block]))
         sizes[sum(begin <= where for begin in begins) - 1] += rows.raw_bytes[block]
@@ -250,7 +250,7 @@ def test_small_queues_are_not_cut(tmp_path: Path) -> None:
     queues = plain_queues(topics=4, queues=4, messages=2)
     made = Made(tmp_path, made_of(deal(queues, lambda _, o: o)))
     plan = plan_merge(made.open(), made.job)
-    assert len(plan.stretches) > 1
+    assert len(plan.partitions) > 1
     archive = Archive.open(MemorySource(made.here()[1]))
     assert all(len(blocks) == 1 for _, _, blocks in archive.directory.queues())
 
@@ -265,7 +265,7 @@ def test_a_stretch_has_its_own_topics_keys_and_blocks_alone(tmp_path: Path) -> N
     archives = made.open()
     plan = plan_merge(archives, made.job)
     gone = {(queues[0].topic.id, 0): np.arange(60)}
-    jobs = stretch_jobs(made.job, plan, gone)
+    jobs = partition_jobs(made.job, plan, gone)
     assert len(jobs) > 4
     for job in jobs:
         names = {topic.name for _, topic in job.topics.values()}
@@ -273,7 +273,7 @@ def test_a_stretch_has_its_own_topics_keys_and_blocks_alone(tmp_path: Path) -> N
         assert set(job.settings.keys.writing) == names
         assert len(names) <= 2
         assert set(job.gone) <= {(i, 0) for i in job.topics}
-        for span in job.stretch.spans:
+        for span in job.partition.spans:
             assert span.stop - span.start < archives[span.number].directory.blocks
     dropped = [offset for job in jobs for offsets in job.gone.values() for offset in offsets]
     assert dropped == list(range(60))
@@ -345,4 +345,4 @@ def test_stretches_of_any_size_hold_the_same_messages() -> None:
     queues = one_large_queue()
     archives = made_of(deal(queues, lambda _, o: o % 3))
     for size in (1, 5000, 1 << 30):
-        assert records_in(merged(archives, stretch_bytes=size).open()) == records_of(queues)
+        assert records_in(merged(archives, partition_bytes=size).open()) == records_of(queues)

@@ -277,8 +277,7 @@ def test_what_could_not_be_cleaned_up_is_a_leftover_until_it_is_removed(
     with pytest.raises(ObjectNameIllegal):
         place.remove_leftover(KEY)
     faulty.faults.clear()
-    assert place.remove_leftovers(left.modified) == 0
-    assert place.remove_leftovers(left.modified + 1) == 1
+    place.remove_leftover(left.key)
     assert list(place.leftovers()) == []
     assert list(place.list()) == [info]
 

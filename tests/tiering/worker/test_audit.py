@@ -131,8 +131,8 @@ def test_what_waits_for_its_end_is_no_orphan(store: Store, tmp_path: Path) -> No
     with tiering.Worker(store, policy) as worker:
         worker.run_once()
         for row in rows(store):
-            shifter = worker._shifter
-            shifter.settle(row, shifter.copy(row, shifter.take_number(), worker._check))
+            relocator, number = worker._relocator, store.handover.take_number()
+            relocator.switch(row, relocator.copy(row, number, worker._check))
         report = worker.verify(remove_orphans=True)
     assert (report.archives, report.retired) == (3, 3)
     assert (report.problems, report.orphans) == ([], [])

@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_archives_that_were_to_go_cold_warm(
 
 def fill_the_disk_of_the_other_process(worker: Worker) -> None:
     """Have it find no room for more than a few bytes; the next one has it again."""
-    pid = worker._executor.run(lambda: None, os.getpid)
+    pid = worker._context.executor.run(lambda: None, os.getpid)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (100, 100))
 
 

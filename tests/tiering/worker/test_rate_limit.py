@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvstore.errors import ConfigError
 from tests.support.clock import VirtualClock
 from tiering.errors import TieringStopped
-from tiering.worker.rate_limit import RateLimit
+from tiering.executor.rate_limit import RateLimit
 
 
 class StridingClock(VirtualClock):

@@ -22,7 +22,7 @@ from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
 from tests.tiering.worker.pools import Pools
 from tiering import ObjectExists, Policy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
-from tiering.executor.ahead import ahead
+from tiering.executor.pipeline import pipelined
 from tiering.places.intents import Intent
 from tiering.places.place import open_place
 from tiering.places.publish import CopyJob, copy_remotely
@@ -53,7 +53,7 @@ def squared(number: int, check: Callable[[], None]) -> int:
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_things_are_taken_in_order_and_each_error_where_its_thing_is(width: int) -> None:
     found: list[object] = []
-    with closing(ahead(width, never, range(6), squared)) as coming:
+    with closing(pipelined(width, never, range(6), squared)) as coming:
         for number, taken in coming:
             try:
                 found.append((number, taken()))
@@ -71,7 +71,7 @@ def test_one_who_works_alone_begins_one_ahead_and_two_begin_two() -> None:
                 begun.append(number)
                 yield number
 
-        with closing(ahead(width, never, numbers(), lambda n, _: n)) as coming:
+        with closing(pipelined(width, never, numbers(), lambda n, _: n)) as coming:
             for number, taken in coming:
                 assert taken() == number
                 assert len(begun) - number - 1 <= most
@@ -81,7 +81,7 @@ def test_one_who_works_alone_begins_one_ahead_and_two_begin_two() -> None:
 
 def test_one_who_works_alone_makes_the_next_while_the_last_is_handed_over() -> None:
     made = [threading.Event() for _ in range(3)]
-    with closing(ahead(1, never, made, lambda one, _: one.set())) as coming:
+    with closing(pipelined(1, never, made, lambda one, _: one.set())) as coming:
         for number, (_, taken) in enumerate(coming):
             taken()
             # This is the hand-over, which would wait here for ever.
@@ -102,7 +102,7 @@ def test_what_was_begun_is_over_when_the_caller_gives_up() -> None:
             ended.set()
             raise
 
-    with closing(ahead(2, never, range(9), work)) as coming:
+    with closing(pipelined(2, never, range(9), work)) as coming:
         next(coming)[1]()
         begun.wait()
     assert ended.is_set()

@@ -448,7 +448,7 @@ def test_what_an_erasure_has_replaced_goes_with_the_next_run_if_it_could_not_go_
             raise StoreError("not now")
 
         with monkeypatch.context() as patch:
-            patch.setattr(worker._replacer, "remove_retired", refuse)
+            patch.setattr(worker._replacer, "erase_retired", refuse)
             report = worker.erase(key="k3")
         assert not report.is_proven
         assert len(report.failed) == count

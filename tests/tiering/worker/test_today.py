@@ -12,7 +12,7 @@ from tests.tiering.worker.conftest import QUEUES, fill, held
 from tiering import Policy, Worker
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
-from tiering.worker.looking import Looker, StoreSnapshot
+from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
@@ -121,7 +121,7 @@ def test_an_archive_that_could_not_be_looked_into_expires_only_if_its_topics_say
     as_of_an_older_version(store)
     clock.advance(20 * DAY)
     with Worker(store, msgspec.structs.replace(WARM, warm_for=100 * DAY)) as worker:
-        judge = worker._looker.judge
+        judge = worker._snapshots.judge
         read, tried = judge._manifest_of, set[str]()
 
         def once_away(row: ArchiveRow) -> Manifest:
@@ -140,12 +140,12 @@ def test_what_a_look_sees_is_what_one_without_a_memory_sees(
     store: Store, clock: VirtualClock
 ) -> None:
     with Worker(store, WARM) as worker:
-        looker = worker._looker
+        snapshots = worker._snapshots
 
         def check() -> StoreSnapshot:
             store.checkpoint()
-            fresh = Looker(store, WARM, None, worker._replacer.manifest_of, lambda: None)
-            seen, anew = looker.look(clock.now_ms()), fresh.look(clock.now_ms())
+            fresh = Snapshotter(worker._context)
+            seen, anew = snapshots.take(clock.now_ms()), fresh.take(clock.now_ms())
             assert (seen.segments, seen.archives) == (anew.segments, anew.archives)
             assert seen.today.traits == anew.today.traits
             return seen

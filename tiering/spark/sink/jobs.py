@@ -27,7 +27,7 @@ from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, check_single_store, own_archives, stores_in
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, ranges_of
 from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
-from tiering.executor.ahead import ahead, go_on
+from tiering.executor.pipeline import go_on, pipelined
 from tiering.places.commits.commit_log import AT_ONCE, CommitLog
 from tiering.places.commits.commits import Commit, CommittedArchive
 from tiering.places.commits.dead_jobs import clear_overwritten, remove_unnamed
@@ -112,7 +112,7 @@ def _of_own(
     ranges: list[OffsetRange] = []
     position = 0
     ids: dict[str, int] = {}
-    with closing(ahead(AT_ONCE, go_on, objects, look)) as each:
+    with closing(pipelined(AT_ONCE, go_on, objects, look)) as each:
         for _, looked in each:
             mine, manifest = looked()
             ranges += mine

@@ -119,7 +119,7 @@ def test_archives_come_under_the_keys_of_today_and_no_others_are_touched(
     tmp_path: Path, made: tuple[Path, int], executor: SparkExecutor
 ) -> None:
     def work(worker: Worker, clock: VirtualClock) -> Any:
-        keys = worker._keys
+        keys = worker._context.keys
         assert isinstance(keys, Keys)
         keys.writing.clear()
         keys.change("skewed", key("first"))

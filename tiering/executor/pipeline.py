@@ -1,13 +1,13 @@
-"""Makes the next things on threads while the last one is handed over.
+"""Pipeline: works on the next items on threads while the last result is used.
 
-The idea: making an archive takes long and touches no store. Handing it over is short, and is done
+The idea: building an archive takes long and touches no store. Handing it over is short, and is done
 one after the other, in order. So the next archives are begun on threads, as many as the executor
-makes at once; the threads only wait for it. Even with one at a time, the next is made while the
+builds at once; the threads only wait for it. Even with one at a time, the next is built while the
 last is handed over, and neither waits for the other.
 
 Invariants: results are taken in the order of the items, and an item's error is raised where its
 result is taken; items are begun in their order, by the caller's thread; when the caller is done,
-for whatever reason, nothing is under way any more.
+after an error too, no work is under way any more.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from tiering.errors import TieringStopped
 J = TypeVar("J")
 T = TypeVar("T")
 Check = Callable[[], None]
+"""Called now and then by work that takes long; raises to end it."""
 
 
-def ahead(
+def pipelined(
     width: int, check: Check, items: Iterable[J], work: Callable[[J, Check], T]
 ) -> Generator[tuple[J, Callable[[], T]], None, None]:
     """Yields each item with a function that returns its result, or raises its error.
 
-    By then `width` more are begun, and as many are worked on at a time. `work` gets the item and
-    `check`, which it calls to ask whether to go on: that raises once the caller wants no more. The
-    iterator is to be closed (`contextlib.closing`).
+    By then `width` more are begun, and as many are worked on at a time. `work` gets the item and a
+    check, which raises once the caller wants no more, or `check` raises. The iterator is to be
+    closed (`contextlib.closing`).
     """
     given_up = threading.Event()
 
-    def asked() -> None:
+    def wanted() -> None:
         if given_up.is_set():
             raise TieringStopped("what was begun ahead is not wanted any more")
         check()
@@ -45,11 +46,11 @@ def ahead(
     with ThreadPoolExecutor(width, thread_name_prefix="kvmq-ahead") as threads:
         try:
             for item in items:
-                begun.append((item, threads.submit(work, item, asked)))
+                begun.append((item, threads.submit(work, item, wanted)))
                 if len(begun) > width:
-                    yield _next(begun)
+                    yield _first(begun)
             while begun:
-                yield _next(begun)
+                yield _first(begun)
         finally:
             given_up.set()
             for _, future in begun:
@@ -60,6 +61,6 @@ def go_on() -> None:
     """A check for work that nobody stops."""
 
 
-def _next(begun: deque[tuple[J, Future[T]]]) -> tuple[J, Callable[[], T]]:
+def _first(begun: deque[tuple[J, Future[T]]]) -> tuple[J, Callable[[], T]]:
     item, future = begun.popleft()
     return item, future.result
