@@ -50,7 +50,7 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
     "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
         "kvstore.cli.admin.stats",
-        "What the store holds, and what it has done since it was opened.",
+        "The contents of the store, and its figures since the opening.",
     ),
     "tier": (
         "kvstore.cli.tier",

@@ -31,6 +31,7 @@ from kvstore.index.keys import (
     QUEUE_MASK,
     RUNS,
     Place,
+    behind,
     place_key,
     queue_prefix,
     read_place,
@@ -204,7 +205,7 @@ class QueueLocations:
             return
         topic, number = queue >> 32, queue & QUEUE_MASK
         prefix = queue_prefix(topic, number)
-        rows = self._families.rows(PLACES, place_key(topic, number, offset + 1), _end_of(prefix))
+        rows = self._families.rows(PLACES, place_key(topic, number, offset + 1), behind(prefix))
         for key, value in rows:
             yield read_place(key, value)[2]
 
@@ -227,7 +228,7 @@ class QueueLocations:
         tier any more.
         """
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
-        rows = self._families.rows(PLACES, prefix, _end_of(prefix))
+        rows = self._families.rows(PLACES, prefix, behind(prefix))
         places = (read_place(key, value)[2] for key, value in rows)
         return [place.first for place in places if place.is_archived]
 
@@ -244,7 +245,7 @@ class QueueLocations:
         version = self._version
         prefix = queue_prefix(queue >> 32, queue & QUEUE_MASK)
         own, there = (
-            [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, _end_of(prefix))]
+            [read_place(k, v)[2] for k, v in families.rows(PLACES, prefix, behind(prefix))]
             for families in (self._families, newer)
         )
         # Entries that the newer index lacks went to an archive, or for good.
@@ -375,7 +376,3 @@ class QueueLocations:
                 self._runs_kept += 1
             self._runs[queue] = new
         return column
-
-
-def _end_of(prefix: bytes) -> bytes:
-    return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")

@@ -171,6 +171,10 @@ class CommitLog:
                 f"{self.folder.parent} was opened read-only; open it without read_only=True to "
                 "write"
             )
+        self.check_failure()
+
+    def check_failure(self) -> None:
+        """Raise `FlushFailed` if a flush failed."""
         if self.failure is not None:
             raise FlushFailed(*self.failure.args) from self.failure
 
@@ -384,8 +388,7 @@ class CommitLog:
                 raise self.fail(e) from e
 
     def _sync(self, lock: AbstractContextManager[object] | None = None) -> int:
-        if self.failure is not None:
-            raise FlushFailed(*self.failure.args) from self.failure
+        self.check_failure()
         try:
             end = (
                 self.end

@@ -70,8 +70,7 @@ class Flusher:
     def _wait(self, position: int) -> None:
         log = self._log
         while log.durable < position:
-            if log.failure is not None:
-                raise FlushFailed(*log.failure.args) from log.failure
+            log.check_failure()
             if not self.thread.is_alive or self.thread.is_stopping:
                 raise StoreClosed(
                     "the store was closed while a put waited for the disk; it may or may not be "

@@ -176,10 +176,7 @@ class Segments:
             left = list(dropwhile(lambda n: n not in there and n < newest, self.numbers))
             for number in self.numbers[: len(self.numbers) - len(left)]:
                 self.retired_below = number + 1
-                self.problems.pop(number, None)
-                found = self._maps.pop(number, None)
-                if found is not None:
-                    found.close()
+                self._drop(number)
             self.numbers = left
             self.removals += 1
 
@@ -189,15 +186,18 @@ class Segments:
         """
         with self._lock:
             for number in numbers:
-                self.problems.pop(number, None)
-                found = self._maps.pop(number, None)
-                if found is not None:
-                    found.close()
+                self._drop(number)
             self.numbers = [n for n in self.numbers if n not in numbers]
             self.left |= frozenset(numbers)
             self.removals += 1
             if not self.numbers:
                 self.retired_below = max(self.retired_below, max(numbers, default=-1) + 1)
+
+    def _drop(self, number: int) -> None:
+        self.problems.pop(number, None)
+        found = self._maps.pop(number, None)
+        if found is not None:
+            found.close()
 
     @property
     def oldest(self) -> int:

@@ -20,13 +20,13 @@ import msgspec
 
 from kvstore.errors import FormatError
 from kvstore.files import Files
+from kvstore.log.segments import named_position
 from kvstore.rocketmq.file_layouts import (
     BATCH_UNIT,
     BATCH_UNIT_SIZE,
     QUEUE_UNIT,
     QUEUE_UNIT_SIZE,
     SKIPPED_UNIT,
-    file_start,
 )
 
 _CHUNK_UNITS: Final = 4096
@@ -72,7 +72,7 @@ def first_offset(path: Path, unit_size: int = QUEUE_UNIT_SIZE) -> int:
 
     Raises FormatError if the name is not 20 digits or not a multiple of the unit's size.
     """
-    start = file_start(path.name)
+    start = named_position(path.name)
     if start is None or start % unit_size:
         raise FormatError(
             f"{path} is not named as a consume-queue file: 20 digits, the byte of its queue at "

@@ -24,8 +24,6 @@ import re
 import struct
 from typing import Final
 
-FILE_NAME: Final = re.compile(r"[0-9]{20}")
-"""The name of a commit-log or consume-queue file, whole."""
 INDEX_NAME: Final = re.compile(r"[0-9]{17}")
 """The name of an index file, whole: when it was made, to the millisecond."""
 
@@ -103,8 +101,3 @@ assert QUEUE_UNIT.size == QUEUE_UNIT_SIZE
 assert BATCH_UNIT.size == BATCH_UNIT_SIZE
 assert (INDEX_HEADER.size, INDEX_SLOT.size, INDEX_ITEM.size) == (40, 4, 20)
 assert CHECKPOINT.size == 5 * 8
-
-
-def file_start(name: str) -> int | None:
-    """The byte at which a commit-log or queue file begins; None if the name is not 20 digits."""
-    return int(name) if FILE_NAME.fullmatch(name) else None

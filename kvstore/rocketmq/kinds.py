@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.errors import FormatError, RecordDamaged
 from kvstore.files import Files
+from kvstore.log.segments import named_position
 from kvstore.record.check import check_record
 from kvstore.record.layout import (
     BLANK,
@@ -41,7 +42,6 @@ from kvstore.rocketmq.file_layouts import (
     INDEX_NAME,
     QUEUE_UNIT,
     SKIPPED_UNIT,
-    file_start,
 )
 from kvstore.rocketmq.index_file import read_items
 
@@ -75,7 +75,7 @@ def base_of(buffer: Buffer, name: str) -> int | None:
     None if neither tells it. A name that the records contradict doesn't count: somebody renamed the
     file.
     """
-    by_name = file_start(name)
+    by_name = named_position(name)
     if by_name is not None and (_checks_out(buffer, 0, by_name) or not any(buffer[:FIXED_V1])):
         return by_name
     return next(_stated_bases(buffer), by_name)
@@ -84,7 +84,7 @@ def base_of(buffer: Buffer, name: str) -> int | None:
 def _by_place(path: Path, files: Files) -> FileKind | None:
     absolute = path.absolute()
     parents = [parent.name for parent in absolute.parents[:3]] + [""] * 3
-    is_named = file_start(path.name) is not None
+    is_named = named_position(path.name) is not None
     if is_named and parents[0] == COMMITLOG:
         return FileKind.LOG
     if is_named and parents[2] == CONSUMEQUEUE:
@@ -105,7 +105,7 @@ def _by_content(path: Path, files: Files) -> FileKind | None:
     head = files.read(path, 0, max(FIXED_V1, _UNITS_LOOKED_AT * BATCH_UNIT.size))
     if len(head) >= BLANK.size and BLANK.unpack_from(head)[1] in _KNOWN_MAGIC:
         return FileKind.LOG
-    if not any(head) and file_start(path.name) is not None:
+    if not any(head) and named_position(path.name) is not None:
         return FileKind.LOG
     if _is_queue(head, size, QUEUE_UNIT):
         return FileKind.QUEUE

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.errors import RecordDamaged, SegmentDamaged
 from kvstore.files import Files
+from kvstore.log.segments import named_position
 from kvstore.record.check import check_record, property_crc_problem
 from kvstore.record.decode import decode
 from kvstore.record.values import StoredMessage
 from kvstore.record.walk import Extent, Kind, walk
-from kvstore.rocketmq.file_layouts import COMMITLOG, file_start
+from kvstore.rocketmq.file_layouts import COMMITLOG
 from kvstore.rocketmq.kinds import base_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def log_files(folder: Path, files: Files) -> list[Path]:
             names = files.list_dir(place)
         except NotADirectoryError:
             continue
-        if found := [place / name for name in names if file_start(name) is not None]:
+        if found := [place / name for name in names if named_position(name) is not None]:
             return found
     return []
 
@@ -60,7 +61,7 @@ def read_log(paths: Sequence[Path], files: Files, start: int = 0) -> Iterator[Fi
     expected: int | None = None
     ends: list[FileExtent] = []
     for path, size in zip(paths, sizes, strict=True):
-        begin = file_start(path.name)
+        begin = named_position(path.name)
         if begin is None or not size or begin + size > start:
             for stretch in _read_among(path, size, usual, expected, files):
                 if stretch.found.position >= 0 and stretch.found.stop <= start > 0:
@@ -81,7 +82,7 @@ def read_record(paths: Sequence[Path], files: Files, position: int) -> FileExten
     """
     for path in paths:
         size = files.size(path) or 0
-        begin = file_start(path.name)
+        begin = named_position(path.name)
         if size and (begin is None or begin <= position < begin + size):
             mapped = files.map(path, writable=False)
             try:
@@ -111,7 +112,7 @@ def _read_among(
     path: Path, size: int, usual: int, expected: int | None, files: Files
 ) -> Iterator[FileExtent]:
     """Everything in one file, and the faults of its place and size among the others."""
-    begin = file_start(path.name)
+    begin = named_position(path.name)
     if begin is not None and expected is not None and begin != expected:
         reason = (
             f"no file for the positions from {expected} to {begin}"
@@ -139,7 +140,7 @@ def _read_file(path: Path, files: Files) -> Iterator[FileExtent]:
         if base is None:
             yield _damage(path, -1, mapped.size, f"{path} is not a log file: it holds no record")
             return
-        begin = file_start(path.name)
+        begin = named_position(path.name)
         if begin is not None and begin != base:
             yield _damage(path, base, 0, f"{path} is misnamed: its records say it begins at {base}")
         last: Extent | None = None

@@ -15,6 +15,7 @@ from typing import Final
 
 from kvstore.errors import SegmentDamaged, StoreNotFound
 from kvstore.files import Files
+from kvstore.log.segments import named_position
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 from kvstore.record.walk import next_good
 from kvstore.rocketmq.config.config_values import (
@@ -30,7 +31,6 @@ from kvstore.rocketmq.file_layouts import (
     CONFIG,
     INDEX,
     ROCKSDB_CURRENT,
-    file_start,
 )
 
 __all__ = [
@@ -95,7 +95,7 @@ def _log_files(path: Path, files: Files) -> list[tuple[int, str]]:
         names = files.list_dir(path / COMMITLOG)
     except NotADirectoryError:
         return []
-    found = [(start, name) for name in names if (start := file_start(name)) is not None]
+    found = [(start, name) for name in names if (start := named_position(name)) is not None]
     # The broker removes an empty last file: it was about to be made when the broker ended.
     if found and files.size(path / COMMITLOG / found[-1][1]) == 0:
         found.pop()

@@ -169,7 +169,7 @@ def show(out: Output, folder: Path, group_name: str, namespace: str | None) -> N
 def alter(
     out: Output, folder: Path, group_name: str, namespace: str | None, **settings: Any
 ) -> None:
-    """Change GROUP; what is not given stays."""
+    """Change settings of GROUP; the others stay."""
     changes = _given(settings)
     if not changes:
         raise click.UsageError("give what to change; --help lists the settings")

@@ -36,7 +36,7 @@ def offset() -> None:
 @namespace_option
 @output_option
 def show(out: Output, folder: Path, group: str, topic: str, namespace: str | None) -> None:
-    """Show what GROUP has committed in the queues of TOPIC, and how much it has still to do."""
+    """Show the offsets of GROUP in the queues of TOPIC, and the messages it has still to do."""
     with open_store(out, folder, read_only=True) as store:
         lags = within(store, namespace).lag(group, topic)
     rows = [(one.queue, one.committed, one.end, one.lag) for one in lags]
@@ -100,7 +100,7 @@ def reset(
 def history(
     out: Output, folder: Path, group: str, topic: str, queue: int, namespace: str | None
 ) -> None:
-    """Show what GROUP had committed in a queue of TOPIC and when, oldest first."""
+    """Show the past offsets of GROUP in a queue of TOPIC with their times, oldest first."""
     with open_store(out, folder, read_only=True) as store:
         commits = within(store, namespace).offset_history(group, topic, queue)
     if out.json:

@@ -15,7 +15,7 @@ from kvstore.cli.terminal.report import show_report
 @folder_argument
 @output_option
 def stats(out: Output, folder: Path) -> None:
-    """Show what the store in DIR holds and what opening it did."""
+    """Show the contents of the store in DIR, and the report of its opening."""
     with open_store(out, folder, read_only=True) as store:
         found = store.stats()
     show_report(out, found)

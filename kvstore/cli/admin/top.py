@@ -28,7 +28,7 @@ from kvstore.clock import SystemClock
 from kvstore.errors import Damaged
 
 _TOPICS_MAX: Final = 1000
-"""Topics that are looked at: all of very many would take longer than an interval."""
+"""Topics that are read: all of very many would take longer than an interval."""
 _TRIES: Final = 10
 _INTERVAL_MAX: Final = 24 * 3600.0
 _PAUSE: Final = 0.02
@@ -96,7 +96,7 @@ def top(out: Output, folder: Path, interval: float, once: bool) -> None:
 
 
 def look(folder: Path) -> Look:
-    """Open the store read-only and look once."""
+    """Open the store read-only and read its figures once."""
     clock = SystemClock()
     for attempt in range(_TRIES):
         try:

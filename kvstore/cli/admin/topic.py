@@ -103,7 +103,7 @@ def list_topics(out: Output, folder: Path, namespace: str | None) -> None:
 @namespace_option
 @output_option
 def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
-    """Show topic NAME and what its queues hold."""
+    """Show topic NAME and the contents of its queues."""
     with open_store(out, folder, read_only=True) as store:
         calls = within(store, namespace)
         info = calls.topic(name)
@@ -135,7 +135,7 @@ def show(out: Output, folder: Path, name: str, namespace: str | None) -> None:
 @namespace_option
 @output_option
 def alter(out: Output, folder: Path, name: str, namespace: str | None, **settings: Any) -> None:
-    """Change topic NAME; what is not given stays.
+    """Change settings of topic NAME; the others stay.
 
     Queues taken away stay readable; --read-queues takes them from readers too, once they are empty.
     A retention takes the place of the one before; a worker (`kvmq tier run`) goes by it. Archives

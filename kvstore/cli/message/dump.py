@@ -77,8 +77,8 @@ def dump(
     offset: int | None, topic: str | None, queue: int | None, commitlog: Path | None,
     start: int, limit: int | None, body_max: int | None, keys_file: Path | None,
 ) -> None:  # fmt: skip
-    """Print what is in FILEs, without opening a store: log files, consume queues, index files and
-    checkpoints, of kvmq or RocketMQ; or folders of them, or a whole store; or archives.
+    """Print the contents of FILEs, without opening a store: log files, consume queues, index files
+    and checkpoints, of kvmq or RocketMQ; or folders of them, or a whole store; or archives.
 
     Damaged parts are marked and passed over.
     """
@@ -113,7 +113,7 @@ def dump(
 
 def _group(path: Path, kind: str | None, files: Files) -> _Group:
     """The named file, or the files of the named folder. Raises `click.UsageError`."""
-    from kvstore.rocketmq.file_layouts import file_start
+    from kvstore.log.segments import named_position
     from kvstore.rocketmq.kinds import FileKind, kind_of
     from kvstore.rocketmq.log_files import log_files
 
@@ -135,7 +135,7 @@ def _group(path: Path, kind: str | None, files: Files) -> _Group:
         )
     if logs[0].parent != path:
         return _Group(FileKind.LOG, logs)
-    named = [path / name for name in files.list_dir(path) if file_start(name) is not None]
+    named = [path / name for name in files.list_dir(path) if named_position(name) is not None]
     return _Group(forced or kind_of(named[0], files) or FileKind.LOG, named)
 
 

@@ -49,7 +49,7 @@ _WAIT: Final = 3600.0
 _EXTENSIONS: Final = 3
 """A lock is extended so many times in its time."""
 _LOOK: Final = 0.1
-"""Seconds between two looks whether what others run has come back."""
+"""Seconds between two checks for messages that other workers gave back."""
 _STDERR: Final = 2
 _INTERRUPTED: Final = 130
 _OWN: Final = "KVMQ_"
@@ -155,7 +155,7 @@ class _Worker:
     ) -> None:
         self.tally = WorkTally()
         self.killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when what runs is to be killed."""
+        """Done when the running commands are to be killed."""
         self._store = store
         self._plan = plan
         self._report = report
@@ -183,7 +183,7 @@ class _Worker:
             raise self._error
 
     def signalled(self) -> None:
-        """The first time, take no more messages; the second time, kill what runs."""
+        """The first time, pop no more messages; the second time, kill the running commands."""
         if self._stopping and not self.killed.done():
             self.killed.set_result(None)
         self._stop()

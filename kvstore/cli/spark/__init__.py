@@ -23,9 +23,9 @@ __all__ = ["spark"]
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "export": ("kvstore.cli.spark.export", "Export messages to Parquet or Iceberg."),
     "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
-    "report": ("kvstore.cli.spark.report", "Make a page of what is stored, and what it costs."),
+    "report": ("kvstore.cli.spark.report", "Make a page of the messages, and what they cost."),
     "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
-    "tier": ("kvstore.cli.spark.tier", "Move what a policy says is due, as `tier run`."),
+    "tier": ("kvstore.cli.spark.tier", "Carry out a policy, as `tier run`."),
     "merge": ("kvstore.cli.spark.merge", "Merge archives into larger ones."),
     "compact": ("kvstore.cli.spark.compact", "Keep the newest messages of compacted topics."),
     "verify": ("kvstore.cli.spark.verify", "Check every archive, and list orphans."),

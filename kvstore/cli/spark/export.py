@@ -63,7 +63,7 @@ def export(
     options: tuple[tuple[str, str], ...], watch: bool,
     interval: float, engine: Engine, access: Access,
 ) -> None:  # fmt: skip
-    """Export what SOURCE has to the folder TARGET, as far as it is not there.
+    """Export the messages of SOURCE that are not in the folder TARGET yet.
 
     SOURCE is a store's folder, with its log, or a folder or the URL of a bucket of archives. TARGET
     is a folder, or a URL that Spark can write to. Each message is exported once, however runs end.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def report(
     out: Output, path: str, target: Path | None, top: int, asked: Asked, engine: Engine
 ) -> None:  # fmt: skip
-    """Make a page of what is in PATH: volume and cost by topic, tier and day, dead letters, delays,
-    frequent keys, and what keeping less would save.
+    """Make a page about the messages in PATH: volume and cost by topic, tier and day, dead letters,
+    delays, frequent keys, and what keeping less would save.
 
     PATH is a store's folder, or a folder or the URL of a bucket of archives. The page is one file
     that needs nothing else; to make it takes kvmq[plot].

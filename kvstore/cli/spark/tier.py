@@ -15,7 +15,7 @@ from kvstore.cli.tier.run import run_options, run_with
 @engine_options
 @run_options
 def tier(out: Output, engine: Engine, **given: Any) -> None:
-    """Move what is due by a policy in the store in DIR, until nothing is; --watch merges, too.
+    """Carry out a policy in the store in DIR until nothing is due; --watch merges, too.
 
     As `kvmq tier run`, with several segments and archives at once; what comes of it is the same,
     byte for byte. The store is opened here; its folder, and the places of archives, must be seen by

@@ -15,7 +15,7 @@ from kvstore.cli.tier.checking import verify_options, verify_with
 @engine_options
 @verify_options
 def verify(out: Output, engine: Engine, **given: Any) -> None:
-    """Check every archive of the store in DIR, and list what no catalog knows.
+    """Check every archive of the store in DIR, and list objects in no catalog.
 
     As `kvmq tier verify`, with an archive for each task; the places of archives must be seen by all
     of Spark's workers.

@@ -30,7 +30,7 @@ PHRASES: Final = (
         "`kvmq topic create` and `kvmq put --create` make one",
     ),
 )
-"""Advice that is no call's name, and what it is here."""
+"""Advice that is no call's name, and the verb for it."""
 
 _CALL: Final = re.compile(rf"(with|use) ({'|'.join(VERBS)})(?=$|[ ,;.])|`({'|'.join(VERBS)})`")
 _VIEW: Final = re.compile(r"use store\.namespace\('([^']*)'\)")

@@ -33,7 +33,7 @@ class IndexSizes(msgspec.Struct, frozen=True):
 
 
 def index_sizes(store_folder: Path) -> IndexSizes:
-    """Measure the index of a store that nobody has open."""
+    """Measure the index of a store that no process has open."""
     from rocksdict import AccessType, Options, Rdict
 
     folder = store_folder / "index"
@@ -61,7 +61,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 def rocketmq_queue_files(messages_per_queue: Iterable[int]) -> tuple[int, int]:
-    """Bytes of disk and of address space of RocketMQ's queue files for such queues."""
+    """Bytes of disk and of address space that RocketMQ's queue files take for these queues."""
     disk = space = 0
     for count in messages_per_queue:
         size = max(count, 1) * ROCKETMQ_ENTRY

@@ -27,7 +27,7 @@ __all__ = ["tier"]
 
 @click.group()
 def tier() -> None:
-    """Archives of old segments: what a policy moves and costs, moving it, checking them."""
+    """Archives of old segments: plan and carry out a policy, list, check, merge them."""
 
 
 for _verb in (plan, run, merge, compact, reencrypt, attach, key, list_, history, verify):

@@ -35,7 +35,7 @@ def verify(
     out: Output, folder: Path, remove_orphans: bool, grace: float, places: tuple[str, ...],
     access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Check every archive of the store in DIR, and list what no catalog knows.
+    """Check every archive of the store in DIR, and list objects in no catalog.
 
     All of each archive is read. Orphans are objects of this store that a worker which was cut off
     has left: they cost space only, and no exit code. Exit code 1 if there is a problem.

@@ -22,7 +22,7 @@ from kvstore.cli.terminal.output import Output, output_option, size_text
 @config_option
 @output_option
 def list_(out: Output, folder: Path, config_file: Path | None) -> None:
-    """List the archives of the store in DIR, oldest first, and what a worker leaves alone.
+    """List the archives of the store in DIR, oldest first, and segments that can't be archived.
 
     With --json archives alone; `kvmq stats --json` has what is left alone, by tier.
     """
@@ -68,7 +68,7 @@ def _until(delete_at: int | None) -> str:
 @config_option
 @output_option
 def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> None:
-    """Show what tiering did to the store in DIR, oldest first."""
+    """Show the steps that tiering did in the store in DIR, oldest first."""
     from tiering.places.waiting import WORK
     from tiering.worker.runs import History
 

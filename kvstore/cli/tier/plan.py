@@ -54,7 +54,7 @@ def plan(
     read_share: float, plot: Path | None, price_requests: float | None,
     price_transfer: float | None, storage: StoragePrices, access: Access,
 ) -> None:  # fmt: skip
-    """Show what a policy would move in the store in DIR now, and what it costs and saves a month.
+    """Show the moves of a policy in the store in DIR, with their costs and savings a month.
 
     Nothing is changed. Costs are those of the coming twelve months if as much comes in as so far,
     for this policy and for others.

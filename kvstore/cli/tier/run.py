@@ -36,7 +36,7 @@ def run(
     out: Output, folder: Path, policy_file: Path, watch: bool, interval: float,
     access: Access, config_file: Path | None,
 ) -> None:  # fmt: skip
-    """Move what is due by a policy in the store in DIR, until nothing is; --watch merges, too.
+    """Carry out a policy in the store in DIR until nothing is due; --watch merges, too.
 
     Nobody else may have the store open for writing; a program that writes runs a tiering.Worker of
     its own. Exit code 1 if something could not be done; the next run tries it again.
