@@ -268,7 +268,7 @@ class _Segment:
 
     def _walk(self) -> None:
         report, base = self._report, self._base
-        self._log.drain_for_reading()
+        self._log.drain()
         buffer = self._log.segments.buffer(self._number)
         size = self._log.segment_size
         if len(buffer) < size:

@@ -373,13 +373,8 @@ class CommitLog:
         with self._sync_lock:
             return self._sync()
 
-    def drain_for_reading(self) -> None:
-        """Write everything appended so far into the files; without staging it is there already."""
-        if self.staging is not None:
-            self.drain()
-
     def drain(self) -> None:
-        """Write the staging buffer into the files, not yet to the disk. Raises `FlushFailed`."""
+        """Write a staging buffer into the files, not yet to the disk. Raises `FlushFailed`."""
         with self._sync_lock:
             try:
                 if self.staging is not None:
