@@ -124,7 +124,9 @@ class Engine:
         if not read_only and found is FolderKind.LOG_ONLY and adopt is None:
             adopt = in_place(self.path, given.files, _copying(progress))
         if not read_only and found in (FolderKind.LOG_ONLY, FolderKind.NOTHING):
-            self.index, self.config = store_folder.found_index(self.path, given, adopt)
+            self.config = given if adopt is None else adopt.sized(given)
+            source = None if adopt is None else adopt.put_rows
+            self.index = store_folder.found_index(self.path, self.config, source)
         else:
             self.index, self.config = store_folder.open_index(
                 self.path, given, found, read_only=read_only

@@ -1,7 +1,9 @@
-"""Opening: a store's folder, recovery, and each way to make an index from a log or archives.
+"""Opening: a store's folder, recovery, and each way to make an index from a source.
 
-In here: the folder and its lock, recovery after a crash, rebuilding, adopting RocketMQ's folders,
-restoring from archives, looking at a store from outside. Not in here: the calls that open
-(`api.store`, `api.founding`). Begin with `store_folder`, then `recovery`. `engine` and `api` import
-these modules. This room may import `rocketmq`, `index`, `log`, `meta` and the rooms below them.
+In here: the folder and its lock, recovery after a crash, looking at a store from outside. An index
+is made in one way, `store_folder.found_index`, of a source: a RocketMQ folder (`adopting`),
+archives (`restoring`), or an index that can't be used any more (`rebuild`). Not in here: the calls
+that open (`api.store`, `api.founding`). Begin with `store_folder`, then `recovery`. `engine` and
+`api` import these modules, and `tiering` imports `restoring` and `viewing`. This room may import
+`rocketmq`, `index`, `log`, `meta` and the rooms below them.
 """

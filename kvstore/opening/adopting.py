@@ -16,7 +16,9 @@ import msgspec
 
 from kvstore.config import KeyIndex, Retention, StoreConfig
 from kvstore.files import Files
+from kvstore.index.derived import mark_unplaced
 from kvstore.index.families import Batch
+from kvstore.index.index import Index
 from kvstore.index.keys import (
     ADOPTED,
     CHECKPOINT,
@@ -49,11 +51,46 @@ from kvstore.rocketmq.source import RocketMQSource, SourceTopic, read_source
 
 
 class Adoption(msgspec.Struct, frozen=True):
-    """A source, and where its log ends; damage before the end is passed over."""
+    """A source, and where its log ends; damage before the end is passed over. `has_archives`: the
+    folder may have archives, whose messages get their places when the store is opened.
+    """
 
     source: RocketMQSource
     end: int
     damage: list[Extent]
+    has_archives: bool = False
+
+    def sized(self, config: StoreConfig) -> StoreConfig:
+        """The settings with the segment size of the source."""
+        return msgspec.structs.replace(config, segment_size=self.source.segment_size)
+
+    def put_rows(self, index: Index, batch: Batch, config: StoreConfig) -> None:
+        """Puts the whole configuration into a batch, and the checkpoint from which recovery
+        begins.
+        """
+        source = self.source
+        topics = _adopted_topics(source, config.key_index)
+        groups = _adopted_groups(source)
+        for topic in topics.values():
+            batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(topic))
+        for group in groups.values():
+            batch.put(GROUPS, group.name.encode(), msgspec.msgpack.encode(group))
+        for name, topic_name, queue, offset in _offsets(source):
+            batch.put(
+                OFFSETS,
+                offset_key(groups[name].id, topics[topic_name].id, queue),
+                U64.pack(max(offset, 0)),
+            )
+        batch.put(META, NEXT_TOPIC_ID, U32.pack(len(topics) + 1))
+        batch.put(META, NEXT_GROUP_ID, U32.pack(len(groups) + 1))
+        first = source.segments[0][0] if source.segments else 0
+        batch.put(META, LOG_START, U64.pack(first))
+        batch.put(
+            META, CHECKPOINT, checkpoint_value(Checkpoint(first, self.end, 0, 0, clean=False))
+        )
+        batch.put(META, ADOPTED, msgspec.json.encode(summary(self, len(topics), len(groups))))
+        if self.has_archives:
+            mark_unplaced(batch)
 
 
 class Adopted(msgspec.Struct, frozen=True):
@@ -74,33 +111,6 @@ def in_place(path: Path, files: Files, progress: Progress | None) -> Adoption:
     source = read_source(path, files)
     end = find_end(source, files, progress)
     return Adoption(source, end.end, end.damage)
-
-
-def put_rows(batch: Batch, adoption: Adoption, config: StoreConfig) -> None:
-    """Puts a source's whole configuration into a batch, and the checkpoint from which recovery
-    begins.
-    """
-    source = adoption.source
-    topics = _topics(source, config.key_index)
-    groups = _groups(source)
-    for topic in topics.values():
-        batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(topic))
-    for group in groups.values():
-        batch.put(GROUPS, group.name.encode(), msgspec.msgpack.encode(group))
-    for name, topic_name, queue, offset in _offsets(source):
-        batch.put(
-            OFFSETS,
-            offset_key(groups[name].id, topics[topic_name].id, queue),
-            U64.pack(max(offset, 0)),
-        )
-    batch.put(META, NEXT_TOPIC_ID, U32.pack(len(topics) + 1))
-    batch.put(META, NEXT_GROUP_ID, U32.pack(len(groups) + 1))
-    first = source.segments[0][0] if source.segments else 0
-    batch.put(META, LOG_START, U64.pack(first))
-    batch.put(
-        META, CHECKPOINT, checkpoint_value(Checkpoint(first, adoption.end, 0, 0, clean=False))
-    )
-    batch.put(META, ADOPTED, msgspec.json.encode(summary(adoption, len(topics), len(groups))))
 
 
 def summary(adoption: Adoption, topics: int, groups: int) -> Adopted:
@@ -127,7 +137,7 @@ def _offsets(source: RocketMQSource) -> list[tuple[str, str, int, int]]:
     return [*source.offsets, *delays]
 
 
-def _topics(source: RocketMQSource, key_index: KeyIndex) -> dict[str, TopicInfo]:
+def _adopted_topics(source: RocketMQSource, key_index: KeyIndex) -> dict[str, TopicInfo]:
     """The configured topics, and those that only offsets speak of."""
     found: dict[str, TopicInfo] = {}
 
@@ -154,7 +164,7 @@ def _topics(source: RocketMQSource, key_index: KeyIndex) -> dict[str, TopicInfo]
     return found
 
 
-def _groups(source: RocketMQSource) -> dict[str, GroupInfo]:
+def _adopted_groups(source: RocketMQSource) -> dict[str, GroupInfo]:
     """The configured groups, and those that only offsets speak of."""
     found: dict[str, GroupInfo] = {}
     for group in source.groups:

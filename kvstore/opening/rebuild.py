@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from kvstore.config import StoreConfig
 from kvstore.errors import Damaged, IndexDamaged, SegmentDamaged, StoreError, StoreNotFound
 from kvstore.files import Files, FolderLock
 from kvstore.index.derived import drop_derived, kept_places, mark_unplaced
+from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (
     ARCHIVES,
@@ -37,11 +39,9 @@ from kvstore.index.keys import (
     DERIVED,
     FAMILIES,
     FORMAT,
-    FORMAT_VERSION,
     META,
     PLACES,
     SEALED,
-    U32,
     checkpoint_value,
 )
 from kvstore.log.segments import Segments, named_position
@@ -102,10 +102,13 @@ def _prepare(
     shutil.rmtree(folder / store_folder.NEW_INDEX, ignore_errors=True)
     try:
         if is_kept:
-            _found_with_old(folder, config)
+            # Opened before the new one is made: to open an index removes what a rebuild left.
+            old, _ = _open_index(folder, config)
+            with closing(old):
+                store_folder.found_beside(folder, config, partial(_copy_old, old))
         else:
             adoption = _own_log(folder, config, progress)
-            _found_anew(folder, config, adoption)
+            store_folder.found_beside(folder, adoption.sized(config), adoption.put_rows)
     except BaseException:
         # Nothing was set aside yet; what there is of a new one takes room of a disk that may be
         # full.
@@ -148,17 +151,7 @@ def _is_unfounded(folder: Path, config: StoreConfig) -> bool:
 
 def _can_be_kept(folder: Path, config: StoreConfig) -> bool:
     """Whether all rows that the log can't tell can be read."""
-    try:
-        index, _ = _open_index(folder, config)
-        try:
-            index.load()
-            for name in _KEPT:
-                deque(index.families.rows(name, b""), maxlen=0)
-        finally:
-            index.close()
-    except Damaged:
-        return False
-    return True
+    return _read_whole(folder, config, _KEPT)
 
 
 def _drop_derived(folder: Path, config: StoreConfig) -> bool:
@@ -167,15 +160,23 @@ def _drop_derived(folder: Path, config: StoreConfig) -> bool:
     They are read whole before: dropped rows stay in their files for a while, and an unreadable
     block would stop everything that is put beside it.
     """
+    return _read_whole(folder, config, DERIVED, drop_derived)
+
+
+def _read_whole(
+    folder: Path,
+    config: StoreConfig,
+    names: Iterable[str],
+    then: Callable[[Index], None] = lambda index: None,
+) -> bool:
+    """Reads families of an index, and then does something with it; False if it is damaged."""
     try:
         index, _ = _open_index(folder, config)
-        try:
+        with closing(index):
             index.load()
-            for name in DERIVED:
+            for name in names:
                 deque(index.families.rows(name, b""), maxlen=0)
-            drop_derived(index)
-        finally:
-            index.close()
+            then(index)
     except Damaged:
         return False
     return True
@@ -187,35 +188,26 @@ def _open_index(folder: Path, config: StoreConfig) -> tuple[Index, StoreConfig]:
     )
 
 
-def _found_with_old(folder: Path, config: StoreConfig) -> None:
-    """Found an index with the rows of the old one that the log can't tell, and the checkpoint at
-    the log's beginning. They are copied some at a time, since a store may have millions of them;
-    the format comes last, so until all is there this is no index.
+def _copy_old(old: Index, index: Index, batch: Batch, config: StoreConfig) -> None:
+    """Puts the rows of the old index that the log can't tell, and the checkpoint at the log's
+    beginning. Rows are copied some at a time, since a store may have millions of them.
     """
-    old, _ = _open_index(folder, config)
-    try:
-        new = Index(
-            folder / store_folder.NEW_INDEX, config.segment_size, read_only=False, create=True
-        )
-        try:
-            # The newest store time goes too: a resumed replay would take it for that of the records
-            # before, and give it to all that follow.
-            back = old.load()._replace(position=0, stored_at=0, clean=False)
-            batch = new.families.batch()
-            for name, key, value in _kept_rows(old):
-                batch.put(name, key, value)
-                if len(batch) >= _ROWS_AT_ONCE:
-                    new.families.write(batch)
-                    batch = new.families.batch()
-            batch.put(META, CHECKPOINT, checkpoint_value(back))
-            if next(old.families.rows(ARCHIVES, b""), None) is not None:
-                mark_unplaced(batch)
-            batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
-            new.families.write(batch, sync=True)
-        finally:
-            new.close()
-    finally:
-        old.close()
+    # The newest store time goes too: a resumed replay would take it for that of the records
+    # before, and give it to all that follow.
+    back = old.load()._replace(position=0, stored_at=0, clean=False)
+    some = index.families.batch()
+    for name, key, value in _kept_rows(old):
+        if name == META:
+            batch.put(META, key, value)
+            continue
+        some.put(name, key, value)
+        if len(some) >= _ROWS_AT_ONCE:
+            index.families.write(some)
+            some = index.families.batch()
+    index.families.write(some)
+    batch.put(META, CHECKPOINT, checkpoint_value(back))
+    if next(old.families.rows(ARCHIVES, b""), None) is not None:
+        mark_unplaced(batch)
 
 
 def _kept_rows(old: Index) -> Iterator[tuple[str, bytes, bytes]]:
@@ -229,28 +221,14 @@ def _kept_rows(old: Index) -> Iterator[tuple[str, bytes, bytes]]:
             yield PLACES, key, value
 
 
-def _found_anew(folder: Path, config: StoreConfig, adoption: Adoption) -> None:
-    """Founds an index on the log, and on the archives that the folder has."""
-    index, _ = store_folder.found_index(folder, config, adoption, store_folder.NEW_INDEX)
-    try:
-        batch = index.families.batch()
-        mark_unplaced(batch)
-        index.families.write(batch, sync=True)
-    finally:
-        index.close()
-
-
 def _is_founded(folder: Path, config: StoreConfig) -> bool:
     """Whether there is a new index, and all of it."""
     new = folder / store_folder.NEW_INDEX
     if not new.exists():
         return False
     try:
-        index = Index(new, config.segment_size, read_only=True, create=False)
-        try:
+        with closing(Index(new, config.segment_size, read_only=True, create=False)) as index:
             return index.families.get(META, FORMAT) is not None
-        finally:
-            index.close()
     except StoreError:
         return False
 
@@ -304,7 +282,7 @@ def _own_log(folder: Path, config: StoreConfig, progress: Progress | None) -> Ad
         closed_cleanly=False,
         notes=left.notes,
     )
-    return Adoption(source, end, [])
+    return Adoption(source, end, [], has_archives=True)
 
 
 def _walk(segments: Segments, progress: Progress | None) -> Iterator[Extent]:

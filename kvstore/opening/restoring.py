@@ -54,6 +54,26 @@ class Restored(NamedTuple):
     held: Sequence[ArchivedRange]
     rows: Sequence[tuple[bytes, bytes]]
 
+    def put_rows(self, index: Index, batch: Batch, config: StoreConfig) -> None:
+        """Puts the rows of a store whose log goes on behind the archives."""
+        size = config.segment_size
+        # The log goes on at a segment's beginning: all positions before that have been given.
+        position = -(-self.position // size) * size
+        if self.store_id is not None:
+            batch.put(META, STORE_ID, self.store_id)
+        for topic in self.topics:
+            info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
+            batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
+        for key, value in self.rows:
+            batch.put(ARCHIVES, key, value)
+        place_again(index.families, batch, {h.archive for h in self.held}, self.held)
+        batch.put(META, NEXT_TOPIC_ID, U32.pack(self.next_topic))
+        batch.put(META, NEXT_ARCHIVE, U32.pack(self.next_archive))
+        batch.put(META, LOG_START, U64.pack(position))
+        # An epoch above 0: a topic that a record names and no row knows must not be made up.
+        at = Checkpoint(position, position, 1, self.stored_at, clean=True)
+        batch.put(META, CHECKPOINT, checkpoint_value(at))
+
 
 def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
     """Founds a store in a folder that has none; returns its id. Raises `StoreLocked` or
@@ -61,36 +81,9 @@ def found_store(path: Path, restored: Restored, config: StoreConfig) -> bytes:
     """
     lock = store_folder.take(path, config)
     try:
-        index, config = store_folder.found_index(path, config, None, store_folder.NEW_INDEX)
-        try:
-            batch = index.families.batch()
-            _put_rows(index, batch, restored, config)
-            index.families.write(batch, sync=True)
-            store_id = index.families.get(META, STORE_ID) or b""
-        finally:
-            index.close()
+        store_id = store_folder.found_beside(path, config, restored.put_rows)
         config.files.rename(path / store_folder.NEW_INDEX, path / store_folder.INDEX)
         lock.mark()
     finally:
         lock.release()
     return store_id
-
-
-def _put_rows(index: Index, batch: Batch, restored: Restored, config: StoreConfig) -> None:
-    size = config.segment_size
-    # The log goes on at a segment's beginning: all positions before that have been given.
-    position = -(-restored.position // size) * size
-    if restored.store_id is not None:
-        batch.put(META, STORE_ID, restored.store_id)
-    for topic in restored.topics:
-        info = msgspec.convert({"name": topic.name, "id": topic.id, **topic.fields}, TopicInfo)
-        batch.put(TOPICS, topic.name.encode(), msgspec.msgpack.encode(info))
-    for key, value in restored.rows:
-        batch.put(ARCHIVES, key, value)
-    place_again(index.families, batch, {h.archive for h in restored.held}, restored.held)
-    batch.put(META, NEXT_TOPIC_ID, U32.pack(restored.next_topic))
-    batch.put(META, NEXT_ARCHIVE, U32.pack(restored.next_archive))
-    batch.put(META, LOG_START, U64.pack(position))
-    # An epoch above 0: a topic that a record names and no row knows must not be made up.
-    at = Checkpoint(position, position, 1, restored.stored_at, clean=True)
-    batch.put(META, CHECKPOINT, checkpoint_value(at))

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -25,17 +25,22 @@ import msgspec
 from kvstore.config import StoreConfig
 from kvstore.errors import DiskFull, IndexDamaged, SegmentDamaged, StoreNotFound
 from kvstore.files import LOCK_MARK, FolderLock
-from kvstore.index.families import check_format, check_writable_here
+from kvstore.index.families import Batch, check_format, check_writable_here
 from kvstore.index.index import Index
 from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, SEGMENT_SIZE, STORE_ID, U32, U64
 from kvstore.log.segments import named_position
-from kvstore.opening.adopting import Adoption, put_rows
 
 LOCK: Final = "lock"
 COMMITLOG: Final = "commitlog"
 INDEX: Final = "index"
 NEW_INDEX: Final = "index.new"
 """Folder in which a rebuild founds an index before it takes the place of the old one."""
+
+
+Source = Callable[[Index, Batch, StoreConfig], None]
+"""Puts the rows of which an index is made into its last batch: those of a RocketMQ store, of
+archives, or of another index. Where there are many, it writes some before that batch.
+"""
 
 
 class FolderKind(Enum):
@@ -161,29 +166,31 @@ def open_index(
     return index, config
 
 
-def found_index(
-    path: Path, config: StoreConfig, adoption: Adoption | None, name: str = INDEX
-) -> tuple[Index, StoreConfig]:
-    """Make the index of a new store, or of one that is adopted; until its batch is written there is
-    no store.
+def found_index(path: Path, config: StoreConfig, source: Source | None, name: str = INDEX) -> Index:
+    """Makes an index of a source, without one that of an empty store. There is no store before its
+    last batch is written, which has the format.
     """
-    if adoption is not None:
-        config = msgspec.structs.replace(config, segment_size=adoption.source.segment_size)
     with made(path):
         config.files.make_dir(path / COMMITLOG)
     index = Index(path / name, config.segment_size, read_only=False, create=True)
     try:
         batch = index.families.batch()
-        batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
         batch.put(META, STORE_ID, secrets.token_bytes(16))
         batch.put(META, SEGMENT_SIZE, U64.pack(config.segment_size))
-        if adoption is not None:
-            put_rows(batch, adoption, config)
+        if source is not None:
+            source(index, batch, config)
+        batch.put(META, FORMAT, U32.pack(FORMAT_VERSION))
         index.families.write(batch, sync=True)
     except BaseException:
         index.close()
         raise
-    return index, config
+    return index
+
+
+def found_beside(path: Path, config: StoreConfig, source: Source) -> bytes:
+    """Makes an index of a source beside the place of the index; returns the store's id."""
+    with contextlib.closing(found_index(path, config, source, NEW_INDEX)) as index:
+        return index.families.get(META, STORE_ID) or b""
 
 
 def is_unfounded(path: Path, config: StoreConfig) -> bool:
