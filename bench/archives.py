@@ -29,6 +29,7 @@ from kvstore.record.layout import CRC_MASK
 from kvstore.record.properties import encode_properties
 from kvstore.record.values import StoredMessage
 from tiering.archive.archive_reader import Archive, read_tail
+from tiering.archive.block import Block
 from tiering.archive.coder import CodecName
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
@@ -221,7 +222,7 @@ def run_read(folder: Path, options: Options) -> list[Figure]:
         (message,) = block.messages(row, row + 1)
         cold.append(time.perf_counter() - begin)
         assert message.offset == offset
-    kept = dict(enumerate(archive.read_blocks(range(archive.directory.blocks))))
+    kept = dict(enumerate(_blocks(archive)))
     for block in kept.values():
         block.check()
     begin = time.perf_counter()
@@ -235,9 +236,8 @@ def run_read(folder: Path, options: Options) -> list[Figure]:
     kept.clear()
     begin = time.perf_counter()
     count = 0
-    for blocks in _stretches(archive):
-        for block in archive.read_blocks(blocks):
-            count += len(block.messages(0, block.count))
+    for block in _blocks(archive):
+        count += len(block.messages(0, block.count))
     sequential = count / (time.perf_counter() - begin)
     parts = (archive.directory, archive.filter, archive.key_fences, archive.position_fences)
     memory = sum(part.memory_bytes for part in parts if part is not None)
@@ -252,16 +252,10 @@ def run_read(folder: Path, options: Options) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _stretches(archive: Archive) -> Iterator[range]:
-    """All blocks, some groups at a time."""
-    directory = archive.directory
-    begin = groups = 0
-    for number in range(directory.blocks):
-        within = directory.within(number)
-        groups += within is None or number == within[-1]
-        if groups == 16 or number == directory.blocks - 1:
-            yield range(begin, number + 1)
-            begin, groups = number + 1, 0
+def _blocks(archive: Archive) -> Iterator[Block]:
+    """All blocks, group by group."""
+    for group in archive.groups():
+        yield from map(group.block, range(group.blocks))
 
 
 def _by_key(archive: Archive, log: Log) -> list[Figure]:

@@ -236,24 +236,6 @@ class Archive:
         """The places and blocks of all groups, in columns, for a caller that reads many."""
         return Groups(self.rows())
 
-    def read_blocks(self, blocks: range) -> Iterator[Block]:
-        """Neighbouring blocks, by one ranged read. Raises as `read_block` does, when the caller
-        comes to the damaged block.
-        """
-        if not blocks:
-            return
-        place = self.directory.extent
-        begin = place(blocks[0])[0]
-        last, sizes = place(blocks[-1])
-        data = memoryview(read_exactly(self.source, begin, last + sum(sizes) - begin))
-        group = None
-        for number in blocks:
-            if group is None or number not in group:
-                found = self.directory.group(number)
-                part = data[found.at - begin :][: sum(found.sizes)]
-                group = self.decode_group(found, part, asked=number)
-            yield self.block_of(number, group)
-
     def lazy_group(self, place: GroupExtent) -> BlockGroup:
         """A group whose bodies are read when they are first needed, for a caller that looks at the
         other columns only, or at them first. Raises as `read_group` does.

@@ -7,6 +7,8 @@ Invariant: nothing here reads a record or changes the store. (A key provider tha
 topic is encrypted may make its key.)
 """
 
+# ruff: noqa: D102  # the store's own types say what each attribute is
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,72 +26,41 @@ class Topic(Protocol):
     """See `kvstore.TopicInfo`."""
 
     @property
-    def id(self) -> int:
-        """The topic's number in the store; given once."""
-        ...
-
+    def id(self) -> int: ...
     @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def kind(self) -> str:
-        """The kind: "normal", "compacted" and others."""
-        ...
-
+    def kind(self) -> str: ...
     @property
-    def retention(self) -> Retention:
-        """The topic's own retention; the policy's value holds where a field is None."""
-        ...
+    def retention(self) -> Retention: ...
 
 
 class ShareStats(Protocol):
-    """See `kvstore.TopicShare`."""
+    """See `kvstore.TopicShare`: `bytes` of a topic's records, their `newest` store time in ms."""
 
     @property
-    def topic(self) -> str:
-        """Its name."""
-        ...
-
+    def topic(self) -> str: ...
     @property
-    def bytes(self) -> int:
-        """Bytes of its records."""
-        ...
-
+    def bytes(self) -> int: ...
     @property
-    def newest(self) -> int:
-        """Store time, ms."""
-        ...
+    def newest(self) -> int: ...
 
 
 class Stats(Protocol):
-    """See `kvstore.SegmentStats`."""
+    """See `kvstore.SegmentStats`: `bytes` of the segment's file; store times in ms, None if it
+    holds nothing.
+    """
 
     @property
-    def number(self) -> int:
-        """Position // segment size."""
-        ...
-
+    def number(self) -> int: ...
     @property
-    def bytes(self) -> int:
-        """The size of the segment's file."""
-        ...
-
+    def bytes(self) -> int: ...
     @property
-    def oldest(self) -> int | None:
-        """Store time, ms; None if it holds nothing."""
-        ...
-
+    def oldest(self) -> int | None: ...
     @property
-    def newest(self) -> int | None:
-        """Store time, ms; None if it holds nothing."""
-        ...
-
+    def newest(self) -> int | None: ...
     @property
-    def topics(self) -> Sequence[ShareStats]:
-        """Each topic's share of the segment."""
-        ...
+    def topics(self) -> Sequence[ShareStats]: ...
 
 
 def traits_of(

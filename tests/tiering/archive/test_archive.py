@@ -95,7 +95,7 @@ def test_a_queue_is_read_from_any_offset_over_its_gaps(queues: list[Queue]) -> N
             assert read(archive, queue, before + 1) == queue.records[offset]
         assert read(archive, queue, held[-1] + 1) is None
         blocks = archive.blocks(queue.topic.id, queue.queue)
-        found = [raw for block in archive.read_blocks(blocks) for raw in block.records()]
+        found = [raw for block in map(archive.read_block, blocks) for raw in block.records()]
         assert found == list(queue.records.values())
 
 
@@ -362,6 +362,6 @@ def test_small_blocks_share_what_is_still_read_as_one_block(compresses: bool) ->
     for number in range(archive.directory.blocks):
         assert sum(archive.directory.extent(number)[1]) <= 8192 + 200
     for queue in queues:
-        blocks = archive.read_blocks(archive.blocks(queue.topic.id, queue.queue))
+        blocks = map(archive.read_block, archive.blocks(queue.topic.id, queue.queue))
         assert [raw for block in blocks for raw in block.records()] == list(queue.records.values())
     assert list(archive_problems(archive)) == []

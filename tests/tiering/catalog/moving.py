@@ -215,7 +215,7 @@ def merge(
         archive = found.archive(number)
         for n, queue, blocks in archive.directory.queues():
             mine = records.setdefault((archive.directory.topic_id(n), queue), {})
-            for block in archive.read_blocks(blocks):
+            for block in map(archive.read_block, blocks):
                 mine.update(zip(block.offsets.tolist(), block.records(), strict=True))
     kept = {
         queue: [r for o, r in sorted(mine.items()) if keep(queue, o)]

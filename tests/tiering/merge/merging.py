@@ -97,7 +97,7 @@ def records_in(archive: Archive) -> Records:
     found: Records = {}
     for number, queue, blocks in archive.directory.queues():
         mine = found.setdefault((archive.manifest.topics[number].name, queue), {})
-        for block in archive.read_blocks(blocks):
+        for block in map(archive.read_block, blocks):
             mine.update(zip(block.offsets.tolist(), block.records(), strict=True))
     return found
 
