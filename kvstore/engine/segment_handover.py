@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from kvstore.config import StoreConfig
 from kvstore.engine.segment_stats import SegmentStats, stats_of
 from kvstore.engine.unread import unread_in, unread_in_archive
-from kvstore.engine.upkeep import Upkeep
+from kvstore.engine.upkeep import Upkeep, drop_orphans
 from kvstore.errors import CallerError
 from kvstore.index.archived import (
     Archived,
@@ -97,6 +97,9 @@ class SegmentHandover:
 
     def sealed(self) -> list[Sealed]:
         """The segments that may be handed over, oldest first."""
+        with self._upkeep.leaving:
+            # A hand-over that failed behind its write has left its segment's file.
+            drop_orphans(self._log, self._index, self.config)
         log, size = self._log, self._log.segment_size
         last = min(log.durable, self._index.checkpoint.position) // size
         return [
@@ -277,9 +280,8 @@ class SegmentHandover:
         """
         self._log.check_writable()
         changed = list(rows)
-        with self._coming(arriving):
+        with self._coming(arriving, changed):
             self._index.swap_archives(old, arriving, queues, changed)
-        self.archived().note(changed)
 
     def forget_keys(self) -> None:
         """Removes the keys of messages that left the log from the key index now, even where they
@@ -293,14 +295,19 @@ class SegmentHandover:
         self.swap((), rows=rows)
 
     @contextlib.contextmanager
-    def _coming(self, arriving: Sequence[Arriving]) -> Iterator[None]:
-        """Tells the reader of archives before a place names them; takes that back if it fails."""
+    def _coming(self, arriving: Sequence[Arriving], changed: Sequence[Row] = ()) -> Iterator[None]:
+        """Tells the reader of archives before a place names them, and of changed rows when they are
+        written; if it fails, tells it the rows that the catalog has then.
+        """
         rows = [(archive_key(a.first_position, a.number), a.row) for a in arriving]
         archived = self.archived()
         archived.note(rows)
         self._reader.read_from(archived)
         try:
             yield
+            archived.note(changed)
         except BaseException:
-            archived.note((key, None) for key, _ in rows)
+            # It may have failed behind the write: then places name these archives.
+            get = self._index.families.get
+            archived.note([(key, get(ARCHIVES, key)) for key, _ in (*rows, *changed)])
             raise

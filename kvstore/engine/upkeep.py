@@ -124,14 +124,19 @@ class Upkeep:
             # The next segment is there before the index says so: else a recovery would find nothing
             # behind the gap, and go on within it.
             log.segments.create(leaving.stop)
+            log.segments.map(leaving.stop)
             there = log.segments.numbers
 
             def put(batch: Batch) -> None:
                 put_gone(batch, index.gone(), leaving, there, size)
                 mark_attaching(index.families, batch)
 
-            index.change(put)
-            log.skip(count)
+            try:
+                index.change(put)
+            finally:
+                # Also if it failed behind its write: what is put there would not be looked for.
+                if index.gone().has(first, size):
+                    log.skip(count)
             for number in leaving:
                 if log.segments.has(number):
                     log.segments.remove(number)
@@ -242,5 +247,5 @@ def drop_orphans(log: CommitLog, index: Index, config: StoreConfig) -> None:
     if log.writable:
         gone = index.gone()
         for number in list(log.segments.numbers):
-            if (number + 1) * log.segment_size <= gone.below or number in gone.segments:
+            if gone.has(number, log.segment_size):
                 log.segments.remove(number, erase=config.secure_erase)

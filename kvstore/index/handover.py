@@ -94,6 +94,10 @@ class Gone(NamedTuple):
     below: int
     segments: frozenset[int]
 
+    def has(self, segment: int, segment_size: int) -> bool:
+        """Whether a segment is among them."""
+        return segment in self.segments or (segment + 1) * segment_size <= self.below
+
 
 class _Stretch(NamedTuple):
     """A queue's entries in one segment."""

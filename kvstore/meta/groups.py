@@ -190,7 +190,11 @@ class Groups:
             made.append(self._since(info))
         rows = [msgspec.msgpack.encode(info) for info in made]
         batch.put_many(GROUPS, [info.name.encode() for info in made], rows)
-        batch.put(META, NEXT_GROUP_ID, U32.pack(self._next_id + len(made)))
+        # Whether or not the batch will be written: no id is given twice, and each has a name.
+        self._next_id += len(made)
+        if self._names is not None:
+            self._names.update((info.id, info.name) for info in made)
+        batch.put(META, NEXT_GROUP_ID, U32.pack(self._next_id))
         return made
 
     def _since(self, info: GroupInfo) -> GroupInfo:
@@ -203,11 +207,8 @@ class Groups:
 
     def written(self, made: Sequence[GroupInfo]) -> None:
         """Take over the groups of `stage`, whose batch was written."""
-        self._next_id += len(made)
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
-        if self._names is not None:
-            self._names.update((info.id, info.name) for info in made)
 
     @property
     def lock(self) -> threading.RLock:
@@ -226,6 +227,7 @@ class Groups:
                 new = self._since(new)
             batch = self._families.batch()
             batch.put(GROUPS, name.encode(), msgspec.msgpack.encode(new))
+            self._cache.pop(name, None)
             self._families.write(batch, sync=True)
             return self._remember(new)
 
@@ -235,6 +237,7 @@ class Groups:
         """
         infos = [self.get(name) for name in dict.fromkeys(names)]
         for info in infos:
+            self._cache.pop(info.name, None)
             batch.delete(GROUPS, info.name.encode())
             first, end = U32.pack(info.id), U32.pack(info.id + 1)
             for family in (OFFSETS, OFFSET_HISTORY):

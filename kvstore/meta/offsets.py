@@ -214,8 +214,8 @@ class Offsets:
         if offset != old.offset and not self._read_only:
             batch = self._families.batch()
             batch.put(OFFSETS, key, _packed(*found))
-            self._families.write(batch)
             self._last_rows.pop(key, None)
+            self._families.write(batch)
         return found
 
     @property
@@ -333,6 +333,7 @@ class Offsets:
                 return
             for key, offset in rows.items():
                 self._put(batch, key, offset)
+                last.pop(key, None)
             self._families.write(batch, sync=sync)
             self._unsynced = self._unsynced or not sync
             if len(last) + len(rows) > _LAST_MAX:
@@ -345,7 +346,9 @@ class Offsets:
 
         The offset was checked, or is that of a message that was read.
         """
-        self._put(batch, offset_key(group, topic, queue), offset)
+        key = offset_key(group, topic, queue)
+        self._last_rows.pop(key, None)
+        self._put(batch, key, offset)
 
     def stage_pop(
         self, batch: Batch, flight: PopProgress, queue: int, offset: int, passed: int

@@ -236,17 +236,21 @@ class Topics:
             made.append(info)
         rows = [msgspec.msgpack.encode(info) for info in made]
         batch.put_many(TOPICS, [info.name.encode() for info in made], rows)
-        batch.put(META, NEXT_TOPIC_ID, U32.pack(self.next_id + len(made)))
+        # Whether or not the batch will be written: no id is given twice, and each has a name.
+        self.next_id += len(made)
+        self._name(made)
+        batch.put(META, NEXT_TOPIC_ID, U32.pack(self.next_id))
         return made
 
     def written(self, made: Sequence[TopicInfo]) -> None:
         """Take over the topics of `stage`, whose batch was written."""
-        self.next_id += len(made)
         for info in made[:_CACHED_OF_A_BATCH]:
             self._remember(info)
-        if self._names is not None:
-            self._names.update((info.id, info.name) for info in made)
         self._counted(len(made))
+
+    def _name(self, infos: Iterable[TopicInfo]) -> None:
+        if self._names is not None:
+            self._names.update((info.id, info.name) for info in infos)
 
     def allocate_ids(self, count: int) -> int:
         """The first of `count` ids, reserved durably for topics of `stage_rows`."""
@@ -262,13 +266,12 @@ class Topics:
             if self._exists(info.name):
                 raise TopicExists(f"topic {info.name!r} was made meanwhile; try again")
             batch.put(TOPICS, info.name.encode(), msgspec.msgpack.encode(checked(info)))
+        self._name(infos)
 
     def rows_written(self, infos: Sequence[TopicInfo]) -> None:
         """Take over the topics of `stage_rows`, whose batch was written."""
         for info in infos:
             self._remember(info)
-        if self._names is not None:
-            self._names.update((info.id, info.name) for info in infos)
         self._counted(len(infos))
 
     def _counted(self, more: int) -> None:
@@ -308,10 +311,12 @@ class Topics:
             return later
 
     def _replace(self, new: TopicInfo) -> None:
-        self._write([new], self.next_id)
+        # Before it is written: a read meanwhile, or after a failure, takes the row.
+        self._cache.pop(new.name, None)
+        self.changed()
         if new.id < self._fresh_from:
             self._altered.add(new.id)
-        self._cache.pop(new.name, None)
+        self._write([new], self.next_id)
         self._remember(new)
         self.changed()
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.index.families import Batch, Families
-from kvstore.index.handover import Gone, read_gone
+from kvstore.index.handover import read_gone
 from kvstore.index.keys import MESSAGE_KEYS, META, U32, filter_key
 from kvstore.index.message_keys.key_blocks import pack_block, unpack_block
 from kvstore.index.message_keys.key_lookup import MessageKeys
@@ -53,7 +53,7 @@ def drop_dead(
     two. Ends early if a part was merged meanwhile; the mark stays then.
     """
     # Stores of before marked segments of deleted topics too, which are still in the log.
-    has_left = _has_left(read_gone(families), segment, segment_size)
+    has_left = read_gone(families).has(segment, segment_size)
     parts = [part for part in keys.parts() if has_left and part.covers(segment)]
     for part in parts:
         begin = (segment - part.segment) * segment_size
@@ -69,10 +69,6 @@ def drop_dead(
     batch = families.batch()
     batch.delete(META, _MARK + U32.pack(segment))
     families.write(batch)
-
-
-def _has_left(gone: Gone, segment: int, segment_size: int) -> bool:
-    return segment in gone.segments or (segment + 1) * segment_size <= gone.below
 
 
 def _rewrite(
