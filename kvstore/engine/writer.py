@@ -30,6 +30,7 @@ from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
 from kvstore.pop.inflight.waiting import Waiting
+from kvstore.process.locks import let_go
 from kvstore.record.hosts import pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.properties import property_crc_suffix
@@ -44,6 +45,10 @@ from kvstore.record.put.unique_ids import UniqueIds
 def store_host(config: StoreConfig) -> Host:
     """The host that records of this store carry."""
     return Host(pack_host(config.host, config.port))
+
+
+_Begin = tuple[Tail, tuple[int, int, int], int]
+"""The tail that a put adds to, its end before, and the log's."""
 
 
 class Writer:
@@ -152,25 +157,26 @@ class Writer:
         batch = prepare(messages, self._routes, self._ids, now, self._limits)
         total = sum(batch.sizes)
         index = self._index
-        log.acquire()
+        log.check_turn()
+        begin: _Begin | None = None
         try:
+            log.acquire()
             if log.staging is not None:
                 log.staging.check_room(total)
             self.last_stored = now = max(now, self.last_stored)
-            tail, before = index.tails.active, log.end
-            mark = tail.mark()
-            try:
-                offsets = index.allocate_offsets(batch.queue_keys)
-                pieces, positions = self._encode(batch, total, offsets, now)
-                tail.add(batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now)
-                tail.add_keys(batch.key_text, batch.key_counts)
-                self._append(pieces, len(positions))
-            except BaseException:
-                self._take_back(tail, mark, before)
-                raise
+            tail = index.tails.active
+            begin = (tail, tail.mark(), log.end)
+            offsets = index.allocate_offsets(batch.queue_keys)
+            pieces, positions = self._encode(batch, total, offsets, now)
+            tail.add(batch.queue_keys, offsets, positions, batch.sizes, batch.tag_hashes, now)
+            tail.add_keys(batch.key_text, batch.key_counts)
+            self._append(pieces, len(positions))
             end = log.end
+        except BaseException:
+            self._take_back(begin)
+            raise
         finally:
-            log.lock.release()
+            let_go(log.lock)
         status = self._finish_put(end, end - tail.start)
         if self._arrivals.topics:
             self._arrivals.arrived(batch.queue_keys)
@@ -190,30 +196,31 @@ class Writer:
     def _put_one(self, topic: str, one: PreparedMessage, now: int) -> PutResult:
         """Put a single, ordinary message: the same steps, a quarter of the time."""
         log, index, size, key = self._log, self._index, one.size, one.route.key
-        log.acquire()
+        log.check_turn()
+        begin: _Begin | None = None
         try:
+            log.acquire()
             if log.staging is not None:
                 log.staging.check_room(size)
             self.last_stored = now = max(now, self.last_stored)
             tail, before = index.tails.active, log.end
             position = before if size <= log.room() else log.segment_behind(before)
-            mark = tail.mark()
-            try:
-                offset = index.allocate_offset(key)
-                data = encode_one(one, offset, position, now, self._host)
-                tail.add_one(
-                    key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
-                )
-                if position == before:
-                    log.append(data, 1)
-                else:
-                    self._append([(before, log.blank_to_end(before)), (position, data)], 1)
-            except BaseException:
-                self._take_back(tail, mark, before)
-                raise
+            begin = (tail, tail.mark(), before)
+            offset = index.allocate_offset(key)
+            data = encode_one(one, offset, position, now, self._host)
+            tail.add_one(
+                key, offset, position, size, one.tag_hash, now, one.key_text, one.key_count
+            )
+            if position == before:
+                log.append(data, 1)
+            else:
+                self._append([(before, log.blank_to_end(before)), (position, data)], 1)
             end = log.end
+        except BaseException:
+            self._take_back(begin)
+            raise
         finally:
-            log.lock.release()
+            let_go(log.lock)
         status = self._finish_put(end, end - tail.start)
         if self._arrivals.topics:
             self._arrivals.arrived((key,))
@@ -267,8 +274,11 @@ class Writer:
         else:
             self._log.append_pieces(pieces, position + len(data), count)
 
-    def _take_back(self, tail: Tail, mark: tuple[int, int, int], before: int) -> None:
-        """Undoes the work of a failed put beside the log, which has undone its own part."""
+    def _take_back(self, begin: _Begin | None) -> None:
+        """Undo the work of a failed put beside the log, which has undone its own part."""
+        if begin is None:
+            return
+        tail, mark, before = begin
         if self._log.end == before:
             tail.cut(mark)
             self._index.forget_offsets()

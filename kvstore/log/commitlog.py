@@ -32,6 +32,7 @@ from kvstore.errors import (
 from kvstore.files import Files, MappedFile
 from kvstore.log.segments import Segments, disk_errors
 from kvstore.log.staging import Staging
+from kvstore.process.locks import is_mine
 from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
 
@@ -62,7 +63,7 @@ class CommitLog:
         self.clock: Clock = config.clock
         self._config = config
         self.folder = folder
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._sync_lock = threading.Lock()
         self.syncs = 0
         self.segments = Segments(
@@ -147,16 +148,27 @@ class CommitLog:
     # --- appending; under `lock` ---
 
     def acquire(self) -> None:
-        """Take the lock for a put; raises the reason if nothing can be put now."""
+        """Take the lock for a put; raises the reason if nothing can be put now. Called inside the
+        `try` that lets the lock go, behind `check_turn`.
+        """
         # The lock is nearly always free, and then no clock is read.
         if not self.lock.acquire(blocking=False) and not self._wait():
-            raise StoreBusy(
-                f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or "
-                "put larger batches"
-            )
+            raise self._busy()
         if self.closed or self.failure is not None:
-            self.lock.release()
             self.check_writable()
+
+    def check_turn(self) -> None:
+        """Raise `StoreBusy` if this thread has the lock: a put in a signal's handler waits for the
+        put that it has interrupted.
+        """
+        if is_mine(self.lock):
+            raise self._busy()
+
+    def _busy(self) -> StoreBusy:
+        return StoreBusy(
+            f"the log was busy for {self._config.busy_timeout * 1000:.0f} ms; try again, or "
+            "put larger batches"
+        )
 
     def _wait(self) -> bool:
         self.check_writable()

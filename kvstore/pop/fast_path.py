@@ -29,6 +29,7 @@ from kvstore.pop.inflight.prefetch import prefetch
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.popped import Popped, Wanted, check_wanted, lock_ms
 from kvstore.pop.receipts import HEAD_CHARS, Delivery, pack_head
+from kvstore.process.locks import let_go
 from kvstore.read.cold import READ_ERRORS
 
 _TRIES: Final = 8
@@ -43,7 +44,7 @@ def let_others() -> None:
 
 
 def acquire(lock: threading.RLock) -> None:
-    """Takes a lock; the caller releases it."""
+    """Takes a lock, inside the `try` that lets it go."""
     if lock.acquire(False):
         return
     for _ in range(_TRIES):
@@ -135,8 +136,8 @@ class FastPath:
             if ask is None:
                 return None
         table, count = ask.table, ask.limit
-        acquire(table.lock)
         try:
+            acquire(table.lock)
             now = self._now_ms()
             if (
                 # Mostly it is plain from `soonest` that nothing is due.
@@ -167,7 +168,7 @@ class FastPath:
             messages = ahead[: -count - 1 : -1]
             del ahead[-count:]
         finally:
-            table.lock.release()
+            let_go(table.lock)
         # The rest concerns nobody else, so nobody has to wait for it.
         receipts = self._sign(Delivery(key, nonce, ask.locked, [], raw_key, table, epoch), head)
         if table.waiters:
@@ -239,8 +240,8 @@ class FastPath:
         table = delivery.table
         if table is None:
             return False
-        acquire(table.lock)
         try:
+            acquire(table.lock)
             if delivery.epoch != table.epoch or table.gone or table.order is not None:
                 return False
             self._delete(LOCKS, delivery.raw_key)
@@ -250,6 +251,6 @@ class FastPath:
             if table.group in self._short:
                 self._waiting.made_room(table.group)
         finally:
-            table.lock.release()
+            let_go(table.lock)
         self._remembered.pop(receipt[:HEAD_CHARS], None)
         return True

@@ -23,6 +23,7 @@ from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from kvstore.index.archived import Catalog
 from kvstore.process.background import Background
 from kvstore.process.forking import module_lock, refuse_in_child
+from kvstore.process.locks import is_mine, let_go
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog.catalog import ArchiveInfo, decode_rows, info_of, kept_as
 from tiering.catalog.tiers import Tiers
@@ -111,7 +112,7 @@ class Worker:
         self._telling = threading.Lock()
         self._stopping = threading.Event()
         self._thread: Background | None = None
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()
         self._tried: set[str] = set()
         access, work = config.archives, store.path / WORK
         keys = provider_of(access.keys, self._files) if keys is None else keys
@@ -202,16 +203,19 @@ class Worker:
         """One thing at a time; the other process ends with the block. A refusal by the disk is
         raised as `DiskFull` or `FileRefused`.
         """
-        if not self._busy.acquire(blocking=False):
-            raise TieringBusy("a run of this worker is under way; wait for it, or stop it")
+        busy = TieringBusy("a run of this worker is under way; wait for it, or stop it")
+        if is_mine(self._busy):
+            raise busy
         try:
+            if not self._busy.acquire(blocking=False):
+                raise busy
             with typed(self._store.path), ExitStack() as ending:
                 for step in (self._waits.note, self._archiver.clear, self._context.executor.close):
                     ending.callback(step)
                 yield
         finally:
             # Released even after an error: else no run would ever begin again.
-            self._busy.release()
+            let_go(self._busy)
 
     def merge(self, target_bytes: int = TARGET_BYTES) -> RunReport:
         """Merges neighbouring archives into larger ones, of `target_bytes` at most, until none are

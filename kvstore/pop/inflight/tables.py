@@ -25,6 +25,7 @@ from kvstore.pop.inflight.id_set import Ids
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
 from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.pop.inflight.tally import Tally
+from kvstore.process.locks import let_go
 
 _ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
@@ -134,11 +135,13 @@ class InflightTables:
         for key in list(islice(self._tables, _LOOKS)):
             table = self._tables[key]
             self._tables.move_to_end(key)
-            if not table.lock.acquire(blocking=False):
-                continue
-            if not (table.rows or table.parked_count or table.waiters or table.users):
-                self._remove(table)
-            table.lock.release()
+            try:
+                if table.lock.acquire(blocking=False) and not (
+                    table.rows or table.parked_count or table.waiters or table.users
+                ):
+                    self._remove(table)
+            finally:
+                let_go(table.lock)
 
     def busy_tables(self, group: int) -> list[InflightTable]:
         """A group's tables that have locked messages."""

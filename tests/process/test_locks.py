@@ -1,0 +1,126 @@
+"""An interrupt at any line between the taking of a lock and its release leaves the lock free."""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import kvstore
+from kvstore import Message, Store, StoreBusy
+from tests.support.stores import opened, settings
+from tiering import Policy, Worker
+
+WATCHED = ("engine/writer.py", "log/commitlog.py", "pop/fast_path.py", "operations/worker.py")
+
+
+class _Interrupt:
+    """Interrupts at one of the lines that the watched modules run; the release itself is left out:
+    nothing in Python can guard that.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.lines = 0
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Do some work, and interrupt it."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            work()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(WATCHED):
+            return None
+        if event == "line":
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if "let_go(" not in text:
+                self.lines += 1
+                if self.lines == self._at:
+                    raise KeyboardInterrupt
+        return self._trace
+
+
+def _is_free(lock: threading.RLock) -> bool:
+    """Whether another thread can have a lock."""
+    found: list[bool] = []
+
+    def take() -> None:
+        found.append(lock.acquire(timeout=1.0))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _work(store: Store) -> None:
+    store.put("t", b"x", queue=0)
+    store.put_batch([Message("t", b"x", queue=0)] * 3)
+    for message in store.pop("g", "t", 2):
+        store.ack(message.receipt)
+
+
+def test_an_interrupt_at_any_line_of_put_pop_and_ack_leaves_no_lock_held(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", settings()) as store:
+        store.create_group("g")
+        _work(store)
+        whole = _Interrupt(0)
+        whole.run(lambda: _work(store))
+        assert whole.lines > 100
+        for at in range(1, whole.lines + 1):
+            _Interrupt(at).run(lambda: _work(store))
+            assert _is_free(store._log.lock), f"line {at}"
+            for flight in store._pop._flights._flights.values():
+                assert _is_free(flight.lock), f"line {at}"
+
+
+def test_an_interrupt_at_any_line_of_a_run_lets_the_next_run_begin(tmp_path: Path) -> None:
+    with opened(tmp_path / "s", settings()) as store, Worker(store, Policy()) as worker:
+        whole = _Interrupt(0)
+        whole.run(worker.run_once)
+        for at in range(1, whole.lines + 1):
+            _Interrupt(at).run(worker.run_once)
+            assert _is_free(worker._busy), f"line {at}"
+
+
+def test_a_put_in_the_handler_of_a_signal_is_refused_while_the_thread_is_in_a_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[type[BaseException]] = []
+    with kvstore.open(tmp_path / "s", settings()) as store:
+        store.create_topic("t", 1)
+        append = store._log.append
+
+        def handle(*given: object) -> None:
+            try:
+                store.put("t", b"from the handler", queue=0)
+            except StoreBusy as e:
+                told.append(type(e))
+
+        def interrupted(data: bytes, count: int) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            append(data, count)
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        monkeypatch.setattr(store._log, "append", interrupted)
+        try:
+            store.put("t", b"x", queue=0)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert told == [StoreBusy]
+        assert [m.body for m in store.pull("t", 0, 0).messages] == [b"x"]
