@@ -18,7 +18,8 @@ from kvstore import Message, Store, StoreBusy
 from tests.support.stores import opened, settings
 from tiering import Policy, Worker
 
-WATCHED = ("engine/writer.py", "log/commitlog.py", "pop/fast_path.py", "operations/worker.py")
+PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/fast_path.py")
+RUN = ("operations/worker.py",)
 
 
 class _Interrupt:
@@ -26,9 +27,11 @@ class _Interrupt:
     nothing in Python can guard that.
     """
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, modules: tuple[str, ...]) -> None:
         self._at = at
+        self._modules = modules
         self.lines = 0
+        self.where = ""
 
     def run(self, work: Callable[[], object]) -> None:
         """Do some work, and interrupt it."""
@@ -36,20 +39,20 @@ class _Interrupt:
         sys.settrace(self._trace)
         try:
             work()
-        except KeyboardInterrupt:
-            pass
+        except KeyboardInterrupt as e:
+            self.where = str(e)
         finally:
             sys.settrace(before)
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(WATCHED):
+        if not frame.f_code.co_filename.endswith(self._modules):
             return None
         if event == "line":
             text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             if "let_go(" not in text:
                 self.lines += 1
                 if self.lines == self._at:
-                    raise KeyboardInterrupt
+                    raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
         return self._trace
 
 
@@ -79,23 +82,25 @@ def test_an_interrupt_at_any_line_of_put_pop_and_ack_leaves_no_lock_held(tmp_pat
     with opened(tmp_path / "s", settings()) as store:
         store.create_group("g")
         _work(store)
-        whole = _Interrupt(0)
+        whole = _Interrupt(0, PUT_AND_POP)
         whole.run(lambda: _work(store))
         assert whole.lines > 100
         for at in range(1, whole.lines + 1):
-            _Interrupt(at).run(lambda: _work(store))
-            assert _is_free(store._log.lock), f"line {at}"
-            for flight in store._pop._flights._flights.values():
-                assert _is_free(flight.lock), f"line {at}"
+            interrupt = _Interrupt(at, PUT_AND_POP)
+            interrupt.run(lambda: _work(store))
+            assert _is_free(store._log.lock), interrupt.where
+            for flight in store._flights()._flights.values():
+                assert _is_free(flight.lock), interrupt.where
 
 
 def test_an_interrupt_at_any_line_of_a_run_lets_the_next_run_begin(tmp_path: Path) -> None:
     with opened(tmp_path / "s", settings()) as store, Worker(store, Policy()) as worker:
-        whole = _Interrupt(0)
+        whole = _Interrupt(0, RUN)
         whole.run(worker.run_once)
         for at in range(1, whole.lines + 1):
-            _Interrupt(at).run(worker.run_once)
-            assert _is_free(worker._busy), f"line {at}"
+            interrupt = _Interrupt(at, RUN)
+            interrupt.run(worker.run_once)
+            assert _is_free(worker._busy), interrupt.where
 
 
 def test_a_put_in_the_handler_of_a_signal_is_refused_while_the_thread_is_in_a_put(
