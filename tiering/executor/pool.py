@@ -25,7 +25,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 
 from kvstore.errors import StoreError
 from kvstore.process.forking import let_go_in_child
-from tiering.executor.carried import pack_error, unpack_error
+from tiering.executor.pickled_errors import pack_error, unpack_error
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -149,10 +149,10 @@ class Pool(Executor):
         out = _pipe(process.stdout)
         while not select.select([out], [], [], _LOOK)[0]:
             check()
-        return pickle.loads(_received(out))  # noqa: S301 # what `_answered` says
+        return pickle.loads(_received(out))  # noqa: S301 # see `_answered`
 
     def forked(self) -> None:
-        """In a forked child: the process is the parent's, and ends when the parent's pipe does."""
+        """Lets go of the process in a forked child: it is the parent's."""
         process, self._process = self._process, None
         if process is not None:
             for pipe in (process.stdin, process.stdout):

@@ -1,7 +1,7 @@
 """Portions: the sizes in which work is dealt out to tasks that run side by side.
 
 The idea: all portions are equal, but the last ones are smaller and smaller. So a task that begins
-late does not keep the others waiting, and nobody needs to know how many tasks there are.
+late does not keep the others waiting, whatever the number of tasks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 _SHARE: Final = 4
-"""What part of the rest a portion is at most, and what part of the largest one at least."""
+"""A portion is at most this part of the rest, and at least this part of the largest portion."""
 
 
 def portion(left: int, most: int) -> int:

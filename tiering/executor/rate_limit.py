@@ -38,17 +38,17 @@ class RateLimit:
         self._due = clock.monotonic() - self._ahead
 
     def take(self, size: int) -> None:
-        """Wait until `size` more bytes may pass; `TieringStopped` once `stop` was called."""
+        """Waits until `size` more bytes may pass; `TieringStopped` once `stop` was called."""
         wait = self._turn(size)
         if self._stopped.is_set() or (wait > 0 and self._clock.wait(self._stopped, wait)):
             raise TieringStopped("told to stop while waiting for its share of the rate")
 
     def stop(self) -> None:
-        """Let nobody through from now on; those who wait are told at once."""
+        """Ends all waiting: from now on `take` raises `TieringStopped`."""
         self._stopped.set()
 
     def _turn(self, size: int) -> float:
-        """Take the next turn; seconds until it comes."""
+        """Takes the next turn; returns the seconds until it comes."""
         if self._rate is None:
             return 0.0
         with self._lock:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 I64 = NDArray[np.int64]
 _AT_ONCE: Final = 1 << 16
-"""Records of which more is in memory than columns; a batch of the writer has about as many."""
+"""Records whose columns are put in order at once; a batch of the writer has about as many."""
 
 
 class TopicPlan(NamedTuple):
@@ -94,11 +94,11 @@ class Made(WrittenArchive, frozen=True, kw_only=True):
 
 
 class Regrouped(msgspec.Struct, frozen=True, kw_only=True):
-    """The archives of a segment, and what is not in them. `unkept` are the queues (topic id, queue)
-    without a message in any archive: the plan drops them, or all were erased. `left_out` counts
-    records of deleted topics, and erased ones. `whole` is what the segment holds of the queues that
-    the plan keeps, if something of it was erased. `unplanned` are topics that the job does not
-    name, each with the position of its last record.
+    """The archives of a segment, and the messages that are not in them. `unkept` are the queues
+    (topic id, queue) without a message in any archive: the plan drops them, or all were erased.
+    `left_out` counts records of deleted topics, and erased ones. If the job erases messages,
+    `whole` lists the messages of kept queues as they were before. `unplanned` are topics that the
+    job does not name, each with the position of its last record.
     """
 
     archives: list[Made]
@@ -208,7 +208,7 @@ class _Regrouping:
         order: I64,
         borders: list[tuple[int, int]],
     ) -> list[HeldQueue]:
-        """The messages of each queue that is kept, before anything is erased."""
+        """The messages of each kept queue, before any is erased."""
         kept = [plan is not None and plan.retention_class is not None for plan in plans]
         topics = found.topics[order]
         mine = [(a, b) for a, b in borders if kept[topics[a]]]

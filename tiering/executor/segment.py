@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 I64 = NDArray[np.int64]
 _SCANNED: Final = 1 << 16
 _AT_ONCE: Final = 1 << 16
-"""Records of which more is in memory than their rows."""
+"""Records whose owners are read at once."""
 _V2_LOW: Final = MAGIC_V2 & 0xFF
 _MAGIC_LOW_AT: Final = MAGIC_AT + 3
 
 
 class Damage(NamedTuple):
-    """Bytes of a segment that should be a record, and are none."""
+    """Bytes of a segment that should be a record, and are not."""
 
     position: int
     size: int
@@ -62,10 +62,10 @@ class SegmentRecords(NamedTuple):
     """The records of a segment, in the order of their positions; one row each."""
 
     starts: I64
-    """Where in the segment."""
+    """The places in the segment where records begin."""
     sizes: I64
     topics: I64
-    """Which of `names`."""
+    """Numbers of `names`."""
     queues: I64
     offsets: I64
     names: list[bytes]
@@ -122,8 +122,9 @@ def stored_times(buffer: Buffer, starts: I64) -> I64:
 
 
 def boundary(buffer: Buffer, at: int, target: int, end: int) -> int | None:
-    """Where the first record at or behind index `target` begins; `end` if none does. It goes from
-    the one at `at` by the size that each record states; None where sizes lead nowhere.
+    """The place where the first record at or behind index `target` begins; `end` if none does. The
+    search begins with the record at `at`, and goes on by the size that each record states; None
+    where a size can't be.
     """
     unpack = SIZE.unpack_from
     while at < target and at + SIZE.size <= end:

@@ -37,7 +37,7 @@ from tiering.archive.columns.records import Fields, RecordBatch
 
 I64 = NDArray[np.int64]
 FOLD_ROWS: Final = 1 << 20
-"""Messages after which what is superseded among them is let go of."""
+"""Messages after which the superseded ones among them are dropped from memory."""
 _DIGEST: Final = 16
 _NEVER: Final = (1 << 63) - 1
 
@@ -88,7 +88,7 @@ class QueueCompaction:
         self.superseded: list[I64] = []
 
     def add(self, records: Sequence[bytes], offsets: I64) -> None:
-        """Take some messages."""
+        """Takes some messages."""
         fields = Fields(RecordBatch.of_records(records))
         empty = (fields.body_size == 0) & fields.regular
         empty_at = np.where(empty, fields.stored_at, _NEVER).tolist()
@@ -103,7 +103,7 @@ class QueueCompaction:
             self._fold()
 
     def take(self, table: KeyTable) -> None:
-        """Take the findings of another partition."""
+        """Takes the findings of another partition."""
         self._fold()
         self._merge(table.digests, table.offsets, table.empty_at)
         self.superseded.append(table.superseded)
@@ -114,7 +114,7 @@ class QueueCompaction:
         return KeyTable(*self._newest, np.concatenate(self.superseded))
 
     def _fold(self) -> None:
-        """Keep the newest of each key only."""
+        """Keeps only the newest message of each key."""
         new = _columns(self._digests, self._offsets, self._empty_at)
         self._merge(*new)
         self._digests, self._offsets, self._empty_at = bytearray(), array("q"), array("q")

@@ -42,12 +42,12 @@ from tiering.merge.merge_job import Dropped, Merged, MergeInput, MergeJob, Queue
 from tiering.merge.partition import MergePlan, PartitionJob, partition_jobs, plan_merge
 from tiering.merge.partition_task import (
     Encoded,
-    Reading,
+    PartitionReader,
     Survey,
-    add_held,
+    append_queue,
     encode_partition,
+    join_surveys,
     open_inputs,
-    put_together,
     survey_keys,
 )
 from tiering.places.objects import ARCHIVE_MAX
@@ -61,9 +61,9 @@ __all__ = [
 
 I64 = NDArray[np.int64]
 TARGET_BYTES: Final = 512 << 20
-"""What a merged archive is to have at most."""
+"""The most bytes of a merged archive."""
 COMPACTED_BYTES: Final = ARCHIVE_MAX
-"""The same of compacted topics, of which only what is merged can be superseded."""
+"""The same for compacted topics: only messages that are merged together supersede each other."""
 INPUTS_MAX: Final = 256
 _SPAN_SHARE: Final = 10
 
@@ -161,7 +161,7 @@ def merge(archives: Sequence[Archive], job: MergeJob, files: Files) -> Merged:
     """
     if len(archives) != len(job.inputs) or not archives:
         raise CallerError("a merge takes at least one archive, and each of its job's inputs")
-    return _Merging(job, files, _Alone(archives, job)).run()
+    return _Merge(job, files, _InOneProcess(archives, job)).run()
 
 
 def merge_with(
@@ -173,12 +173,12 @@ def merge_with(
     """
 
     def parts(executor: Executor, check: Callable[[], None], job: MergeJob) -> Merged:
-        return _Merging(job, files, _Spread(executor, check, job)).run()
+        return _Merge(job, files, _ByExecutor(executor, check, job)).run()
 
     return executor.divide(check, merge_remotely, parts, job)
 
 
-class _Hands(Protocol):
+class _Steps(Protocol):
     """Does the steps of a merge."""
 
     plan: MergePlan
@@ -190,13 +190,13 @@ class _Hands(Protocol):
         """See `encode_partition`; in the order of the jobs, and one at a time in memory."""
 
 
-class _Alone:
+class _InOneProcess:
     """Does all steps here, one after the other."""
 
     def __init__(self, archives: Sequence[Archive], job: MergeJob) -> None:
         self._archives = archives
         self._job = job
-        self._reading = Reading.of(archives)
+        self._reading = PartitionReader.of(archives)
         self.plan = plan_merge(archives, job)
 
     def surveys(self, jobs: Sequence[PartitionJob]) -> Iterator[Survey]:
@@ -206,7 +206,7 @@ class _Alone:
         return (encode_partition(job, self._reading) for job in jobs)
 
 
-class _Spread:
+class _ByExecutor:
     """Does each step by an executor, partitions side by side."""
 
     def __init__(self, executor: Executor, check: Callable[[], None], job: MergeJob) -> None:
@@ -229,30 +229,30 @@ def plan_remotely(job: MergeJob) -> MergePlan:
 
 def survey_remotely(job: PartitionJob) -> Survey:
     """`survey_keys` with the places of this machine."""
-    return survey_keys(job, Reading.for_one(job))
+    return survey_keys(job, PartitionReader.for_one(job))
 
 
 def encode_remotely(job: PartitionJob) -> Encoded:
     """`encode_partition` with the places of this machine."""
-    return encode_partition(job, Reading.for_one(job))
+    return encode_partition(job, PartitionReader.for_one(job))
 
 
-class _Merging:
+class _Merge:
     """One merge and its steps; see `merge`."""
 
-    def __init__(self, job: MergeJob, files: Files, hands: _Hands) -> None:
+    def __init__(self, job: MergeJob, files: Files, steps: _Steps) -> None:
         self._job = job
         self._files = files
-        self._hands = hands
-        self._plan = hands.plan
-        self._dropped = msgspec.structs.replace(hands.plan.dropped)
+        self._steps = steps
+        self._plan = steps.plan
+        self._dropped = msgspec.structs.replace(steps.plan.dropped)
 
     def run(self) -> Merged:
         job, plan, dropped = self._job, self._plan, self._dropped
         gone: dict[Queue, I64] = {}
         if job.compaction is not None:
-            surveys = self._hands.surveys(partition_jobs(job, plan, {}))
-            gone, superseded, tombstones = put_together(job.compaction, surveys)
+            surveys = self._steps.surveys(partition_jobs(job, plan, {}))
+            gone, superseded, tombstones = join_surveys(job.compaction, surveys)
             dropped.superseded += superseded
             dropped.tombstones += tombstones
         made = self._write(gone) if plan.partitions else None
@@ -272,10 +272,10 @@ class _Merging:
         columns: list[TailColumns] = []
 
         def fill(writer: PiecesWriter) -> Iterator[None]:
-            for found in self._hands.encoded(jobs):
+            for found in self._steps.encoded(jobs):
                 self._dropped.erased += found.erased
                 for held in found.queues:
-                    add_held(stays, held)
+                    append_queue(stays, held)
                 writer.add(found.piece)
                 yield
             columns.append(writer.columns)

@@ -132,13 +132,13 @@ def plan_merge(archives: Sequence[Archive], job: MergeJob) -> MergePlan:
 
     Raises `ArchiveDamaged` if one is damaged, or of another store than the job says.
     """
-    found = _Found(job)
+    found = _Planner(job)
     for archive, one in zip(archives, job.inputs, strict=True):
-        found.look(archive, one)
+        found.add(archive, one)
     return found.plan(archives)
 
 
-class _Found:
+class _Planner:
     """Collects what archives hold, one archive after the other; then plans."""
 
     def __init__(self, job: MergeJob) -> None:
@@ -151,8 +151,8 @@ class _Found:
         self._rows: list[tuple[I64, DirectoryRows]] = []
         """Of each archive the ids of blocks' topics, -1 if they are not read."""
 
-    def look(self, archive: Archive, one: MergeInput) -> None:
-        """Look at one archive."""
+    def add(self, archive: Archive, one: MergeInput) -> None:
+        """Adds one archive."""
         if archive.manifest.store_id != one.store_id:
             raise ArchiveDamaged(f"{archive.name} is another store's", archive.name)
         rows = archive.rows()
@@ -175,7 +175,7 @@ class _Found:
     def _why_dropped(
         self, one: MergeInput, topic: ArchivedTopic, topic_id: int, last_position: int
     ) -> str | None:
-        """Which count the whole of a topic in an archive goes to; None: it is to be read."""
+        """The count for all messages of a topic in an archive; None: they are to be read."""
         without, keys = self._job.without, self._job.settings.keys
         if without is not None and without.is_all_of(
             topic.name, topic.last_stored_at, last_position
@@ -194,7 +194,7 @@ class _Found:
         return None
 
     def plan(self, archives: Sequence[Archive]) -> MergePlan:
-        """The plan of all archives that were looked at."""
+        """The plan of all archives that were added."""
         job = self._job
         topics = sorted((job.topics[i] for i in self._read), key=lambda topic: topic.name)
         each = [self._blocks(number, topics) for number in range(len(archives))]
@@ -315,7 +315,7 @@ def partition_jobs(job: MergeJob, plan: MergePlan, gone: Mapping[Queue, I64]) ->
 
 
 def _part(offsets: I64, begin: int, end: int) -> I64:
-    """Those from `begin` on and below `end`."""
+    """The offsets from `begin` on and below `end`."""
     return offsets[slice(*np.searchsorted(offsets, (begin, end)))]
 
 

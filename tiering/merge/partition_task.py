@@ -1,7 +1,7 @@
 """Does one partition of a merge: surveys its keys, or reads and encodes its messages.
 
 The idea: each function takes one job with all it needs, so that any process can do any partition.
-`Reading` is how a partition's archives are read. They are opened for it alone; or, if one process
+`PartitionReader` reads a partition's archives. They are opened for it alone; or, if one process
 does all partitions in turn, once for all of them, so that a window is not read twice.
 
 Invariants: messages come in the order of their offsets, and each is in the piece or in a count of
@@ -33,7 +33,7 @@ from tiering.merge.sequential_reader import QueueCursor, QueueRows, Window, in_o
 
 I64 = NDArray[np.int64]
 WINDOW_BYTES: Final = 32 << 20
-"""Of all archives together that is read ahead."""
+"""Bytes that are read ahead, of all archives together."""
 _WINDOW_MIN: Final = 256 << 10
 
 
@@ -55,7 +55,7 @@ class Encoded(NamedTuple):
     erased: int
 
 
-class Reading:
+class PartitionReader:
     """Reads the archives of partitions: `windows` by the numbers of the job's inputs."""
 
     def __init__(self, windows: Mapping[int, Window]) -> None:
@@ -63,14 +63,14 @@ class Reading:
         self._coder: tuple[ArchiveSettings, Coder] | None = None
 
     @classmethod
-    def of(cls, archives: Sequence[Archive]) -> Reading:
-        """For all partitions, one after the other, of archives that are the job's inputs."""
+    def of(cls, archives: Sequence[Archive]) -> PartitionReader:
+        """A reader for all partitions in turn; the archives are the job's inputs."""
         size = max(WINDOW_BYTES // len(archives), _WINDOW_MIN)
         return cls({number: Window(archive, size) for number, archive in enumerate(archives)})
 
     @classmethod
-    def for_one(cls, job: PartitionJob) -> Reading:
-        """For one partition alone, with the places and files of this machine."""
+    def for_one(cls, job: PartitionJob) -> PartitionReader:
+        """A reader for one partition, with the places and files of this machine."""
         spans = job.partition.spans
         size = max(WINDOW_BYTES // max(len(spans), 1), _WINDOW_MIN)
         archives = open_inputs(job.inputs, job.settings)
@@ -95,11 +95,11 @@ class Reading:
 
 
 def open_inputs(inputs: Sequence[MergeInput], settings: ArchiveSettings) -> list[Archive]:
-    """The archives, with the places and files of this machine."""
+    """Opens the archives, with the places and files of this machine."""
     return [one.open(settings.keys) for one in inputs]
 
 
-class _Held(NamedTuple):
+class _MergedQueue(NamedTuple):
     """One queue in a partition: its topic's number, the topic, where its messages are."""
 
     number: int
@@ -112,9 +112,9 @@ class _Held(NamedTuple):
         return self.topic.id, self.queue
 
 
-def _held(job: PartitionJob, reading: Reading) -> Iterator[_Held]:
+def _queues(job: PartitionJob, reading: PartitionReader) -> Iterator[_MergedQueue]:
     """The queues of a partition, in order."""
-    found: dict[tuple[int, int], _Held] = {}
+    found: dict[tuple[int, int], _MergedQueue] = {}
     for span, left_out in zip(job.partition.spans, job.left_out, strict=True):
         window = reading.window(span.number)
         ids, topics, queues = window.owners
@@ -131,18 +131,18 @@ def _held(job: PartitionJob, reading: Reading) -> Iterator[_Held]:
             is_cut = job.partition.may_cut(number, queue)
             offsets = job.partition.within(number, queue) if is_cut else (None, None)
             cursor = QueueCursor(window, range(begin, end), *offsets)
-            held = found.setdefault((number, queue), _Held(number, topic, queue, []))
+            held = found.setdefault((number, queue), _MergedQueue(number, topic, queue, []))
             held.cursors.append(cursor)
     for key in sorted(found):
         yield found[key]
 
 
-def survey_keys(job: PartitionJob, reading: Reading) -> Survey:
+def survey_keys(job: PartitionJob, reading: PartitionReader) -> Survey:
     """Surveys the keys of a partition for compaction. Raises `ArchiveDamaged`."""
     survey = Survey({}, {})
     if job.compaction is None:
         return survey
-    for held in _held(job, reading):
+    for held in _queues(job, reading):
         if held.topic.kind != "compacted" or held.queue == NO_QUEUE:
             continue
         queue = QueueCompaction(job.compaction, held.id)
@@ -156,7 +156,7 @@ def survey_keys(job: PartitionJob, reading: Reading) -> Survey:
     return survey
 
 
-def put_together(
+def join_surveys(
     compaction: Compaction, surveys: Iterable[Survey]
 ) -> tuple[dict[Queue, I64], int, int]:
     """Joins the findings of all partitions: the offsets that compaction drops of each queue,
@@ -177,19 +177,19 @@ def put_together(
     )
 
 
-def encode_partition(job: PartitionJob, reading: Reading) -> Encoded:
+def encode_partition(job: PartitionJob, reading: PartitionReader) -> Encoded:
     """Encodes a partition for the new archive. Raises `ArchiveDamaged` if it can't be read whole,
     or if its piece does not give back the same messages.
     """
     writer = PieceWriter(dict(job.topics.values()), job.settings, reading.coder(job.settings))
     stays: list[HeldQueue] = []
     erased = 0
-    for held in _held(job, reading):
+    for held in _queues(job, reading):
         for rows in in_order(held.cursors):
             kept, count = _kept(rows, job.without, job.gone.get(held.id))
             erased += count
             if len(kept.offsets):
-                add_held(stays, _held_queue(held.id, kept))
+                append_queue(stays, _held_queue(held.id, kept))
                 writer.add(held.number, held.queue, kept.records)
     return Encoded(writer.finish(), stays, erased)
 
@@ -211,8 +211,8 @@ def _held_queue(queue: Queue, kept: QueueRows) -> HeldQueue:
     return HeldQueue(*queue, first, last, len(kept.offsets), int(kept.stored_at[0]))
 
 
-def add_held(stays: list[HeldQueue], more: HeldQueue) -> None:
-    """Add what follows of a queue to what is held of all."""
+def append_queue(stays: list[HeldQueue], more: HeldQueue) -> None:
+    """Adds messages to the list; those that continue its last queue extend that queue's entry."""
     if stays and stays[-1][:2] == more[:2]:
         before = stays[-1]
         more = before._replace(last=more.last, messages=before.messages + more.messages)

@@ -45,7 +45,7 @@ class RebasePlan(NamedTuple):
     messages: int
 
 
-def plan(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> RebasePlan:
+def plan_rebase(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> RebasePlan:
     """How records would be laid out from position 0 on; bodies are not read for it. Raises
     ArchiveDamaged, KeyMissing, PlaceError.
     """
@@ -64,7 +64,7 @@ def plan(archive: Archive, topics: Mapping[str, ArchivedTopic]) -> RebasePlan:
 
 
 def _groups(archive: Archive) -> Iterator[BlockGroup]:
-    """All groups, whose bodies are read only where somebody asks for them."""
+    """All groups; their bodies are read only when they are asked for."""
     return map(archive.lazy_group, archive.all_groups())
 
 
@@ -77,7 +77,7 @@ def _kept(group: BlockGroup, topics: Mapping[str, ArchivedTopic]) -> NDArray[np.
     return np.repeat(np.array(each, np.bool_), members.ranges.counts)
 
 
-def write_moved(
+def rebase(
     archive: Archive,
     taken: RebasePlan,
     base: int,
@@ -86,7 +86,7 @@ def write_moved(
     files: Files,
     keys: KeyProvider | None,
 ) -> WrittenArchive:
-    """Write what is taken of an archive to a file, its records from position `base` on. Raises
+    """Writes the planned part of an archive to a file, with positions from `base` on. Raises
     ArchiveDamaged, KeyMissing, PlaceError, DiskFull.
     """
     settings = settings_like(archive.manifest, keys)
@@ -130,7 +130,7 @@ def _add(
 
 
 def at_position(record: bytes, position: int) -> bytes:
-    """The same record, as it would be at another position of a log."""
+    """The record with another position, and its CRC over that."""
     moved = bytearray(record)
     POSITION.pack_into(moved, POSITION_AT, position)
     at = len(moved) - PROPERTY_CRC_SIZE

@@ -52,7 +52,7 @@ class KeptMessages(NamedTuple):
         return 1 if all(mine) and is_all else 0.5
 
 
-def write_wanted(
+def rewrite(
     archive: Archive,
     wanted: KeptMessages,
     path: Path,

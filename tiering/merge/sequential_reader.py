@@ -35,11 +35,11 @@ class QueueRows(NamedTuple):
 
     @classmethod
     def of(cls, block: Block) -> QueueRows:
-        """All of a block."""
+        """All messages of a block."""
         return cls(block.records(), block.offsets, block.stored_at)
 
     def part(self, start: int, stop: int) -> QueueRows:
-        """Some rows that follow each other."""
+        """The rows from `start` on and below `stop`."""
         return QueueRows(
             self.records[start:stop], self.offsets[start:stop], self.stored_at[start:stop]
         )
@@ -83,7 +83,7 @@ class Window:
         return rows.topic_ids, rows.topics, rows.queues
 
     def block(self, number: int) -> Block:
-        """A block; read with those that follow it, unless it is there already."""
+        """A block. Unless it is in memory, it is read, with some of those that follow it."""
         if self._group is None or number not in self._group:
             at, sizes, _ = place = self.archive.directory.group(number)
             if not self._begin <= at < self._begin + len(self._data):
@@ -133,7 +133,7 @@ class QueueCursor:
 
     @property
     def offset(self) -> int:
-        """Of the next message."""
+        """The next message's offset."""
         return int(self._rows.offsets[self._at])
 
     def take(self, until: int | None) -> QueueRows:

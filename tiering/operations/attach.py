@@ -42,14 +42,14 @@ from tiering.errors import (
     PolicyIllegal,
 )
 from tiering.keys.crypto import KeyProvider
-from tiering.merge.rebase import RebasePlan, plan, write_moved
-from tiering.operations.attach_conflicts import Fitting
+from tiering.merge.rebase import RebasePlan, plan_rebase, rebase
+from tiering.operations.attach_conflicts import ConflictChecker
 from tiering.operations.source_place import (
     OPEN_BYTES,
     LazyArchives,
     OpenedArchive,
     open_all,
-    open_elsewhere,
+    open_source_place,
 )
 from tiering.places.commits.dead_jobs import sweep
 from tiering.places.object_names import SUFFIX
@@ -91,7 +91,7 @@ class AttachReport(msgspec.Struct, frozen=True, kw_only=True):
     superseded: int = 0
 
 
-class _Coming(NamedTuple):
+class _ArchivePart(NamedTuple):
     """An archive to attach, and the part of it that is taken."""
 
     found: OpenedArchive
@@ -123,13 +123,15 @@ def attach(
     """
     config = store.config
     with typed(store.path):
-        found = open_elsewhere(source, options, keys, config.archives, config.files, config.clock)
+        found = open_source_place(
+            source, options, keys, config.archives, config.files, config.clock
+        )
         with attaching(store.handover):
-            one = _Attaching(store, found.place, found.keys, progress)
+            one = _Attach(store, found.place, found.keys, progress)
             return one.run(found.store_id, topics)
 
 
-class _Attaching:
+class _Attach:
     """One attach."""
 
     def __init__(
@@ -146,12 +148,12 @@ class _Attaching:
         self._publisher = Publisher(store, store.path / WORK / _NOTES, self._tell, Pacing())
         self._own = open_place(store.path / FOLDER, files=self._files, clock=self._config.clock)
         rows = {row.number: row for row in decode_rows(self._side.rows())}
-        self._fitting = Fitting(store, place.name, rows, keys)
+        self._conflicts = ConflictChecker(store, place.name, rows, keys)
         self._known = {row.key for row in rows.values()}
 
     def run(self, store_id: str | None, topics: Collection[str] | None) -> AttachReport:
         """See `attach`."""
-        self._tidy()
+        self._clean_up()
         source_id, objects = objects_of(self._place, store_id)
         found, superseded = newest(open_all(self._place, objects, self._keys, self._tell))
         described = _described(found, topics, self._place.name)
@@ -159,19 +161,19 @@ class _Attaching:
         self._store.checkpoint()
         known = {info.name: info for info in self._store.topics()}
         ranges = [r for one in found for r in _wanted(one, described)]
-        self._fitting.check_topics(ranges, described, known)
+        self._conflicts.check_topics(ranges, described, known)
         archives = LazyArchives({one.object.key: one.open for one in found})
-        self._fitting.check_offsets(archives, ranges, known)
+        self._conflicts.check_offsets(archives, ranges, known)
         coming = self._planned(found, described, known)
         return self._bring(coming, found, described, known, source_id, superseded)
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def _tell(self, step: str, done: int, total: int) -> None:
         if self._progress is not None:
-            self._progress(what, done, total)
+            self._progress(step, done, total)
 
     # --- what there is ---
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         """Removes the remains of a cut-off attach, here and in the source."""
         self._publisher.clean_up([self._own], self._known, _raise)
         overwrite_all(self._made, self._files)
@@ -184,7 +186,7 @@ class _Attaching:
         found: Sequence[OpenedArchive],
         described: Mapping[str, ArchivedTopic],
         known: Mapping[str, TopicFacts],
-    ) -> list[_Coming]:
+    ) -> list[_ArchivePart]:
         """The part of each archive that is taken, topics as the store has them; topics that it
         lacks have no id yet.
         """
@@ -198,9 +200,9 @@ class _Attaching:
                 for topic in one.manifest.topics
                 if topic.name in described and topic.id == described[topic.name].id
             }
-            taken = plan(one.archive, mine)
+            taken = plan_rebase(one.archive, mine)
             if taken.messages:
-                coming.append(_Coming(one, taken))
+                coming.append(_ArchivePart(one, taken))
         if not coming:
             raise NothingToRestore(f"no archive in {self._place.name} has messages to attach")
         segments = sum(self._segments(one) for one in coming)
@@ -211,14 +213,14 @@ class _Attaching:
             )
         return coming
 
-    def _segments(self, one: _Coming) -> int:
+    def _segments(self, one: _ArchivePart) -> int:
         return -(-one.plan.bytes // self._side.segment_size)
 
     # --- bringing it ---
 
     def _bring(
         self,
-        coming: Sequence[_Coming],
+        coming: Sequence[_ArchivePart],
         found: Sequence[OpenedArchive],
         described: Mapping[str, ArchivedTopic],
         known: Mapping[str, TopicFacts],
@@ -244,7 +246,7 @@ class _Attaching:
                 mine = {n: topics.get(n, topic) for n, topic in one.plan.topics.items()}
                 end = base + self._segments(one) * size
                 rows.append(
-                    self._kept(one._replace(plan=one.plan._replace(topics=mine)), base, end)
+                    self._publish(one._replace(plan=one.plan._replace(topics=mine)), base, end)
                 )
                 base = end
             self._take_in(rows, [topics[name] for name in made])
@@ -262,7 +264,7 @@ class _Attaching:
             left_out=sum(one.manifest.messages for one in found) - messages,
         )  # fmt: skip
 
-    def _kept(self, one: _Coming, base: int, end: int) -> ArchiveRow:
+    def _publish(self, one: _ArchivePart, base: int, end: int) -> ArchiveRow:
         """Writes an archive anew, and puts it into the store's folder."""
         said = one.found.manifest
         origin = ArchiveOrigin(
@@ -272,7 +274,7 @@ class _Attaching:
         self._files.make_dir(self._made)
         self._files.make_dir(self._store.path / FOLDER)
         path = self._made / f"{secrets.token_hex(8)}{SUFFIX}"
-        made = write_moved(one.found.archive, one.plan, base, origin, path, self._files, self._keys)
+        made = rebase(one.found.archive, one.plan, base, origin, path, self._files, self._keys)
         row = self._publisher.publish(made, "warm", self._own)
         self._files.remove(path)
         return row
@@ -284,9 +286,9 @@ class _Attaching:
         held = [h for number, archive in new.items() for h in contents(archive, number).held]
         queues = dict.fromkeys((one.topic, one.queue) for one in held)
         heres = {queue: self._side.held_ranges(*queue) for queue in queues}
-        stretches = self._fitting.stretches(held, new, heres)
+        ranges = self._conflicts.attached_ranges(held, new, heres)
         ends: dict[Queue, int] = {}
-        for one in stretches:
+        for one in ranges:
             end = heres[one.topic, one.queue][1]
             if one.last >= end:
                 ends[one.topic, one.queue] = end
@@ -294,7 +296,7 @@ class _Attaching:
         topics = [TopicRow(topic.id, topic.name, fields_of(topic)) for topic in made]
         try:
             with arrivals_lock(self._side):
-                self._side.take_in(arriving, stretches, ends, topics)
+                self._side.take_in(arriving, ranges, ends, topics)
         except CallerError as e:
             raise AttachConflict(f"{e}; try again") from e
 

@@ -1,4 +1,4 @@
-"""Checks whether archives fit into a store's queues, and where exactly.
+"""Finds conflicts of new archives with a store's queues, and the ranges that they take there.
 
 The idea: the offsets that a queue holds come from the index, for the log, and from the directories
 of the store's archives. Ranges that are apart fit. Where they overlap, the offsets are read,
@@ -37,7 +37,7 @@ _KEPT: Final = 64
 """Blocks, and archives, whose times are kept."""
 
 
-class Fitting:
+class ConflictChecker:
     """Compares new archives with a store's queues. Errors call the place of the new archives
     `source`; `rows` are those of the store's own, by number.
     """
@@ -81,7 +81,7 @@ class Fitting:
         described: Mapping[str, ArchivedTopic],
         known: Mapping[str, TopicFacts],
     ) -> None:
-        """Raise for topics that are of another kind here, or have too few queues."""
+        """Raises for topics that are of another kind here, or have too few queues."""
         for one in ranges:
             info = known.get(one.topic)
             if info is None:
@@ -152,7 +152,7 @@ class Fitting:
             topic, queue, first, last,
         )  # fmt: skip
 
-    def stretches(
+    def attached_ranges(
         self,
         held: Sequence[ArchivedRange],
         new: Mapping[int, Archive],
@@ -175,8 +175,8 @@ class Fitting:
                 log = [h for h in heres[one.topic, one.queue][0] if h.archive is None]
                 out += _apart(one, log, new[one.archive], self._times)
         by_queue: dict[Queue, list[AttachedRange]] = {}
-        for stretch in out:
-            by_queue.setdefault((stretch.topic, stretch.queue), []).append(stretch)
+        for attached in out:
+            by_queue.setdefault((attached.topic, attached.queue), []).append(attached)
         for (topic, queue), mine_ in by_queue.items():
             self._check_times(names[topic], queue, mine_, heres[topic, queue][0])
         return out
@@ -202,11 +202,11 @@ class Fitting:
         return found
 
     def _check_times(
-        self, topic: str, queue: int, stretches: Sequence[AttachedRange], heres: Sequence[HeldRange]
+        self, topic: str, queue: int, ranges: Sequence[AttachedRange], heres: Sequence[HeldRange]
     ) -> None:
         """A queue is searched by time, so new messages must not break the order of its times."""
         now = self._config.clock.now_ms()
-        for one in stretches:
+        for one in ranges:
             before = (self._time(h, one, high=True) for h in reversed(heres) if h.first < one.first)
             behind = (self._time(h, one, high=False) for h in heres if h.last > one.last)
             low = next((time for time in before if time is not None), 0)
@@ -225,7 +225,7 @@ class Fitting:
                 )
 
     def _time(self, here: HeldRange, one: AttachedRange, *, high: bool) -> int | None:
-        """The last time that is before a range, or (not `high`) the first behind it."""
+        """The last store time before a range, or (not `high`) the first behind it."""
         if here.archive is None:
             if high:
                 return here.last_stored_at if here.last < one.first else None

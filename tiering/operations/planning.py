@@ -6,7 +6,7 @@ process may write to. Both look at segments, topics, the catalog and the trusted
 Invariant: nothing is changed, not even what is known of the clock.
 """
 
-# ruff: noqa: D102  # what each of them is, is said where the store has it
+# ruff: noqa: D102  # the store documents them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

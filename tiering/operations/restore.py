@@ -42,14 +42,14 @@ from tiering.catalog.split_overlaps import split_overlaps
 from tiering.errors import NothingToRestore, TargetNotEmpty
 from tiering.executor.pipeline import go_on, pipelined
 from tiering.keys.crypto import KeyProvider
-from tiering.merge.rewrite import KeptMessages, write_wanted
+from tiering.merge.rewrite import KeptMessages, rewrite
 from tiering.operations.source_place import (
     AT_ONCE,
     DAMAGE,
     LazyArchives,
     OpenedArchive,
     open_all,
-    open_elsewhere,
+    open_source_place,
 )
 from tiering.places.object_names import object_key
 from tiering.places.place import Place, open_place
@@ -122,7 +122,7 @@ def restore(
     settings = config if config is not None else StoreConfig()
     folder = local_path(target)
     with typed(folder):
-        place, store_id, keys = open_elsewhere(
+        place, store_id, keys = open_source_place(
             source, options, keys, settings.archives, settings.files, settings.clock
         )
         was_there = folder.exists()
@@ -132,7 +132,7 @@ def restore(
             )
         own_id, objects = objects_of(place, store_id)
         wanted = KeptMessages(None if topics is None else frozenset(topics), until)
-        one = _Restoring(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
+        one = _Restore(place, folder, own_id, wanted, keys, settings, progress, is_kept=copy)
         try:
             return one.run(objects, is_given=config is not None, take_over=take_over)
         except BaseException:
@@ -143,7 +143,7 @@ def restore(
             raise
 
 
-class _Restoring:
+class _Restore:
     """One restore."""
 
     def __init__(
@@ -188,7 +188,7 @@ class _Restoring:
             for number, (one, opened) in enumerate(each):
                 self._tell("restoring archives", number, len(found))
                 try:
-                    self._take(one, opened())
+                    self._add(one, opened())
                 except DAMAGE as e:
                     self._damaged(one.object, e)
         topics, held = self._topics(found)
@@ -219,9 +219,9 @@ class _Restoring:
             **self._counts,
         )
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def _tell(self, step: str, done: int, total: int) -> None:
         if self._progress is not None:
-            self._progress(what, done, total)
+            self._progress(step, done, total)
 
     def _damaged(self, one: ArchiveObject, error: Exception) -> None:
         self._problems.append(RestoreProblem(f"{self._place.name}/{one.key}", str(error)))
@@ -238,13 +238,13 @@ class _Restoring:
             why = self._problems[0].reason if self._problems else "there are none"
             raise NothingToRestore(f"no archive in {self._place.name} can be read: {why}")
 
-    def _take(self, one: OpenedArchive, archive: Archive) -> None:
+    def _add(self, one: OpenedArchive, archive: Archive) -> None:
         """Adds an archive, or the part of it that is wanted, to the store."""
         share = self._wanted.share(one.manifest)
         if share == 0:
             self._counts["left_out"] += 1
             return
-        self._look_for_keys(one.manifest)
+        self._note_unreadable(one.manifest)
         if share == 1 and not self._is_kept:
             self._counts["attached"] += 1
             place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
@@ -261,7 +261,7 @@ class _Restoring:
                 crc = fetch(self._place.source(one.object.key, one.object.size), path, self._files)
             else:
                 lost: list[str] = []
-                written = write_wanted(archive, self._wanted, path, self._files, self._keys, lost)
+                written = rewrite(archive, self._wanted, path, self._files, self._keys, lost)
                 name = f"{self._place.name}/{one.object.key}"
                 self._problems += [RestoreProblem(name, reason) for reason in dict.fromkeys(lost)]
                 if written is None:
@@ -283,8 +283,8 @@ class _Restoring:
             )
         )
 
-    def _look_for_keys(self, manifest: Manifest) -> None:
-        """Note the topics that can't be read."""
+    def _note_unreadable(self, manifest: Manifest) -> None:
+        """Notes the topics that can't be read."""
         for topic in manifest.topics:
             if topic.key_id is None or not self._wanted.has_topic(topic.name):
                 continue
@@ -331,7 +331,7 @@ def _wide(topic: ArchivedTopic, queues: int) -> ArchivedTopic:
 
 def _sized(config: StoreConfig, manifests: Sequence[Manifest]) -> StoreConfig:
     """The settings with the segment size that the archives' ranges of the log show, if they do."""
-    size = gcd(*(at for m in manifests for stretch in m.segments for at in stretch))
+    size = gcd(*(at for m in manifests for segment in m.segments for at in segment))
     changed: dict[str, Any] = {"segment_size": size}
     try:
         return msgspec.structs.replace(config, **changed)

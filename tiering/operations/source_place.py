@@ -1,7 +1,7 @@
 """Source place: a place with archives that a caller names, which need not be any of the store's.
 
-The idea: the caller says where the place is and how it is reached; settings that he leaves out are
-the store's. Each archive there is opened, and describes itself; of many only the last few stay
+The idea: the caller gives the place's address and settings; those that are left out are the
+store's. Each archive there is opened, and describes itself; of many only the last few stay
 open.
 
 Invariant: the place is only read.
@@ -36,12 +36,12 @@ K = TypeVar("K")
 AT_ONCE: Final = 16
 """Archives that are opened at once: a bucket takes its time for each."""
 OPEN_BYTES: Final = 64 << 20
-"""What archives that stay open may take."""
+"""Bytes of memory for the archives that stay open."""
 DAMAGE: Final = (ArchiveDamaged, FormatTooNew, FormatTooOld, ObjectNotFound, ObjectTooShort)
 """The errors that cost an archive, and no more."""
 
 
-class Elsewhere(NamedTuple):
+class SourcePlace(NamedTuple):
     """An opened place, the store whose archives are asked for there (None: the only store), and the
     keys of encrypted topics.
     """
@@ -51,15 +51,15 @@ class Elsewhere(NamedTuple):
     keys: KeyProvider | None
 
 
-def open_elsewhere(
+def open_source_place(
     source: str | Path,
     options: Mapping[str, object] | None,
     keys: KeyProvider | None,
     access: ArchiveAccess,
     files: Files,
     clock: Clock,
-) -> Elsewhere:
-    """Open a place. `options` are its settings, and `store_id`. Raises PlaceError."""
+) -> SourcePlace:
+    """Opens a place. `options` are its settings, and `store_id`. Raises PlaceError."""
     given = dict(options or {})
     store_id = given.pop("store_id", None)
     if is_remote(str(source)):
@@ -67,7 +67,7 @@ def open_elsewhere(
     if keys is None:
         keys = provider_of(access.keys, files)
     place = open_place(source, options=given, files=files, clock=clock)
-    return Elsewhere(place, None if store_id is None else str(store_id), keys)
+    return SourcePlace(place, None if store_id is None else str(store_id), keys)
 
 
 class OpenedArchive(NamedTuple):

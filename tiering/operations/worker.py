@@ -1,9 +1,9 @@
 """The worker: moves a store's segments and archives to where a policy says.
 
-The idea: look at the store, ask the policy for what is due (`due`), do that in order (`run_due`),
-record it (`history`), and look again until nothing is due. A worker runs when it is called, or by
-itself in a thread. Its executor (`pool.Executor`) does the steps that cost processor time: a
-process of its own, or Spark's tasks.
+The idea: take a snapshot of the store, ask the policy which steps are due, run them in order
+(`run_due`), record them (`runs`), and begin again until nothing is due. A worker runs when it is
+called, or by itself in a thread. Its executor (`pool.Executor`) does the steps that cost processor
+time: a process of its own, or Spark's tasks.
 
 Invariants: one worker for a store at a time; a step that fails leaves everything readable as it
 was, is noted, and is tried again by the next run; data that can't be judged is never deleted.
@@ -428,16 +428,16 @@ class Worker:
         if self._stopping.is_set():
             raise TieringStopped("the worker was told to stop; what it was doing is undone")
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def _tell(self, step: str, done: int, total: int) -> None:
         if self._progress is not None:
             # Progress is told one step after the other, also of steps that are made at once.
             with self._telling:
-                self._progress(what, done, total)
+                self._progress(step, done, total)
 
     # --- by itself ---
 
     def start(self, interval: float = INTERVAL) -> None:
-        """Run by itself (`run_and_merge`), every `interval` seconds, in a thread; until `stop`."""
+        """Runs by itself (`run_and_merge`), every `interval` seconds, in a thread; until `stop`."""
         if not interval > 0:
             raise CallerError(f"interval is {interval!r}; it must be above 0 seconds")
         if self._thread is not None:

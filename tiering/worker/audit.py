@@ -192,7 +192,7 @@ def _keys_of(row: ArchiveRow, place: Place, keys: KeyProvider | None) -> KeysAtH
     try:
         manifest = open_lazily(place.source(row.key, row.size)).manifest
     except (StoreError, OSError):
-        return None  # whoever checks it finds out why
+        return None  # the check finds the reason
     return keys_at_hand(
         keys, [], {(t.name, t.key_id) for t in manifest.topics if t.key_id is not None}
     )
@@ -294,7 +294,7 @@ def _orphan(place: Place, info: ObjectInfo, before: int) -> Orphan:
 
 
 def _without(orphan: Orphan, known: Mapping[str, Place], problems: list[AuditProblem]) -> Orphan:
-    """Remove an orphan, if its time has come."""
+    """Removes an orphan, unless it is young."""
     if orphan.young:
         return orphan
     try:

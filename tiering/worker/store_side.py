@@ -6,7 +6,7 @@ that nothing below it is reached for.
 Invariant: nothing but these calls changes a store.
 """
 
-# ruff: noqa: D102  # what each of them is, is said where the store has it
+# ruff: noqa: D102  # the store documents them
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from kvstore.process.background import Background
 from tiering.policy.snapshot import Stats
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and the whole (0: not known)."""
+"""Called with the name of the step, how much of it is done, and the whole (0: not known)."""
 
 
 class Settings(Protocol):

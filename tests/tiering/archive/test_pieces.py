@@ -54,7 +54,7 @@ def piece_of(
     return writer.finish()
 
 
-def put_together(
+def join_surveys(
     pieces: list[EncodedPiece], queues: list[Queue], settings: ArchiveSettings = SMALL_BLOCKS
 ) -> bytes:
     sink = BytesIO()
@@ -75,14 +75,14 @@ def test_pieces_of_whole_queues_make_the_archive_that_one_writer_does(
 ) -> None:
     queues = plain_queues(messages=100)
     pieces = [piece_of([queue], settings, every=queues) for queue in queues]
-    assert put_together(pieces, queues, settings) == make(queues, settings).data
+    assert join_surveys(pieces, queues, settings) == make(queues, settings).data
 
 
 def test_small_queues_of_a_piece_share_a_group() -> None:
     queues = plain_queues(topics=3, queues=4, messages=3)
     piece = piece_of(queues, LARGE_BLOCKS)
     assert len(piece.columns.groups[0]) == 1
-    assert put_together([piece], queues, LARGE_BLOCKS) == make(queues, LARGE_BLOCKS).data
+    assert join_surveys([piece], queues, LARGE_BLOCKS) == make(queues, LARGE_BLOCKS).data
 
 
 @pytest.mark.parametrize("settings", [SMALL_BLOCKS, ENCRYPTED], ids=["plain", "encrypted"])
@@ -90,22 +90,22 @@ def test_topics_of_which_there_is_nothing_have_no_number(settings: ArchiveSettin
     queues = plain_queues(topics=3, messages=20)
     left = [queue for queue in queues if queue.topic.name != "topic1"]
     pieces = [piece_of([queue], settings, every=queues) for queue in left]
-    assert put_together(pieces, queues, settings) == make(left, settings).data
+    assert join_surveys(pieces, queues, settings) == make(left, settings).data
 
 
 def test_an_archive_of_no_pieces_is_one_of_no_messages() -> None:
     queues = plain_queues()
     nothing = PieceWriter({}, SMALL_BLOCKS, Coder()).finish()
-    assert put_together([], queues) == put_together([nothing], queues) == make([]).data
+    assert join_surveys([], queues) == join_surveys([nothing], queues) == make([]).data
 
 
 def test_pieces_out_of_order_are_refused() -> None:
     queues = plain_queues(messages=20)
     pieces = [piece_of([queue], every=queues) for queue in queues[:2]]
     with pytest.raises(CallerError, match="comes after a later one"):
-        put_together(pieces[::-1], queues)
+        join_surveys(pieces[::-1], queues)
     with pytest.raises(CallerError, match="comes after a later one"):
-        put_together([pieces[0], pieces[0]], queues)
+        join_surveys([pieces[0], pieces[0]], queues)
 
 
 class Careless(Coder):
@@ -127,7 +127,7 @@ def test_a_piece_that_does_not_give_back_what_was_put_in_is_found_out() -> None:
 def test_a_tail_that_says_something_else_of_the_blocks_is_found_out(kind: str) -> None:
     queues = plain_queues(messages=20)
     piece = piece_of(queues)
-    archive = Archive.open(MemorySource(put_together([piece], queues)))
+    archive = Archive.open(MemorySource(join_surveys([piece], queues)))
     check_tail(archive, piece.columns)
     columns = getattr(piece.columns, kind)
     changed: Any = piece.columns._replace
