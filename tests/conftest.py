@@ -19,7 +19,7 @@ from tests.support.clock import VirtualClock
 from tests.support.disk import half_full
 from tests.support.memory import stores_in_memory
 from tests.support.pools import quick_pools
-from tests.support.stores import SMALL, Opens, openings
+from tests.support.stores import SMALL, Opens, furnish, openings
 
 # Else a failure there does not say what was found.
 pytest.register_assert_rewrite("tests.support.contents")
@@ -86,8 +86,6 @@ def opens(tmp_path: Path) -> Iterator[Opens]:
 
 
 @pytest.fixture
-def store(opens: Opens) -> Store:
-    """A store with topic "t" of 4 queues."""
-    made = opens()
-    made.create_topic("t", queues=4)
-    return made
+def store(opens: Opens, request: pytest.FixtureRequest) -> Store:
+    """A store with topic "t" of 4 queues, unless the marks `topic` and `group` say otherwise."""
+    return furnish(opens(), request, queues=4)

@@ -33,11 +33,6 @@ from tests.support.stores import SEGMENT, SMALL, Opens
 WEEK = 7 * 24 * 3600
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(START_MS)
-
-
 def timed(clock: VirtualClock, **settings: Any) -> StoreConfig:
     return StoreConfig(segment_size=SEGMENT, clock=clock, **settings)
 

@@ -1,8 +1,8 @@
-"""A store of one queue that a test opens again, and its clock, where no other is made."""
+"""A store that a test opens again, with the test's clock and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,26 +10,22 @@ import pytest
 import kvstore
 from kvstore import Store, StoreConfig
 from tests.support.clock import VirtualClock
-from tests.support.stores import openings
-
-Opens = Callable[[], Store]
+from tests.support.stores import Opens, furnish, openings, settings
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+def config(clock: VirtualClock) -> StoreConfig:
+    return settings(clock=clock)
 
 
 @pytest.fixture
-def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
+def opens(tmp_path: Path, config: StoreConfig) -> Iterator[Opens]:
     """Opens the test's store, again if need be."""
-    config = StoreConfig(segment_size=64 << 10, clock=clock)
-    with openings(lambda: kvstore.open(tmp_path / "s", config), one_at_a_time=True) as opening:
+    with openings(lambda: kvstore.open(tmp_path / "store", config), one_at_a_time=True) as opening:
         yield opening
 
 
 @pytest.fixture
-def store(opens: Opens) -> Store:
-    made = opens()
-    made.create_topic("t", queues=1)
-    return made
+def store(opens: Opens, request: pytest.FixtureRequest) -> Store:
+    """A store with topic "t" of one queue, unless the marks `topic` and `group` say otherwise."""
+    return furnish(opens(), request, queues=1)

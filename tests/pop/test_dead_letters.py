@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ from tests.support.contents import read_queue
 from tests.support.files import WatchedFiles, copy_folder
 from tests.support.stores import killed, settings
 
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group(max_attempts=2)]
 
 
 @pytest.fixture
@@ -30,14 +26,6 @@ def files() -> WatchedFiles:
 @pytest.fixture
 def config(clock: VirtualClock, files: WatchedFiles) -> StoreConfig:
     return settings(clock=clock, files=files)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config) as opened:
-        opened.create_topic("t", queues=2)
-        opened.create_group("g", max_attempts=2)
-        yield opened
 
 
 def wear_out(store: Store, clock: VirtualClock, limit: int = 32, group: str = "g") -> list[Popped]:

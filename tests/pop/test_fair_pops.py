@@ -5,32 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-import kvstore
 from kvstore import Message, Popped, Store, StoreConfig
 from tests.support.clock import VirtualClock
 
 MANY: Final = 40_000
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+pytestmark = [
+    pytest.mark.topic(queues=1),
+    pytest.mark.topic("p", queues=3, kind="priority"),
+    pytest.mark.group,
+    pytest.mark.group("o", ordered=True),
+]
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "s", StoreConfig(segment_size=16 << 20, clock=clock)) as opened:
-        opened.create_topic("t", queues=1)
-        opened.create_topic("p", queues=3, kind="priority")
-        opened.create_group("g")
-        opened.create_group("o", ordered=True)
-        yield opened
+def config(clock: VirtualClock) -> StoreConfig:
+    return StoreConfig(segment_size=16 << 20, clock=clock)
 
 
 def put(store: Store, topic: str, queue: int, count: int, tag: str = "a") -> None:

@@ -21,11 +21,6 @@ Opens = Callable[..., Store]
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock(START_MS)
-
-
-@pytest.fixture
 def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
     def open_store(**settings: Any) -> Store:
         read_only = settings.pop("read_only", False)

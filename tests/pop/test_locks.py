@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,22 +17,7 @@ from tests.support.stores import killed, settings
 HOUR = 3600.0
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config) as opened:
-        opened.create_topic("t", queues=2)
-        opened.create_group("g")
-        yield opened
+pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group]
 
 
 def put(store: Store, count: int, queue: int = 0) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import kvstore
 from kvstore import Popped, Store, StoreConfig
-from tests.pop.conftest import Opens
 from tests.support.clock import VirtualClock
+from tests.support.stores import Opens
 
 LONG: Final = 20.0
 SOON: Final = 10.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,7 @@ from tests.support.clock import VirtualClock
 from tests.support.naming import named
 from tests.support.stores import killed, overwrite, settings
 
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config) as opened:
-        opened.create_topic("t", queues=3)
-        opened.create_group("g")
-        yield opened
+pytestmark = [pytest.mark.topic(queues=3), pytest.mark.group]
 
 
 def put(store: Store, queue: int, count: int, *, topic: str = "t", **fields: Any) -> None:

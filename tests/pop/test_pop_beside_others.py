@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,12 @@ from kvstore import (
 )
 from tests.support.clock import VirtualClock
 
+pytestmark = pytest.mark.group
+
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", StoreConfig(segment_size=1 << 20)) as opened:
-        opened.create_topic("t", queues=1)
-        opened.create_group("g")
-        yield opened
+def config() -> StoreConfig:
+    return StoreConfig(segment_size=1 << 20)
 
 
 def together(*calls: Callable[[], object]) -> list[object]:

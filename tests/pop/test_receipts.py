@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,22 +15,7 @@ from tests.support.stores import settings
 LONG = 3600.0
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def config(clock: VirtualClock) -> StoreConfig:
-    return settings(clock=clock)
-
-
-@pytest.fixture
-def store(tmp_path: Path, config: StoreConfig) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config) as opened:
-        opened.create_topic("t", queues=2)
-        opened.create_group("g")
-        yield opened
+pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group]
 
 
 def popped(store: Store, count: int = 1, **asked: float) -> list[Popped]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-import kvstore
 from kvstore import (
     CallerError,
     GroupNotFound,
@@ -22,33 +19,17 @@ from kvstore import (
 from kvstore.pop.inflight.table import Waiter
 from tests.pop.test_costs import locks_read
 from tests.support.clock import VirtualClock
-from tests.support.stores import openings
+from tests.support.stores import Opens, settings
 
-Opens = Callable[[], Store]
 HOT_FOR: Final = 3600.0
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group(max_attempts=1)]
 
 
 @pytest.fixture
-def opens(tmp_path: Path, clock: VirtualClock) -> Iterator[Opens]:
-    """Opens the test's store, again if need be."""
-    retention = Retention(hot_for=HOT_FOR)
-    config = StoreConfig(segment_size=64 << 10, clock=clock, retention=retention)
-    with openings(lambda: kvstore.open(tmp_path / "s", config), one_at_a_time=True) as opening:
-        yield opening
-
-
-@pytest.fixture
-def store(opens: Opens) -> Store:
-    """A store with topic "t" of two queues, and group "g", which gives up after one attempt."""
-    made = opens()
-    made.create_topic("t", queues=2)
-    made.create_group("g", max_attempts=1)
-    return made
+def config(clock: VirtualClock) -> StoreConfig:
+    return settings(clock=clock, retention=Retention(hot_for=HOT_FOR))
 
 
 def put(store: Store, count: int, queue: int = 0, topic: str = "t") -> list[str]:

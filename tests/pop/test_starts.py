@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore import Popped, Store
-from tests.pop.conftest import Opens
 from tests.support.clock import VirtualClock
+from tests.support.stores import Opens
 
 
 def put(store: Store, *texts: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 import kvstore
-from kvstore import Message, Popped, Store, StoreClosed
+from kvstore import Message, Popped, Store, StoreClosed, StoreConfig
 from kvstore.clock import SystemClock
 from tests.support.stores import settings
 
@@ -29,12 +29,12 @@ ASLEEP: Final = 0.15
 """Seconds after which a pop can be taken to wait."""
 
 
+pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group]
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", settings()) as opened:
-        opened.create_topic("t", queues=2)
-        opened.create_group("g")
-        yield opened
+def config() -> StoreConfig:
+    return settings()
 
 
 @pytest.fixture

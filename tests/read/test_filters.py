@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,7 @@ from kvstore import CallerError, FilterIllegal, Message, PullStatus, SqlFilter, 
 from kvstore.read.filter_faults import LENGTH_MAX
 from kvstore.read.filters import compile_filter
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """A store with topic "t" of one queue."""
-    with kvstore.open(tmp_path / "store", StoreConfig(segment_size=64 << 10)) as opened:
-        opened.create_topic("t", queues=1)
-        yield opened
+pytestmark = pytest.mark.topic(queues=1)
 
 
 def put(store: Store, count: int) -> None:

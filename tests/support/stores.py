@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec
 
 import msgspec
+import pytest
 
 import kvstore
 from kvstore import Message, PutResult, Store, StoreConfig
@@ -61,6 +62,18 @@ def opened(path: Path, config: StoreConfig = SMALL) -> Iterator[Store]:
         if not any(t.name == "t" for t in store.topics()):
             store.create_topic("t", queues=2)
         yield store
+
+
+def furnish(store: Store, test: pytest.FixtureRequest, queues: int) -> Store:
+    """With the topics and groups that the test's marks `topic` and `group` name, which are "t" and
+    "g" unless they say otherwise; without the mark, with topic "t" of so many queues.
+    """
+    topics = list(test.node.iter_markers("topic")) or [pytest.mark.topic(queues=queues).mark]
+    for mark in reversed(topics):
+        store.create_topic(*(mark.args or ("t",)), **mark.kwargs)
+    for mark in test.node.iter_markers("group"):
+        store.create_group(*(mark.args or ("g",)), **mark.kwargs)
+    return store
 
 
 @contextlib.contextmanager

@@ -10,11 +10,9 @@ import pytest
 import kvstore
 from kvstore import ArchiveAccess, KeyMissing, Store
 from tests.support.clock import VirtualClock
-from tests.tiering.places.conftest import SECRET, bucket, faulty, s3
-from tests.tiering.worker.conftest import config, held, tiers
+from tests.tiering.places.buckets import SECRET
+from tests.tiering.stores import config, held, tiers
 from tiering import KeyFile, PlaceError, Policy, Worker, restore
-
-__all__ = ["bucket", "faulty", "s3"]
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)

@@ -33,11 +33,6 @@ EACH = 6
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     """A generation of eight segments, and two segments behind it."""
     with filled(tmp_path / "a", clock, SEGMENTS, EACH) as opened:

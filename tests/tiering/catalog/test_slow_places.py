@@ -18,11 +18,6 @@ from tiering.errors import PlaceUnavailable
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     """A store of which all but the last messages are in archives, none of which was read yet."""
     with filled(tmp_path / "a", clock, 3) as made:

@@ -13,7 +13,7 @@ import kvstore
 import tiering
 from kvstore import Message, Store
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config
+from tests.tiering.stores import config
 from tiering import Policy, Worker
 from tiering.executor.pool import Executor, Inline
 from tiering.merge.merge import merge_with

@@ -7,7 +7,7 @@ from pathlib import Path
 import kvstore
 from kvstore import Message, Retention, Store, StoredMessage
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config, fill, held
+from tests.tiering.stores import config, fill, held
 from tiering import Policy, Worker
 
 DAY = 86_400.0

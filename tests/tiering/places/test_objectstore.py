@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.clock import VirtualClock
-from tests.tiering.places.conftest import SECRET, fetch, open_bucket
+from tests.tiering.places.buckets import SECRET, fetch, open_bucket
 from tests.tiering.places.faulty import QUOTED, Fault, FaultyServer
 from tiering.errors import (
     ObjectExists,

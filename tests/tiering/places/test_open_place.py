@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.tiering.places.conftest import SECRET
+from tests.tiering.places.buckets import SECRET
 from tiering.errors import ExtraMissing, PlaceError, PlaceIllegal
 from tiering.places.place import open_place
 

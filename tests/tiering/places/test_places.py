@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from kvstore.errors import CallerError
-from tests.tiering.places.conftest import SECRET
+from tests.tiering.places.buckets import SECRET
 from tiering.errors import (
     ObjectExists,
     ObjectNameIllegal,

@@ -8,7 +8,6 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.support.children import Child, Teller
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.tiering.archive.test_damage import with_trailer
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import QUEUES, config, fill, held
 from tiering import Policy, PolicyIllegal, RunReport, TieringBusy, Worker
 from tiering.archive.layout import FORMAT_VERSION
 
@@ -36,16 +35,6 @@ BOTH = Policy(
 @pytest.fixture
 def files() -> WatchedFiles:
     return WatchedFiles()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock, files: WatchedFiles) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened)
-        clock.advance(2 * DAY)
-        yield opened
 
 
 def nothing_left(store: Store, worker: Worker) -> None:

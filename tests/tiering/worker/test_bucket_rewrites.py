@@ -13,11 +13,14 @@ import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.tiering.places.faulty import Fault, FaultyServer
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import QUEUES, config, fill, held
 from tests.tiering.worker.test_object_store import access
 from tiering import PlaceDenied, Policy, Worker
 
 DAY = 86_400.0
+
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 def cold(bucket: str) -> Policy:

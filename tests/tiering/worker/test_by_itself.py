@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import google_crc32c
 import msgspec
 import pytest
 
-import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
-from tests.tiering.worker.conftest import config, fill, held
+from tests.tiering.stores import fill, held
 from tiering import Policy, RunReport, Worker
 from tiering.archive.layout import TRAILER, TRAILER_COVERED, TRAILER_SIZE
 from tiering.worker.merge_scheduler import FAILED_FOR, MERGING
@@ -34,16 +32,6 @@ def files() -> WatchedFiles:
     found = WatchedFiles()
     found.used = 0.5
     return found
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock, files: WatchedFiles) -> object:
-    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
-        opened.create_topic("orders", queues=3)
-        opened.create_topic("events", queues=2)
-        fill(opened)
-        clock.advance(2 * DAY)
-        yield opened
 
 
 def test_what_a_run_has_moved_is_merged_behind_it_and_told(store: Store) -> None:

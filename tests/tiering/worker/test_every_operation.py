@@ -19,7 +19,7 @@ from kvstore import Retention, Store, StoreError
 from tests.support.clock import VirtualClock
 from tests.support.everyfile import EveryFile, Fault, faults
 from tests.support.files import copy_folder
-from tests.tiering.worker.conftest import QUEUES, config, fill
+from tests.tiering.stores import QUEUES, config, fill
 from tiering import AttachConflict, Policy, Worker
 from tiering.executor.pool import Inline
 

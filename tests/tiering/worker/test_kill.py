@@ -4,7 +4,6 @@ restart it is in exactly one tier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.tiering.killer import Killer
-from tests.tiering.worker.conftest import QUEUES, SEGMENT, config, fill, held
+from tests.tiering.stores import SEGMENT, config, held
 from tiering import Policy, Worker
 
 DAY = 86_400.0
@@ -23,18 +22,12 @@ POLICY = Policy(
 )  # fmt: skip
 
 
+pytestmark = pytest.mark.filled(count=150, days=0)
+
+
 @pytest.fixture
 def files() -> Killer:
     return Killer()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock, files: Killer) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 150)
-        yield opened
 
 
 def check(path: Path, before: object, clock: VirtualClock) -> None:

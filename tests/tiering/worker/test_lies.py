@@ -4,7 +4,7 @@ makes archives. What was asked for is done by the next run that meets the truth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ import google_crc32c
 import msgspec
 import pytest
 
-import kvstore
 from kvstore import Store
 from kvstore.errors import ArchiveDamaged
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles, LyingPlace
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import held
 from tiering import Policy, Worker
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError
 from tiering.executor.match import Match
@@ -32,18 +31,12 @@ DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", cold="cold", clock_doubt=0.0)
 
 
+pytestmark = pytest.mark.filled(count=200, days=0)
+
+
 @pytest.fixture
 def files() -> LyingFiles:
     return LyingFiles()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock, files: LyingFiles) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 200)
-        yield opened
 
 
 def moved(worker: Worker) -> dict[str, str]:

@@ -10,12 +10,15 @@ import pytest
 import kvstore
 from kvstore import ArchiveUnavailable, Store
 from tests.support.clock import VirtualClock
-from tests.tiering.places.conftest import SECRET
+from tests.tiering.places.buckets import SECRET
 from tests.tiering.places.faulty import Fault, FaultyServer
-from tests.tiering.worker.conftest import config, held, tiers
+from tests.tiering.stores import config, held, tiers
 from tiering import PlaceDenied, Policy, Worker
 
 DAY = 86_400.0
+
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 def cold(bucket: str) -> Policy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ import kvstore
 import tiering
 from kvstore import CallerError, Retention, Store
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import config, held
 from tiering import Policy, Worker
 from tiering.catalog.catalog import TOPICS_MAX, decode_rows
 from tiering.executor.pool import Inline
@@ -23,17 +22,15 @@ POLICY = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=60.0, clo
 SHORT = Retention(warm_for=5 * DAY)
 
 
+pytestmark = pytest.mark.filled(count=200)
+
+
 @pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
+def store(store: Store) -> Store:
     """All messages are in archives that both topics share."""
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 200)
-        clock.advance(2 * DAY)
-        with Worker(opened, POLICY, executor=Inline()) as worker:
-            assert worker.run_once().failed == {}
-        yield opened
+    with Worker(store, POLICY, executor=Inline()) as worker:
+        assert worker.run_once().failed == {}
+    return store
 
 
 def classes(worker: Worker) -> list[str]:

@@ -6,11 +6,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 import kvstore
 from kvstore import Message, Store
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config, fill, held
+from tests.tiering.stores import config, fill, held
 from tiering import Policy, Worker
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.executor.pool import Inline
@@ -18,6 +20,9 @@ from tiering.places.intents import Intent, Intents
 from tiering.places.object_names import SUFFIX
 
 DAY = 86_400.0
+
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 def shared(path: Path) -> Policy:

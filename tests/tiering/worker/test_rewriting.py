@@ -13,7 +13,7 @@ from kvstore import ConfigError, Message, Store
 from kvstore.errors import CallerError, KeyMissing
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config
+from tests.tiering.stores import config
 from tiering import ArchiveInfo, KeyFile, Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource

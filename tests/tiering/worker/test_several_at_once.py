@@ -18,7 +18,7 @@ from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
-from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
+from tests.tiering.stores import QUEUES, config, fill, held, tiers
 from tests.tiering.worker.pools import Pools
 from tiering import ObjectExists, Policy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
@@ -31,6 +31,9 @@ DAY = 86_400.0
 BOTH = Policy(
     hot_for=DAY, warm_for=10 * DAY, warm="archive", cold="cold", clock_doubt=0.0, watermarks=None
 )
+
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 @pytest.fixture

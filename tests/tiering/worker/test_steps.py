@@ -16,7 +16,7 @@ from kvstore.errors import ArchiveDamaged, StoreError
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import QUEUES, config, fill, held
 from tiering import Policy, TieringBusy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.executor.pool import Inline
@@ -36,15 +36,7 @@ WARM = Policy(
 )  # fmt: skip
 
 
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    """Segments whose time is over."""
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 240)
-        clock.advance(2 * DAY)
-        yield opened
+pytestmark = pytest.mark.filled(count=240)
 
 
 @pytest.fixture

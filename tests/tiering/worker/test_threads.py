@@ -18,7 +18,7 @@ from kvstore.process.background import ThreadStats
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.throwing import Thrower, some
-from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
+from tests.tiering.stores import QUEUES, config, fill, held, tiers
 from tiering import Policy, Worker
 from tiering.executor.pool import Executor, Inline, Pool
 

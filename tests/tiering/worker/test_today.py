@@ -8,7 +8,7 @@ import pytest
 from kvstore import Retention, Store, TopicConfig
 from kvstore.errors import ArchiveDamaged
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import QUEUES, fill, held
+from tests.tiering.stores import QUEUES, fill, held
 from tiering import Policy, Worker
 from tiering.archive.manifest import Manifest
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
@@ -19,6 +19,9 @@ WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
 BOTH = Policy(
     hot_for=DAY, warm_for=10 * DAY, cold_for=30 * DAY, warm="archive", cold="cold", clock_doubt=0.0
 )
+
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 def as_of_an_older_version(store: Store) -> None:

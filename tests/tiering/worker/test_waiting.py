@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import fill, held
 from tiering import PlaceUnavailable, Policy, Worker
 from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
@@ -19,6 +18,9 @@ from tiering.places.intents import Intent, Intents
 from tiering.places.waiting import FILE, WORK, read_waits
 
 DAY = 86_400.0
+
+
+pytestmark = pytest.mark.filled(count=220)
 
 
 class Counting(Inline):
@@ -30,17 +32,6 @@ class Counting(Inline):
     def run(self, check: Callable[[], None], work: Callable[..., Any], *args: Any) -> Any:
         self.encoded += work is regroup_locally
         return super().run(check, work, *args)
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    """Two segments whose time is over, and a third."""
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 220)
-        clock.advance(2 * DAY)
-        yield opened
 
 
 def looks(worker: Worker, clock: VirtualClock, count: int) -> None:

@@ -13,7 +13,7 @@ import tiering
 from kvstore import Retention, Store, StoreConfig, TopicConfig
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
-from tests.tiering.worker.conftest import SEGMENT, config, fill, held, tiers
+from tests.tiering.stores import SEGMENT, config, fill, held, tiers
 from tiering import Policy, PolicyIllegal, TieringBusy, TieringStopped, Worker
 
 DAY = 86_400.0
@@ -21,6 +21,9 @@ WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)
 BOTH = Policy(
     hot_for=DAY, warm_for=10 * DAY, cold_for=3 * DAY, warm="archive", cold="cold", clock_doubt=0.0
 )
+
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 def test_segments_whose_time_has_come_become_archives_that_read_the_same(

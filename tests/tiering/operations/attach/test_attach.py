@@ -19,24 +19,16 @@ from tests.support.clock import VirtualClock
 from tests.support.contents import read_all, read_queue
 from tests.support.files import copy_folder
 from tests.tiering.killer import Killer
-from tests.tiering.places.conftest import SECRET, bucket, open_bucket, s3
+from tests.tiering.places.buckets import SECRET, open_bucket
 from tests.tiering.spark.sink.jobs import Job, write
 from tiering import AttachConflict, NothingToRestore, Policy, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.merge.rebase import at_position
 from tiering.places.commits.commits import Commit
 
-__all__ = ["bucket", "s3"]
-"""Fixtures of the S3 server, here too."""
-
 SEGMENT = 64 << 10
 POLICY = Policy(hot_for=60, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.0)
 Held = dict[tuple[str, int], list[StoredMessage]]
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
 
 
 def config(clock: VirtualClock, **changed: Any) -> StoreConfig:

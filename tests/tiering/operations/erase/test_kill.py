@@ -4,7 +4,6 @@ every moment, from one archive; the next run finishes it, and leaves nothing beh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import kvstore
 from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.tiering.killer import Killer
-from tests.tiering.worker.conftest import QUEUES, config, fill, held
+from tests.tiering.stores import config, fill, held
 from tiering import Policy, Worker
 
 DAY = 86_400.0
@@ -24,16 +23,6 @@ POLICY = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=0.0, cloc
 @pytest.fixture
 def files() -> Killer:
     return Killer()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock, files: Killer) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock, files=files)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened, 300)
-        clock.advance(2 * DAY)
-        yield opened
 
 
 def check_objects(path: Path, worker: Worker) -> None:

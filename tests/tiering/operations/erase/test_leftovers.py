@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore import Store
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import held
+from tests.tiering.stores import held
 from tiering import Policy, Worker
 from tiering.places.intents import Intent, Intents
 

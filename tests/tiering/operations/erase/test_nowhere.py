@@ -14,7 +14,7 @@ from kvstore import Message, Store, StoreError
 from kvstore.files import LocalFiles
 from kvstore.index.keys import FAMILIES
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config
+from tests.tiering.stores import config
 from tiering import Policy, Worker
 from tiering.executor.match import Match
 from tiering.executor.pool import Inline

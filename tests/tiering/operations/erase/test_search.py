@@ -11,7 +11,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config, held
+from tests.tiering.stores import config, held
 from tiering import Policy, Worker
 from tiering.executor.pool import Inline
 from tiering.operations.search import count_in_archive, count_in_segment

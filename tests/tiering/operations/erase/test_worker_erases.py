@@ -11,7 +11,7 @@ import kvstore
 from kvstore import CallerError, ConfigError, Message, Store, StoredMessage
 from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config, fill, held
+from tests.tiering.stores import config, fill, held
 from tiering import KeyFile, Policy, Worker
 from tiering.archive.archive_reader import Archive
 from tiering.archive.tail import FileSource

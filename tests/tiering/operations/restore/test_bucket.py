@@ -10,11 +10,8 @@ import kvstore
 import tiering
 from kvstore import StoreConfig
 from tests.support.clock import VirtualClock
-from tests.tiering.places.conftest import SECRET, bucket, s3
-from tests.tiering.worker.conftest import fill, held
-
-__all__ = ["bucket", "s3"]
-"""Fixtures of the S3 server, here too."""
+from tests.tiering.places.buckets import SECRET
+from tests.tiering.stores import fill, held
 
 DAY = 86_400.0
 

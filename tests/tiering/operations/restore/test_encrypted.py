@@ -26,11 +26,6 @@ class Lost(NamedTuple):
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def lost(tmp_path: Path, clock: VirtualClock) -> Lost:
     keys = tiering.KeyFile(tmp_path / "keys.json")
     keys.make("orders")

@@ -14,7 +14,7 @@ import kvstore
 import tiering
 from kvstore import Message
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config
+from tests.tiering.stores import config
 from tiering import Policy, Worker
 
 POLICY = Policy(hot_for=60.0, warm="archive", clock_doubt=0.0, grace=0.0)

@@ -11,7 +11,7 @@ from kvstore import Message, Store
 from kvstore.errors import RecordDamaged
 from kvstore.opening.rebuild import _drop_derived
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config
+from tests.tiering.stores import config
 from tiering import Policy, Worker
 
 POLICY = Policy(hot_for=1e6, warm="archive", clock_doubt=0.0)

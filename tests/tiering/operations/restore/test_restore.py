@@ -58,11 +58,6 @@ def put(store: Store, clock: VirtualClock, messages: int) -> None:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def place(tmp_path: Path, clock: VirtualClock) -> Path:
     """The archives of a whole store, all of it sealed and moved; the store itself is at "lost"."""
     with filled(tmp_path / "lost", clock) as store:

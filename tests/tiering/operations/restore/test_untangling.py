@@ -8,7 +8,7 @@ import kvstore
 import tiering
 from kvstore import Message, Retention
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import config
+from tests.tiering.stores import config
 from tiering import Policy, Worker
 
 DAY = 86_400.0

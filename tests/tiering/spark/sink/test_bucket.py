@@ -13,7 +13,7 @@ from kvstore import StoredMessage
 from kvstore.config import ArchiveAccess
 from tests.support.clock import VirtualClock
 from tests.support.contents import read_all
-from tests.tiering.places.conftest import SECRET, bucket, faulty, fetch, open_bucket, s3
+from tests.tiering.places.buckets import SECRET, fetch, open_bucket
 from tests.tiering.places.faulty import Fault, FaultyServer
 from tests.tiering.spark.sink.jobs import JOB, frame, made_up
 from tests.tiering.spark.test_reading import read
@@ -26,9 +26,6 @@ from tiering.spark.schema import spark_schema
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
 from tiering.spark.sink.sink_options import sink_options
 from tiering.spark.sink.sink_writer import KvmqWriter, write_task
-
-__all__ = ["bucket", "faulty", "s3"]
-"""Fixtures of the S3 server, here too."""
 
 DAY = 86_400_000
 

@@ -43,11 +43,6 @@ from tiering.spark.stream.stream_view import PlaceLooker, StoreLooker
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     """A store with two topics; nothing is in them."""
     with kvstore.open(tmp_path / "store", StoreConfig(segment_size=SEGMENT, clock=clock)) as one:

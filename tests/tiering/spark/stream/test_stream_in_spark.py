@@ -20,11 +20,6 @@ from tiering import Worker
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     with kvstore.open(tmp_path / "store", StoreConfig(segment_size=SEGMENT, clock=clock)) as one:
         for topic, queues in TOPICS.items():

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-import kvstore
 from kvstore import Message, Store, StoreConfig, StoredMessage
 from tests.support.clock import VirtualClock
-from tests.tiering.places.conftest import bucket, faulty, s3
-
-__all__ = ["bucket", "faulty", "s3"]
-"""Fixtures of the S3 server, here too."""
 
 SEGMENT = 64 << 10
 QUEUES = {"orders": 3, "events": 2}
@@ -61,12 +51,3 @@ def held(store: Store) -> dict[tuple[str, int], list[StoredMessage]]:
 def tiers(store: Store) -> tuple[int, int]:
     """How many sealed segments there are, and how many archives."""
     return len(store.segments()), sum(t.archives for t in store.stats().tiers)
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
-    with kvstore.open(tmp_path / "store", config(clock)) as opened:
-        for topic, queues in QUEUES.items():
-            opened.create_topic(topic, queues=queues)
-        fill(opened)
-        yield opened
