@@ -64,6 +64,7 @@ from kvstore.index.message_keys.key_parts import (
 )
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, positions_of, unpack
 from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import WorkerDied
@@ -182,10 +183,10 @@ def test_an_offset_and_its_history_are_what_keys_says(tmp_path: Path) -> None:
         store.create_topics([TopicConfig(name=f"t{i}", queues=6) for i in range(1, 13)])
         store.create_groups([GroupConfig(name=f"g{i}") for i in range(1, 4)])
         store.put_batch([Message("t12", b"", queue=5)] * 1003)
-        store._engine.offsets.recovered(store.stats().end_position)
-        store._engine.offsets.recovered(store.stats().end_position)
+        inside.offsets(store).recovered(store.stats().end_position)
+        inside.offsets(store).recovered(store.stats().end_position)
         store.commit_offset("g3", "t12", 5, 1003)
-        families = store._engine.index.families
+        families = inside.families(store)
         [offset], [history] = (list(families.rows(f, b"")) for f in ("offsets", "offset_history"))
         store.reset_offset("g3", "t12", offset=1003 - 17, queue=5)
         assert store.pop("g3", "t12", queue=5, filter="paid") == []

@@ -30,6 +30,7 @@ from kvstore import (
     StoreReadOnly,
     TopicNotFound,
 )
+from tests.support import inside
 
 SMALL = StoreConfig(segment_size=64 << 10)
 SOON = 5.0
@@ -67,7 +68,7 @@ def waiters(store: kvstore.aio.Store) -> int:
 
 
 def tables(store: kvstore.aio.Store) -> list[Any]:
-    return list(store._store._engine.popping.tables._tables.values())
+    return list(inside.tables(inside.behind(store))._tables.values())
 
 
 def test_every_call_of_a_store_is_there_with_its_signature() -> None:
@@ -178,7 +179,7 @@ def test_a_match_behind_many_that_are_none_is_found(run: Callable[..., Any]) -> 
         begin = time.monotonic()
         assert bodies(await store.pop("g", "t", filter="yes", wait=60)) == [b"yes"]
         await store.create_group("h")
-        found = await asyncio.to_thread(store._store.pop, "h", "t", filter="yes", wait=60)
+        found = await asyncio.to_thread(inside.behind(store).pop, "h", "t", filter="yes", wait=60)
         assert bodies(found) == [b"yes"]
         assert time.monotonic() - begin < SOON
 
@@ -191,7 +192,7 @@ def test_what_is_due_in_another_queue_keeps_nobody_busy(run: Callable[..., Any])
         (popped,) = await store.pop("g", "t")
         await store.change_invisible(popped.receipt, 0)
         begin = time.process_time()
-        waits = asyncio.to_thread(store._store.pop, "g", "t", queue=1, wait=1)
+        waits = asyncio.to_thread(inside.behind(store).pop, "g", "t", queue=1, wait=1)
         found = list(await asyncio.gather(waits, store.pop("g", "t", queue=1, wait=1)))
         assert found == [[], []]
         assert time.process_time() - begin < 0.5
@@ -250,7 +251,7 @@ def test_what_a_cancelled_pop_took_is_given_back_uncounted(run: Callable[..., An
         await store.alter_group("g", max_attempts=1)  # a second attempt would be a dead letter
         await store.put_batch([Message("t", b"x", queue=0), Message("t", b"y", queue=0)])
         hold, taken = threading.Event(), threading.Event()
-        begin = store._store._begin_pop
+        begin = inside.begin_pop(inside.behind(store))
 
         def slowly(*args: Any) -> Any:
             found = begin(*args)
@@ -258,13 +259,13 @@ def test_what_a_cancelled_pop_took_is_given_back_uncounted(run: Callable[..., An
             hold.wait(SOON)
             return found
 
-        store._store._begin_pop = slowly  # type: ignore[method-assign, assignment]  # so that it is under way
+        inside.set_begin_pop(inside.behind(store), slowly)
         task = asyncio.create_task(store.pop("g", "t", limit=2, invisible_for=600, wait=60))
         await asyncio.to_thread(taken.wait, SOON)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        del store._store._begin_pop  # the class has it
+        inside.set_begin_pop(inside.behind(store), None)
         hold.set()
         found: list[Popped] = []
         while len(found) < 2:
@@ -280,14 +281,14 @@ def test_a_pop_with_an_attempt_id_keeps_what_it_took(run: Callable[..., Any]) ->
     async def test(store: kvstore.aio.Store) -> None:
         await store.put("t", b"x")
         done = threading.Event()
-        begin = store._store._begin_pop
+        begin = inside.begin_pop(inside.behind(store))
 
         def noted(*args: Any) -> Any:
             found = begin(*args)
             done.set()
             return found
 
-        store._store._begin_pop = noted  # type: ignore[method-assign, assignment]  # so that it is under way
+        inside.set_begin_pop(inside.behind(store), noted)
         task = asyncio.create_task(store.pop("g", "t", attempt_id="1"))
         while not done.is_set():
             await asyncio.sleep(0)
@@ -364,7 +365,7 @@ def test_closing_the_store_beneath_wakes_everybody(tmp_path: Path) -> None:
         threads = [threading.Thread(target=pop) for _ in range(3)]
         for thread in threads:
             thread.start()
-        while not store._engine.waiting.topics:
+        while not inside.waiting(store).topics:
             time.sleep(0.001)
         store.close()
         for thread in threads:

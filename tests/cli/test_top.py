@@ -19,6 +19,7 @@ import kvstore
 from kvstore import Message, StoreConfig
 from kvstore.cli.admin.top import look
 from tests.cli.conftest import SMALL, Kvmq
+from tests.support import inside
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -124,7 +125,7 @@ def test_rates_beside_a_writer_that_is_busy(process: Process, tmp_path: Path) ->
             for _ in range(20):
                 store.put_batch(batch)
                 store.ack_batch([p.receipt for p in store.pop("g", "t", limit=64)])
-            store._engine.index.families.flush("locks", "offsets")
+            inside.families(store).flush("locks", "offsets")
             while select.select([top.stdout], [], [], 0)[0]:
                 lines.append(top.stdout.readline())
         top.send_signal(signal.SIGINT)

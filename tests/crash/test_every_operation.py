@@ -20,6 +20,7 @@ import pytest
 
 import kvstore
 from kvstore import FlushFailed, Retention, Store, StoreConfig, StoreError
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, read_all
 from tests.support.everyfile import EveryFile, Fault, faults
@@ -87,7 +88,7 @@ def assert_holds(store: Store, held: int, maybe: int, done: Done) -> None:
     """The first `held` messages are there, but for the first ones where the path drops some; and
     up to `maybe` behind them, whose put was refused by a failed sync.
     """
-    found = (read_all if store._engine.log.failure else assert_whole)(store).get(("t", 0), [])
+    found = (read_all if inside.log(store).failure else assert_whole)(store).get(("t", 0), [])
     first, behind = store.bounds("t", 0)
     assert len(found) == behind - first
     assert done.drops or first == 0
@@ -148,7 +149,7 @@ def check(path: Path, done: Done, fault: Fault, left: Path, number: int) -> int:
     except StoreError as e:
         maybe = done.put * isinstance(e, FlushFailed)
     files.mend()
-    if not store._engine.is_closed:
+    if not inside.engine(store).is_closed:
         assert_holds(store, held, maybe, done)
         files.power_cut(path, left, every if done.first or number % 2 else none)
         with opened(left) as found:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import FlushFailed, Message, Store, StoreError
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_found_by_key, assert_whole
 from tests.support.files import WatchedFiles, every, none
@@ -179,7 +180,7 @@ def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(tmp_path: Pa
     config = settings(write_mode="staged", clock=VirtualClock())
     with opened(tmp_path / "a", config) as store:
         put(store, 0, 10, SIZE)
-        log = store._engine.log
+        log = inside.log(store)
         assert log.staging is not None
         before = log.staging._active.bytes
         with log.lock, pytest.raises(KeyboardInterrupt):
@@ -219,9 +220,9 @@ def test_a_put_that_is_interrupted_once_its_messages_are_in_the_log_is_there_who
         while store.stats().end_position + SIZE + 200 < SEGMENT // 2:
             put(store, held, 1, SIZE)
             held += 1
-        wake, store._engine.log.prepare_wanted = store._engine.log.prepare_wanted, Interrupting()
+        wake, inside.log(store).prepare_wanted = inside.log(store).prepare_wanted, Interrupting()
         held = until_interrupted(store, held, count)
-        store._engine.log.prepare_wanted = wake
+        inside.log(store).prepare_wanted = wake
         assert_holds(store, held)
         put(store, held, 1, SIZE)
         assert_holds(store, held + 1)

@@ -30,6 +30,7 @@ from kvstore.index.keys import FORMAT, FORMAT_VERSION, META, U32, read_place, re
 from kvstore.index.runs import unpack
 from kvstore.opening.rebuild import prepare_rebuild
 from kvstore.opening.store_folder import is_marked
+from tests.support import inside
 from tests.support.children import Child, Teller
 from tests.support.contents import assert_found_by_key, assert_whole, bodies, read_all
 from tests.support.files import copy_folder
@@ -273,7 +274,7 @@ Row = tuple[int, ...]
 def content(path: Path) -> dict[str, list[Row]]:
     """What the index says, whatever runs and parts say it."""
     with opened(path) as store:
-        index = store._engine.index
+        index = inside.index(store)
         found: dict[str, list[Row]] = {"entries": [], "places": [], "keys": []}
         for key, value in index.families.rows("runs", b""):
             run = read_run_key(key)
@@ -494,7 +495,7 @@ def test_a_store_opens_again_though_garbage_still_holds_an_iterator(tmp_path: Pa
     gc.disable()
     try:
         with opened(tmp_path / "a") as store:
-            garbage: list[object] = [store._engine.index.families.iter("topics")]
+            garbage: list[object] = [inside.families(store).iter("topics")]
             garbage.append(garbage)
         del garbage
         with opened(tmp_path / "a"):
@@ -508,11 +509,11 @@ def test_a_store_opens_again_though_a_log_keeps_what_the_housekeeper_failed_of(
 ) -> None:
     """The message of an exception, that is: its frames have iterators of the index."""
     with opened(tmp_path / "a") as store:
-        housekeeper = store._engine.housekeeper
+        housekeeper = inside.housekeeper(store)
         assert housekeeper is not None
 
         def fail() -> None:
-            it = store._engine.index.families.iter("topics")
+            it = inside.families(store).iter("topics")
             raise DiskFull(f"no room beside {it}")
 
         housekeeper._do(Job("failing", lambda: True, fail))

@@ -18,6 +18,7 @@ from rocksdict import Options
 import kvstore
 from kvstore import Message, Store, TopicNotFound
 from kvstore.index.families import Families
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.stores import SMALL, settings
@@ -38,7 +39,7 @@ class Disk:
 
     def look(self) -> bool:
         """Take note of a sync since the last look; returns whether there was one."""
-        found = self._store._engine.index.families._db.property_value("rocksdb.options-statistics")
+        found = inside.database(self._store).property_value("rocksdb.options-statistics")
         counted = _SYNCED.search(found or "")
         assert counted is not None, "RocksDB counts no syncs"
         before, self._syncs = self._syncs, int(counted[1])
@@ -69,7 +70,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
     monkeypatch.setattr(Families, "_db_options", counting)
     with kvstore.open(tmp_path / "a", CONFIG) as made:
-        made._engine.housekeeper.stop()
+        inside.housekeeper(made).stop()
         made.create_topic("t", queues=1)
         made.create_topic("doomed", queues=1)
         made.create_group("g", max_attempts=1)
@@ -90,8 +91,8 @@ def _no_topic(store: Store) -> bool:
 def _sync_offsets(store: Store) -> None:
     store.commit_offset("g", "t", 0, 7)
     CLOCK.advance(2.0)
-    assert store._engine.offsets.sync_due()
-    store._engine.offsets.sync()
+    assert inside.offsets(store).sync_due()
+    inside.offsets(store).sync()
 
 
 PROMISES: dict[str, tuple[Callable[[Store], Any], Callable[[Store], bool]]] = {
@@ -162,16 +163,16 @@ def test_a_segment_leaves_the_index_on_the_disk_before_its_file_goes(
     """Else the index would come back and name a segment that is not there."""
     store.seal()
     disk = Disk(store)
-    remove = store._engine.log.segments.remove
+    remove = inside.log(store).segments.remove
     had_synced = []
 
     def watched(number: int, **more: bool) -> None:
         had_synced.append(disk.look())
         remove(number, **more)
 
-    store._engine.log.segments.remove = watched  # type: ignore[method-assign]
+    inside.log(store).segments.remove = watched  # type: ignore[method-assign]
     store.config.clock.advance(100)  # type: ignore[attr-defined]
-    store._engine.upkeep._let_go(_why(0))
+    inside.upkeep(store)._let_go(_why(0))
     assert had_synced == [True]
     with kvstore.open(disk.cut(tmp_path / "b"), SMALL) as cut:
         assert cut.bounds("t", 0) == (20, 20)
@@ -187,7 +188,7 @@ def _why(number: int) -> Any:
 def test_what_a_close_has_said_is_on_the_disk(store: Store, tmp_path: Path) -> None:
     disk = Disk(store)
     store.commit_offset("g", "t", 0, 9)
-    store._engine.upkeep.checkpoint(clean=True)
+    inside.upkeep(store).checkpoint(clean=True)
     assert disk.look()
     with kvstore.open(disk.cut(tmp_path / "b"), SMALL) as cut:
         assert cut.recovery.clean

@@ -16,6 +16,7 @@ from kvstore import FlushFailed, Message, Retention, Store, StoreConfig, StoreEr
 from kvstore.clock import SystemClock
 from kvstore.engine.housekeeper import Housekeeper, Job, housekeeping_interval
 from kvstore.process.background import Background, ThreadStats
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.stores import SEGMENT, opened, settings
@@ -106,14 +107,14 @@ def _keep_house(folder: Path, thrower: Thrower) -> None:
             store.put_batch([Message("t", bytes(2000), queue=0, keys=("k",))] * 25)
             acked += 25
             store.commit_offset("g", "t", 0, acked)
-        _until(lambda: store.stats().segments <= 5 and not store._engine.index.seal_due())
+        _until(lambda: store.stats().segments <= 5 and not inside.index(store).seal_due())
         store.put("t", b"the last", queue=0)
         _until(lambda: store.stats().tail_entries == 0)
         struck = thrower.has_thrown.is_set()
         _until(lambda: _threads(store)["kvmq-housekeeper"].failures >= struck)
         # It is done again, and well; unless there is nothing left to be done, as when the segments
         # whose keys were to be merged have gone.
-        _until(lambda: not any(j.failure and j.due() for j in store._engine.housekeeper.jobs))
+        _until(lambda: not any(j.failure and j.due() for j in inside.housekeeper(store).jobs))
         assert _threads(store)["kvmq-housekeeper"].alive
         assert_whole(store)
     with kvstore.open(folder, config) as again:
@@ -160,7 +161,7 @@ def test_a_job_that_fails_is_shown_until_it_is_done_and_the_others_go_on(tmp_pat
     clock = VirtualClock()
     config = settings(clock=clock, checkpoint_interval=10.0)
     with opened(tmp_path / "s", config) as store:
-        jobs = {job.name: job for job in store._engine.housekeeper.jobs}
+        jobs = {job.name: job for job in inside.housekeeper(store).jobs}
         job, run = jobs["a checkpoint"], jobs["a checkpoint"].run
 
         def fail() -> None:
@@ -171,7 +172,7 @@ def test_a_job_that_fails_is_shown_until_it_is_done_and_the_others_go_on(tmp_pat
         store.commit_offset("g", "t", 0, 1)
         _until(lambda: clock.advance(1.0) or job.failure is not None)  # type: ignore[func-returns-value]
         assert _threads(store)["kvmq-housekeeper"].failure == "a checkpoint: MemoryError: no room"
-        _until(lambda: clock.advance(1.0) or not store._engine.offsets._unsynced)  # type: ignore[func-returns-value]
+        _until(lambda: clock.advance(1.0) or not inside.offsets(store)._unsynced)  # type: ignore[func-returns-value]
         assert store.stats().tail_entries == 1
         job.run = run
         _until(lambda: clock.advance(1.0) or store.stats().tail_entries == 0)  # type: ignore[func-returns-value]
@@ -204,7 +205,7 @@ def test_a_job_that_failed_is_shown_while_it_waits_to_be_tried_again() -> None:
 def test_nobody_waits_for_a_flusher_that_is_not_there(tmp_path: Path) -> None:
     """However a thread may end, who waits for the disk looks whether it is there."""
     with opened(tmp_path / "s", settings(flush="sync", flush_interval=60.0)) as store:
-        flusher = store._engine.flusher
+        flusher = inside.flusher(store)
         flusher.thread.stop()
         _in_threads(2, lambda n: _refused(store))
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from kvstore import Store, StoreClosed, StoreConfig
+from tests.support import inside
 from tests.support.segment_files import batch, bodies
 from tests.support.stores import SEGMENT, Opens
 
@@ -43,7 +44,7 @@ def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
     store.create_topic("t", 1)
     store.put_batch(batch("t", 5, keys=["k"]))
     *way, name = ("index." + step).split(".")
-    owner: object = store._engine
+    owner: object = inside.engine(store)
     for part in way:
         owner = getattr(owner, part)
 
@@ -58,9 +59,9 @@ def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
     store.put_batch(batch("t", 2, keys=["k"]))
     store.checkpoint()
     store.seal()
-    while store._engine.index.merge_due():
-        store._engine.index.merge_next()
-    _, positions = store._engine.index.keys.pairs(0)
+    while inside.index(store).merge_due():
+        inside.index(store).merge_next()
+    _, positions = inside.keys(store).pairs(0)
     assert len(positions) == 2 * 7, "an id and a key of each"
     assert sorted(m.offset for m in store.query("t", "k")) == list(range(7))
     assert store.verify().problems == []
@@ -83,15 +84,15 @@ def test_a_change_that_was_struck_behind_its_write_is_known_though_it_is_not_rea
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(store._engine.index.tags), "written", strike)
+        patched.setattr(type(inside.index(store).tags), "written", strike)
         owner, name = reading.split(".")
-        patched.setattr(type(getattr(store._engine.index, owner)), name, strike)
+        patched.setattr(type(getattr(inside.index(store), owner)), name, strike)
         with pytest.raises(MemoryError):
             store.checkpoint()
     store.put_batch(batch("t", 2, keys=["k"]))
     store.checkpoint()
     assert store.stats().tail_entries == 0
-    assert len(store._engine.index.keys.pairs(0)[1]) == 2 * 7
+    assert len(inside.keys(store).pairs(0)[1]) == 2 * 7
     assert [m.offset for m in store.pull("t", 0, 0, 10).messages] == list(range(7))
 
 
@@ -104,7 +105,7 @@ def test_what_came_behind_a_checkpoint_that_failed_is_in_the_next(
     store.create_topic("t", 1)
     store.put_batch(batch("t", 5, keys=["k"]))
     *way, name = owner.split(".")
-    part: object = store._engine
+    part: object = inside.engine(store)
     for step in way:
         part = getattr(part, step)
 
@@ -135,18 +136,18 @@ def test_a_put_that_comes_while_the_store_closes_is_refused(
     store = opens()
     store.create_topic("t", 1)
     acknowledged = [store.put("t", b"in time", queue=0).offset]
-    tidy = store._engine.index.tidy
+    tidy = inside.index(store).tidy
 
     def late() -> None:
         with pytest.raises(StoreClosed):
             acknowledged.append(
-                store._engine.writer.put("t", b"late", 0, None, (), {}, None, 0, None, None).offset
+                inside.writer(store).put("t", b"late", 0, None, (), {}, None, 0, None, None).offset
             )
         with pytest.raises(StoreClosed):
-            acknowledged.append(store._engine.writer.put_batch(batch("t", 2))[0].offset)
+            acknowledged.append(inside.writer(store).put_batch(batch("t", 2))[0].offset)
         tidy()
 
-    monkeypatch.setattr(store._engine.index, "tidy", late)
+    monkeypatch.setattr(inside.index(store), "tidy", late)
     store.close()
     again = opens()
     assert len(bodies(again, "t", 0)) == len(acknowledged)
@@ -199,7 +200,7 @@ def test_a_clean_close_leaves_nothing_to_recover(opens: Opens) -> None:
 def test_keys_are_found_while_a_checkpoint_merges_their_parts(store: Store, where: str) -> None:
     """Asked right before and right behind the WriteBatch, from another thread as readers are."""
     found: list[list[bytes]] = []
-    families = store._engine.index.families
+    families = inside.families(store)
     write = families.write
 
     def ask() -> None:
@@ -228,7 +229,7 @@ def test_keys_are_found_while_a_checkpoint_merges_their_parts(store: Store, wher
 
 def test_entries_are_read_while_a_checkpoint_or_a_repack_is_written(store: Store) -> None:
     found: list[list[bytes]] = []
-    families = store._engine.index.families
+    families = inside.families(store)
     write = families.write
 
     def watched(b: object, *, sync: bool = False) -> None:

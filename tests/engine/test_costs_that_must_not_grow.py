@@ -14,6 +14,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, StoreConfig, TopicConfig
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
 from tests.support.stores import SEGMENT
@@ -43,7 +44,7 @@ class Growing:
             offset_sync_interval=1e9,
         )
         self.store = kvstore.open(self.path, config)
-        self.store._engine.housekeeper.stop()
+        inside.housekeeper(self.store).stop()
         return self.store
 
     def grow(self, segments: int) -> None:
@@ -58,8 +59,8 @@ class Growing:
             )
             self.clock.advance(10)
             store.seal()
-            while store._engine.index.merge_due():
-                store._engine.index.merge_next()
+            while inside.index(store).merge_due():
+                inside.index(store).merge_next()
             if number < segments - 1:
                 popped = store.pop("g", "t", limit=EACH * 2)
                 store.ack_batch([one.receipt for one in popped])
@@ -161,7 +162,7 @@ def test_the_first_look_for_a_key_costs_a_filter_a_part(
     growing = Growing(tmp_path / "a")
     growing.grow(70)
     growing.reopen()
-    parts = len(growing.store._engine.index.keys.parts())
+    parts = len(inside.keys(growing.store).parts())
     assert parts <= 1 + 7
     with costs.counting() as counts:
         growing.store.query("t", "nowhere")

@@ -30,6 +30,7 @@ from kvstore import (
     TopicConfig,
 )
 from kvstore.files import LocalFiles
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.segment_files import batch, bodies, records
 from tests.support.stores import SEGMENT, SMALL, Opens
@@ -364,7 +365,7 @@ def test_a_put_fails_when_the_log_is_busy_for_longer_than_the_limit(opens: Opens
     store = opens(StoreConfig(segment_size=SEGMENT, busy_timeout=0.02))
     store.create_topic("t")
     store.put("t", b"a", queue=0)
-    with store._engine.log.lock, pytest.raises(StoreBusy):
+    with inside.log(store).lock, pytest.raises(StoreBusy):
         store.put("t", b"b", queue=0)
     assert store.put("t", b"c", queue=0).offset == 1
 

@@ -23,6 +23,7 @@ from kvstore import (
 from kvstore.clock import SystemClock
 from kvstore.engine.retention import Aged, Why, let_go, next_to_go
 from kvstore.index.keys import META
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_whole, bodies
 from tests.support.files import Effect, WatchedFiles, every
@@ -97,7 +98,7 @@ def test_segments_above_the_total_size_go_oldest_first(tmp_path: Path) -> None:
     with opened(tmp_path / "a", config) as store:
         put(store, 0, 1000)
         store.checkpoint()
-        store._engine.log.prepare_next()  # now, and not while they are counted
+        inside.log(store).prepare_next()  # now, and not while they are counted
         had = numbers(store)
         gone = store.apply_retention()
         assert gone == len(had) - 3
@@ -247,7 +248,7 @@ def test_other_work_is_done_in_the_pauses_between_deletions(tmp_path: Path) -> N
             _let_pass(clock, until=lambda n=round: len(numbers(store)) <= had - n)  # type: ignore[misc]
             store.commit_offset("g", "t", 0, round)
             before = clock.monotonic()
-            _let_pass(clock, until=lambda: not store._engine.offsets._unsynced)
+            _let_pass(clock, until=lambda: not inside.offsets(store)._unsynced)
             assert clock.monotonic() - before < 60.0, "it was done behind the pause"
         assert not clock.slept, "the thread slept, and all its other work with it"
 
@@ -474,7 +475,7 @@ def test_the_end_of_a_deleted_topic_is_forgotten_when_the_log_begins_behind_it(
     clock = VirtualClock()
 
     def ends(store: Store) -> list[bytes]:
-        return [key for key, _ in store._engine.index.families.rows(META, b"dropped/", b"dropped0")]
+        return [key for key, _ in inside.families(store).rows(META, b"dropped/", b"dropped0")]
 
     with opened(tmp_path / "a", bent(clock, retention=Retention(hot_for=60))) as store:
         store.create_topics([TopicConfig(name=f"early{n}") for n in range(3)])
@@ -489,7 +490,7 @@ def test_the_end_of_a_deleted_topic_is_forgotten_when_the_log_begins_behind_it(
         put(store, 10, 10)
         store.seal()
         _let_pass(
-            clock, until=lambda: not store._engine.topics.has_dropped(store._engine.log.first)
+            clock, until=lambda: not inside.topics(store).has_dropped(inside.log(store).first)
         )
         assert len(ends(store)) == 4
         clock.advance(40)

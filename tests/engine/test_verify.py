@@ -7,6 +7,7 @@ import pytest
 from kvstore import Message, Problem, RecordDamaged, Retention, Store, StoreConfig
 from kvstore.index.keys import MESSAGE_KEYS, PLACES, RUNS
 from kvstore.index.runs import HEADER
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.segment_files import segment_path
 from tests.support.stores import SEGMENT, SMALL, Opens
@@ -74,12 +75,12 @@ def test_a_damaged_record_is_found_after_reopening_too(filled: Store, opens: Ope
 
 
 def rows(store: Store, family: str) -> list[tuple[bytes, bytes]]:
-    return list(store._engine.index.families.rows(family, b""))
+    return list(inside.families(store).rows(family, b""))
 
 
 def change(store: Store, family: str, key: bytes, value: bytes | None) -> list[Problem]:
     """Change a row behind the store's back; returns what `verify` says then."""
-    families = store._engine.index.families
+    families = inside.families(store)
     batch = families.batch()
     if value is None:
         batch.delete(family, key)
@@ -191,7 +192,7 @@ def test_all_problems_are_counted_though_only_the_first_are_listed(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvstore.engine.verify._PROBLEMS_MAX", 5)
-    families = filled._engine.index.families
+    families = inside.families(filled)
     batch = families.batch()
     batch.delete(RUNS, rows(filled, RUNS)[0][0])
     families.write(batch)

@@ -11,6 +11,7 @@ import pytest
 import kvstore
 from kvstore import Store, StoreConfig
 from kvstore.clock import SystemClock
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.files import WatchedFiles
 from tests.support.stores import opened, settings
@@ -62,9 +63,9 @@ def test_few_dirty_bytes_wait_for_the_thorough_interval(tmp_path: Path) -> None:
 
 def sync_when_somebody_waits(store: Store) -> None:
     """What a checkpoint does first, in the housekeeper's thread or a caller's."""
-    with store._engine.flusher._changed:
+    with inside.flushes(store):
         pass  # whoever set the event waits by now
-    store._engine.log.sync_to_end()
+    inside.log(store).sync_to_end()
 
 
 def test_a_flush_ends_when_a_checkpoint_syncs_before_the_flusher_does(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_flush_ends_when_a_checkpoint_syncs_before_the_flusher_does(tmp_path: 
         flush.join(3)
         hangs = flush.is_alive()
         clock.before_waking = None
-        changed = store._engine.flusher._changed
+        changed = inside.flusher(store)._changed
         with changed:
             changed.notify_all()  # let it go, so that the store can be closed
         flush.join(3)

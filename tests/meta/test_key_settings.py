@@ -14,6 +14,7 @@ from kvstore import Message, Retention, Store, StoreConfig
 from kvstore.index.keys import TOPICS
 from kvstore.meta import key_history
 from kvstore.meta.key_history import KEPT, changed, exact_from, level_at, within
+from tests.support import inside
 from tests.support.files import WatchedFiles, every, none
 from tests.support.stores import SEGMENT, Opens, killed
 
@@ -106,7 +107,7 @@ def test_a_row_of_before_is_read_and_goes_on(opens: Opens) -> None:
     store = opens(CONFIG)
     store.create_topic("t")
     put(store, "old")
-    families = store._engine.index.families
+    families = inside.families(store)
     ((key, row),) = families.rows(TOPICS, b"")
     fields = msgspec.msgpack.decode(row)
     del fields["key_history"]

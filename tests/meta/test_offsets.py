@@ -26,6 +26,7 @@ from kvstore.index.families import Batch
 from kvstore.index.keys import META, OFFSET_HISTORY, OFFSETS, U32, U64, offset_key
 from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import Topic
+from tests.support import inside
 from tests.support.clock import START_MS, VirtualClock
 from tests.support.segment_files import batch
 from tests.support.stores import SEGMENT, SMALL, Opens
@@ -44,7 +45,7 @@ def commits(history: list[OffsetCommit]) -> list[tuple[int, int]]:
 
 def rows_written(store: Store) -> int:
     """How often anything was written to RocksDB so far."""
-    return int(store._engine.index.families._db.latest_sequence_number())
+    return int(inside.database(store).latest_sequence_number())
 
 
 # --- committing ---
@@ -81,7 +82,7 @@ def test_of_a_batch_with_a_commit_that_is_none_nothing_is_kept(
         with pytest.raises(error):
             store.commit_offsets(commits)
         assert store.groups() == []
-        assert list(store._engine.index.families.rows(OFFSETS, b"")) == []
+        assert list(inside.families(store).rows(OFFSETS, b"")) == []
 
 
 def test_of_commits_that_are_refused_because_of_locks_no_new_group_is_made(store: Store) -> None:
@@ -141,7 +142,7 @@ def test_commits_are_synced_at_the_interval_and_only_if_there_were_any(
     store = opens(timed(clock, offset_sync_interval=5.0))
     store.create_topic("t")
     store.put_batch(batch("t", 5))
-    offsets = store._engine.offsets
+    offsets = inside.offsets(store)
     assert not offsets.sync_due()
     store.commit_offset("g", "t", 0, 1)
     offsets.sync()
@@ -150,7 +151,7 @@ def test_commits_are_synced_at_the_interval_and_only_if_there_were_any(
     assert not offsets.sync_due()
     clock.advance(4.9)
     assert not offsets.sync_due()
-    store._engine.housekeeper.stop()  # it would do it
+    inside.housekeeper(store).stop()  # it would do it
     clock.advance(0.2)
     assert offsets.sync_due()
     offsets.sync()
@@ -165,7 +166,7 @@ def test_without_an_interval_nothing_is_synced_by_itself(opens: Opens, clock: Vi
     store.create_topic("t")
     store.commit_offset("g", "t", 0, 0)
     clock.advance(1e6)
-    assert not store._engine.offsets.sync_due()
+    assert not inside.offsets(store).sync_due()
 
 
 # --- staging, for who writes offsets with something else ---
@@ -175,14 +176,14 @@ def test_an_offset_staged_in_a_batch_is_seen_when_the_batch_is_written(store: St
     store.put_batch(batch("t", 5))
     store.commit_offset("g", "t", 0, 1)
     group, topic = store.group("g").id, store.topic("t").id
-    rows = store._engine.index.families.batch()
-    store._engine.offsets.stage(rows, group, topic, 0, 4)
+    rows = inside.families(store).batch()
+    inside.offsets(store).stage(rows, group, topic, 0, 4)
     assert store.committed_offset("g", "t", 0) == 1
-    store._engine.index.families.write(rows)
-    store._engine.offsets.written()
+    inside.families(store).write(rows)
+    inside.offsets(store).written()
     assert store.committed_offset("g", "t", 0) == 4
     assert [c.offset for c in store.offset_history("g", "t", 0)][-1] == 4
-    assert store._engine.offsets._unsynced
+    assert inside.offsets(store)._unsynced
 
 
 # --- history ---
@@ -244,7 +245,7 @@ def test_history_is_shown_as_long_as_it_is_kept_and_then_swept_away(
     store = opens(timed(clock, offset_history_for=100.0))
     store.create_topic("t")
     store.put_batch(batch("t", 9))
-    store._engine.housekeeper.stop()  # it sweeps too
+    inside.housekeeper(store).stop()  # it sweeps too
     for offset in range(1, 5):
         store.commit_offset("g", "t", 0, offset)
         clock.advance(40)
@@ -266,15 +267,15 @@ def test_a_sweep_goes_on_where_it_ended_and_takes_no_more_than_a_slice(
     monkeypatch.setattr("kvstore.meta.history._SWEPT_AT_ONCE", 3)
     store = opens(timed(clock, offset_history_for=10.0))
     store.create_topic("t", queues=8)
-    store._engine.housekeeper.stop()
+    inside.housekeeper(store).stop()
     store.commit_offsets([("g", "t", q, 0) for q in range(8)])
     clock.advance(100)
     store.commit_offset("g", "t", 2, 0, sync=True)
-    assert [store._engine.offsets.history_rows.sweep() for _ in range(3)] == [3, 3, 2]
-    assert not store._engine.offsets.history_rows.sweep_due()
+    assert [inside.offsets(store).history_rows.sweep() for _ in range(3)] == [3, 3, 2]
+    assert not inside.offsets(store).history_rows.sweep_due()
     assert rows_of_history(store) == 1
     clock.advance(3600)
-    assert store._engine.offsets.history_rows.sweep_due()
+    assert inside.offsets(store).history_rows.sweep_due()
 
 
 def test_without_history_no_row_of_it_is_written_and_old_ones_go(
@@ -285,7 +286,7 @@ def test_without_history_no_row_of_it_is_written_and_old_ones_go(
     store.commit_offset("g", "t", 0, 0)
     store.close()
     store = opens(timed(clock, offset_history_for=0))
-    store._engine.housekeeper.stop()
+    inside.housekeeper(store).stop()
     store.commit_offset("g", "t", 1, 0)
     assert rows_of_history(store) == 1
     assert store.offset_history("g", "t", 1) == []
@@ -375,9 +376,9 @@ def test_history_ahead_of_the_log_is_clamped_as_the_offset_is(store: Store, open
     group, topic = store.group("g").id, store.topic("t").id
     end = store.get("t", 0, 4).position  # as if the fifth had been lost, and the log ended there
     later = store.get("t", 0, 2).position  # and once more, further down
-    families = store._engine.index.families
+    families = inside.families(store)
     rows = families.batch()
-    store._engine.offsets.stage(rows, group, topic, 0, 5)
+    inside.offsets(store).stage(rows, group, topic, 0, 5)
     families.write(rows)
     rows = families.batch()
     for number, found in enumerate((end, later)):
@@ -396,17 +397,17 @@ def test_history_ahead_of_the_log_is_clamped_as_the_offset_is(store: Store, open
 
 
 def rows_of_history(store: Store) -> int:
-    return len(list(store._engine.index.families.rows(OFFSET_HISTORY, b"")))
+    return len(list(inside.families(store).rows(OFFSET_HISTORY, b"")))
 
 
 def rows_of_offsets(store: Store) -> int:
-    return len(list(store._engine.index.families.rows(OFFSETS, b"")))
+    return len(list(inside.families(store).rows(OFFSETS, b"")))
 
 
 def sweep(store: Store) -> None:
-    store._engine.offsets.history_rows.sweep()
-    while store._engine.offsets.history_rows._swept:
-        store._engine.offsets.history_rows.sweep()
+    inside.offsets(store).history_rows.sweep()
+    while inside.offsets(store).history_rows._swept:
+        inside.offsets(store).history_rows.sweep()
 
 
 @pytest.mark.parametrize("topics", [1, 3, 12])
@@ -535,8 +536,8 @@ def test_what_is_hung_on_a_reset_is_in_its_batch_and_told_how_it_ended(
     def full(*_: object, **__: object) -> None:
         raise OSError("no")
 
-    filled._engine.offsets.resetting.append(hook)
-    families = filled._engine.index.families
+    inside.offsets(filled).resetting.append(hook)
+    families = inside.families(filled)
     if fails:
         with monkeypatch.context() as patch:
             patch.setattr(families, "write", full)
@@ -639,8 +640,8 @@ def test_what_retention_let_go_is_no_lag(opens: Opens) -> None:
     store.seal()
     store.put_batch(batch("t", 2))
     store.checkpoint()
-    store._engine.index.retire(0, SEGMENT, store._engine.log.segments.numbers)
-    store._engine.log.segments.remove(0, erase=False)
+    inside.index(store).retire(0, SEGMENT, inside.log(store).segments.numbers)
+    inside.log(store).segments.remove(0, erase=False)
     assert store.bounds("t", 0) == (5, 7)
     (lag,) = store.lag("g", "t")
     assert (lag.committed, lag.begin, lag.end, lag.lag) == (1, 5, 7, 2)
@@ -655,7 +656,7 @@ def test_a_read_only_store_tells_offsets_history_and_lag(filled: Store, opens: O
 
 
 def test_an_offset_adopted_without_its_recoveries_is_read(filled: Store) -> None:
-    families = filled._engine.index.families
+    families = inside.families(filled)
     rows = families.batch()
     rows.put(OFFSETS, offset_key(filled.group("g").id, filled.topic("t").id, 0), U64.pack(4))
     families.write(rows)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kvstore
 from kvstore import GroupConfig, StoreConfig
+from tests.support import inside
 from tests.support.clock import START_MS, VirtualClock
 from tests.support.segment_files import batch
 from tests.support.stores import SEGMENT
@@ -98,7 +99,7 @@ class OffsetsMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.store._engine.offsets.history_rows.sweep()
+        inside.offsets(self.store).history_rows.sweep()
 
     @rule()
     def reopen(self) -> None:

@@ -30,6 +30,7 @@ from kvstore import (
 )
 from kvstore.index.keys import GROUPS, PLACES, RUNS, TOPICS
 from kvstore.meta.groups import DEFAULT_BACKOFF
+from tests.support import inside
 from tests.support.segment_files import batch, bodies
 from tests.support.stores import SEGMENT, SMALL, Opens
 
@@ -233,7 +234,7 @@ def test_thousands_of_topics_are_made_in_one_call_and_an_empty_queue_costs_nothi
         assert store.bounds(f"t{topic:04}", 7) == (0, 0)
         assert store.pull(f"t{topic:04}", 3, 0).messages == []
     store.seal()
-    families = store._engine.index.families
+    families = inside.families(store)
     assert list(families.rows(RUNS, b"")) == list(families.rows(PLACES, b"")) == []
     store.put("t0500", b"x", queue=5)
     store.checkpoint()
@@ -353,8 +354,8 @@ def test_a_queue_taken_from_readers_comes_back_where_it_was(store: Store, opens:
     store.seal()
     store.put("t", b"later", queue=0)
     store.checkpoint()
-    store._engine.index.retire(0, SEGMENT, store._engine.log.segments.numbers)
-    store._engine.log.segments.remove(0, erase=False)
+    inside.index(store).retire(0, SEGMENT, inside.log(store).segments.numbers)
+    inside.log(store).segments.remove(0, erase=False)
     store.alter_topic("t", queues=2, read_queues=2)
     store.close()
     again = opens()
@@ -368,7 +369,7 @@ def test_a_message_put_to_a_queue_just_before_readers_lost_it_is_there_after_a_c
 ) -> None:
     """A put that was under way: what it wrote belongs to the topic, not to damage."""
     store.put("t", b"kept", queue=3)
-    topics = store._engine.topics
+    topics = inside.topics(store)
     topics.alter("t", {}, queues=2, read_queues=2)  # as if queue 3 had been empty a moment before
     store.flush()
     rebuild_from_log(store)
@@ -388,7 +389,7 @@ def rebuild_from_log(store: Store) -> None:
 def test_compression_is_set_per_topic_and_taken_back(store: Store, opens: Opens) -> None:
     made = store.create_topic("u", compress_above=100, compression="lz4")
     assert (made.compress_above, made.compression) == (100, "lz4")
-    used = store._engine.topics.get("u")
+    used = inside.topics(store).get("u")
     assert (used.compress_above, used.compression) == (100, "lz4")
     assert store.alter_topic("u", queues=2) == msgspec.structs.replace(made, write_queues=2)
     info = store.alter_topic("u", compress_above=None)
@@ -404,7 +405,7 @@ def test_a_row_of_a_topic_of_before_its_newer_settings_is_read(store: Store, ope
     row = msgspec.msgpack.decode(msgspec.msgpack.encode(store.topic("t")))
     for name in ("compress_above", "compression", "queues_ever"):
         del row[name]
-    families = store._engine.index.families
+    families = inside.families(store)
     rows = families.batch()
     rows.put(TOPICS, b"t", msgspec.msgpack.encode(row))
     families.write(rows)
@@ -418,7 +419,7 @@ def test_a_row_of_a_topic_of_before_its_newer_settings_is_read(store: Store, ope
 
 def test_changing_one_topic_of_many_writes_one_row(store: Store) -> None:
     store.create_topics(TopicConfig(name=f"t{i}") for i in range(2000))
-    database = store._engine.index.families._db
+    database = inside.database(store)
     before = database.latest_sequence_number()
     store.alter_topic("t7", queues=2)
     assert database.latest_sequence_number() - before == 2, "the row, and the next topic's id"
@@ -567,7 +568,7 @@ def test_topics_deleted_in_one_call_leave_no_row_of_theirs(store: Store) -> None
     store.put_batch([m for name in names[:5] for m in batch(name, 1)])
     store.commit_offsets([("g", name, 0, 1) for name in names[:5]])
     store.delete_topics([*names, names[3]])
-    families = store._engine.index.families
+    families = inside.families(store)
     ids = {store.topic("t").id.to_bytes(4, "big")}
     assert {key[4:8] for key, _ in families.rows(RUNS, b"")} == ids
     assert {key[:4] for key, _ in families.rows(PLACES, b"")} == ids
@@ -580,9 +581,9 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
 ) -> None:
     """The put had begun before: it holds the topic that is gone by now."""
     store.put("t", b"x", queue=0)
-    writer, index = store._engine.writer, store._engine.index
-    gone = store._engine.topics.get("t")
-    settle = store._engine.topics.deleted
+    writer, index = inside.writer(store), inside.index(store)
+    gone = inside.topics(store).get("t")
+    settle = inside.topics(store).deleted
 
     def put_late(infos: Any) -> None:
         settle(infos)
@@ -591,7 +592,7 @@ def test_what_a_put_wrote_after_its_topic_was_deleted_leaves_nothing(
         writer._routes.clear()
 
     late = writer._routes["t", 1]
-    store._engine.topics.deleted = put_late  # type: ignore[method-assign]  # between two steps
+    inside.topics(store).deleted = put_late  # type: ignore[method-assign]  # between two steps
     store.delete_topic("t")
     assert list(index.families.rows(RUNS, b"")) == list(index.families.rows(PLACES, b"")) == []
     assert not index.in_tails(gone.id, 4)
@@ -689,7 +690,7 @@ def test_a_row_of_a_group_of_before_its_newer_settings_is_read(opens: Opens) -> 
     store = opens()
     made = store.create_group("g", max_attempts=3)
     old = {"name": "g", "id": made.id, "max_attempts": 3, "ordered": False, "attributes": {}}
-    families = store._engine.index.families
+    families = inside.families(store)
     rows = families.batch()
     rows.put(GROUPS, b"g", msgspec.msgpack.encode(old))
     families.write(rows)
@@ -812,7 +813,7 @@ def test_an_offset_ahead_of_the_log_is_clamped_when_it_is_first_used(
 
     store.put_batch(batch("t", 5))
     store.commit_offset("g", "t", 0, 5)
-    families = store._engine.index.families
+    families = inside.families(store)
     rows = families.batch()
     rows.put(OFFSETS, offset_key(store.group("g").id, store.topic("t").id, 0), U64.pack(99))
     families.write(rows)
@@ -836,7 +837,7 @@ def keyed(topic: str, count: int) -> list[Message]:
 
 
 def key_pairs(store: Store) -> int:
-    keys = store._engine.index.keys
+    keys = inside.keys(store)
     segments = range(store.stats().end_position // store.config.segment_size + 1)
     return sum(len(keys.pairs(number)[0]) for number in segments)
 
@@ -844,7 +845,7 @@ def key_pairs(store: Store) -> int:
 def test_the_keys_of_a_deleted_topic_stay_and_find_nothing(opens: Opens) -> None:
     """Also when the topic is made again, and after a restart."""
     store = opens()
-    store._engine.housekeeper.stop()
+    inside.housekeeper(store).stop()
     for name in ("kept", "gone", "also"):
         store.create_topic(name, queues=1)
     for _ in range(8):
@@ -864,7 +865,7 @@ def test_the_keys_of_a_deleted_topic_stay_and_find_nothing(opens: Opens) -> None
         assert store.verify().problems == []
         store.close()
         store = opens()
-        store._engine.housekeeper.stop()
+        inside.housekeeper(store).stop()
     store.put_batch(keyed("gone", 8))
     (found,) = store.query("gone", "k-7")
     assert store.find(found.message_id) == found

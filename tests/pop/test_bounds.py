@@ -21,6 +21,8 @@ from kvstore.pop.inflight import tables as tables_module
 from kvstore.pop.inflight.held import OffsetSet
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.inflight.tally import Tally
+from kvstore.pop.popper import Popper
+from tests.support import inside
 from tests.support.clock import VirtualClock
 
 BOUND: Final = 8
@@ -41,12 +43,6 @@ def topics(store: Store) -> list[str]:
     return names
 
 
-def flight_of(store: Store, group: str, topic: str) -> InflightTable:
-    found = store._engine.popping.tables.find(store.group(group).id, store.topic(topic).id)
-    assert found is not None
-    return found
-
-
 # --- tables ---
 
 
@@ -61,9 +57,9 @@ def test_flights_with_nothing_under_way_are_let_go(store: Store, topics: list[st
     for name in topics:
         (one,) = store.pop("g", name)
         store.ack(one.receipt)
-    assert len(store._engine.popping.tables._tables) <= BOUND + 1
+    assert len(inside.tables(store)._tables) <= BOUND + 1
     assert all(store.pop("g", name) == [] for name in topics)
-    assert len(store._engine.popping.tables._tables) <= BOUND + 1
+    assert len(inside.tables(store)._tables) <= BOUND + 1
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -72,19 +68,19 @@ def test_flights_are_fewer_again_after_very_many_were_needed(
 ) -> None:
     store.create_groups([GroupConfig(name=name) for name in ("g", "h")])
     held = [store.pop("g", name)[0] for name in topics]
-    assert len(store._engine.popping.tables._tables) == MANY
+    assert len(inside.tables(store)._tables) == MANY
     assert store.ack_batch([p.receipt for p in held]) == [True] * MANY
     for name in topics:
         store.pop("h", name, invisible_for=LONG)
         store.ack_batch([p.receipt for p in store.pop("h", name)])
-    assert len(store._engine.popping.tables._tables) <= MANY + 1
+    assert len(inside.tables(store)._tables) <= MANY + 1
     for name in topics:
         store.reset_offset("h", name, to="end")
     store.create_topic("more", queues=1)
     for n in range(MANY):
         store.create_group(f"m{n}")
         store.pop(f"m{n}", "more")
-    assert len(store._engine.popping.tables._tables) <= BOUND + 1
+    assert len(inside.tables(store)._tables) <= BOUND + 1
 
 
 @pytest.mark.usefixtures("few_flights")
@@ -99,7 +95,7 @@ def test_what_is_parked_or_locked_or_waited_for_outlives_many_other_flights(
     (locked,) = store.pop("l", "t", 1, 5.0)
     store.reset_offset("g", "t", to="end")
     woken: list[int] = []
-    found, poll = store._begin_pop(
+    found, poll = inside.begin_pop(store)(
         lambda: woken.append(1), "g", "t", 60.0, 1, None, LONG, None, None, None
     )
     assert not found
@@ -113,7 +109,7 @@ def test_what_is_parked_or_locked_or_waited_for_outlives_many_other_flights(
     assert offsets(store.pop("l", "t", 1)) == [0]
     with pytest.raises(kvstore.ReceiptExpired):
         store.ack(locked.receipt)
-    assert poll.table is flight_of(store, "g", "t")
+    assert poll.table is inside.table(store, "g", "t")
     store.put("t", b"")
     assert woken
     assert offsets(poll.look()) == [3]
@@ -125,7 +121,7 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
     store: Store, topics: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create_group("g")
-    waiting = store._engine.popping.waiting
+    waiting = inside.popping(store).waiting
     enter = waiting.enter
 
     def enter_after_many_others(*given: Any) -> None:
@@ -134,10 +130,11 @@ def test_a_flight_that_a_pop_begins_to_wait_at_is_not_let_go(
         enter(*given)
 
     monkeypatch.setattr(waiting, "enter", enter_after_many_others)
-    found, poll = store._begin_pop(lambda: None, "g", "t", 60.0, 1, None, LONG, None, None, None)
+    begin_pop = inside.begin_pop(store)
+    found, poll = begin_pop(lambda: None, "g", "t", 60.0, 1, None, LONG, None, None, None)
     assert not found
     assert poll is not None
-    assert poll.table is flight_of(store, "g", "t")
+    assert poll.table is inside.table(store, "g", "t")
     poll.end()
 
 
@@ -155,7 +152,7 @@ def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
             super().move_to_end(key, last)
 
     monkeypatch.setattr(tables_module, "_KEPT_MAX", BOUND)
-    tables = store._engine.popping.tables
+    tables = inside.tables(store)
     monkeypatch.setattr(tables, "_tables", Looks(tables._tables))
     for number in range(size):
         tables.get(1000 + number, 1).waiters.add(None)  # type: ignore[arg-type]  # it is held
@@ -168,21 +165,21 @@ def test_a_new_flight_beside_many_that_are_held_looks_at_as_few_of_them(
 # --- what is remembered ---
 
 
-def kept_tables_ahead(store: Store) -> int:
-    return sum(bool(f.prefetched) for f in store._engine.popping.tables._tables.values())
+def kept_tables_ahead(pops: Popper) -> int:
+    return sum(bool(f.prefetched) for f in pops.tables._tables.values())
 
 
-KEPT: Final[dict[str, tuple[Any, str, Callable[[Store], int]]]] = {
+KEPT: Final[dict[str, tuple[Any, str, Callable[[Popper], int]]]] = {
     "rows that ended": (
-        tables_module, "ENDED_MAX", lambda store: len(store._engine.popping.tables.ended)),
+        tables_module, "ENDED_MAX", lambda pops: len(pops.tables.ended)),
     "tables that read ahead": (tables_module, "_PREFETCHED_MAX", kept_tables_ahead),
     "deliveries": (
         receipts, "_REMEMBERED",
-        lambda store: len(store._engine.popping.acks._receipts.remembered)),
+        lambda pops: len(pops.acks._receipts.remembered)),
     "what pops asked for": (
-        fast_path, "_ASKS_MAX", lambda store: len(store._engine.popping.fast_path._asks)),
+        fast_path, "_ASKS_MAX", lambda pops: len(pops.fast_path._asks)),
     "what pops asked for, and was checked": (
-        pop_module, "_CHECKED_MAX", lambda store: len(store._engine.popping.pop._checked)),
+        pop_module, "_CHECKED_MAX", lambda pops: len(pops.pop._checked)),
 }  # fmt: skip
 
 
@@ -199,10 +196,10 @@ def test_what_is_remembered_of_pops_and_acks_has_a_bound(
         seconds = LONG + number
         (one,) = store.pop("g", name, 1, seconds)
         (two,) = store.pop("g", name, 1, seconds, filter="a")
-        most = max(most, size(store))
+        most = max(most, size(inside.popping(store)))
         store.ack(one.receipt)
         assert store.ack_batch([one.receipt, two.receipt]) == [True, True]
-        most = max(most, size(store))
+        most = max(most, size(inside.popping(store)))
     assert 0 < most <= BOUND + 1
     assert all(len(store.pop("g", name, 5)) == 2 for name in topics)
 
@@ -214,7 +211,7 @@ def test_what_is_remembered_of_offsets_that_were_set_back_has_a_bound(
     monkeypatch.setattr(tables_module, "ENDED_MAX", BOUND)
     store.create_group("g")
     store.put_batch([Message("t", b"") for _ in range(2 * MANY)])
-    tables = store._engine.popping.tables
+    tables = inside.tables(store)
     for number in range(MANY):
         store.ack_batch([p.receipt for p in store.pop("g", "t", 3)])
         store.reset_offset("g", "t", offset=number + 1, queue=0)
@@ -250,13 +247,13 @@ def test_no_more_messages_of_a_queue_are_parked_than_the_bound_says(
     store.put_batch([Message("t", b"", message_group="quick") for _ in range(3)])
     came = []
     while popped := store.pop("o", "t", 10, LONG) + store.pop("o", "t", 10, LONG):
-        assert flight_of(store, "o", "t").parked_count <= BOUND
+        assert inside.table(store, "o", "t").parked_count <= BOUND
         came += offsets(popped)
         store.ack_batch([p.receipt for p in popped])
     assert sorted(came) == list(range(MANY + 3))
     assert [n for n in came if n < MANY] == list(range(MANY))
     assert [n for n in came if n >= MANY] == list(range(MANY, MANY + 3))
-    assert flight_of(store, "o", "t").parked_count == 0
+    assert inside.table(store, "o", "t").parked_count == 0
 
 
 # --- what grows with time ---
@@ -293,7 +290,7 @@ def test_counters_of_locks_stay_few_however_long_a_group_works(
         else:
             store.ack(one.receipt)
         clock.advance(1.0)
-    table = flight_of(store, "g", "t")
+    table = inside.table(store, "g", "t")
     assert table.rows == 1
     assert len(table._buckets) <= 140
     assert len(table._queues[0].locked._pages) <= 140

@@ -15,6 +15,7 @@ from kvstore import InFlight, Message, Store, StoreConfig
 from kvstore.index.keys import LOCKS
 from kvstore.pop.inflight.held import Shelf
 from kvstore.pop.inflight.tally import Tally
+from tests.support import inside
 from tests.support.clock import VirtualClock
 
 SIZES: Final = (4, 40, 400)
@@ -24,7 +25,7 @@ LONG: Final = 3600.0
 @contextmanager
 def locks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How many rows of locks were read, and looked up, meanwhile."""
-    families, seen = store._engine.index.families, count()
+    families, seen = inside.families(store), count()
     rows, get = families.rows, families.get
 
     def counted_rows(family: str, *keys: Any) -> Any:
@@ -47,7 +48,7 @@ def locks_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 @contextmanager
 def bytes_decoded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes of the records that were decoded meanwhile."""
-    reader, sizes = store._engine.reader, list[int]()
+    reader, sizes = inside.reader(store), list[int]()
     entries = reader.entries
 
     def counted(positions: Any, topic: Any, queue: Any, offset: Any, out: list[Any]) -> None:
@@ -170,8 +171,7 @@ def test_popping_one_by_one_leaves_nothing_in_memory(store: Store, clock: Virtua
     store.create_group("g", max_in_flight=5)
     store.put_batch([Message("t", b"x") for _ in range(1000)])
     (old,) = store.pop("g", "t", invisible_for=LONG)
-    table = store._engine.popping.tables.find(store.group("g").id, store.topic("t").id)
-    assert table is not None
+    table = inside.table(store)
     for _ in range(999):
         (one,) = store.pop("g", "t", invisible_for=60.0)
         store.ack(one.receipt)

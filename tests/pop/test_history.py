@@ -13,6 +13,7 @@ import pytest
 import kvstore
 from kvstore import Message, Store, StoreConfig
 from kvstore.index.keys import LOCKS, OFFSET_HISTORY
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import openings
 
@@ -40,7 +41,7 @@ def store(opens: Opens) -> Store:
 
 
 def fill(store: Store) -> None:
-    store._engine.housekeeper.stop()
+    inside.housekeeper(store).stop()
     store.create_topic("t", queues=2)
     store.create_group("g")
     store.put_batch([Message("t", b"%d" % n, queue=q) for q in (0, 1) for n in range(100)])
@@ -56,12 +57,12 @@ def passing(store: Store, clock: VirtualClock, seconds: int) -> None:
     """Let seconds pass, as the housekeeper sees them."""
     for _ in range(seconds):
         clock.advance(1)
-        if store._engine.progress.due():
-            store._engine.progress.sample()
+        if inside.progress(store).due():
+            inside.progress(store).sample()
 
 
 def rows(store: Store) -> int:
-    return sum(1 for _ in store._engine.index.families.rows(OFFSET_HISTORY, b""))
+    return sum(1 for _ in inside.families(store).rows(OFFSET_HISTORY, b""))
 
 
 def test_the_history_has_what_was_acked_and_when(store: Store, clock: VirtualClock) -> None:
@@ -103,7 +104,7 @@ def test_of_an_interval_the_last_is_kept_and_acks_alone_write_nothing(
 def test_the_housekeeper_samples_at_each_interval_until_all_is_done(
     store: Store, clock: VirtualClock
 ) -> None:
-    progress = store._engine.progress
+    progress = inside.progress(store)
     assert not progress.due()
     popped = store.pop("g", "t", limit=2, queue=0, invisible_for=600)
     progress.sample()
@@ -125,7 +126,7 @@ def test_an_ack_after_a_restart_is_in_the_history(
     passing(store, clock, 5)
     store.close()
     again = opens()
-    again._engine.housekeeper.stop()
+    inside.housekeeper(again).stop()
     again.ack(popped[0].receipt)
     passing(again, clock, 5)
     assert again.offset_history("g", "t", 0)[-1].committed_at == START_MS + 6000
@@ -141,7 +142,7 @@ def test_what_a_redrive_gives_back_is_not_done_any_more(store: Store, clock: Vir
     passing(store, clock, 2)
     done = store.committed_offset("g", "t", 0)
     assert history(store) == [(6, done)]
-    assert store._engine.offsets.moved == {}
+    assert inside.offsets(store).moved == {}
     assert store.redrive("g") == 1
     passing(store, clock, 2)
     assert history(store) == [(6, done), (8, 0)]
@@ -151,7 +152,7 @@ def test_a_deleted_group_is_sampled_no_more(store: Store, clock: VirtualClock) -
     store.pop("g", "t", limit=2, queue=0, invisible_for=600)
     store.delete_group("g")
     passing(store, clock, 2)
-    assert (rows(store), store._engine.offsets.moved) == (0, {})
+    assert (rows(store), inside.offsets(store).moved) == (0, {})
 
 
 def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: VirtualClock) -> None:
@@ -161,7 +162,7 @@ def test_a_message_that_becomes_a_dead_letter_is_done(store: Store, clock: Virtu
     store.alter_topic("t", queues=1)
     store.reset_offset("g", "t", to="end", queue=1)
     store.pop("g", "t", queue=1)
-    store._engine.progress.sample()
+    inside.progress(store).sample()
     clock.advance(5)
     store.pop("g", "t", queue=0, limit=1, invisible_for=600)
     assert history(store)[-1] == (10, 1)
@@ -204,12 +205,12 @@ def test_a_clock_that_was_ahead_makes_no_rows(
     store.close()
     clock.step(-1000)
     again = opens()
-    again._engine.housekeeper.stop()
+    inside.housekeeper(again).stop()
     again.reset_offset("g", "t", to="begin")
     again.pop("g", "t", queue=0, invisible_for=600)
     for _ in range(5):
         clock.advance(5)
-        again._engine.progress.sample()
+        inside.progress(again).sample()
     assert history(again) == [(-1000, 0), (0, 90)]
 
 
@@ -235,7 +236,7 @@ def test_no_lock_is_read_for_the_history_however_many_there_are(
     store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     popped = [store.pop("g", "t", queue=0, invisible_for=600)[0] for _ in range(20)]
-    families = store._engine.index.families
+    families = inside.families(store)
     read = families.rows
 
     def but_no_locks(family: str, *keys: Any) -> Any:
@@ -254,19 +255,19 @@ def test_a_reset_beside_a_sample_is_what_history_has(
 ) -> None:
     store.pop("g", "t", limit=20, queue=0, invisible_for=600)
     clock.advance(10)
-    write = store._engine.offsets.write_history
+    write = inside.offsets(store).write_history
     resets = threading.Thread(
         target=lambda: store.reset_offset("g", "t", offset=70, queue=0), daemon=True
     )
 
     def while_another_resets(rows: Any) -> None:
-        monkeypatch.setattr(store._engine.offsets, "write_history", write)
+        monkeypatch.setattr(inside.offsets(store), "write_history", write)
         resets.start()
         resets.join(0.2)
         write(rows)
 
-    monkeypatch.setattr(store._engine.offsets, "write_history", while_another_resets)
-    store._engine.progress.sample()
+    monkeypatch.setattr(inside.offsets(store), "write_history", while_another_resets)
+    inside.progress(store).sample()
     resets.join(60)
     assert history(store)[-1] == (10, 70)
 
@@ -278,4 +279,4 @@ def test_without_history_nothing_is_sampled(opens: Opens, clock: VirtualClock) -
         store.ack(one.receipt)
     clock.advance(10)
     assert history(store) == []
-    assert (rows(store), store._engine.offsets.moved) == (0, {})
+    assert (rows(store), inside.offsets(store).moved) == (0, {})

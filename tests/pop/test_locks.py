@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Popped, ReceiptExpired, Store, StoreConfig
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import killed, settings
 
@@ -325,7 +326,7 @@ def test_an_attempt_id_with_very_many_rows_gets_all_of_them_again(store: Store) 
 
 
 def test_nothing_is_kept_of_attempts_groups_and_topics_that_are_gone(store: Store) -> None:
-    tables = store._engine.popping.tables
+    tables = inside.tables(store)
     store.create_group("h")
     put(store, 6)
     found = [store.pop("h", "t", attempt_id=f"{n}")[0] for n in range(3)]
@@ -442,7 +443,7 @@ def test_two_acks_at_the_same_moment_count_once(tmp_path: Path, count: int) -> N
         store.create_group("g")
         store.put_batch([Message("t", b"") for _ in range(2 * count)])
         receipts, kept = ([p.receipt for p in store.pop("g", "t", count, 3600.0)] for _ in range(2))
-        table = store._engine.popping.tables.get(store.group("g").id, store.topic("t").id)
+        table = inside.table(store)
         with table.lock:  # both know the row by now, and wait for their turn
             answers = [pool.submit(store.ack_batch, receipts) for _ in range(2)]
             time.sleep(0.2)

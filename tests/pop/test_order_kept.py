@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore import Popped, Store, StoreConfig
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import Opens
 
@@ -213,8 +214,7 @@ def test_acks_of_an_ordered_group_wake_as_many_as_have_something_to_get(tmp_path
             put(store, 1, name)
         held = pop(store)
         assert offsets(held) == [0, 1, 2]
-        table = store._engine.popping.tables.find(store.group("g").id, store.topic("t").id)
-        assert table is not None
+        table = inside.table(store)
         waiting = {pool.submit(store.pop, "g", "t", wait=LONG) for _ in range(3)}
         while len(table.asleep) < 3:
             time.sleep(0.01)

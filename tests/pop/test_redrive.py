@@ -18,6 +18,7 @@ from kvstore import (
 )
 from kvstore.pop.inflight.table import Waiter
 from tests.pop.test_costs import locks_read
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.stores import Opens, settings
 
@@ -103,7 +104,7 @@ def test_of_two_redrives_at_once_each_letter_is_put_back_by_one(
     """Also where what the first put back is done by the time that the second goes on."""
     put(store, 3)
     give_up(store, clock, 3)
-    redrive = store._engine.popping.redrive
+    redrive = inside.popping(store).redrive
     look, others, acked = redrive._look, list[int](), list[bytes]()
 
     def look_while_another_comes(*given: Any) -> Any:
@@ -204,7 +205,7 @@ def test_a_letter_that_was_put_before_a_crash_is_not_put_again(
         raise KeyError("between the copy and the offset")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store._engine.offsets, "stage", crash)
+        patched.setattr(inside.offsets(store), "stage", crash)
         with pytest.raises(KeyError):
             store.redrive("g")
     assert store.bounds("t", 0) == (1, 2)
@@ -279,12 +280,12 @@ def test_redrive_wakes_who_waits(store: Store, clock: VirtualClock) -> None:
     put(store, 1)
     give_up(store, clock, 1)
     woken: list[int] = []
-    table = store._engine.popping.tables.get(store.group("g").id, store.topic("t").id)
+    table = inside.tables(store).get(store.group("g").id, store.topic("t").id)
     waiter = Waiter(lambda: woken.append(1), selective=False)
-    store._engine.waiting.enter(table, waiter)
+    inside.waiting(store).enter(table, waiter)
     store.redrive("g")
     assert woken == [1]
-    store._engine.waiting.leave(table, waiter)
+    inside.waiting(store).leave(table, waiter)
 
 
 def test_namespaces_get_their_own(store: Store, clock: VirtualClock) -> None:

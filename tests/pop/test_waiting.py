@@ -19,6 +19,7 @@ import pytest
 import kvstore
 from kvstore import Message, Popped, Store, StoreClosed, StoreConfig
 from kvstore.clock import SystemClock
+from tests.support import inside
 from tests.support.stores import settings
 
 LONG: Final = 20.0
@@ -228,7 +229,7 @@ def test_who_ends_to_wait_hands_on_what_he_was_woken_for(store: Store) -> None:
     asked = (1, None, 30.0, None, None, None)
     polls = []
     for number in range(3):
-        found, poll = store._begin_pop(partial(woken.append, number), "g", "t", LONG, *asked)
+        found, poll = inside.begin_pop(store)(partial(woken.append, number), "g", "t", LONG, *asked)
         assert found == []
         assert poll is not None
         polls.append(poll)

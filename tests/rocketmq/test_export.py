@@ -28,6 +28,7 @@ from kvstore.meta.topic import KINDS_IDLE, Kind
 from kvstore.rocketmq.config.configs import backoff_of
 from kvstore.rocketmq.config.configuration import Configuration, read_configuration
 from tests.fixtures import NAMES, Fixture, unpack_fixture
+from tests.support import inside
 from tests.support.stores import openings
 
 SMALL = StoreConfig(segment_size=64 << 10)
@@ -267,7 +268,7 @@ def test_an_import_that_fails_half_way_makes_nothing(
         raise TopicExists("as if somebody had been quicker")
 
     with monkeypatch.context() as patch:
-        patch.setattr(other._engine.groups, "stage", refuse)
+        patch.setattr(inside.groups(other), "stage", refuse)
         with pytest.raises(TopicExists):
             other.import_rocketmq_config(tmp_path / "out")
     assert (other.topics(), other.groups()) == ([], [])

@@ -14,6 +14,7 @@ import pytest
 
 import kvstore
 from kvstore import Store
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.costs import Costs
 from tests.tiering.catalog.gate import gated
@@ -74,7 +75,7 @@ def test_no_call_costs_more_beside_many_archives(
     filled(tmp_path / "a", clock, 0).close()
     for size in SIZES:
         with kvstore.open(tmp_path / "a", config(clock)) as store:
-            store._engine.housekeeper.stop()
+            inside.housekeeper(store).stop()
             while len(store.catalog().rows) < size:
                 put_segments(store, clock, 1, EACH)
                 for number in sealed(store):
@@ -112,7 +113,7 @@ def test_opening_and_a_workers_look_cost_the_rows_of_the_catalog(
         with costs.counting() as opening:
             store = kvstore.open(tmp_path / "a", config(clock))
         with store:
-            store._engine.housekeeper.stop()
+            inside.housekeeper(store).stop()
             with Worker(store, policy, executor=Inline()) as worker:
                 worker.run_once()
                 with costs.counting() as looking:

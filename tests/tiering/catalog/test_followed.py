@@ -8,6 +8,7 @@ import pytest
 
 import kvstore
 from kvstore.index import queue_locations
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import answers, config, filled, hand_over, sealed
 
@@ -28,7 +29,7 @@ def test_a_reader_gets_the_same_answers_however_few_places_it_keeps_of_what_move
             for number in sealed(store)[: SEGMENTS // 2]:
                 hand_over(store, [number])
             assert answers(reader) == before
-            index = reader._engine.index.locations
+            index = inside.index(reader).locations
             kept = index._followed
             # Of one queue more than that, since that is what was asked for last.
             assert index._followed_kept == sum(map(len, kept.values()))

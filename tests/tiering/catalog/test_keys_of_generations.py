@@ -15,6 +15,7 @@ from kvstore.index.keys import MESSAGE_KEYS, META
 from kvstore.index.message_keys.dead_keys import mark
 from kvstore.index.message_keys.key_parts import GENERATION
 from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import (
     SEGMENT,
@@ -36,20 +37,20 @@ EACH = 6
 def store(tmp_path: Path, clock: VirtualClock) -> Iterator[Store]:
     """A generation of eight segments, and two segments behind it."""
     with filled(tmp_path / "a", clock, SEGMENTS, EACH) as opened:
-        opened._engine.housekeeper.stop()
+        inside.housekeeper(opened).stop()
         merge_keys(opened)
-        assert [part.level for part in opened._engine.index.keys.parts()] == [1, 0, 0]
+        assert [part.level for part in inside.keys(opened).parts()] == [1, 0, 0]
         yield opened
 
 
 def merge_keys(store: Store) -> None:
-    while store._engine.index.merge_due():
-        store._engine.index.merge_next()
+    while inside.index(store).merge_due():
+        inside.index(store).merge_next()
 
 
 def drop_dead_keys(store: Store) -> None:
-    while store._engine.index.key_upkeep.dead_keys_due():
-        store._engine.index.key_upkeep.drop_dead_keys()
+    while inside.index(store).key_upkeep.dead_keys_due():
+        inside.index(store).key_upkeep.drop_dead_keys()
 
 
 def asked(store: Store, clock: VirtualClock) -> list[list[StoredMessage]]:
@@ -73,7 +74,7 @@ def asked(store: Store, clock: VirtualClock) -> list[list[StoredMessage]]:
 
 def keys_of(store: Store, segment: int) -> int:
     """How many pairs of a segment there are in the index."""
-    return len(store._engine.index.keys.pairs(segment)[0])
+    return len(inside.keys(store).pairs(segment)[0])
 
 
 def test_queries_say_the_same_whichever_segments_of_a_generation_are_archived(
@@ -92,14 +93,14 @@ def test_queries_say_the_same_whichever_segments_of_a_generation_are_archived(
         assert asked(again, clock) == before
         hand_over(again, [1, 2, 6, 7])
         assert asked(again, clock) == before
-        assert {part.level for part in again._engine.index.keys.parts()} == {0}
+        assert {part.level for part in inside.keys(again).parts()} == {0}
 
 
 def test_a_generation_of_which_all_is_archived_leaves_no_row(store: Store) -> None:
     for number in range(SEGMENTS):
-        assert any(store._engine.index.families.rows(MESSAGE_KEYS, b"")), number
+        assert any(inside.families(store).rows(MESSAGE_KEYS, b"")), number
         hand_over(store, [number])
-    assert list(store._engine.index.families.rows(MESSAGE_KEYS, b"")) == []
+    assert list(inside.families(store).rows(MESSAGE_KEYS, b"")) == []
 
 
 def test_what_expires_in_an_archive_is_found_by_no_key_of_its_generation(store: Store) -> None:
@@ -120,7 +121,7 @@ def test_retention_passes_over_what_is_gone_of_a_generation(
     store.close()
     kept = Retention(max_bytes=5 * SEGMENT)
     with kvstore.open(tmp_path / "a", config(clock, retention=kept, delete_interval=0)) as again:
-        again._engine.housekeeper.stop()
+        inside.housekeeper(again).stop()
         assert again.apply_retention() > 3
         first = again.stats().first_position
         assert 0 < first < GENERATION * SEGMENT
@@ -140,11 +141,11 @@ def test_erasing_segments_takes_their_keys_out_of_the_generation(store: Store) -
     others = [keys_of(store, n) for n in range(SEGMENTS)]
     victim = next(m for m in store.query("orders", "all", limit=1000) if m.position < SEGMENT)
     hashes = key_hash_range(victim.message_id.encode())
-    assert len(list(store._engine.index.keys.find(*hashes, 0, 99))) == 1
+    assert len(list(inside.keys(store).find(*hashes, 0, 99))) == 1
     store.handover.hand_over([0], [], _all_queues(store), erase=True)
     drop_dead_keys(store)
     assert [keys_of(store, n) for n in range(SEGMENTS)] == [0, *others[1:]]
-    assert list(store._engine.index.keys.find(*hashes, 0, 99)) == []
+    assert list(inside.keys(store).find(*hashes, 0, 99)) == []
     assert store.verify().problems == []
     store.close()
 
@@ -163,14 +164,14 @@ def test_what_a_worker_erases_is_in_no_generation_any_more(
 ) -> None:
     hashes = [key_hash(topic.encode(), b"k-3") for topic in ("orders", "visits")]
     others = len(store.query("orders", "k-4"))
-    assert any(list(store._engine.index.keys.find(h, h, 0, 99)) for h in hashes)
+    assert any(list(inside.keys(store).find(h, h, 0, 99)) for h in hashes)
     clock.advance(86_400)
     policy = Policy(hot_for=0, warm="archive", clock_doubt=0.0)
     with Worker(store, policy, executor=Inline()) as worker:
         assert worker.erase(key="k-3").is_proven
-    assert {part.level for part in store._engine.index.keys.parts()} > {0}
+    assert {part.level for part in inside.keys(store).parts()} > {0}
     for hashed in hashes:
-        assert list(store._engine.index.keys.find(hashed, hashed, 0, 99)) == []
+        assert list(inside.keys(store).find(hashed, hashed, 0, 99)) == []
     assert len(store.query("orders", "k-4")) == others > 0
 
 
@@ -180,11 +181,11 @@ def test_erasing_waits_for_a_merge_that_holds_the_keys(
     for name in ("key_parts.PIECE_BLOCKS", "key_lookup.PIECE_BLOCKS", "key_merge._PIECES_AT_ONCE"):
         monkeypatch.setattr(f"kvstore.index.message_keys.{name}", 1)
     with filled(tmp_path / "a", clock, 0, EACH) as store:
-        store._engine.housekeeper.stop()
+        inside.housekeeper(store).stop()
         put_segments(store, clock, SEGMENTS, EACH)
         for _ in range(2):
-            store._engine.index.merge_next()
-        assert store._engine.index.keys.is_merging
+            inside.index(store).merge_next()
+        assert inside.keys(store).is_merging
         hand_over(store, [1])
         store.handover.forget_keys()
         assert keys_of(store, 1) == 0
@@ -194,14 +195,14 @@ def test_erasing_waits_for_a_merge_that_holds_the_keys(
 def test_a_mark_of_an_older_version_costs_a_segment_of_the_log_no_key(store: Store) -> None:
     """They marked segments with keys of deleted topics as well."""
     before = [keys_of(store, n) for n in range(SEGMENTS)]
-    batch = store._engine.index.families.batch()
+    batch = inside.families(store).batch()
     mark(batch, 2)
-    store._engine.index.families.write(batch)
-    store._engine.index.key_upkeep.has_marked()
+    inside.families(store).write(batch)
+    inside.index(store).key_upkeep.has_marked()
     drop_dead_keys(store)
     assert [keys_of(store, n) for n in range(SEGMENTS)] == before
-    assert list(store._engine.index.families.rows(META, b"dead_keys/", b"dead_keys0")) == []
+    assert list(inside.families(store).rows(META, b"dead_keys/", b"dead_keys0")) == []
 
 
 def _all_queues(store: Store) -> list[tuple[int, int]]:
-    return [(store._engine.topics.get(t.name).id, q) for t in store.topics() for q in range(2)]
+    return [(inside.topics(store).get(t.name).id, q) for t in store.topics() for q in range(2)]

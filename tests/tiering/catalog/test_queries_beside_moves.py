@@ -10,6 +10,7 @@ import pytest
 from kvstore import Store, StoredMessage
 from kvstore.errors import ArchiveDamaged
 from kvstore.record.hashing.hashes import key_hash
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import gated
 from tests.tiering.catalog.moving import filled, hand_over, make, merge, tiers
@@ -45,7 +46,7 @@ def test_what_left_the_log_before_a_query_came_to_it_and_was_not_told_yet(
         gate.shut()
         asker = Asker(store)
         assert gate.waiting.acquire(timeout=60)
-        forget = store._engine.index.locations.forget
+        forget = inside.index(store).locations.forget
 
         def look() -> None:
             # The batch is written: the query is over before the store says so.
@@ -53,7 +54,7 @@ def test_what_left_the_log_before_a_query_came_to_it_and_was_not_told_yet(
             asker.join()
             forget()
 
-        monkeypatch.setattr(store._engine.index.locations, "forget", look)
+        monkeypatch.setattr(inside.index(store).locations, "forget", look)
         hand_over(store, [0])
         assert asker.join() == before
 
@@ -64,7 +65,7 @@ def test_an_archive_that_was_merged_before_a_query_came_to_it_is_no_damage(
     with filled(tmp_path / "a", VirtualClock(), 4) as store:
         rows = [hand_over(store, [n]).rows[0] for n in (0, 1, 2)]
         hashed, lost = key_hash(b"orders", b"all"), list[ArchiveDamaged]()
-        looking = store._engine.finder._candidates(hashed, hashed, None, None, lost)
+        looking = inside.finder(store)._candidates(hashed, hashed, None, None, lost)
         next(looking)
         merge(store, [row.number for row in rows[:2]])
         assert all(archive not in (rows[0].number, rows[1].number) for _, archive in looking)

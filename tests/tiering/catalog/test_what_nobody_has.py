@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvstore import Store
 from kvstore.index.keys import NOWHERE, PLACES, Place, read_place
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import SEGMENT, drop, filled, hand_over, merge
 
@@ -35,7 +36,7 @@ def test_an_archive_that_goes_from_between_two_segments_leaves_no_damage(tmp_pat
 def test_a_queue_that_a_merge_leaves_out_between_two_segments_is_no_damage(tmp_path: Path) -> None:
     with filled(tmp_path / "a", VirtualClock(), 5) as store:
         rows = [hand_over(store, [n]).rows[0] for n in (1, 2)]
-        gone = (store._engine.topics.get("orders").id, 1)
+        gone = (inside.topics(store).get("orders").id, 1)
         merge(store, [row.number for row in rows], lambda queue, offset: queue != gone)
         assert set(read_all(store, "orders", 1)) == {0, 3, 4}
         assert set(read_all(store, "orders", 0)) == {0, 1, 2, 3, 4}
@@ -65,4 +66,4 @@ def test_a_queue_whose_last_segments_go_keeps_its_next_offset_behind_an_archive(
 
 
 def _places(store: Store) -> list[tuple[int, int, Place]]:
-    return [read_place(key, value) for key, value in store._engine.index.families.rows(PLACES, b"")]
+    return [read_place(key, value) for key, value in inside.families(store).rows(PLACES, b"")]

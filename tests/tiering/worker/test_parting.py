@@ -11,7 +11,7 @@ import kvstore
 import tiering
 from kvstore import CallerError, Retention, Store
 from tests.support.clock import VirtualClock
-from tests.tiering.stores import config, held
+from tests.tiering.stores import QUEUES, config, held
 from tiering import Policy, Worker
 from tiering.catalog.catalog import TOPICS_MAX, decode_rows
 from tiering.executor.pool import Inline

@@ -6,6 +6,7 @@ import pytest
 
 from kvstore import Problem, Store
 from kvstore.index.keys import PLACES, read_place
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.worker.conftest import fill
 from tiering import Policy, Worker
@@ -26,16 +27,16 @@ def archived(store: Store, clock: VirtualClock) -> Store:
 
 def without(store: Store, keys: list[bytes]) -> list[Problem]:
     """What is said once these places are gone."""
-    batch = store._engine.index.families.batch()
+    batch = inside.families(store).batch()
     for key in keys:
         batch.delete(PLACES, key)
-    store._engine.index.families.write(batch)
+    inside.families(store).write(batch)
     return store.verify(archives=True).problems
 
 
 @pytest.mark.parametrize("queue", ["first", "last"])
 def test_a_queue_that_ends_with_an_archives_place_is_told(archived: Store, queue: str) -> None:
-    rows = list(archived._engine.index.families.rows(PLACES, b""))
+    rows = list(inside.families(archived).rows(PLACES, b""))
     topic, number, _ = read_place(*rows[0 if queue == "first" else -1])
     behind = [
         key
@@ -58,7 +59,7 @@ def test_an_archive_that_the_catalog_has_lost_is_told(archived: Store) -> None:
 def test_messages_of_an_archive_that_no_place_names_are_told(archived: Store, which: int) -> None:
     key = [
         key
-        for key, value in archived._engine.index.families.rows(PLACES, b"")
+        for key, value in inside.families(archived).rows(PLACES, b"")
         if read_place(key, value)[2].is_archived
     ][which]
     problems = without(archived, [key])

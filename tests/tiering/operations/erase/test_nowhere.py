@@ -13,6 +13,7 @@ import kvstore
 from kvstore import Message, Store, StoreError
 from kvstore.files import LocalFiles
 from kvstore.index.keys import FAMILIES
+from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import config
 from tiering import Policy, Worker
@@ -103,7 +104,7 @@ def leave_behind(store: Store, clock: VirtualClock) -> None:
 def rows_of_index(store: Store) -> Iterator[bytes]:
     """Every key and value of RocksDB, which a file of its may hold compressed."""
     for family in FAMILIES:
-        for key, value in store._engine.index.families.rows(family, b""):
+        for key, value in inside.families(store).rows(family, b""):
             yield key
             yield value
 

@@ -1,0 +1,140 @@
+"""The inside of an open store, for tests that look at a part of it, or strike between two steps.
+
+Only this module knows under which names a store keeps its parts, so that a change there changes
+this file alone; a test holds all others to that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import kvstore.aio
+from kvstore import Store
+from kvstore.engine.engine import Engine
+from kvstore.engine.housekeeper import Housekeeper
+from kvstore.engine.upkeep import Upkeep
+from kvstore.engine.writer import Writer
+from kvstore.index.families import Families
+from kvstore.index.index import Index
+from kvstore.index.message_keys.key_lookup import MessageKeys
+from kvstore.log.commitlog import CommitLog
+from kvstore.log.flusher import Flusher
+from kvstore.meta.groups import Groups
+from kvstore.meta.offsets import Offsets
+from kvstore.meta.topics import Topics
+from kvstore.pop.inflight.table import InflightTable
+from kvstore.pop.inflight.tables import InflightTables
+from kvstore.pop.inflight.waiting import Waiting
+from kvstore.pop.popper import Popper
+from kvstore.pop.progress_history import ProgressHistory
+from kvstore.read.find import Finder
+from kvstore.read.reader import Reader
+
+
+def engine(store: Store) -> Engine:
+    return store._engine
+
+
+def log(store: Store) -> CommitLog:
+    return store._engine.log
+
+
+def flusher(store: Store) -> Flusher:
+    return store._engine.flusher
+
+
+def flushes(store: Store) -> threading.Condition:
+    """Where threads wait for the flusher."""
+    return store._engine.flusher._changed
+
+
+def index(store: Store) -> Index:
+    return store._engine.index
+
+
+def families(store: Store) -> Families:
+    return store._engine.index.families
+
+
+def database(store: Store) -> Any:
+    """RocksDB itself."""
+    return store._engine.index.families._db
+
+
+def keys(store: Store) -> MessageKeys:
+    return store._engine.index.keys
+
+
+def topics(store: Store) -> Topics:
+    return store._engine.topics
+
+
+def groups(store: Store) -> Groups:
+    return store._engine.groups
+
+
+def offsets(store: Store) -> Offsets:
+    return store._engine.offsets
+
+
+def reader(store: Store) -> Reader:
+    return store._engine.reader
+
+
+def finder(store: Store) -> Finder:
+    return store._engine.finder
+
+
+def writer(store: Store) -> Writer:
+    return store._engine.writer
+
+
+def upkeep(store: Store) -> Upkeep:
+    return store._engine.upkeep
+
+
+def housekeeper(store: Store) -> Housekeeper:
+    return store._engine.housekeeper
+
+
+def popping(store: Store) -> Popper:
+    return store._engine.popping
+
+
+def tables(store: Store) -> InflightTables:
+    return store._engine.popping.tables
+
+
+def table(store: Store, group: str = "g", topic: str = "t") -> InflightTable:
+    """The in-flight table of a group and topic, which has been used."""
+    found = store._engine.popping.tables.find(store.group(group).id, store.topic(topic).id)
+    assert found is not None, "nothing was popped"
+    return found
+
+
+def waiting(store: Store) -> Waiting:
+    return store._engine.waiting
+
+
+def progress(store: Store) -> ProgressHistory:
+    return store._engine.progress
+
+
+def begin_pop(store: Store) -> Callable[..., Any]:
+    """What a pop that may have to wait begins with."""
+    return store._begin_pop
+
+
+def set_begin_pop(store: Store, by: Callable[..., Any] | None) -> None:
+    """Puts something in the place of `begin_pop`; None has the store's own there again."""
+    if by is None:
+        del store._begin_pop
+    else:
+        store._begin_pop = by  # type: ignore[method-assign]  # so that a test stands between
+
+
+def behind(store: kvstore.aio.Store) -> Store:
+    """The store behind one for asyncio."""
+    return store._store
