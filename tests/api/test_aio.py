@@ -31,6 +31,7 @@ from kvstore import (
     TopicNotFound,
 )
 from tests.support import inside
+from tests.support.popping import bodies
 
 SMALL = StoreConfig(segment_size=64 << 10)
 SOON = 5.0
@@ -51,10 +52,6 @@ def run(tmp_path: Path) -> Callable[..., Any]:
         return asyncio.run(asyncio.wait_for(main(), 60))
 
     return run
-
-
-def bodies(found: list[Popped]) -> list[bytes]:
-    return [p.message.body for p in found]
 
 
 async def waiting(store: kvstore.aio.Store, count: int) -> None:

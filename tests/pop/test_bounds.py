@@ -24,14 +24,11 @@ from kvstore.pop.inflight.tally import Tally
 from kvstore.pop.popper import Popper
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.popping import offsets
 
 BOUND: Final = 8
 MANY: Final = 10 * BOUND
 LONG: Final = 3600.0
-
-
-def offsets(popped: list[kvstore.Popped]) -> list[int]:
-    return [p.message.offset for p in popped]
 
 
 @pytest.fixture

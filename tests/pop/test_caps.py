@@ -15,6 +15,7 @@ import kvstore
 import kvstore.aio
 from kvstore import Message, Popped, ReceiptExpired, Store, StoreConfig
 from tests.support.clock import VirtualClock
+from tests.support.popping import put
 
 CONFIG: Final = StoreConfig(segment_size=1 << 20)
 LONG: Final = 20.0
@@ -28,15 +29,11 @@ def make(path: Path, clock: VirtualClock) -> Store:
     return store
 
 
-def put(store: Store, topic: str, count: int) -> None:
-    store.put_batch([Message(topic, b"%d" % n, 0) for n in range(count)])
-
-
 def test_what_is_redriven_keeps_to_the_cap(tmp_path: Path) -> None:
     clock = VirtualClock()
     with make(tmp_path / "s", clock) as store:
         store.create_group("g", max_attempts=1)
-        put(store, "a", 60)
+        put(store, 60, topic="a")
         assert len(store.pop("g", "a", 60, 1.0)) == 60
         clock.advance(2)
         assert store.pop("g", "a") == []
@@ -53,7 +50,7 @@ def test_a_cap_that_was_lowered_lets_nothing_out_until_there_is_room(
     clock = VirtualClock(1_700_000_000_000 // 128 * 128 + more)
     with make(tmp_path / "s", clock) as store:
         store.create_group("g")
-        put(store, "a", 30)
+        put(store, 30, topic="a")
         held = store.pop("g", "a", 10, 100.0)
         short = store.pop("g", "a", 3, 0.001)
         clock.advance(0.001)
@@ -68,7 +65,7 @@ def test_a_cap_below_what_is_locked_lets_nothing_out_however_much_is_due(tmp_pat
     clock = VirtualClock()
     with make(tmp_path / "s", clock) as store:
         store.create_group("g")
-        put(store, "a", 30)
+        put(store, 30, topic="a")
         assert len(store.pop("g", "a", 20, 1.0)) == 20
         assert len(store.pop("g", "a", 3, 100.0)) == 3
         clock.advance(2)
@@ -82,8 +79,8 @@ def test_what_runs_out_makes_room_to_the_millisecond(tmp_path: Path) -> None:
     clock = VirtualClock(1_700_000_000_000 // 128 * 128)
     with make(tmp_path / "s", clock) as store:
         store.create_group("g", max_in_flight=1)
-        put(store, "a", 1)
-        put(store, "b", 1)
+        put(store, 1, topic="a")
+        put(store, 1, topic="b")
         assert len(store.pop("g", "a", 1, 0.05)) == 1
         clock.advance(0.049)
         assert store.pop("g", "b") == []
@@ -111,8 +108,8 @@ def test_a_lock_that_ran_out_is_not_made_longer_beyond_the_cap(tmp_path: Path) -
     clock = VirtualClock()
     with make(tmp_path / "s", clock) as store:
         store.create_group("g", max_in_flight=1)
-        put(store, "a", 1)
-        put(store, "b", 1)
+        put(store, 1, topic="a")
+        put(store, 1, topic="b")
         (p,) = store.pop("g", "a", 1, 1.0)
         clock.advance(2)
         receipt = store.change_invisible(p.receipt, 1.0)
@@ -143,8 +140,8 @@ def test_room_made_in_one_topic_wakes_who_waits_in_another(
     for topic in ("a", "b"):
         store.create_topic(topic, queues=1)
     store.create_group("g", max_in_flight=None if past == "capped later" else 5)
-    put(store, "a", 1)
-    put(store, "b", 5)
+    put(store, 1, topic="a")
+    put(store, 5, topic="b")
     held = [store.pop("g", "b", 1, 300.0)[0] for _ in range(5)]
     if past == "reopened":
         store.close()
@@ -168,7 +165,7 @@ def test_room_made_in_one_topic_wakes_a_coroutine_that_waits_in_another(tmp_path
     with kvstore.open(tmp_path / "s", CONFIG) as store:
         for topic in ("a", "b"):
             store.create_topic(topic, queues=1)
-            put(store, topic, 1)
+            put(store, 1, topic=topic)
         store.create_group("g", max_in_flight=1)
         (held,) = store.pop("g", "b", 1, 300.0)
 

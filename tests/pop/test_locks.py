@@ -13,20 +13,13 @@ import kvstore
 from kvstore import Message, Popped, ReceiptExpired, Store, StoreConfig
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.popping import offsets, put
 from tests.support.stores import killed, settings
 
 HOUR = 3600.0
 
 
 pytestmark = [pytest.mark.topic(queues=2), pytest.mark.group]
-
-
-def put(store: Store, count: int, queue: int = 0) -> None:
-    store.put_batch([Message("t", b"%d" % n, queue=queue) for n in range(count)])
-
-
-def offsets(popped: list[Popped]) -> list[int]:
-    return [p.message.offset for p in popped]
 
 
 # --- how long they hold ---

@@ -13,6 +13,7 @@ import kvstore
 from kvstore import Popped, Store, StoreConfig
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.popping import offsets
 from tests.support.stores import Opens
 
 LONG: Final = 20.0
@@ -22,10 +23,6 @@ SOON: Final = 10.0
 def put(store: Store, count: int, message_group: str = "u") -> None:
     for _ in range(count):
         store.put("t", b"", queue=0, message_group=message_group)
-
-
-def offsets(popped: list[Popped]) -> list[int]:
-    return [p.message.offset for p in popped]
 
 
 def pop(store: Store, limit: int = 10, invisible_for: float = 1000.0) -> list[Popped]:

@@ -12,13 +12,10 @@ import kvstore
 from kvstore import CallerError, Message, Popped, Store, StoreConfig
 from tests.support.clock import VirtualClock
 from tests.support.naming import named
+from tests.support.popping import put
 from tests.support.stores import killed, overwrite, settings
 
 pytestmark = [pytest.mark.topic(queues=3), pytest.mark.group]
-
-
-def put(store: Store, queue: int, count: int, *, topic: str = "t", **fields: Any) -> None:
-    store.put_batch([Message(topic, b"%d" % n, queue=queue, **fields) for n in range(count)])
 
 
 def places(popped: list[Popped]) -> list[tuple[int, int]]:
@@ -49,7 +46,7 @@ def test_a_pop_has_the_message_a_receipt_the_attempt_and_when_the_lock_ends(
 
 def test_each_message_comes_once_and_each_queue_in_order(store: Store) -> None:
     for queue in range(3):
-        put(store, queue, 300)
+        put(store, 300, queue)
     found = places(all_of(store))
     assert sorted(found) == [(q, n) for q in range(3) for n in range(300)]
     for queue in range(3):
@@ -58,19 +55,19 @@ def test_each_message_comes_once_and_each_queue_in_order(store: Store) -> None:
 
 def test_each_group_gets_every_message(store: Store) -> None:
     store.create_group("h")
-    put(store, 0, 10)
+    put(store, 10, 0)
     assert places(all_of(store, "g")) == places(all_of(store, "h"))
 
 
 def test_one_queue_alone_can_be_popped(store: Store) -> None:
     for queue in range(3):
-        put(store, queue, 5)
+        put(store, 5, queue)
     assert places(all_of(store, queue=1)) == [(1, n) for n in range(5)]
     assert {q for q, _ in places(all_of(store))} == {0, 2}
 
 
 def test_what_is_due_again_comes_before_what_is_unread(store: Store, clock: VirtualClock) -> None:
-    put(store, 0, 10)
+    put(store, 10, 0)
     store.pop("g", "t", 3, 1.0)
     clock.advance(2)
     assert places(store.pop("g", "t", 5)) == [(0, n) for n in range(5)]
@@ -79,7 +76,7 @@ def test_what_is_due_again_comes_before_what_is_unread(store: Store, clock: Virt
 def test_a_short_lock_beside_a_long_one_comes_before_what_is_unread(
     store: Store, clock: VirtualClock
 ) -> None:
-    put(store, 0, 10)
+    put(store, 10, 0)
     assert places(store.pop("g", "t", queue=0, invisible_for=1000.0)) == [(0, 0)]
     assert places(store.pop("g", "t", queue=0, invisible_for=1.0)) == [(0, 1)]
     clock.advance(1)
@@ -88,7 +85,7 @@ def test_a_short_lock_beside_a_long_one_comes_before_what_is_unread(
 
 
 def test_a_pop_goes_on_at_a_committed_offset_whatever_was_read_ahead(store: Store) -> None:
-    put(store, 0, 10)
+    put(store, 10, 0)
     for n in range(2):
         (p,) = store.pop("g", "t", queue=0)
         assert p.message.offset == n
@@ -101,7 +98,7 @@ def test_a_pop_goes_on_at_a_committed_offset_whatever_was_read_ahead(store: Stor
 
 
 def test_what_was_due_first_comes_first(store: Store, clock: VirtualClock) -> None:
-    put(store, 0, 3)
+    put(store, 3, 0)
     for seconds in (3.0, 1.0, 2.0):
         store.pop("g", "t", 1, seconds)
     clock.advance(5)
@@ -128,7 +125,7 @@ def test_all_that_is_due_of_one_queue_comes_oldest_first_and_nothing_of_others(
 
 
 def test_a_batch_may_be_larger_than_a_lock_row_takes(store: Store) -> None:
-    put(store, 0, 1000)
+    put(store, 1000, 0)
     found = store.pop("g", "t", 1000)
     assert places(found) == [(0, n) for n in range(1000)]
     assert store.ack_batch([p.receipt for p in found]) == [True] * 1000
@@ -148,8 +145,8 @@ def test_popping_while_putting_misses_nothing(store: Store) -> None:
 
 
 def test_no_more_come_than_the_limit(store: Store, clock: VirtualClock) -> None:
-    put(store, 0, 20)
-    put(store, 1, 20)
+    put(store, 20, 0)
+    put(store, 20, 1)
     for limit in (1, 2, 25):
         assert len(store.pop("g", "t", limit, 1.0)) == limit
     clock.advance(2)
@@ -184,7 +181,7 @@ def test_behind_many_dead_letters_no_more_bytes_come_than_asked(
 ) -> None:
     """Though a pop looks again behind what it sent there."""
     store.create_group("one", max_attempts=1)
-    put(store, 0, 600)
+    put(store, 600, 0)
     assert len(store.pop("one", "t", 600, 1.0)) == 600
     store.put_batch([Message("t", b"x" * 400, queue=0) for _ in range(5)])
     size = store.get("t", 0, 600).size
@@ -236,8 +233,8 @@ def test_no_more_are_in_flight_than_the_cap_over_all_topics(
 ) -> None:
     store.create_group("h", max_in_flight=5)
     store.create_topic("u", queues=2)
-    put(store, 0, 10)
-    put(store, 1, 10, topic="u")
+    put(store, 10, 0)
+    put(store, 10, 1, topic="u")
     found = store.pop("h", "t", 3)
     assert len(found) == 3
     assert len(store.pop("h", "u", 10, 1.0)) == 2
@@ -254,7 +251,7 @@ def test_the_cap_is_kept_over_a_reopening_and_given_back_with_topics_and_resets(
     store: Store, config: StoreConfig
 ) -> None:
     store.create_group("h", max_in_flight=2)
-    put(store, 0, 10)
+    put(store, 10, 0)
     assert len(store.pop("h", "t", 10)) == 2
     store.close()
     with kvstore.open(store.path, config) as again:
@@ -263,7 +260,7 @@ def test_the_cap_is_kept_over_a_reopening_and_given_back_with_topics_and_resets(
         assert len(again.pop("h", "t", 10)) == 2
         again.delete_topic("t")
         again.create_topic("t", queues=3)
-        put(again, 0, 10)
+        put(again, 10, 0)
         assert len(again.pop("h", "t", 10)) == 2
 
 
@@ -273,7 +270,7 @@ def test_the_cap_is_kept_over_a_reopening_and_given_back_with_topics_and_resets(
 @pytest.mark.parametrize("limit", [1, 8])
 def test_no_queue_starves_another(store: Store, limit: int) -> None:
     for queue in range(3):
-        put(store, queue, 1000)
+        put(store, 1000, queue)
     came: Counter[int] = Counter()
     for _ in range(60):
         came.update(q for q, _ in places(store.pop("g", "t", limit)))
@@ -281,12 +278,12 @@ def test_no_queue_starves_another(store: Store, limit: int) -> None:
 
 
 def test_a_queue_that_is_filled_all_the_time_does_not_starve_another(store: Store) -> None:
-    put(store, 0, 500)
+    put(store, 500, 0)
     store.pop("g", "t")
     store.pop("g", "t")
     put(store, 1, 1)
     for _ in range(12):
-        put(store, 0, 2)
+        put(store, 2, 0)
         if (1, 0) in places(store.pop("g", "t")):
             return
     raise AssertionError("12 pops did not come to the other queue")
@@ -295,7 +292,7 @@ def test_a_queue_that_is_filled_all_the_time_does_not_starve_another(store: Stor
 def test_a_priority_topic_serves_the_highest_queue_first(store: Store) -> None:
     store.create_topic("p", queues=3, kind="priority")
     for queue in range(3):
-        put(store, queue, 40, topic="p")
+        put(store, 40, queue, topic="p")
     came = [p.message.queue for _ in range(40) for p in store.pop("g", "p")]
     # Every fourth is for the others, in turn.
     assert came.count(2) == 30
@@ -305,10 +302,10 @@ def test_a_priority_topic_serves_the_highest_queue_first(store: Store) -> None:
 
 def test_what_comes_with_a_higher_priority_passes_what_was_there(store: Store) -> None:
     store.create_topic("p", queues=3, kind="priority")
-    put(store, 0, 100, topic="p")
+    put(store, 100, 0, topic="p")
     for _ in range(5):
         store.pop("g", "p")
-    put(store, 2, 8, topic="p")
+    put(store, 8, 2, topic="p")
     came = [p.message.queue for _ in range(12) for p in store.pop("g", "p")]
     assert came.count(2) == 8
 
@@ -316,10 +313,10 @@ def test_what_comes_with_a_higher_priority_passes_what_was_there(store: Store) -
 def test_lower_priorities_do_not_starve_while_the_highest_is_filled(store: Store) -> None:
     store.create_topic("p", queues=4, kind="priority")
     for queue in range(3):
-        put(store, queue, 5, topic="p")
+        put(store, 5, queue, topic="p")
     left = {(q, n) for q in range(3) for n in range(5)}
     for _ in range(4 * 3 * 5 + 4):
-        put(store, 3, 4, topic="p")
+        put(store, 4, 3, topic="p")
         left -= set(places(store.pop("g", "p", 1)))
     assert not left
 
@@ -389,7 +386,7 @@ def raising(body: bytes) -> kvstore.SqlFilter:
 @pytest.mark.parametrize("due", [False, True])
 def test_a_filter_that_raises_changes_nothing(store: Store, clock: VirtualClock, due: bool) -> None:
     for queue in range(2):
-        put(store, queue, 5)
+        put(store, 5, queue)
     if due:
         store.pop("g", "t", 10, 1.0)
         clock.advance(2)
@@ -409,10 +406,10 @@ def test_a_filter_that_raises_changes_nothing(store: Store, clock: VirtualClock,
 def test_a_new_group_begins_at_the_beginning_the_end_or_a_time(
     store: Store, clock: VirtualClock
 ) -> None:
-    put(store, 0, 3)
+    put(store, 3, 0)
     clock.advance(10)
     time = clock.now_ms()
-    put(store, 0, 3)
+    put(store, 3, 0)
     for start, wanted in (("begin", 6), ("end", 0), (time, 3), (time + 1, 0), (0, 6)):
         store.create_group(f"from {start}".replace(" ", "-"), start=start)  # type: ignore[arg-type]  # each is one
         assert len(all_of(store, f"from-{start}")) == wanted
@@ -421,7 +418,7 @@ def test_a_new_group_begins_at_the_beginning_the_end_or_a_time(
 def test_a_group_that_began_at_the_end_loses_nothing_over_a_reopening(
     store: Store, config: StoreConfig, tmp_path: Path
 ) -> None:
-    put(store, 0, 1)
+    put(store, 1, 0)
     store.create_group("e", start="end")
     assert store.pop("e", "t") == []
     store.put("t", b"new", queue=0)
@@ -448,7 +445,7 @@ def test_a_group_that_began_at_the_end_has_begun_in_every_queue(store: Store) ->
     assert store.pop("e", "t") == []
     store.put("t", b"1", queue=0)
     assert len(store.pop("e", "t", 1)) == 1
-    put(store, 0, 3)
+    put(store, 3, 0)
     store.pop("e", "t", 1)
     for queue in range(3):
         store.put("t", b"new", queue=queue)
@@ -465,10 +462,10 @@ def test_retention_may_take_what_is_unread_or_locked(tmp_path: Path, clock: Virt
         store.create_topic("t", queues=1)
         store.create_group("g", max_attempts=2)
         store.create_group("h")
-        put(store, 0, 10)
+        put(store, 10, 0)
         locked = store.pop("g", "t", 5, 1.0)
         store.seal()
-        put(store, 0, 3)
+        put(store, 3, 0)
         store.checkpoint()
         assert store.apply_retention() == 1
         low = store.bounds("t", 0).min_offset
@@ -505,19 +502,19 @@ def test_damaged_messages_are_passed_over(
 
 
 def test_a_topic_made_anew_begins_at_the_beginning(store: Store) -> None:
-    put(store, 0, 5)
+    put(store, 5, 0)
     store.pop("g", "t", 3)
     store.delete_topic("t")
     with pytest.raises(kvstore.TopicNotFound):
         store.pop("g", "t")
     store.create_topic("t", queues=3)
     assert store.pop("g", "t") == []
-    put(store, 0, 2)
+    put(store, 2, 0)
     assert [p.attempt for p in store.pop("g", "t", 5)] == [1, 1]
 
 
 def test_a_group_made_anew_begins_at_the_beginning(store: Store) -> None:
-    put(store, 0, 5)
+    put(store, 5, 0)
     store.ack_batch([p.receipt for p in store.pop("g", "t", 3)])
     store.delete_group("g")
     with pytest.raises(kvstore.GroupNotFound):
@@ -529,7 +526,7 @@ def test_a_group_made_anew_begins_at_the_beginning(store: Store) -> None:
 def test_queues_that_come_are_popped_and_those_that_go_are_not(store: Store) -> None:
     assert store.pop("g", "t", queue=2) == []
     store.alter_topic("t", queues=5)
-    put(store, 4, 2)
+    put(store, 2, 4)
     assert len(store.pop("g", "t", 10)) == 2
     store.create_topic("u", queues=3)
     assert store.pop("g", "u", queue=2) == []
@@ -557,7 +554,7 @@ def test_only_what_is_visible_is_popped(
     with kvstore.open(tmp_path / "store", config) as store:
         store.create_topic("t", queues=2)
         store.create_group("g")
-        put(store, 0, 5)
+        put(store, 5, 0)
         found = store.pop("g", "t", 3)
         assert len(found) == (3 if visibility == "written" else 0)
         store.flush()
@@ -578,9 +575,9 @@ def test_what_a_kill_took_from_a_staged_store_is_given_up_and_its_places_are_pop
     with kvstore.open(tmp_path / "store", config) as store:
         store.create_topic("t", queues=1)
         store.create_group("g")
-        put(store, 0, 4)
+        put(store, 4, 0)
         store.flush()
-        put(store, 0, 6)
+        put(store, 6, 0)
         lost = store.pop("g", "t", 10)
         assert len(lost) == 10
         copy = killed(store, tmp_path / "killed")
@@ -622,14 +619,14 @@ def test_what_can_not_be_asked_is_refused_and_changes_nothing(
         # What was asked before, and is equal to it in Python's eyes, does not make it right.
         for usual in ({}, {"invisible_for": 1.0}, {"queue": 1}, {"queue": 0}, {"max_bytes": 1}):
             store.pop("g", "t", **usual)
-    put(store, 0, 2)
+    put(store, 2, 0)
     with pytest.raises(CallerError):
         store.pop("g", "t", **asked)
     assert [p.attempt for p in store.pop("g", "t", 5)] == [1, 1]
 
 
 def test_a_year_is_no_time_too_long(store: Store, clock: VirtualClock) -> None:
-    put(store, 0, 1)
+    put(store, 1, 0)
     year = 365 * 24 * 3600
     (p,) = store.pop("g", "t", invisible_for=year)
     assert p.due_at == clock.now_ms() + year * 1000
@@ -642,7 +639,7 @@ def test_a_year_is_no_time_too_long(store: Store, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, True, "1", float("nan"), float("inf"), 1e12, -1e-9])
 def test_a_lock_can_not_be_changed_to_what_is_no_time(store: Store, seconds: Any) -> None:
-    put(store, 0, 1)
+    put(store, 1, 0)
     (p,) = store.pop("g", "t")
     with pytest.raises(CallerError):
         store.change_invisible(p.receipt, seconds)

@@ -10,7 +10,6 @@ from kvstore import (
     CallerError,
     GroupNotFound,
     Message,
-    Popped,
     Retention,
     Store,
     StoreConfig,
@@ -20,6 +19,7 @@ from kvstore.pop.inflight.table import Waiter
 from tests.pop.test_costs import locks_read
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.popping import bodies
 from tests.support.stores import Opens, settings
 
 HOT_FOR: Final = 3600.0
@@ -49,10 +49,6 @@ def give_up(
     clock.advance(2)
     for _ in range(0, count, 256):  # so many are buried at once
         assert store.pop(group, topic) == []
-
-
-def bodies(popped: list[Popped]) -> list[bytes]:
-    return [p.message.body for p in popped]
 
 
 def test_a_redriven_message_is_the_original_with_no_attempts(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore import Popped, Store
+from kvstore import Store
 from tests.support.clock import VirtualClock
+from tests.support.popping import bodies
 from tests.support.stores import Opens
 
 
 def put(store: Store, *texts: str) -> None:
     for text in texts:
         store.put("t", text.encode())
-
-
-def bodies(popped: list[Popped]) -> list[bytes]:
-    return [p.message.body for p in popped]
 
 
 @pytest.mark.parametrize("reopens", [False, True])

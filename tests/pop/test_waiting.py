@@ -20,6 +20,7 @@ import kvstore
 from kvstore import Message, Popped, Store, StoreClosed, StoreConfig
 from kvstore.clock import SystemClock
 from tests.support import inside
+from tests.support.popping import bodies
 from tests.support.stores import settings
 
 LONG: Final = 20.0
@@ -49,10 +50,6 @@ def waiting(
 ) -> Future[list[Popped]]:
     """A pop that waits, in a thread of its own."""
     return pool.submit(store.pop, group, "t", limit, wait=asked.pop("wait", LONG), **asked)
-
-
-def bodies(popped: list[Popped]) -> list[bytes]:
-    return [p.message.body for p in popped]
 
 
 def test_a_pop_waits_its_time_and_no_longer(store: Store) -> None:
