@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.files import Effect, WatchedFiles, copy_folder
@@ -29,3 +31,20 @@ class Killer(WatchedFiles):
             target = self.store.with_name(f"killed{len(self.copies)}")
             copy_folder(self.store, target)
             self.copies.append((f"{effect.kind} {effect.path.name}", target))
+
+    @contextmanager
+    def killing(self, store: Path) -> Iterator[None]:
+        """Copies are made of the store in this folder meanwhile."""
+        self.store = store
+        yield
+        self.store = None
+
+    def check_each(self, check: Callable[[Path], None], every: int = 1) -> None:
+        """Runs a check on each copy, or on every so many of them; says which one failed."""
+        assert len(self.copies) > 8
+        for step, copy in self.copies[::every]:
+            try:
+                check(copy)
+            except BaseException as e:
+                e.add_note(f"killed before: {step}")
+                raise

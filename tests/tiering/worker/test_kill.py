@@ -60,17 +60,9 @@ def test_segments_that_become_archives_are_there_whenever_the_worker_is_killed(
 ) -> None:
     before = held(store)
     clock.advance(2 * DAY)
-    files.store = store.path
-    with Worker(store, POLICY) as worker:
+    with files.killing(store.path), Worker(store, POLICY) as worker:
         assert worker.run_once().failed == {}
-    files.store = None
-    assert len(files.copies) > 8
-    for step, copy in files.copies:
-        try:
-            check(copy, before, clock)
-        except BaseException as e:
-            e.add_note(f"killed before: {step}")
-            raise
+    files.check_each(lambda copy: check(copy, before, clock))
 
 
 def test_archives_that_go_cold_are_there_whenever_the_worker_is_killed(
@@ -81,13 +73,6 @@ def test_archives_that_go_cold_are_there_whenever_the_worker_is_killed(
     with Worker(store, POLICY) as worker:
         worker.run_once()
         clock.advance(10 * DAY)
-        files.store = store.path
-        assert worker.run_once().failed == {}
-        files.store = None
-    assert len(files.copies) > 8
-    for step, copy in files.copies:
-        try:
-            check(copy, before, clock)
-        except BaseException as e:
-            e.add_note(f"killed before: {step}")
-            raise
+        with files.killing(store.path):
+            assert worker.run_once().failed == {}
+    files.check_each(lambda copy: check(copy, before, clock))

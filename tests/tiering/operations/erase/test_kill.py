@@ -47,25 +47,22 @@ def test_merged_archives_are_there_whenever_the_worker_is_killed(
     before = held(store)
     with Worker(store, POLICY) as worker:
         worker.run_once()
-        files.store = store.path
-        assert worker.merge().merged
-        worker.run_once()
-        files.store = None
-    assert len(files.copies) > 8
-    for step, copy in files.copies:
-        try:
-            with kvstore.open(copy, config(clock)) as again:
-                assert held(again) == before
-                with Worker(again, POLICY) as worker:
-                    assert worker.merge().failed == {}
-                    assert worker.run_once().failed == {}
-                    check_objects(copy, worker)
-                    assert len(worker.archives()) == 1
-                assert held(again) == before
-                assert again.verify(archives=True).problems == []
-        except BaseException as e:
-            e.add_note(f"killed before: {step}")
-            raise
+        with files.killing(store.path):
+            assert worker.merge().merged
+            worker.run_once()
+
+    def check(copy: Path) -> None:
+        with kvstore.open(copy, config(clock)) as again:
+            assert held(again) == before
+            with Worker(again, POLICY) as worker:
+                assert worker.merge().failed == {}
+                assert worker.run_once().failed == {}
+                check_objects(copy, worker)
+                assert len(worker.archives()) == 1
+            assert held(again) == before
+            assert again.verify(archives=True).problems == []
+
+    files.check_each(check)
 
 
 def test_an_erasure_that_was_killed_lost_nothing_else_and_is_finished_by_the_next(
@@ -75,22 +72,19 @@ def test_an_erasure_that_was_killed_lost_nothing_else_and_is_finished_by_the_nex
         worker.run_once()
         fill(store, 40, first=500)
         before = held(store)
-        files.store = store.path
-        assert worker.erase(key="k3").is_proven
-        files.store = None
+        with files.killing(store.path):
+            assert worker.erase(key="k3").is_proven
     assert held(store) == without(before)
-    assert len(files.copies) > 8
+
+    def check(copy: Path) -> None:
+        with kvstore.open(copy, config(clock)) as again:
+            assert without(held(again)) == without(before)
+            with Worker(again, POLICY) as worker:
+                report = worker.erase(key="k3")
+                assert report.is_proven, report.failed
+                check_objects(copy, worker)
+            assert held(again) == without(before)
+            assert again.verify().problems == []
+
     # Each takes a while; the steps of one kind are alike.
-    for step, copy in files.copies[::4]:
-        try:
-            with kvstore.open(copy, config(clock)) as again:
-                assert without(held(again)) == without(before)
-                with Worker(again, POLICY) as worker:
-                    report = worker.erase(key="k3")
-                    assert report.is_proven, report.failed
-                    check_objects(copy, worker)
-                assert held(again) == without(before)
-                assert again.verify().problems == []
-        except BaseException as e:
-            e.add_note(f"killed before: {step}")
-            raise
+    files.check_each(check, every=4)
