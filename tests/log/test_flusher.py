@@ -87,7 +87,7 @@ def test_a_flush_ends_when_a_checkpoint_syncs_before_the_flusher_does(tmp_path: 
         flush.join(3)
         hangs = flush.is_alive()
         clock.before_waking = None
-        changed = inside.flusher(store)._changed
+        changed = inside.flushes(store)
         with changed:
             changed.notify_all()  # let it go, so that the store can be closed
         flush.join(3)
