@@ -8,10 +8,12 @@ from kvstore import Problem, Store
 from kvstore.index.keys import PLACES, read_place
 from tests.support import inside
 from tests.support.clock import VirtualClock
-from tests.tiering.worker.conftest import fill
+from tests.tiering.stores import fill
 from tiering import Policy, Worker
 
 WARM = Policy(hot_for=60.0, warm="archive", clock_doubt=0.0, watermarks=None)
+
+pytestmark = pytest.mark.filled(days=0)
 
 
 @pytest.fixture
