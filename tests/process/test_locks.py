@@ -15,6 +15,7 @@ import pytest
 
 import kvstore
 from kvstore import Message, Store, StoreBusy
+from tests.support import inside
 from tests.support.stores import opened, settings
 from tiering import Policy, Worker
 
@@ -88,8 +89,8 @@ def test_an_interrupt_at_any_line_of_put_pop_and_ack_leaves_no_lock_held(tmp_pat
         for at in range(1, whole.lines + 1):
             interrupt = _Interrupt(at, PUT_AND_POP)
             interrupt.run(lambda: _work(store))
-            assert _is_free(store._engine.log.lock), interrupt.where
-            for table in store._engine.popping.tables._tables.values():
+            assert _is_free(inside.log(store).lock), interrupt.where
+            for table in inside.tables(store)._tables.values():
                 assert _is_free(table.lock), interrupt.where
 
 
@@ -109,7 +110,7 @@ def test_a_put_in_the_handler_of_a_signal_is_refused_while_the_thread_is_in_a_pu
     told: list[type[BaseException]] = []
     with kvstore.open(tmp_path / "s", settings()) as store:
         store.create_topic("t", 1)
-        append = store._engine.log.append
+        append = inside.log(store).append
 
         def handle(*given: object) -> None:
             try:
@@ -122,7 +123,7 @@ def test_a_put_in_the_handler_of_a_signal_is_refused_while_the_thread_is_in_a_pu
             append(data, count)
 
         before = signal.signal(signal.SIGUSR1, handle)
-        monkeypatch.setattr(store._engine.log, "append", interrupted)
+        monkeypatch.setattr(inside.log(store), "append", interrupted)
         try:
             store.put("t", b"x", queue=0)
         finally:

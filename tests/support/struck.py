@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from kvstore import Store
 from kvstore.index.families import Batch
+from tests.support import inside
 
 
 def struck_behind(store: Store, number: int, work: Callable[[], object]) -> int:
     """Does some work, and raises a MemoryError behind the write with this number, from 1; returns
     how many writes there were.
     """
-    families, count = store._engine.index.families, 0
+    families, count = inside.families(store), 0
     write = families.write
 
     def watched(batch: Batch, *, sync: bool = False) -> None:

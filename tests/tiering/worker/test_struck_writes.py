@@ -10,7 +10,7 @@ import kvstore
 from tests.support.clock import VirtualClock
 from tests.support.files import copy_folder
 from tests.support.struck import struck_behind
-from tests.tiering.worker.conftest import QUEUES, config, fill, held, tiers
+from tests.tiering.stores import QUEUES, config, fill, held, tiers
 from tiering import Policy, RunReport, Worker
 from tiering.executor.pool import Inline
 
