@@ -36,7 +36,9 @@ def test_a_checkpoint_after_ones_with_nothing_to_do_still_does_its_work(
     assert stats.checkpointed_position == stats.end_position
 
 
-@pytest.mark.parametrize("step", ["queues.changed", "keys.written", "tags.written", "_keep_head"])
+@pytest.mark.parametrize(
+    "step", ["locations.changed", "keys.written", "tags.written", "_cache_head"]
+)
 def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
     opens: Opens, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -71,7 +73,7 @@ def test_a_checkpoint_that_was_struck_behind_its_write_puts_no_key_twice(
     assert again.verify().problems == []
 
 
-@pytest.mark.parametrize("reading", ["keys.read_again", "queues.forget"])
+@pytest.mark.parametrize("reading", ["keys.read_again", "locations.forget"])
 def test_a_change_that_was_struck_behind_its_write_is_known_though_it_is_not_read_at_once(
     opens: Opens, monkeypatch: pytest.MonkeyPatch, reading: str
 ) -> None:
