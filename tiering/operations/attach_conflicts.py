@@ -57,7 +57,6 @@ class ConflictChecker:
         self._rows = rows
         self._keys = keys
         self._ours = OpenArchives(self._open, OPEN_BYTES, OPENING_READ)
-        self._held: dict[int, dict[Queue, list[ArchivedRange]]] = {}
         self._times = _Times()
 
     def ours(self, number: int) -> Archive:
@@ -162,9 +161,7 @@ class ConflictChecker:
         store times that would not rise any more.
         """
         names = {t.id: t.name for archive in new.values() for t in archive.manifest.topics}
-        every = list(held)
-        for (topic, queue), (mine, _) in heres.items():
-            every += self._held_here(topic, queue, mine)
+        every = [*held, *self._held_here(held, heres)]
 
         def archive_of(number: int) -> Archive:
             return new[number] if number in new else self.ours(number)
@@ -182,24 +179,26 @@ class ConflictChecker:
         return out
 
     def _held_here(
-        self, topic: int, queue: int, heres: Sequence[HeldRange]
+        self, held: Sequence[ArchivedRange], heres: Mapping[Queue, tuple[list[HeldRange], int]]
     ) -> Iterator[ArchivedRange]:
-        """The ranges of a queue that the store's archives have, by blocks."""
-        for here in heres:
-            if here.archive is None:
-                continue
-            for one in self._held_by(here.archive).get((topic, queue), ()):
-                low, high = max(one.first, here.first), min(one.last, here.last)
-                if low <= high:
-                    yield one._replace(first=low, last=high)
-
-    def _held_by(self, number: int) -> dict[Queue, list[ArchivedRange]]:
-        found = self._held.get(number)
-        if found is None:
-            found = self._held[number] = {}
+        """The ranges, by blocks, that the store's archives have between the first and the last
+        offset of `held` in each queue. Each archive is read once, for all queues.
+        """
+        spans: dict[Queue, tuple[int, int]] = {}
+        for one in held:
+            low, high = spans.get((one.topic, one.queue), (one.first, one.last))
+            spans[one.topic, one.queue] = min(low, one.first), max(high, one.last)
+        wanted: dict[int, dict[Queue, list[HeldRange]]] = {}
+        for queue, (low, high) in spans.items():
+            for here in heres[queue][0]:
+                if here.archive is not None and here.first <= high and here.last >= low:
+                    wanted.setdefault(here.archive, {}).setdefault(queue, []).append(here)
+        for number, mine in wanted.items():
             for one in contents(self.ours(number), number).held:
-                found.setdefault((one.topic, one.queue), []).append(one)
-        return found
+                for here in mine.get((one.topic, one.queue), ()):
+                    low, high = max(one.first, here.first), min(one.last, here.last)
+                    if low <= high:
+                        yield one._replace(first=low, last=high)
 
     def _check_times(
         self, topic: str, queue: int, ranges: Sequence[AttachedRange], heres: Sequence[HeldRange]
