@@ -73,16 +73,31 @@ LET_OUT: Final = {
     "hold: tests/pop/test_bounds.py",
 }
 """Not of the models; and the test that lowers it."""
+LIMITS_OF_TIERING: Final = {
+    "catalog.tiers.SCANS_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.FOUND_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.GROUPS_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.GROUPS_BYTES": "tests/tiering/catalog/test_bounds.py",
+    "catalog.tiers.QUEUE_BLOCKS_KEPT": "tests/tiering/catalog/test_bounds.py",
+    "operations.attach_conflicts._KEPT": "tests/tiering/catalog/test_bounds.py",
+    "spark.stream.directory_tables._BLOCKS_MAX": "tests/tiering/spark/stream/test_stream_model.py",
+    "worker.runs._BYTES_MAX": "tests/tiering/catalog/test_bounds.py",
+}
+"""Limits of tiering, and the test that lowers each."""
 NO_LIMITS_OF_MEMORY: Final = frozenset(
     {
-        "GROUP_MAX", "KEPT", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX", "TOPIC_MAX",
-        "_ID_CHARACTERS_MAX", "_PROBLEMS_MAX", "_SHOWN_MAX",
+        "BLOCK_BYTES", "GROUP_MAX", "KEPT", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX", "SCAN_MAX",
+        "TOPIC_MAX", "_DIGITS_MAX", "_ID_CHARACTERS_MAX", "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT",
+        "_PROBLEMS_MAX", "_SHOWN_MAX",
+        # Of tiering: what one archive, one batch, one name or one plot may have.
+        "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
+        "TOPICS_MAX", "_CONSTANTS_MAX", "_NAME_MAX", "_RUN_MAX",
     }
 )  # fmt: skip
 """What else is held against a size: of what is given, or written to the disk."""
 
 
-NAMED_SO: Final = re.compile("(MAX|KEPT|KEPT_BYTES|REMEMBERED)$")
+NAMED_SO: Final = re.compile("(MAX|KEPT|BYTES|REMEMBERED)$")
 
 
 @pytest.fixture
@@ -136,31 +151,40 @@ def test_the_models_hold_with_all_limits_at_their_smallest(
     run(model, 60 if model is Pops else 6)
 
 
-def test_every_limit_of_the_source_is_tried_here() -> None:
+@pytest.mark.parametrize("package", ["kvstore", "tiering"])
+def test_every_limit_of_the_source_is_tried_here(package: str) -> None:
     """What a `len`, or a count of what is kept, is compared with."""
-    known = {name.rpartition(".")[2] for limit in LIMITS for name in limit.names}
-    known |= {name.rpartition(".")[2] for name in LET_OUT} | NO_LIMITS_OF_MEMORY
+    tried = {name for limit in LIMITS for name in limit.names} | LET_OUT.keys()
+    listed = tried if package == "kvstore" else LIMITS_OF_TIERING
+    known = {name.rpartition(".")[2] for name in listed} | NO_LIMITS_OF_MEMORY
     missing = set()
-    for room in (".", "consume", "index", "log", "meta", "record"):
-        for path in (SOURCE / room).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Compare):
-                    continue
-                text = ast.unparse(node.left)
-                names = {
-                    n.id
-                    for c in node.comparators
-                    for n in ast.walk(c)
-                    if isinstance(n, ast.Name) and NAMED_SO.search(n.id)
-                }
-                if "len(" in text or "_kept" in text or "_bytes" in text:
-                    missing |= {f"{path.name}: {name}" for name in names - known}
-    assert not missing, "list it in LIMITS"
+    for path in (SOURCE.parent / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Compare):
+                continue
+            text = ast.unparse(node.left)
+            names = {
+                n.id
+                for c in node.comparators
+                for n in ast.walk(c)
+                if isinstance(n, ast.Name) and NAMED_SO.search(n.id)
+            }
+            if any(part in text for part in ("len(", "_kept", "_bytes", "self._")):
+                missing |= {f"{path.name}: {name}" for name in names - known}
+    assert not missing, "list it in LIMITS, or in LIMITS_OF_TIERING with the test that lowers it"
 
 
-@pytest.mark.parametrize("name", LET_OUT)
+LOWERED: Final = {
+    **{f"kvstore.{name}": told for name, told in LET_OUT.items()},
+    **{f"tiering.{name}": path for name, path in LIMITS_OF_TIERING.items()},
+}
+
+
+@pytest.mark.parametrize("name", LOWERED)
 def test_a_limit_that_the_models_do_not_reach_is_lowered_by_the_test_that_is_named(
     name: str,
 ) -> None:
-    path = SOURCE.parent / LET_OUT[name].rpartition(" ")[2]
-    assert name.rpartition(".")[2] in path.read_text(encoding="utf-8")
+    path = SOURCE.parent / LOWERED[name].rpartition(" ")[2]
+    module, _, constant = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), constant)
+    assert constant in path.read_text(encoding="utf-8")

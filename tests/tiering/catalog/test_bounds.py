@@ -19,6 +19,7 @@ from tests.tiering.catalog.moving import config, hand_over, sealed, tiers
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup
 from tiering.catalog.tiers import Tiers
+from tiering.worker import runs
 
 QUEUES, SEGMENTS = 40, 4
 BOUND = 3
@@ -151,3 +152,21 @@ def test_an_attach_keeps_the_times_of_few_blocks(monkeypatch: pytest.MonkeyPatch
             if not round_:
                 expected.append((row.least_stored_at, row.greatest_stored_at))
             assert found == expected[n]
+
+
+def test_a_history_of_many_deeds_keeps_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_BYTES_MAX", 1000)
+    clock, path = VirtualClock(), tmp_path / "history"
+    history = runs.History(path, config(clock).files, clock)
+    done, written = [], 0
+    for n in range(100):
+        done.append(history.add("archived", f"segment {n}", note="x" * (n % 7 * 40)))
+        size = path.stat().st_size
+        line = len(path.read_bytes().splitlines(keepends=True)[-1])
+        written += line
+        assert size <= 1000 + line
+        kept = history.last()
+        assert kept == done[-len(kept) :]
+    assert written >= 10 * 1000
