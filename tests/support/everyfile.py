@@ -36,6 +36,16 @@ def faults(counts: Counter[str]) -> Iterator[Fault]:
                 yield Fault(kind, nth, errno.EIO, half=True)
 
 
+def spread_faults(counts: Counter[str]) -> Iterator[Fault]:
+    """The same uses of each kind with one error each: all errors strike each kind, and another use
+    of the next kind.
+    """
+    for turn, (kind, count) in enumerate(sorted(counts.items())):
+        due = [f for f in faults(Counter({kind: count})) if f.nth == 1]
+        for number, nth in enumerate((1, (count + 1) // 2, count)):
+            yield due[(number + turn) % len(due)]._replace(nth=nth)
+
+
 class EveryFile(WatchedFiles):
     """See the module."""
 

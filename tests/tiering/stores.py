@@ -14,8 +14,8 @@ def config(clock: VirtualClock, **changed: object) -> StoreConfig:
     return StoreConfig(segment_size=SEGMENT, clock=clock, **changed)  # type: ignore[arg-type]
 
 
-def fill(store: Store, count: int = 300, first: int = 0) -> None:
-    """Messages in all queues; about three segments, the last of which is sealed."""
+def fill(store: Store, count: int = 300, first: int = 0, *, is_sealed: bool = True) -> None:
+    """Messages in all queues; about three segments, the last of which is sealed by default."""
     for number in range(first, first + count):
         topic = "orders" if number % 3 else "events"
         store.put_batch(
@@ -30,7 +30,8 @@ def fill(store: Store, count: int = 300, first: int = 0) -> None:
                 )
             ]
         )
-    store.seal()
+    if is_sealed:
+        store.seal()
 
 
 def held(store: Store) -> dict[tuple[str, int], list[StoredMessage]]:

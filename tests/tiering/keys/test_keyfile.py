@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -12,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import KeyDestroyed
+from kvstore.errors import KeyDestroyed, StoreError
 from kvstore.files import LocalFiles
 from tests.support.children import Child
+from tests.support.everyfile import EveryFile, faults
 from tiering import KeyFile
 from tiering.keys.crypto import TopicKey
 from tiering.policy.snapshot import encrypted_of
@@ -250,3 +253,45 @@ def test_a_look_at_thousands_of_topics_reads_the_key_file_once(tmp_path: Path) -
     KeyFile(tmp_path / "keys").make("topic 8")
     assert encrypted_of(topics, keys) == {"topic 7", "topic 8"}
     assert files.reads == 2
+
+
+@pytest.mark.parametrize("change", ["make", "destroy"])
+def test_whatever_operation_fails_a_key_file_has_all_keys_but_those_that_were_destroyed(
+    tmp_path: Path, change: str
+) -> None:
+    def changed(path: Path, files: EveryFile) -> tuple[TopicKey, TopicKey]:
+        path.mkdir()
+        keys = KeyFile(path / "keys", files)
+        kept = keys.make("kept")
+        return kept, keys.make("changed") if change == "destroy" else kept
+
+    files = EveryFile()
+    changed(tmp_path / "counted", files)
+    begin = len(files.effects)
+    getattr(KeyFile(tmp_path / "counted" / "keys", files), change)("changed")
+    counts = Counter(files.kinds()[begin:])
+    assert counts.keys() >= {"write_private", "facts", "read"}
+    assert counts["link"] == (change == "destroy")
+    for number, fault in enumerate(faults(counts)):
+        path, files = tmp_path / str(number), EveryFile()
+        kept, key = changed(path, files)
+        files.fail(fault.kind, nth=fault.nth, error=fault.error, half=fault.half)
+        is_done = False
+        with suppress(OSError, StoreError):
+            getattr(KeyFile(path / "keys", files), change)("changed")
+            is_done = True
+        assert files.failed, fault
+        after = KeyFile(path / "keys")
+        assert after.key_for_reading("kept", kept.key_id) == kept
+        if change == "destroy":
+            assert is_destroyed(after, "changed", key) or not is_done, fault
+            with suppress(KeyDestroyed):
+                assert after.key_for_reading("changed", key.key_id) == key
+            after.destroy("changed")
+            assert is_destroyed(after, "changed", key)
+            left = b"".join(one.read_bytes() for one in path.iterdir())
+            assert key.secret.hex().encode() not in left, fault
+        else:
+            assert after.key_for_writing("changed") is not None or not is_done, fault
+            made = after.make("changed")
+            assert KeyFile(path / "keys").key_for_writing("changed") == made
