@@ -273,5 +273,7 @@ def test_an_import_that_fails_half_way_makes_nothing(
             other.import_rocketmq_config(tmp_path / "out")
     assert (other.topics(), other.groups()) == ([], [])
     other.import_rocketmq_config(tmp_path / "out")
-    plain = msgspec.structs.replace(store.topic("t"), attributes=other.topic("t").attributes)
-    assert other.topic("t") == plain
+    found = other.topic("t")
+    # An id that was allocated for a change that failed is not given again.
+    plain = msgspec.structs.replace(store.topic("t"), attributes=found.attributes, id=found.id)
+    assert found == plain
