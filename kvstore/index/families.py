@@ -15,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import shutil
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -211,14 +213,16 @@ class Families:
         self._lazy = WriteOptions()
 
     def _open_again_if_held(self, *, create: bool) -> None:
+        handled = sys.exception()
         try:
             self._open(create=create)
         except Exception as e:
             if _HELD not in str(e):
                 raise
             # An iterator of a closed store may still hold RocksDB's lock, for example one in the
-            # frames of an exception: where the frames are a cycle, only a garbage collection frees
-            # it.
+            # frames of an exception: of the one that the caller handles, or of one that is gone but
+            # for a cycle, which only a garbage collection frees.
+            _empty_frames(handled)
             gc.collect()
             self._open(create=create)
 
@@ -466,6 +470,21 @@ class Families:
         self._handles.clear()
         with contextlib.suppress(Exception):  # it may never have been opened
             self._db.close()
+
+
+def _empty_frames(error: BaseException | None) -> None:
+    """Empties the frames of this package that an error keeps, and the errors before it."""
+    errors, seen = [error], set[int]()
+    while errors:
+        one = errors.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        errors += [one.__cause__, one.__context__]
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if frame.f_globals.get("__name__", "").startswith("kvstore."):
+                with contextlib.suppress(RuntimeError):  # the frame still runs
+                    frame.clear()
 
 
 def _listed(path: Path) -> set[str]:
