@@ -115,6 +115,9 @@ TYPES: Final = frozenset({"mmap.mmap"})
 # The command puts the null device in the place of a pipe that broke.
 EXCEPTIONS: Final = frozenset({("cli", "os.open")})
 
+# Names by which the modules call their loggers.
+LOGGERS: Final = (["_log"], ["logging"])
+
 # Joined here, so that this file doesn't hold what it looks for.
 STRAY: Final = ("/wo" + "rk/", "pypi" + ".org", "files." + "pythonhosted", "Co-" + "Authored")
 
@@ -393,6 +396,44 @@ def dotted(node: ast.expr) -> list[str]:
             return [""]
 
 
+def logged_errors(modules: list[Module]) -> list[str]:
+    """Errors that are given to a logger themselves: a handler may keep them, and with them the
+    frames of the store and all that these hold.
+    """
+    return sorted({
+        f"{module.name}:{node.lineno}"
+        for module in modules
+        for function in ast.walk(module.tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for errors in [frozenset(names_of_errors(function))]
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and dotted(node.func)[:1] in LOGGERS
+        and (
+            node.func.attr == "exception"
+            or any(keyword.arg == "exc_info" for keyword in node.keywords)
+            or any(isinstance(given, ast.Name) and given.id in errors for given in node.args)
+        )
+    })  # fmt: skip
+
+
+def names_of_errors(function: ast.AST) -> Iterator[str]:
+    """The names that a function binds to errors: caught ones, and those annotated so."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.ExceptHandler) and node.name is not None:
+            yield node.name
+        elif isinstance(node, ast.arg) and is_of_errors(node.annotation):
+            yield node.arg
+        elif isinstance(node, ast.AnnAssign) and is_of_errors(node.annotation):
+            yield ast.unparse(node.target)
+
+
+def is_of_errors(annotation: ast.expr | None) -> bool:
+    said = "" if annotation is None else ast.unparse(annotation)
+    return "Exception" in said or "Error" in said
+
+
 def without_docstring(modules: list[Module]) -> list[str]:
     return [module.name for module in modules if not ast.get_docstring(module.tree)]
 
@@ -488,6 +529,10 @@ def test_no_module_keeps_a_registry_for_others(
 
 def test_files_and_time_are_reached_through_the_seams_only(kvstore: list[Module]) -> None:
     assert ways_past_the_seams(kvstore) == []
+
+
+def test_no_error_itself_is_logged(kvstore: list[Module], tiering: list[Module]) -> None:
+    assert logged_errors(kvstore + tiering) == []
 
 
 def test_every_module_says_what_it_is(kvstore: list[Module], tiering: list[Module]) -> None:
@@ -653,6 +698,33 @@ def test_what_only_looks_like_a_way_past_the_seams_is_let_pass(source: str) -> N
 
 def test_the_seams_themselves_may_do_what_they_are_for() -> None:
     assert ways_past_the_seams([module("kvstore/files.py", "import os\nos.fsync(3)")]) == []
+
+
+CATCHES: Final = """def f(why: Exception, found: int | OSError) -> None:
+    try:
+        g()
+    except ValueError as e:
+    """
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "    _log.warning('%s: %s', 1, e)",
+        "    _log.warning('of %s', 1, exc_info=True)",
+        "    _log.exception('it failed')",
+        "    _log.error('%s', why)",
+        "    logging.error(found)",
+    ],
+)
+def test_an_error_that_is_logged_itself_is_found(source: str) -> None:
+    found = logged_errors([module("tiering/worker/worker.py", CATCHES + source)])
+    assert found == ["tiering.worker.worker:5"]
+
+
+def test_the_text_of_an_error_may_be_logged() -> None:
+    source = "    _log.warning('%s: %s', e.errno, str(e))\ndef g(e: str):\n    _log.warning(e)"
+    assert logged_errors([module("tiering/worker/worker.py", CATCHES + source)]) == []
 
 
 def test_a_module_without_a_docstring_is_found() -> None:

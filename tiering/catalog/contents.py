@@ -147,11 +147,11 @@ def find_again(place: Place, store_id: str, number: int) -> list[tuple[bytes, by
             try:
                 manifest = open_lazily(place.source(info.key, info.size)).manifest
             except (ArchiveDamaged, FormatTooNew, FormatTooOld) as e:
-                _log.error("%s/%s is left alone: %s", place.name, info.key, e)
+                _log.error("%s/%s is left alone: %s", place.name, info.key, str(e))
                 continue
             found.append((info.key, info.size, manifest))
     except PlaceError as e:
-        _log.warning("no archives are found again in %s: %s", place.name, e)
+        _log.warning("no archives are found again in %s: %s", place.name, str(e))
     own = _own_ids([manifest for _, _, manifest in found], store_id)
     for key, _, manifest in found:
         if manifest.store_id not in own:

@@ -105,7 +105,7 @@ class Waits:
             self._files.write_whole(self._path, msgspec.json.encode(waits))
             self._noted = waits
         except (OSError, StoreError) as e:
-            _log.warning("%s: what is left alone is not noted: %s", self._path, e)
+            _log.warning("%s: what is left alone is not noted: %s", self._path, str(e))
 
 
 def read_waits(path: Path, files: Files) -> list[Wait]:

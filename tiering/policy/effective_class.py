@@ -147,5 +147,5 @@ class Judge:
             # of others.
             is_away = isinstance(e, PlaceUnavailable | PlaceDenied)
             self._away.add(row.place if is_away else row.name)
-            _log.warning("tiering: %s is judged by its name: %s", row.name, e)
+            _log.warning("tiering: %s is judged by its name: %s", row.name, str(e))
             return None

@@ -50,5 +50,5 @@ class TrustedClock:
             self._files.make_dir(self._path.parent)
             self._files.write_whole(self._path, msgspec.json.encode(found))
         except (OSError, StoreError) as e:
-            _log.warning("%s: the time is not noted: %s", self._path, e)
+            _log.warning("%s: the time is not noted: %s", self._path, str(e))
         return found.now_ms

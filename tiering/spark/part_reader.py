@@ -310,7 +310,7 @@ class PartReader:
         is_elsewhere = self._is_stream and isinstance(error, ArchiveMissing)
         if self._options.damaged == "fail" or is_elsewhere:
             raise error
-        _log.warning("left out: %s: %s", what, error)
+        _log.warning("left out: %s: %s", what, str(error))
 
 
 def _is_whole(members: I64, group: BlockGroup, piece: BlockRange) -> bool:

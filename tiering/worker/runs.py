@@ -65,7 +65,7 @@ class History:
             self._write(msgspec.json.encode(done) + b"\n")
         except (OSError, StoreError) as e:
             # The deed is done, although a full disk keeps it from being noted.
-            _log.warning("%s: %s of %s is not noted: %s", self._path, what, source, e)
+            _log.warning("%s: %s of %s is not noted: %s", self._path, what, source, str(e))
         return done
 
     def _write(self, line: bytes) -> None:

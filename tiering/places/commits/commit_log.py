@@ -108,7 +108,7 @@ class CommitLog:
             except (FormatError, ObjectTooShort) as e:
                 # The object may have been replaced after its size was asked for.
                 error = e
-        _log.warning("all commits are read instead: %s", error)
+        _log.warning("all commits are read instead: %s", str(error))
         return CommitHead()
 
     def _page(self, number: int) -> list[Commit]:
@@ -120,7 +120,7 @@ class CommitLog:
         except ObjectNotFound:
             pass
         except FormatError as e:
-            _log.warning("its commits are read one by one instead: %s", e)
+            _log.warning("its commits are read one by one instead: %s", str(e))
         return [self._commit(one) for one in range(number, number + PAGE)]
 
     def _commit(self, number: int) -> Commit:

@@ -132,7 +132,7 @@ class VolumeReader(DataSourceReader):
     def _failed(self, what: str, error: Exception) -> None:
         if self._options.damaged == "fail":
             raise error
-        _log.warning("left out: %s: %s", what, error)
+        _log.warning("left out: %s: %s", what, str(error))
 
 
 class _Found(InputPartition):

@@ -251,4 +251,4 @@ def _unless_unreachable(step: Callable[[], object]) -> None:
     try:
         step()
     except PlaceError as e:
-        _log.warning("left for the next write to remove: %s", e)
+        _log.warning("left for the next write to remove: %s", str(e))

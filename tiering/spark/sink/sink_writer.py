@@ -128,7 +128,7 @@ class _Writing:
             for name in sweep(place, self.state, SystemClock().now_ms()):
                 _log.info("removed what a dead job has left: %s", name)
         except PlaceError as e:
-            _log.warning("leftovers of dead jobs stay: %s", e)
+            _log.warning("leftovers of dead jobs stay: %s", str(e))
 
 
 def _sweep_place(place: Place, state: PlaceState, now: int) -> list[str]:

@@ -111,7 +111,7 @@ def plan(
         except (*DAMAGE, SegmentDamaged) as e:
             if options.damaged == "fail":
                 raise
-            _log.warning("left out: %s: %s", held.name, e)
+            _log.warning("left out: %s: %s", held.name, str(e))
     _add_log(packing, span, view)
     return Planned(packing.splits, first)
 

@@ -135,7 +135,7 @@ class Cutter:
     def _failed(self, what: str, error: Exception) -> None:
         if not self._skips_damage or not isinstance(error, (*DAMAGE, SegmentDamaged)):
             raise error
-        _log.warning("left out: %s: %s", what, error)
+        _log.warning("left out: %s: %s", what, str(error))
 
     # --- archives ---
 

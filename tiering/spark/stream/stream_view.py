@@ -214,7 +214,7 @@ class PlaceLooker:
         if isinstance(looked, Exception):
             if self._options.damaged == "fail" or not isinstance(looked, DAMAGE):
                 raise looked
-            _log.warning("left out: %s: %s", held.name, looked)
+            _log.warning("left out: %s: %s", held.name, str(looked))
             return _Known(held, object_, Manifest(), is_readable=False)
         manifest, table = looked
         self._tables.keep(held, table)
