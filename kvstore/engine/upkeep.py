@@ -12,22 +12,33 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from kvstore.config import Retention, StoreConfig
 from kvstore.engine.housekeeper import Again
 from kvstore.engine.retention import Aged, Why, let_go, may_delete, next_to_go
 from kvstore.engine.unread import unread_in
+from kvstore.errors import StoreError
 from kvstore.index.attach import mark_attaching
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_gone
 from kvstore.index.index import Index
 from kvstore.index.keys import Checkpoint
+from kvstore.index.tail import Tail
 from kvstore.log.commitlog import CommitLog
 from kvstore.read.reader import Reader
 
 _NAMED: Final = 10
 """Topics that a warning names."""
+_PARTS_MAX: Final = 128
+"""Parts of the key index beyond which a checkpoint merges some. When merging keeps up with puts
+there are about 20, and 7 more with each eightfold length of the log.
+"""
+_KEYS_A_STEP: Final = 1 << 14
+"""Keys of a checkpoint for which it then does a step of a merge. A step merges about 131,072 keys,
+so it merges each key eight times, which is more often than any key is merged in its life.
+"""
 _log = logging.getLogger("kvmq")
 
 
@@ -77,10 +88,12 @@ class Upkeep:
                 # One that failed is done again first; what came behind it is a tail of its own.
                 self._write_frozen(clean=False)
             with self._log.lock:
-                self._index.freeze(self._log.end)
+                frozen = self._index.freeze(self._log.end)
                 self._last_stored = self._last_stored_now()
             self._write_frozen(clean=clean)
             self._checkpoint_at = self._config.clock.monotonic() + self._config.checkpoint_interval
+            if frozen is not None and not clean:
+                self._keep_up(frozen)
 
     def _write_frozen(self, *, clean: bool) -> None:
         log, index = self._log, self._index
@@ -92,6 +105,24 @@ class Upkeep:
                 Checkpoint(position, log.durable, before.epoch + 1, self._last_stored, clean),
                 sync=clean,
             )
+
+    def _keep_up(self, added: Tail) -> None:
+        """Bounds the parts of the key index, after a checkpoint has added the keys of a tail:
+        merging in the background alone could fall behind puts for ever.
+        """
+        index, size = self._index, self._log.segment_size
+        # The checkpoint itself is done. The job that merges meets the same error, and tells of it.
+        with suppress(StoreError):
+            if len(index.keys.parts()) <= _PARTS_MAX:
+                return
+            while index.seal_due():
+                index.seal_next()
+            # Each of these segments got a part, and each merge leaves at least one part less.
+            segments = index.checkpoint.position // size - added.start // size + 1
+            for _ in range(segments + 1 + added.keys_held // _KEYS_A_STEP):
+                if len(index.keys.parts()) <= _PARTS_MAX:
+                    break
+                index.merge_next()
 
     def checkpoint_due(self) -> bool:
         """Whether enough of the log, or something for long enough, is not checkpointed."""

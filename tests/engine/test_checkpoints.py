@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from kvstore import Store, StoreClosed, StoreConfig
+from kvstore import Message, Store, StoreClosed, StoreConfig
+from kvstore.engine import upkeep
+from kvstore.index.message_keys import key_lookup, key_merge
 from tests.support import inside
 from tests.support.segment_files import batch, bodies
 from tests.support.stores import SEGMENT, Opens
@@ -248,3 +250,47 @@ def test_entries_are_read_while_a_checkpoint_or_a_repack_is_written(store: Store
     store.seal()
     families.write = write  # type: ignore[method-assign]  # as it was
     assert found[-1] == found[-2] == [str(j).encode() for j in range(12)]
+
+
+@pytest.mark.parametrize("how", ["sealed", "not sealed"])
+def test_the_parts_of_the_key_index_have_a_bound_though_nobody_merges_in_the_background(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    bound = 16
+    monkeypatch.setattr(upkeep, "_PARTS_MAX", bound)
+    store = opens()
+    inside.engine(store).housekeeper.stop()
+    store.create_topic("t", 1)
+    keys = inside.engine(store).index.keys
+    for n in range(10 * bound):
+        store.put_batch(batch("t", 1, keys=[f"k{n}"]))
+        if how == "sealed":
+            store.seal()
+        else:
+            store.put_batch([Message("t", bytes(SEGMENT // 2), keys=["large"])])
+            store.checkpoint()
+        assert len(keys.parts()) <= bound
+    for n in range(0, 10 * bound, 7):
+        assert len(store.query("t", f"k{n}")) == 1
+
+
+def test_a_checkpoint_merges_more_the_more_keys_it_adds(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are as small as they can be, and each sealed segment takes many."""
+    bound = 8
+    monkeypatch.setattr(upkeep, "_PARTS_MAX", bound)
+    monkeypatch.setattr(upkeep, "_KEYS_A_STEP", 16)
+    monkeypatch.setattr("kvstore.index.message_keys.key_parts.PIECE_BLOCKS", 1)
+    monkeypatch.setattr(key_lookup, "PIECE_BLOCKS", 1)
+    monkeypatch.setattr(key_merge, "_PIECES_AT_ONCE", 1)
+    store = opens()
+    inside.engine(store).housekeeper.stop()
+    store.create_topic("t", 1)
+    keys, most = inside.engine(store).index.keys, []
+    for n in range(10 * bound):
+        store.put_batch(batch("t", 500, keys=[f"k{n}"]))
+        store.seal()
+        most.append(len(keys.parts()))
+    assert max(most) <= 4 * bound, most
+    assert len(store.query("t", "k3", limit=1000)) == 500

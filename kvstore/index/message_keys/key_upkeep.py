@@ -2,7 +2,7 @@
 
 The idea: both may rewrite a lot, so each step takes the index's write lock for itself, and a
 checkpoint waits for at most one step. A caller with time calls `merge_next` and `drop_dead_keys`
-for as long as something is due.
+for as long as something is due; a checkpoint calls `merge_next` where parts are too many.
 
 Invariant: both may stop at any step, also with the process, and go on or begin anew later.
 """
