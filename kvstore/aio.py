@@ -222,16 +222,21 @@ class Store:
             raise
 
     def _abandon(self, keep: bool, future: Future[Looked]) -> None:
-        if future.cancelled() or future.exception() is not None:
+        # An exception would end the thread, and the pool starts no other in its place. Messages
+        # that are not given back come back when their locks run out.
+        try:
+            if future.cancelled() or future.exception() is not None:
+                return
+            found, poll = future.result()
+            if poll is not None:
+                poll.end()
+            if found and not keep:
+                try:
+                    self._threads.submit(self._give_back, found)
+                except RuntimeError:  # they end; this is one of them, or the last to be there
+                    self._give_back(found)
+        except BaseException:
             return
-        found, poll = future.result()
-        if poll is not None:
-            poll.end()
-        if found and not keep:
-            try:
-                self._threads.submit(self._give_back, found)
-            except RuntimeError:  # they end; this is one of them, or the last to be there
-                self._give_back(found)
 
     def _give_back(self, found: list[Popped]) -> None:
         # A message that can't be given back comes back when its lock runs out.
@@ -317,9 +322,9 @@ class Store:
 
     async def close(self) -> None:
         """See `kvstore.Store.close`. Pops that wait raise `StoreClosed`; running calls are waited
-        for. A second call waits for the first.
+        for. A second call waits for the first, and tries again if that one failed.
         """
-        if self._closing is None:
+        if self._closing is None or (self._closing.done() and self._closing.exception()):
             loop = asyncio.get_running_loop()
             # In a thread of the loop: the store's own threads are to end.
             self._closing = loop.run_in_executor(None, self._close)
@@ -331,8 +336,10 @@ class Store:
         await asyncio.shield(self._closing)
 
     def _close(self) -> None:
-        self._threads.shutdown()
-        self._store.close()
+        try:
+            self._threads.shutdown()
+        finally:
+            self._store.close()
 
     async def __aenter__(self) -> Self:
         return self
