@@ -26,6 +26,7 @@ import tiering
 import tiering.executor.pool
 from kvstore import Store, StoreForked, StoreLocked
 from kvstore.files import LocalFiles
+from kvstore.process.forking import module_lock
 from tests.support.children import Teller, fail, in_child
 from tests.support.stores import SMALL
 
@@ -249,6 +250,33 @@ def test_a_child_forked_while_threads_hold_every_lock_is_refused_and_does_not_ha
     tmp_path: Path,
 ) -> None:
     in_child(_forked_while_locked, str(tmp_path / "store"))
+
+
+def _forked_while_a_module_is_locked(tell: Teller) -> None:
+    lock = module_lock()
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def child() -> None:
+        assert lock.acquire(timeout=1), "nobody is there who could free it"
+
+    code = _fork(tell, child)
+    assert lock.locked(), "the parent's own is held as before"
+    over.set()
+    thread.join()
+    assert code == 0
+
+
+def test_a_modules_lock_that_a_thread_held_at_the_fork_is_free_in_the_child() -> None:
+    in_child(_forked_while_a_module_is_locked)
 
 
 def _refused_traceless(tell: Teller, path: str) -> None:

@@ -246,7 +246,7 @@ class _Restore:
             return
         self._note_unreadable(one.manifest)
         if share == 1 and not self._is_kept:
-            self._counts["attached"] += 1
+            done = "attached"
             place, key, size, crc = self._place.name, one.object.key, one.object.size, 0
             opener = one.open
         else:
@@ -257,7 +257,7 @@ class _Restore:
             place, path = FOLDER, self._folder / FOLDER / key
             self._files.make_dir(path.parent)
             if share == 1:
-                self._counts["copied"] += 1
+                done = "copied"
                 crc = fetch(self._place.source(one.object.key, one.object.size), path, self._files)
             else:
                 lost: list[str] = []
@@ -267,7 +267,7 @@ class _Restore:
                 if written is None:
                     self._counts["left_out"] += 1
                     return
-                self._counts["rewritten"] += 1
+                done = "rewritten"
                 crc = written.crc
             own = open_place(self._folder / FOLDER, files=self._files, clock=self._config.clock)
             size = own.size(key)
@@ -276,6 +276,7 @@ class _Restore:
         number = one.object.number
         tier: Tier = self._tier if place != FOLDER else "warm"
         self._held += contents(archive, number).held
+        self._counts[done] += 1
         self._taken[number] = opener
         self._rows.append(
             row_of(

@@ -20,7 +20,7 @@ from tiering.archive import ending, manifest
 from tiering.archive.archive_reader import Archive
 from tiering.archive.blocks import BlockWriter
 from tiering.archive.check import archive_problems
-from tiering.archive.layout import CRC, NO_QUEUE, PART_HEAD
+from tiering.archive.layout import CRC, FOOTER_ROW, NO_QUEUE, PART_HEAD, Section
 from tiering.archive.lookup import directory, key_index, positions
 from tiering.archive.manifest import Manifest
 from tiering.archive.writer import ArchiveSettings
@@ -270,6 +270,31 @@ def test_a_flipped_byte_of_what_nobody_can_decrypt_is_found_by_its_checksum() ->
         data[at + sum(sizes[:kind]) + sizes[kind] // 2] ^= 1
         (problem,) = archive_problems(Archive.open(MemorySource(bytes(data))))
         assert f"the crc32c of the part at {at + sum(sizes[:kind])} differs" in problem.reason
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("number", range(len(Section)))
+def test_sections_that_overlap_or_leave_a_gap_are_damage_even_if_all_else_fits(
+    number: int, by: int, monkeypatch: Patch
+) -> None:
+    """A section takes a byte more, or less, than lies before the next one."""
+
+    class Forged:
+        size = FOOTER_ROW.size
+        written = 0
+
+        def pack(self, kind: int, at: int, size: int, chunks: int) -> bytes:
+            self.written += 1
+            return FOOTER_ROW.pack(kind, at, size + by * (self.written == number + 1), chunks)
+
+    queues = plain_queues(topics=1, queues=1, messages=30)
+    with monkeypatch.context() as patch:
+        footer = Forged()
+        patch.setattr(ending, "FOOTER_ROW", footer)
+        forged = make(queues).data
+    assert footer.written == len(Section)
+    with pytest.raises(ArchiveDamaged, match="one behind the other"):
+        Archive.open(MemorySource(forged))
 
 
 def test_a_changed_header_is_found() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support.children import Child
 from tests.support.everyfile import EveryFile, faults
 from tiering import KeyFile
 from tiering.keys.crypto import TopicKey
+from tiering.keys.file_lock import file_lock
 from tiering.policy.snapshot import encrypted_of
 
 
@@ -80,6 +82,38 @@ def test_a_key_that_is_destroyed_while_another_is_made_stays_destroyed(tmp_path:
     for found in (keys, KeyFile(tmp_path / "keys")):
         assert is_destroyed(found, "orders", key)
         assert found.key_for_reading("other", other.key_id) == other
+
+
+def test_who_waited_for_a_lock_file_that_was_removed_meanwhile_takes_the_one_of_that_name(
+    tmp_path: Path,
+) -> None:
+    path, lock = tmp_path / "keys", tmp_path / "keys.lock"
+    inside, over = Event(), Event()
+
+    def wait_for_turn() -> None:
+        with file_lock(path):
+            inside.set()
+            over.wait()
+
+    def opened() -> int:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(link) == str(lock) for link in links)
+
+    waiting = Thread(target=wait_for_turn)
+    with file_lock(path):
+        waiting.start()
+        while opened() < 2:
+            waiting.join(0.01)
+    inside.wait()
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(fd)
+        over.set()
+        waiting.join()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _make_many(tell: Callable[[str], None], path: str) -> None:

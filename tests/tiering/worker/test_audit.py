@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,6 +17,7 @@ import kvstore
 import tiering
 from kvstore import Message, Store, StoreConfig
 from kvstore.clock import SystemClock
+from kvstore.files import LocalFiles
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow, decode_rows, encode_row
 from tiering.places.publish import publish
@@ -98,6 +101,39 @@ def test_a_catalog_that_says_something_else_is_a_problem(
     store.handover.set_rows([(row.catalog_key, encode_row(wrong))])
     (problem,) = worker.verify().problems
     assert f"messages {row.messages + 1}, its manifest {row.messages}" in problem.reason
+
+
+def test_an_archive_that_is_whole_and_not_the_one_that_was_put_is_a_problem(
+    worker: tiering.Worker, store: Store
+) -> None:
+    row = rows(store)[0]
+    other = msgspec.structs.replace(row, crc=row.crc ^ 1)
+    store.handover.set_rows([(row.catalog_key, encode_row(other))])
+    (problem,) = worker.verify().problems
+    assert "the catalog says" in problem.reason
+    assert f"{row.crc:#010x}" in problem.reason
+
+
+def test_a_place_that_reads_well_and_cannot_be_listed_is_a_problem(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    class Unlisted(LocalFiles):
+        def list_dir(self, path: Path) -> list[str]:
+            if path.is_relative_to(tmp_path / "store" / "archive"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return super().list_dir(path)
+
+    config = StoreConfig(clock=clock, files=Unlisted())
+    with kvstore.open(tmp_path / "store", config) as opened:
+        opened.create_topic("orders")
+        opened.put("orders", b"one")
+        opened.seal()
+        clock.advance(120)
+        with tiering.Worker(opened, POLICY) as working:
+            assert working.run_once().failed == {}
+            (problem,) = working.verify().problems
+    assert (problem.archive, problem.block) == (str(tmp_path / "store" / "archive"), -1)
+    assert "can't be listed" in problem.reason
 
 
 def test_orphans_are_listed_and_removed_only_when_asked_and_old(

@@ -23,6 +23,7 @@ from tests.tiering.places.buckets import SECRET, open_bucket
 from tests.tiering.spark.sink.jobs import Job, write
 from tiering import AttachConflict, NothingToRestore, Policy, Worker
 from tiering.catalog.catalog import decode_rows
+from tiering.errors import TieringBusy
 from tiering.merge.rebase import at_position
 from tiering.places.commits.commits import Commit
 
@@ -393,6 +394,66 @@ def test_what_is_put_meanwhile_is_a_conflict(
         assert [m.body for m in read_queue(store, "orders", 0)] == [b"late"]
         assert store.put("orders", b"", queue=0).offset == 1
         assert not list((store.path / "archive").rglob("*.kvarc"))
+
+
+def test_an_attach_that_begins_while_another_is_under_way_is_refused(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    due = archived(tmp_path / "source", clock, 30)
+    source = tmp_path / "source" / "archive"
+    refused: list[str] = []
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+
+        def again(what: str, *_: int) -> None:
+            if what == "attaching archives":
+                with pytest.raises(TieringBusy):
+                    tiering.attach(store, source)
+                refused.append(what)
+
+        tiering.attach(store, source, progress=again)
+        assert refused
+        assert whole(store).keys() == due.keys()
+
+
+def test_a_topic_that_is_written_in_fewer_queues_than_it_has_is_attached_with_all(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "source", config(clock)) as store:
+        store.create_topic("orders", queues=4)
+        # The last queue is empty: no archive has anything of it.
+        store.put_batch([Message("orders", b"%d" % n, queue=n) for n in range(3)])
+        store.alter_topic("orders", write_queues=1)
+        store.seal()
+        clock.advance(3600)
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        tiering.attach(store, tmp_path / "source" / "archive")
+        info = store.topic("orders")
+        assert (info.read_queues, info.write_queues) == (4, 1)
+        assert [[m.body for m in read_queue(store, "orders", n)] for n in range(4)] == [
+            [b"0"], [b"1"], [b"2"], [],
+        ]  # fmt: skip
+
+
+def test_keys_of_a_topic_whose_key_index_was_changed_are_found_where_it_is_attached(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    """The positions at which it changed are those of another log."""
+    with kvstore.open(tmp_path / "source", config(clock)) as store:
+        store.create_topic("orders", queues=1, key_index="off")
+        store.put("orders", b"without", keys=["k"], queue=0)
+        store.alter_topic("orders", key_index="all")
+        store.put("orders", b"with", keys=["k"], queue=0)
+        store.seal()
+        clock.advance(3600)
+        with Worker(store, POLICY) as worker:
+            assert worker.run_once().failed == {}
+    with kvstore.open(tmp_path / "store", config(clock)) as store:
+        tiering.attach(store, tmp_path / "source" / "archive")
+        assert store.topic("orders").key_history == ()
+        assert b"with" in [m.body for m in store.query("orders", "k")]
+        assert store.verify(archives=True).problems == []
 
 
 @pytest.mark.parametrize("mode", ["mapped", "staged"])

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import kvstore
@@ -23,7 +24,9 @@ from kvstore.opening.store_folder import is_marked
 from tests.support.clock import VirtualClock
 from tests.support.stores import killed
 from tests.tiering.catalog.moving import answers
+from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import decode_rows
+from tiering.places.place import open_place
 
 POLICY = tiering.Policy(hot_for=60, warm="archive", watermarks=None)
 SEGMENT = 64 << 10
@@ -246,13 +249,15 @@ def test_a_restored_store_is_marked_as_ours_before_it_was_ever_opened(
     assert is_marked(tmp_path / "new", config(clock))
 
 
+@pytest.mark.parametrize("topics", [None, ["orders"], ["visits"]])
 def test_a_restored_store_gives_its_new_archives_numbers_that_nothing_had(
-    tmp_path: Path, place: Path, clock: VirtualClock
+    tmp_path: Path, place: Path, clock: VirtualClock, topics: list[str] | None
 ) -> None:
-    tiering.restore(place, tmp_path / "new")
+    """Not even the archives that were left out."""
+    _, objects = objects_of(open_place(place), None)
+    tiering.restore(place, tmp_path / "new", topics=topics)
     with kvstore.open(tmp_path / "new", config(clock)) as store:
-        before = [row.number for row in decode_rows(store.handover.rows())]
-        assert store.handover.take_number() > max(before)
+        assert store.handover.take_number() > max(one.number for one in objects)
 
 
 def test_store_times_of_a_restored_store_go_on_behind_those_of_its_archives(
@@ -278,6 +283,58 @@ def test_a_restored_store_that_is_killed_makes_up_no_topic_that_was_deleted(
         left = killed(store, tmp_path / "killed")
     with kvstore.open(left, config(clock)) as again:
         assert sorted(topic.name for topic in again.topics()) == ["orders", "visits"]
+
+
+def test_a_restored_store_that_is_killed_makes_up_no_topic_that_a_damaged_record_names(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    tiering.restore(place, tmp_path / "new")
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        store.put("orders", b"x", queue=0)
+        store.flush()
+        left = killed(store, tmp_path / "killed")
+    (segment,) = (left / "commitlog").iterdir()
+    segment.write_bytes(segment.read_bytes().replace(b"orders", b"orderz", 1))
+    with kvstore.open(left, config(clock)) as again:
+        assert again.recovery.damage
+        assert sorted(topic.name for topic in again.topics()) == ["orders", "visits"]
+
+
+def test_of_a_topic_that_was_deleted_and_made_again_the_last_one_is_restored(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with kvstore.open(tmp_path / "lost", config(clock)) as store:
+        for team in ("first", "second"):
+            store.create_topic("orders", queues=1, attributes={"team": team})
+            store.put("orders", team.encode())
+            clock.advance(1)
+            tier(store, clock, msgspec.structs.replace(POLICY, clock_doubt=0.0))
+            if team == "first":
+                store.delete_topic("orders")
+        expected = facts(store)
+        assert len(list((tmp_path / "lost" / "archive").rglob("*.kvarc"))) == 2
+    tiering.restore(tmp_path / "lost" / "archive", tmp_path / "new")
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        assert facts(store) == expected
+        assert [m.body for m in store.pull("orders", 0, 0).messages] == [b"second"]
+
+
+def test_an_archive_that_goes_while_a_restore_is_under_way_costs_itself_alone(
+    tmp_path: Path, place: Path, clock: VirtualClock
+) -> None:
+    """It was opened by then, and is missed when it is taken along."""
+    first, *others = sorted(place.rglob("*.kvarc"))
+
+    def remove(what: str, *_: int) -> None:
+        if what == "restoring archives":
+            first.unlink(missing_ok=True)
+
+    report = tiering.restore(place, tmp_path / "new", copy=True, progress=remove)
+    assert [first.name in problem.archive for problem in report.problems] == [True]
+    assert report.copied == len(others)
+    with kvstore.open(tmp_path / "new", config(clock)) as store:
+        found = store.query("orders", "all", limit=1000) + store.query("visits", "all", limit=1000)
+        assert 0 < len(found) == report.messages < 160
 
 
 @pytest.mark.parametrize("was_there", [False, True])
