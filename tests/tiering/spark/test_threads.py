@@ -16,6 +16,7 @@ from tests.tiering.spark.sink.jobs import Job
 from tests.tiering.spark.sink.test_commit_log import STORE, written
 from tests.tiering.spark.sink.watched import Watched
 from tiering.places.commits.commit_log import CommitLog
+from tiering.places.object_names import checkpoint_key
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.stream.directory_tables import DirectoryTables
@@ -29,6 +30,7 @@ _PATIENCE: Final = 20
 def commits(path: Path) -> Callable[[], Ask]:
     place = Watched(path)
     written(place, 40)
+    place.delete(checkpoint_key(STORE))  # so that the commits themselves are looked for, too
 
     def made() -> Ask:
         log = CommitLog(place, STORE)
