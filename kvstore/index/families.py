@@ -18,6 +18,7 @@ import shutil
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -185,6 +186,19 @@ class Batch:
         return self.raw.len()
 
 
+class _Handles(dict[str, ColumnFamily]):
+    """The handles of the families; a name that is missing waits for a reopening of RocksDB."""
+
+    def __init__(self, families: Families) -> None:
+        super().__init__()
+        # Weak: RocksDB of a store that nobody closed is let go without a garbage collection.
+        self._families = weakref.proxy(families)
+
+    def __missing__(self, name: str) -> ColumnFamily:
+        handle: ColumnFamily = self._families.handle_again(name)
+        return handle
+
+
 class Families:
     """An open RocksDB; `self[name]` is a family."""
 
@@ -192,7 +206,7 @@ class Families:
         self.path = path
         self._cache = Cache(_CACHE_BYTES)
         self.read_only = read_only
-        self._handles: dict[str, ColumnFamily] = {}
+        self._handles = _Handles(self)
         self._families: dict[str, Rdict] = {}
         self._full = False
         self._closed = False
@@ -268,8 +282,17 @@ class Families:
         return o
 
     def handles(self) -> Mapping[str, ColumnFamily]:
-        """The handle of each family, for batches."""
+        """The handle of each family, for batches. A look into it raises as reads do."""
         return self._handles
+
+    def handle_again(self, name: str) -> ColumnFamily:
+        """The handle of a family, which was not there: once RocksDB is open again. Raises DiskFull
+        or StoreClosed if it is not.
+        """
+        if not self._reopened():
+            raise self._failed(KeyError(name))
+        assert name in self._handles, name
+        return self._handles[name]
 
     def get(self, name: str, key: bytes) -> bytes | None:
         """A value, or None."""
@@ -329,8 +352,10 @@ class Families:
             return _full(self.path)
         if self._forked:
             return StoreForked(f"{self.path.parent} is open in the process that forked this one")
-        if not self._families:
+        if self._closed:
             return StoreClosed(f"{self.path.parent} was closed; open it again")
+        if not self._families:
+            return _full(self.path)  # a reopening after a full disk goes on, or has failed
         if _is_one_of(_NOT_DAMAGE, why):
             return _unavailable(self.path, "can't be read", why)
         return _damaged(self.path, "can't be read", why)
@@ -356,12 +381,12 @@ class Families:
         """
         if self._full:
             self._reopen()
-        raw, handles = WriteBatch(raw_mode=True), self._handles
+        raw, one, two = WriteBatch(raw_mode=True), self._handles[first], self._handles[second]
         try:
-            raw.put(key, value, handles[first])
-            raw.put(its_key, its_value, handles[second])
+            raw.put(key, value, one)
+            raw.put(its_key, its_value, two)
             self._db.write(raw, self._lazy)
-        except Exception as e:  # as above; a handle that is gone is a store that was closed
+        except Exception as e:  # as above
             raise self._refused(e) from e
 
     def _refused(self, why: Exception) -> StoreError:
@@ -443,7 +468,8 @@ class Families:
         """Bytes in SST files, by family."""
         size = "rocksdb.total-sst-files-size"
         try:
-            return {n: int(f.property_int_value(size) or 0) for n, f in self._families.items()}
+            with self._reopening:
+                return {n: int(f.property_int_value(size) or 0) for n, f in self._families.items()}
         except Exception as e:  # as above
             raise self._failed(e) from e
 
