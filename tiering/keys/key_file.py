@@ -139,13 +139,24 @@ class KeyFile:
     def _read(self) -> dict[str, _Entry]:
         """The topics' entries; callers must not change the result."""
         # Checked each time: another process may have destroyed a key.
+        seen = self._identity()
+        while seen and seen != self._seen:
+            try:
+                self._entries, self._seen = self._decoded(), seen
+            except FormatError:
+                # A process that destroys a key overwrites the file that it replaced, which may be
+                # the one that was read here.
+                read, seen = seen, self._identity()
+                if seen == read:
+                    raise
+        return self._entries if seen else {}
+
+    def _identity(self) -> tuple[int, ...]:
+        """Tells the file from each other that has been at its path; () if there is none."""
         found = self._files.facts(self._path)
         if found is None:
-            return {}
-        seen = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        if seen != self._seen:
-            self._entries, self._seen = self._decoded(), seen
-        return self._entries
+            return ()
+        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def _decoded(self) -> dict[str, _Entry]:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import KeyDestroyed, StoreError
+from kvstore.errors import FormatError, KeyDestroyed, StoreError
 from kvstore.files import LocalFiles
 from tests.support.children import Child
 from tests.support.everyfile import EveryFile, faults
@@ -329,3 +329,27 @@ def test_whatever_operation_fails_a_key_file_has_all_keys_but_those_that_were_de
             assert after.key_for_writing("changed") is not None or not is_done, fault
             made = after.make("changed")
             assert KeyFile(path / "keys").key_for_writing("changed") == made
+
+
+def test_a_key_that_is_destroyed_while_another_is_read_costs_the_reader_nothing(
+    tmp_path: Path,
+) -> None:
+    """The reader has opened the file that the other replaces and overwrites."""
+
+    class Overtaken(LocalFiles):
+        def read(self, path: Path, offset: int = 0, size: int = -1) -> bytes:
+            if not other.topics().count("b"):
+                return super().read(path, offset, size)
+            length = path.stat().st_size
+            other.destroy("b")
+            return bytes(length)
+
+    other = KeyFile(tmp_path / "keys")
+    key = other.make("a")
+    other.make("b")
+    keys = KeyFile(tmp_path / "keys", Overtaken())
+    assert keys.topics() == ["a"]
+    assert keys.key_for_reading("a", key.key_id) == key
+    (tmp_path / "keys").write_bytes(bytes(100))
+    with pytest.raises(FormatError, match="not a key file"):
+        keys.topics()
