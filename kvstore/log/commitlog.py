@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from kvstore.record.check import Buffer
 
 _DISK_CHECK_SECONDS: Final = 1.0
+_DISK_CHECK_BYTES: Final = 1 << 20
+"""A small disk has filled up long before a second is over."""
 _log = logging.getLogger("kvmq")
 
 _WRITTEN_FROM: Final = 16 << 10
@@ -79,6 +81,7 @@ class CommitLog:
         self.prepare_wanted = threading.Event()
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
+        self._end_checked = 0
         self._is_full = False
         """Whether puts are refused for want of room, which is logged once."""
 
@@ -191,11 +194,14 @@ class CommitLog:
             raise FlushFailed(*self.failure.args) from self.failure
 
     def check_disk(self) -> None:
-        """Raise `DiskFull` above the write watermark. Looks at the disk once a second, and at each
-        put while puts are refused.
+        """Raise `DiskFull` above the write watermark. Looks at the disk once a second and once for
+        each MiB of the log, and at each put while puts are refused.
         """
-        now = self.clock.monotonic()
-        if now - self._disk_checked < _DISK_CHECK_SECONDS:
+        now, end = self.clock.monotonic(), self.end
+        if (
+            now - self._disk_checked < _DISK_CHECK_SECONDS
+            and end - self._end_checked < _DISK_CHECK_BYTES
+        ):
             return
         why = self._too_full()
         if why is not None:
@@ -206,7 +212,7 @@ class CommitLog:
         if self._is_full:
             self._is_full = False
             _log.warning("puts into %s are taken again: its disk has room", self.folder.parent)
-        self._disk_checked = now
+        self._disk_checked, self._end_checked = now, end
 
     def _too_full(self) -> str | None:
         limit = self._config.watermarks[2]

@@ -300,6 +300,18 @@ def test_puts_are_refused_above_the_last_watermark_and_taken_below_it(tmp_path: 
         assert len(assert_whole(store)[("t", 0)]) == 12
 
 
+def test_a_disk_that_fills_up_within_a_second_refuses_puts_at_its_watermark(tmp_path: Path) -> None:
+    clock, files = VirtualClock(), WatchedFiles()
+    with kvstore.open(tmp_path / "a", StoreConfig(files=files, clock=clock)) as store:
+        store.create_topic("t")
+        store.put("t", bytes(1000))
+        files.used = 0.95
+        with pytest.raises(DiskFull, match="95"):
+            for _ in range(200):
+                store.put("t", bytes(10_000))
+        assert store.stats().end_position < 2 << 20
+
+
 def test_the_active_segment_stays_and_what_goes_is_checkpointed_first(tmp_path: Path) -> None:
     clock, files = VirtualClock(), WatchedFiles()
     with opened(tmp_path / "a", bent(clock, files, checkpoint_bytes=1 << 30)) as store:
