@@ -144,8 +144,8 @@ class Calls:
         end: int | None = None,
         limit: int = 64,
     ) -> list[StoredMessage]:
-        """Messages of a topic with a key (or unique id), newest first; `begin` and `end` bound the
-        store time, ms, both included.
+        """Messages of a topic with a key (or unique id), the highest position in the log first;
+        `begin` and `end` bound the store time, ms, both included.
         """
         self._check_open()
         return self._engine.finder.query(self._engine.topics.get(topic), key, begin, end, limit)
