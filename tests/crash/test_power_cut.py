@@ -10,6 +10,7 @@ import pytest
 
 import kvstore
 from kvstore import PutStatus, Store, StoreError
+from kvstore.index.index import Index
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_found_by_key, assert_whole, bodies
 from tests.support.files import Choose, Effect, Page, WatchedFiles, every, none
@@ -282,6 +283,14 @@ def test_a_store_whose_making_was_cut_short_can_be_opened(tmp_path: Path) -> Non
         with opened(left) as store:
             put(store, 0, 3)
             assert leading(bodies(store)[("t", 0)]) == 3
+
+
+def test_a_store_whose_index_got_files_and_no_row_yet_is_made(tmp_path: Path) -> None:
+    (tmp_path / "a" / "commitlog").mkdir(parents=True)
+    Index(tmp_path / "a" / "index", SEGMENT, read_only=False, create=True).close()
+    with opened(tmp_path / "a") as store:
+        put(store, 0, 3)
+        assert leading(bodies(store)[("t", 0)]) == 3
 
 
 def test_the_disk_is_asked_for_no_more_than_one_segment_ahead(tmp_path: Path) -> None:

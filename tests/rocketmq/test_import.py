@@ -168,6 +168,20 @@ def test_what_is_made_after_an_import_takes_no_id_that_was_given(store: Store) -
     assert len({group.id for group in store.groups()}) == len(store.groups())
 
 
+def test_a_queue_that_only_an_offset_names_is_taken_over(tmp_path: Path) -> None:
+    source = make_store(tmp_path / "source", [segment(0, [b"0"], size=SEGMENT)])
+    (source / "config").mkdir()
+    topics = '{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":2,"writeQueueNums":2}}}'
+    (source / "config" / "topics.json").write_text(topics)
+    offsets = '{"offsetTable":{"T@G":{"0":1,"5":3}}}'
+    (source / "config" / "consumerOffset.json").write_text(offsets)
+    kvstore.import_rocketmq(source, tmp_path / "a")
+    with kvstore.open(tmp_path / "a") as store:
+        assert (store.topic("T").read_queues, store.topic("T").write_queues) == (6, 2)
+        assert store.committed_offset("G", "T", 0) == 1
+        assert store.bounds("T", 5) == (0, 0)
+
+
 def test_a_log_whose_first_files_are_gone_is_adopted_from_where_it_begins(tmp_path: Path) -> None:
     base = 7 * SEGMENT
     bodies = [b"%d" % n for n in range(5)]

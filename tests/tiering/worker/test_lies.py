@@ -19,12 +19,12 @@ from tests.support.clock import VirtualClock
 from tests.tiering.places.lying import Lie, LyingFiles, LyingPlace
 from tests.tiering.stores import held
 from tiering import Policy, Worker
-from tiering.errors import ObjectExists, ObjectNotFound, PlaceError
+from tiering.errors import ObjectExists, ObjectNotFound, PlaceError, PlaceUnavailable
 from tiering.executor.match import Match
 from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
 from tiering.places.intents import Intent, Intents
-from tiering.places.place import Place, open_place
+from tiering.places.place import Given, ObjectInfo, Pace, Place, open_place
 from tiering.places.publish import CopyJob, Pacing, copy_remotely, publish
 
 DAY = 86_400.0
@@ -83,6 +83,24 @@ def test_what_was_put_is_read_back_and_taken_away_if_it_is_something_else(
     honest, intents, intent, path = announced(tmp_path)
     with pytest.raises((ArchiveDamaged, PlaceError)):
         publish(intents, intent, LyingPlace(honest, lie), path, Pacing())
+    assert list(honest.list()) == []
+    assert list(intents.unfinished(())) == []
+
+
+class Deaf(LyingPlace):
+    """A place whose answer to a put never comes, though it keeps the object."""
+
+    def put(
+        self, key: str, given: Given, *, if_absent: bool = True, pace: Pace | None = None
+    ) -> ObjectInfo:
+        self._honest.put(key, given, if_absent=if_absent, pace=pace)
+        raise PlaceUnavailable("no answer")
+
+
+def test_an_object_that_was_put_without_an_answer_is_taken_away(tmp_path: Path) -> None:
+    honest, intents, intent, path = announced(tmp_path)
+    with pytest.raises(PlaceUnavailable):
+        publish(intents, intent, Deaf(honest, "nothing"), path, Pacing())
     assert list(honest.list()) == []
     assert list(intents.unfinished(())) == []
 

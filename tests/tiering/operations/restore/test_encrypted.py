@@ -95,6 +95,7 @@ def test_a_part_is_encrypted_again_with_the_keys_and_left_out_without(
     assert list(report.unreadable) == ["orders"]
     assert report.problems
     assert {"orders" in problem.reason for problem in report.problems} == {True}
+    assert list((tmp_path / "without").rglob("*encrypted*.kvarc")) == []
     with kvstore.open(tmp_path / "without", config(clock)) as store:
         assert every(store, "visits") == [m for m in lost.visits if m.stored_at <= until]
 
@@ -114,3 +115,17 @@ def test_of_a_topic_whose_key_was_destroyed_nothing_is_read_and_all_else_is(
             assert worker.merge().failed == {}
         assert every(store, "orders") == []
         assert every(store, "visits") == lost.visits
+
+
+def test_a_merge_with_a_provider_that_does_not_know_a_key_leaves_its_messages_as_they_are(
+    tmp_path: Path, lost: Lost, clock: VirtualClock
+) -> None:
+    tiering.KeyFile(tmp_path / "others").make("visits")
+    path = lost.place.parent
+    with (
+        kvstore.open(path, config(clock)) as store,
+        tiering.Worker(store, POLICY, keys=tiering.KeyFile(tmp_path / "others")) as worker,
+    ):
+        assert "the key provider knows nothing" in str(worker.merge().failed)
+    with kvstore.open(path, config(clock, lost.keys)) as store:
+        assert every(store, "orders") == lost.orders

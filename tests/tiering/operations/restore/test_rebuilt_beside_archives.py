@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
+import msgspec
 import pytest
 
 import kvstore
 from kvstore import Message, Store
-from kvstore.errors import RecordDamaged
+from kvstore.errors import IndexDamaged, RecordDamaged
+from kvstore.index.families import Families
 from kvstore.opening.rebuild import _drop_derived
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import config
@@ -73,3 +76,29 @@ def test_what_the_log_has_before_and_between_archives_is_there_and_no_offset_is_
         assert store.put("a", b"new", queue=0).offset == end
     with kvstore.open(path, config(clock)) as store:
         assert offsets(store) == [*left, end]
+
+
+def test_an_index_that_is_copied_without_its_places_gets_those_of_archives_from_them(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path, config(clock)) as store:
+        store.create_topic("a", queues=1)
+        for _ in range(2):
+            store.put_batch([Message("a", b"m", queue=0)] * 2)
+            store.seal()
+        clock.advance(100)
+        with Worker(store, msgspec.structs.replace(POLICY, hot_for=60.0)) as worker:
+            assert worker.run_once().failed == {}
+        assert store.segments() == []
+        store.put("a", b"in the log", queue=0)
+
+    def damaged(_: Families) -> NoReturn:
+        raise IndexDamaged("a block of the places")
+
+    monkeypatch.setattr("kvstore.opening.rebuild._drop_derived", lambda *_: False)
+    monkeypatch.setattr("kvstore.opening.rebuild.kept_places", damaged)
+    kvstore.rebuild(path, config(clock))
+    with kvstore.open(path, config(clock)) as store:
+        assert offsets(store) == [0, 1, 2, 3, 4]
+        assert store.verify(archives=True).problems == []
