@@ -67,6 +67,7 @@ LIMITS: Final = (
     Limit(("record.put.put_routes._ROUTES_MAX",), 1, EVERYWHERE),
 )
 LET_OUT: Final = {
+    "engine.upkeep._PARTS_MAX": "tests/engine/test_checkpoints.py",
     "index.archived._FETCHED_MAX": "tests/tiering/catalog/test_same_groups.py",
     "index.queue_locations._FOLLOWED_KEPT": "tests/tiering/catalog/test_followed.py",
     "pop.ordered.PARKED_MAX": "it is no cache: what is parked waits, so the model would not "
@@ -87,7 +88,7 @@ LIMITS_OF_TIERING: Final = {
 NO_LIMITS_OF_MEMORY: Final = frozenset(
     {
         "BLOCK_BYTES", "GROUP_MAX", "KEPT", "LENGTH_MAX", "NAME_MAX", "PROPERTIES_MAX", "SCAN_MAX",
-        "TOPIC_MAX", "_DIGITS_MAX", "_ID_CHARACTERS_MAX", "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT",
+        "TOPIC_MAX", "_DIGITS_MAX", "_DISK_CHECK_BYTES", "_ID_CHARACTERS_MAX", "_INTEGER_LENGTH_MAX", "_PROBLEMS_KEPT",
         "_PROBLEMS_MAX", "_SHOWN_MAX",
         # Of tiering: what one archive, one batch, one name or one plot may have.
         "BATCH_BYTES", "INPUTS_MAX", "KEY_BYTES_MAX", "MESSAGES_MAX", "PART_BYTES_MAX",
