@@ -30,7 +30,6 @@ from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
 from kvstore.pop.inflight.waiting import Waiting
-from kvstore.process.locks import let_go
 from kvstore.record.hosts import pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.properties import property_crc_suffix
@@ -176,7 +175,10 @@ class Writer:
             self._take_back(begin)
             raise
         finally:
-            let_go(log.lock)
+            try:  # noqa: SIM105  # see kvstore.process.locks
+                log.lock.release()
+            except RuntimeError:
+                pass  # it was not taken
         status = self._finish_put(end, end - tail.start)
         if self._arrivals.topics:
             self._arrivals.arrived(batch.queue_keys)
@@ -220,7 +222,10 @@ class Writer:
             self._take_back(begin)
             raise
         finally:
-            let_go(log.lock)
+            try:  # noqa: SIM105  # see kvstore.process.locks
+                log.lock.release()
+            except RuntimeError:
+                pass  # it was not taken
         status = self._finish_put(end, end - tail.start)
         if self._arrivals.topics:
             self._arrivals.arrived((key,))

@@ -25,7 +25,6 @@ from kvstore.pop.inflight.id_set import Ids
 from kvstore.pop.inflight.lock_rows import SPAN, Lock, unpack_lock
 from kvstore.pop.inflight.table import Change, InflightTable
 from kvstore.pop.inflight.tally import Tally
-from kvstore.process.locks import let_go
 
 _ALL: Final = (1 << SPAN) - 1
 _KEPT_MAX: Final = 1 << 16
@@ -141,7 +140,10 @@ class InflightTables:
                 ):
                     self._remove(table)
             finally:
-                let_go(table.lock)
+                try:  # noqa: SIM105  # see kvstore.process.locks
+                    table.lock.release()
+                except RuntimeError:
+                    pass  # it was not taken
 
     def busy_tables(self, group: int) -> list[InflightTable]:
         """A group's tables that have locked messages."""
