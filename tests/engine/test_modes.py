@@ -32,6 +32,7 @@ from kvstore import (
 from kvstore.files import LocalFiles
 from tests.support import inside
 from tests.support.clock import VirtualClock
+from tests.support.files import Effect, WatchedFiles
 from tests.support.segment_files import batch, bodies, records
 from tests.support.stores import SEGMENT, SMALL, Opens
 
@@ -102,11 +103,19 @@ def test_a_sync_put_returns_when_it_is_on_the_disk(
     assert bodies(store, "t", 0) == [b"0", b"1", b"2"]
 
 
-def test_sync_puts_of_many_threads_share_their_syncs(opens: Opens) -> None:
-    store = opens(quiet(flush="sync"))
+def test_puts_that_arrive_during_a_sync_share_the_next_one(opens: Opens) -> None:
+    files = WatchedFiles()
+    store = opens(quiet(flush="sync", files=files))
     store.create_topic("t")
-    run_threads(8, lambda n: [store.put("t", b"x", queue=n % 4) for _ in range(20)])
-    assert store.stats().syncs < 160
+
+    def hold_the_first(effect: Effect) -> None:
+        if effect.kind == "sync" and store.stats().syncs == 0:
+            wait_until(lambda: sum(store.bounds("t", queue)[1] for queue in range(4)) == 8)
+
+    files.before = hold_the_first
+    run_threads(8, lambda n: store.put("t", b"x", queue=n % 4))
+    assert store.stats().syncs == 2
+    assert store.stats().durable_position == store.stats().end_position
 
 
 def test_flush_brings_everything_to_the_disk(opens: Opens) -> None:
