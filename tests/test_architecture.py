@@ -115,6 +115,9 @@ TYPES: Final = frozenset({"mmap.mmap"})
 # The command puts the null device in the place of a pipe that broke.
 EXCEPTIONS: Final = frozenset({("cli", "os.open")})
 
+# The command's main thread handles signals itself, and Spark's threads get none.
+HAVE_NO_CALLER: Final = ("kvstore.cli.", "tiering.spark.")
+
 # Names by which the modules call their loggers.
 LOGGERS: Final = (["_log"], ["logging"])
 
@@ -355,6 +358,17 @@ def ways_past_the_seams(modules: list[Module]) -> list[str]:
     return uses + [str(i) for i in imports(outside, frozenset()) if is_within(i.target, "random")]
 
 
+def spoiled_waits(modules: list[Module]) -> list[str]:
+    """Waits of `threading` that an interrupt spoils: `process.locks` says how, and has another."""
+    return [
+        f"{module.name}:{line} uses {name}"
+        for module in modules
+        if module.name != "kvstore.process.locks" and not module.name.startswith(HAVE_NO_CALLER)
+        for name, line, is_called in outside_names(module.tree)
+        if is_called and name in ("threading.Event", "threading.Condition")
+    ]
+
+
 def outside_names(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     """Every use of what is imported or built in: its full name, the line, whether it is called."""
     origins = {"open": "open"} | origins_of(tree)
@@ -529,6 +543,16 @@ def test_no_module_keeps_a_registry_for_others(
 
 def test_files_and_time_are_reached_through_the_seams_only(kvstore: list[Module]) -> None:
     assert ways_past_the_seams(kvstore) == []
+
+
+def test_no_wait_is_spoiled_by_an_interrupt(kvstore: list[Module], tiering: list[Module]) -> None:
+    assert spoiled_waits(kvstore + tiering) == []
+
+
+def test_a_wait_that_an_interrupt_spoils_is_found() -> None:
+    source = "from threading import Event\nstop = Event()"
+    assert spoiled_waits([module("kvstore/pop/pop.py", source)])
+    assert not spoiled_waits([module("kvstore/cli/tier/run.py", source)])
 
 
 def test_no_error_itself_is_logged(kvstore: list[Module], tiering: list[Module]) -> None:

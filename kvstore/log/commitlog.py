@@ -32,7 +32,7 @@ from kvstore.errors import (
 from kvstore.files import Files, MappedFile
 from kvstore.log.segments import Segments, disk_errors
 from kvstore.log.staging import Staging
-from kvstore.process.locks import is_mine
+from kvstore.process.locks import Signal, is_mine
 from kvstore.record.encode import blank
 from kvstore.record.layout import BLANK_SIZE
 
@@ -78,7 +78,7 @@ class CommitLog:
         self.staging: Staging | None = None
         self.end = self.first
         self.durable = self.first
-        self.prepare_wanted = threading.Event()
+        self.prepare_wanted = Signal()
         """Set when the next segment should be made; the housekeeper waits for it."""
         self._disk_checked = -_DISK_CHECK_SECONDS
         self._end_checked = 0

@@ -11,7 +11,6 @@ present or later, gets `FlushFailed`; nobody waits for a thread that is not ther
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -19,6 +18,7 @@ from kvstore.config import StoreConfig
 from kvstore.errors import FlushFailed, StoreClosed
 from kvstore.log.commitlog import CommitLog
 from kvstore.process.background import Background
+from kvstore.process.locks import Signal
 
 _GATHER_SECONDS: Final = 0.0001
 _LOOK: Final = 1.0
@@ -35,9 +35,8 @@ class Flusher:
         self._config = config
         self._clock = config.clock
         self._on_durable = on_durable
-        self._changed = threading.Condition()
-        self._wanted = 0
-        self._waiting = 0
+        self._waiters: list[tuple[int, Signal]] = []
+        """The position that each waiter wants on the disk, and the signal that wakes it."""
         self._served = 0
         self._sync_seconds = 0.0
         now = self._clock.monotonic()
@@ -58,25 +57,22 @@ class Flusher:
         log = self._log
         if log.durable >= position:
             return
-        with self._changed:
-            self._wanted = max(self._wanted, position)
-            self._waiting += 1
+        waiter = position, (served := Signal())
+        try:
+            self._waiters.append(waiter)
             self.thread.wake.set()
-            try:
-                self._wait(position)
-            finally:
-                self._waiting -= 1
-
-    def _wait(self, position: int) -> None:
-        log = self._log
-        while log.durable < position:
-            log.check_failure()
-            if not self.thread.is_alive or self.thread.is_stopping:
-                raise StoreClosed(
-                    "the store was closed while a put waited for the disk; it may or may not be "
-                    "there"
-                )
-            self._changed.wait(_LOOK)
+            while log.durable < position:
+                log.check_failure()
+                if not self.thread.is_alive or self.thread.is_stopping:
+                    raise StoreClosed(
+                        "the store was closed while a put waited for the disk; it may or may not "
+                        "be there"
+                    )
+                served.wait(_LOOK)
+                served.clear()
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
 
     def wake(self) -> None:
         """Wake the thread: the staging buffer is full."""
@@ -96,7 +92,7 @@ class Flusher:
         if log.failure is None:
             now = self._clock.monotonic()
             dirty = log.end - log.durable
-            wanted = self._wanted > log.durable
+            wanted = any(position > log.durable for position, _ in list(self._waiters))
             thorough = now >= self._thorough_at
             timely = now - self._drained_at >= config.flush_interval
             if dirty and (wanted or thorough or (timely and dirty >= config.flush_dirty_bytes)):
@@ -108,7 +104,7 @@ class Flusher:
                 self._drain()
             if thorough:
                 self._thorough_at = now + config.flush_thorough_interval
-        if self._waiting:
+        if self._waiters:
             # Also where there was nothing to sync: a checkpoint's sync serves, or fails, the
             # waiters too.
             self._notify()
@@ -129,7 +125,7 @@ class Flusher:
         """
         if self._served > 1 and self._sync_seconds > _GATHER_SECONDS:
             self._clock.sleep(_GATHER_SECONDS)
-        self._served = self._waiting
+        self._served = len(self._waiters)
 
     def _drain(self) -> None:
         try:
@@ -153,5 +149,5 @@ class Flusher:
         self._on_durable()
 
     def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        for _, served in list(self._waiters):
+            served.set()

@@ -29,12 +29,13 @@ from kvstore.pop.inflight.prefetch import prefetch
 from kvstore.pop.inflight.table import InflightTable
 from kvstore.pop.popped import Popped, Wanted, check_wanted, lock_ms
 from kvstore.pop.receipts import HEAD_CHARS, Delivery, pack_head
+from kvstore.process.locks import Signal
 from kvstore.read.cold import READ_ERRORS
 
 _TRIES: Final = 8
 _PAUSE: Final = 0.0002
 """Seconds: long enough for the holder to go on if it only waits for Python's lock."""
-_never: Final = threading.Event()
+_never: Final = Signal()
 
 
 def let_others() -> None:

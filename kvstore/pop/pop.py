@@ -41,6 +41,7 @@ from kvstore.pop.poll import Poll, PollResult
 from kvstore.pop.popped import UNLIMITED, Popped, Wanted, check_wanted
 from kvstore.pop.receipts import Delivery
 from kvstore.pop.take import Claim, Claimed, Look
+from kvstore.process.locks import Signal
 from kvstore.read.at_offsets import ReadResult
 from kvstore.read.cold import UNAVAILABLE_ERRORS
 from kvstore.read.pull import SCAN_MAX
@@ -96,7 +97,7 @@ class Pop:
         return wanted
 
     def _wait(self, group: GroupInfo, topic: Topic, wanted: Wanted, wait: float) -> list[Popped]:
-        event = threading.Event()
+        event = Signal()
         poll = self.poll(group, topic, wanted, wait, event.set)
         try:
             while True:

@@ -19,10 +19,13 @@ from typing import Final
 import msgspec
 
 from kvstore.clock import Clock
+from kvstore.process.locks import Signal
 
 _PAUSE: Final = 0.1
 _PAUSE_MAX: Final = 5.0
 """Seconds: the pause after a failed turn, times the failures in a row, and the longest."""
+_LOOK: Final = 1.0
+"""Seconds after which a thread that waits for the end of this one looks by itself, woken or not."""
 _log = logging.getLogger("kvmq")
 
 
@@ -63,7 +66,7 @@ class Background:
         failed: Callable[[BaseException], object] = lambda why: None,
         at_once: bool = False,
     ) -> None:
-        self.wake = threading.Event() if wake is None else wake
+        self.wake = Signal() if wake is None else wake
         """Setting it starts a turn."""
         self._turn = turn
         self._clock = clock
@@ -73,7 +76,10 @@ class Background:
         self._at_once = at_once
         self.is_stopping = False
         """Whether the thread was asked to end; long turns check it."""
-        self._halt = threading.Event()
+        self._halt = Signal()
+        self._has_ended = False
+        self._running = threading.Lock()
+        self._running.acquire()
         self._last = "nothing yet"
         self._last_at: int | None = None
         self._failures = self._in_a_row = 0
@@ -87,7 +93,7 @@ class Background:
     @property
     def is_alive(self) -> bool:
         """Whether there will be another turn, or one is under way."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None and not self._has_ended
 
     def take_next_in(self, seconds: float) -> None:
         """Called in a turn: start the next one after at most this many seconds."""
@@ -113,8 +119,9 @@ class Background:
     def stop(self) -> None:
         """End the thread, and wait until it has ended."""
         self.end()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        while self.is_alive and threading.current_thread() is not self._thread:
+            if self._running.acquire(timeout=_LOOK):
+                self._running.release()
 
     def stats(self) -> ThreadStats:
         """See `ThreadStats`."""
@@ -130,12 +137,16 @@ class Background:
     # --- in the thread ---
 
     def _run(self) -> None:
-        # Code outside the `try` must not fail.
-        while not self.is_stopping:
-            try:
-                self._take_turn()
-            except BaseException:
-                self._failures += 1  # handling a failed turn has failed as well
+        # Code outside the inner `try` must not fail.
+        try:
+            while not self.is_stopping:
+                try:
+                    self._take_turn()
+                except BaseException:
+                    self._failures += 1  # handling a failed turn has failed as well
+        finally:
+            self._has_ended = True
+            self._running.release()
 
     def _take_turn(self) -> None:
         has_begun = False

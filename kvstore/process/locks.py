@@ -1,17 +1,79 @@
-"""Locks that an interrupt can't leave held.
+"""Locks and waits that an interrupt can't spoil.
 
 An interrupt may come between the taking of a lock and a `try` behind it. So a lock that can't be
 taken by `with`, because the wait has an end, is taken inside the `try`, and its `finally` calls
 `release` itself, and passes over the RuntimeError of a lock that this thread does not have. Python
 lets an interrupt in where a function of Python begins, so no such function is called there.
+
+The waits of Python's own `threading` begin such functions while they hold locks: an interrupt in
+`Condition.wait` may arrive as a RuntimeError, and one in `Thread.join` or `Thread.is_alive` makes
+Python take a live thread for one that has ended. So a thread of a caller waits for a `Signal`, and
+nothing asks a thread of ours whether it lives.
+
+Invariant: `Signal` holds no lock while it runs code of Python, so an interrupt of a wait arrives as
+itself, and leaves the signal as it was.
 """
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def is_mine(lock: threading.RLock) -> bool:
     """Whether this thread has the lock."""
     mine: bool = lock._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks
     return mine
+
+
+class Signal(threading.Event):
+    """An event whose waits may be interrupted. Each waiter waits for a lock of its own, which `set`
+    releases.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_on = False
+        self._waiters: list[threading.Lock] = []
+
+    def is_set(self) -> bool:
+        """Whether it was set, and not cleared since."""
+        return self._is_on
+
+    def set(self) -> None:
+        """Wake all threads that wait; those that come later do not wait until it is cleared."""
+        self._is_on = True
+        while self._waiters:
+            try:
+                waiter = self._waiters.pop()
+            except IndexError:
+                return  # the last waiter went by itself
+            waiter.release()
+
+    def clear(self) -> None:
+        """Let threads wait again."""
+        self._is_on = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, for at most `timeout` seconds; False if they passed."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        try:
+            self._waiters.append(waiter)
+            # Looked at only now: a `set` from here on finds the waiter.
+            return self._is_on or waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        finally:
+            with suppress(ValueError):  # of a waiter that was woken
+                self._waiters.remove(waiter)
+
+
+def result_of(future: Future[T]) -> T:
+    """The result of a call that another thread makes, once it is there; raises its error."""
+    done = Signal()
+    future.add_done_callback(lambda _: done.set())
+    done.wait()
+    return future.result()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import FlushFailed, Message, Store, StoreError
+from kvstore.process.locks import Signal
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.support.contents import assert_found_by_key, assert_whole
@@ -192,7 +193,7 @@ def test_what_was_half_put_into_the_write_buffer_is_taken_out_of_it(tmp_path: Pa
         assert_holds(store, 11)
 
 
-class Interrupting(threading.Event):
+class Interrupting(Signal):
     """Interrupts whoever sets it, as Ctrl-C may at that very moment."""
 
     def set(self) -> None:

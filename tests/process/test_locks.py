@@ -1,13 +1,16 @@
-"""An interrupt at any line between the taking of a lock and its release leaves the lock free."""
+"""An interrupt at any line leaves locks free, and a wait as it was."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import linecache
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,14 +18,18 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore import Message, Store, StoreBusy
+from kvstore import Message, PutStatus, Store, StoreBusy
+from kvstore.clock import SystemClock
 from kvstore.engine.writer import Writer
+from kvstore.process.background import Background
+from kvstore.process.locks import Signal
 from tests.support import inside
 from tests.support.stores import opened, settings
 from tiering import Policy, Worker
 
 PUT_AND_POP = ("engine/writer.py", "log/commitlog.py", "pop/fast_path.py")
 RUN = ("operations/worker.py",)
+WAIT = ("log/flusher.py", "process/locks.py", "process/background.py", "/threading.py")
 RELEASES = ("log.lock.release()", "table.lock.release()", "self._busy.release()")
 
 
@@ -115,6 +122,59 @@ def test_an_interrupt_at_any_line_of_a_run_lets_the_next_run_begin(tmp_path: Pat
             interrupt = _Interrupt(at, RUN)
             interrupt.run(worker.run_once)
             assert _is_free(worker._busy), interrupt.where
+
+
+def test_an_interrupt_at_any_line_of_a_wait_arrives_as_itself_and_the_store_goes_on(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path / "s", settings(flush="sync")) as store:
+        for at in itertools.count(1):
+            interrupt = _Interrupt(at, WAIT)
+            interrupt.run(lambda: store.put("t", b"x", queue=0))
+            assert all(thread.alive for thread in store.stats().threads), interrupt.where
+            assert store.put("t", b"x", queue=0).status is PutStatus.FLUSHED, interrupt.where
+            if not interrupt.where:
+                break
+        assert at > 30
+
+
+def test_an_interrupt_while_a_store_closes_does_not_hide_a_thread_that_goes_on() -> None:
+    turn, go_on = Signal(), Signal()
+
+    def work() -> None:
+        turn.set()
+        go_on.wait()
+
+    thread = Background("kvmq-test", work, SystemClock(), 0.0)
+    thread.start()
+    assert turn.wait(10)
+    for at in itertools.count(1):
+        interrupt = _Interrupt(at, WAIT)
+        interrupt.run(thread.stop)
+        assert thread.is_alive, interrupt.where
+        if "_running.acquire(timeout" in interrupt.where:
+            break  # the next line would come after the wait
+    go_on.set()
+    thread.stop()
+    assert not thread.is_alive
+
+
+@pytest.mark.parametrize("set_first", [False, True])
+def test_an_interrupted_wait_loses_no_signal_of_another_waiter(set_first: bool) -> None:
+    for at in itertools.count(1):
+        awaited = Signal()
+        if set_first:
+            awaited.set()
+        with ThreadPoolExecutor(1) as other:
+            told = other.submit(awaited.wait, 10)
+            interrupt = _Interrupt(at, ("process/locks.py",))
+            interrupt.run(functools.partial(awaited.wait, 0.001))
+            awaited.set()
+            assert told.result(), interrupt.where
+        assert inside.threads_at(awaited) == 0, interrupt.where
+        if not interrupt.where:
+            break
+    assert at > 5
 
 
 def test_a_put_in_the_handler_of_a_signal_is_refused_while_the_thread_is_in_a_put(

@@ -6,7 +6,6 @@ this file alone; a test holds all others to that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from kvstore.pop.inflight.tables import InflightTables
 from kvstore.pop.inflight.waiting import Waiting
 from kvstore.pop.popper import Popper
 from kvstore.pop.progress_history import ProgressHistory
+from kvstore.process.locks import Signal
 from kvstore.read.find import Finder
 from kvstore.read.reader import Reader
 
@@ -45,9 +45,14 @@ def flusher(store: Store) -> Flusher:
     return store._engine.flusher
 
 
-def flushes(store: Store) -> threading.Condition:
-    """Where threads wait for the flusher."""
-    return store._engine.flusher._changed
+def threads_at(signal: Signal) -> int:
+    """How many threads wait for a signal."""
+    return len(signal._waiters)
+
+
+def threads_at_the_disk(store: Store) -> int:
+    """How many threads wait for the flusher."""
+    return len(store._engine.flusher._waiters)
 
 
 def index(store: Store) -> Index:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from kvstore.errors import StoreClosed
+from kvstore.process.locks import result_of
 from tiering.archive.block import Block
 from tiering.catalog.single_flight import SingleFlight
 
@@ -95,7 +96,7 @@ class BlockCache:
             else:
                 self._waits += 1
         try:
-            return future.result()
+            return result_of(future)
         except CancelledError:
             raise StoreClosed("the store was closed before the archive was read") from None
 

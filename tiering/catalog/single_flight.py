@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from kvstore.process.locks import result_of
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -94,4 +96,4 @@ class SingleFlight(Generic[K, T]):
                 made.set_result(run())
             except BaseException as e:
                 made.set_exception(e)
-        return future.result()
+        return result_of(future)

@@ -12,12 +12,12 @@ after an error too, no work is under way any more.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from kvstore.process.locks import Signal, result_of
 from tiering.errors import TieringStopped
 
 J = TypeVar("J")
@@ -35,7 +35,7 @@ def pipelined(
     check, which raises once the caller wants no more, or `check` raises. The iterator is to be
     closed (`contextlib.closing`).
     """
-    given_up = threading.Event()
+    given_up = Signal()
 
     def wanted() -> None:
         if given_up.is_set():
@@ -63,4 +63,4 @@ def go_on() -> None:
 
 def _first(begun: deque[tuple[J, Future[T]]]) -> tuple[J, Callable[[], T]]:
     item, future = begun.popleft()
-    return item, future.result
+    return item, lambda: result_of(future)

@@ -15,6 +15,7 @@ import threading
 
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
+from kvstore.process.locks import Signal
 from tiering.errors import TieringStopped
 
 
@@ -32,7 +33,7 @@ class RateLimit:
             raise ConfigError(f"a burst of {burst} bytes can't be")
         self._clock = clock
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self._stopped = Signal()
         self._rate = bytes_per_second
         self._ahead = 1.0 if bytes_per_second is None or burst is None else burst / bytes_per_second
         self._due = clock.monotonic() - self._ahead

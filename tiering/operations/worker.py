@@ -23,7 +23,7 @@ from kvstore.errors import CallerError, ConfigError, StoreClosed, StoreError
 from kvstore.index.archived import Catalog
 from kvstore.process.background import Background
 from kvstore.process.forking import module_lock, refuse_in_child
-from kvstore.process.locks import is_mine
+from kvstore.process.locks import Signal, is_mine
 from tiering.archive.writer import ArchiveSettings
 from tiering.catalog.catalog import ArchiveInfo, decode_rows, info_of, kept_as
 from tiering.catalog.tiers import Tiers
@@ -110,7 +110,7 @@ class Worker:
         self._clock, self._files = config.clock, config.files
         self._progress = progress
         self._telling = threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping = Signal()
         self._thread: Background | None = None
         self._busy = threading.RLock()
         self._tried: set[str] = set()
