@@ -259,7 +259,7 @@ def _blocks(archive: Archive) -> Iterator[Block]:
 
 
 def _by_key(archive: Archive, log: Log) -> list[Figure]:
-    from kvstore.record.hashing.hashes import key_hash
+    from kvstore.record.hashes import key_hash
 
     names = [f"nowhere-{number}".encode() for number in range(20_000)]
     begin = time.perf_counter()

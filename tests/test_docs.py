@@ -63,7 +63,7 @@ from kvstore.index.message_keys.key_parts import (
     PIECE_BLOCKS,
 )
 from kvstore.index.runs import RUN_MAX, Columns, count_of, pack_many, positions_of, unpack
-from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tiering.catalog.catalog import ArchiveRow

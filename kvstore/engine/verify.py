@@ -51,7 +51,7 @@ from kvstore.read.cold import Cold
 from kvstore.read.reader import Reader
 from kvstore.record.check import property_crc_problem
 from kvstore.record.facts import Facts, delay_level_of, facts, keys_of, tag_of, unique_id_of
-from kvstore.record.hashing.hashes import key_hash, tags_code
+from kvstore.record.hashes import key_hash, tags_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 from kvstore.record.walk import Kind, walk
 

@@ -30,15 +30,13 @@ from kvstore.log.flusher import Flusher
 from kvstore.message import Message, PutResult, PutStatus
 from kvstore.meta.topics import Topics
 from kvstore.pop.inflight.waiting import Waiting
-from kvstore.record.hosts import pack_host
+from kvstore.record.ids import UniqueIds, pack_host
 from kvstore.record.layout import BLANK_SIZE
 from kvstore.record.properties import property_crc_suffix
 from kvstore.record.put.batch import Host, Prepared, PreparedMessage, encode, encode_one, part
 from kvstore.record.put.explain import Limits, as_batch
-from kvstore.record.put.prepare import prepare
+from kvstore.record.put.prepare import prepare, prepare_one
 from kvstore.record.put.put_routes import PutRoutes
-from kvstore.record.put.single import prepare_one
-from kvstore.record.put.unique_ids import UniqueIds
 
 
 def store_host(config: StoreConfig) -> Host:

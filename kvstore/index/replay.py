@@ -21,7 +21,7 @@ from xxhash import xxh32_intdigest
 
 from kvstore.index.index import Index
 from kvstore.record.facts import delay_level_of, facts, names_of
-from kvstore.record.hashing.hashes import tags_code
+from kvstore.record.hashes import tags_code
 from kvstore.record.names import PREPARED, ROLLBACK, SCHEDULE_TOPIC, TRANSACTION_MASK
 
 if TYPE_CHECKING:

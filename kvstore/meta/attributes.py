@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstore.errors import (
-    CallerError,
-    shown,
-)
+from kvstore.errors import CallerError, shown
 
 
 def attributes_of(given: object) -> dict[str, str]:

@@ -31,11 +31,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from kvstore.config import StoreConfig
-from kvstore.errors import (
-    CallerError,
-    IndexDamaged,
-    shown,
-)
+from kvstore.errors import CallerError, IndexDamaged, shown
 from kvstore.index.families import Batch
 from kvstore.index.index import Index
 from kvstore.index.keys import (

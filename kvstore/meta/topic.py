@@ -12,16 +12,12 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
-from kvstore.errors import (
-    CallerError,
-    QueueNotFound,
-    shown,
-)
+from kvstore.errors import CallerError, QueueNotFound, shown
 from kvstore.meta.attributes import attributes_of
 from kvstore.meta.key_history import LEVELS, History, begun, changed, exact_from, level_at
 from kvstore.process.forking import module_lock
-from kvstore.record.decode_run import TopicBytes
-from kvstore.record.hashing.hashes import topic_byte
+from kvstore.record.decode import TopicBytes
+from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
 from kvstore.record.validate import check_topic
 

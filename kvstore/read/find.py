@@ -29,7 +29,7 @@ from kvstore.message import StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, with_next
 from kvstore.read.reader import Reader
-from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from kvstore.record.hashes import key_hash, key_hash_range
 from kvstore.record.ids import parse_position_id
 
 T = TypeVar("T")

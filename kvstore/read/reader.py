@@ -34,8 +34,7 @@ from kvstore.message import Bounds, StoredMessage
 from kvstore.meta.topics import Topic
 from kvstore.read.cold import READ_ERRORS, Cold
 from kvstore.record.check import check_record
-from kvstore.record.decode import decode
-from kvstore.record.decode_run import decode_run
+from kvstore.record.decode import decode, decode_run
 from kvstore.record.facts import facts
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 

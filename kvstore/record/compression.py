@@ -18,11 +18,7 @@ import lz4.frame
 import zstandard
 from zlib_ng import zlib_ng
 
-from kvstore.errors import (
-    ConfigError,
-    RecordDamaged,
-    shown,
-)
+from kvstore.errors import ConfigError, RecordDamaged, shown
 from kvstore.record.layout import DECOMPRESSED_MAX
 from kvstore.record.names import (
     CODEC_LEGACY_ZLIB,

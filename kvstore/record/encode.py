@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import struct
 
-from kvstore.errors import (
-    MessageIllegal,
-    PropertiesTooLarge,
-    shown,
-)
-from kvstore.record.hosts import HOST_V4_SIZE, HOST_V6_SIZE
+from kvstore.errors import MessageIllegal, PropertiesTooLarge, shown
+from kvstore.record.ids import HOST_V4_SIZE, HOST_V6_SIZE
 from kvstore.record.layout import (
     BLANK,
     BLANK_MAGIC,

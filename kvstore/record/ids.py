@@ -1,25 +1,72 @@
-"""Ids: the unique id from a message's producer, and the position id that says where a record is.
+"""Ids and hosts: unique ids of messages, position ids, and the packed hosts inside them.
 
-The idea: both are upper-case hex text, in the forms RocketMQ uses, so that its tools can read them.
+The idea: ids are upper-case hex text in the forms RocketMQ uses, so that its tools can read them.
 
     unique id      address 4 or 16 | process id 2 | token 4 | ms since the month began 4 | counter 2
     position id    store host 8 or 20 | position 8
+    host           address 4 (IPv4) or 16 (IPv6) | port 4
 
-(RocketMQ: MessageClientIDSetter; MessageDecoder.createMessageId.) The parts of a unique id are for
-people who read a trace. The store never takes one apart, and a producer may give any other text.
+(RocketMQ: MessageClientIDSetter; MessageDecoder.createMessageId;
+MessageExt.socketAddress2ByteBuffer.) The parts of a unique id are for people who read a trace. The
+store never takes one apart, and a producer may give any other text. A millisecond has 65,536 unique
+ids; when they are used up, the time in the id goes on by 1 ms.
 
-Invariant: parsing a position id gives its parts back.
+Invariants: unpacking a host, or parsing a position id, gives its parts back; no unique id comes
+twice from one source within a month, even with a clock that stands still or goes back. In later
+months the same time comes again, and an id does if the counter agrees as well.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import struct
+import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kvstore.errors import MessageIllegal, shown
-from kvstore.record.hosts import ADDRESS_V4_SIZE, ADDRESS_V6_SIZE, HOST_V4_SIZE, HOST_V6_SIZE
+from kvstore.errors import FormatError, MessageIllegal, shown
+
+ADDRESS_V4_SIZE: Final = 4
+ADDRESS_V6_SIZE: Final = 16
+PORT: Final = struct.Struct(">I")
+"""A port takes 4 bytes, although 2 would do."""
+HOST_V4_SIZE: Final = ADDRESS_V4_SIZE + PORT.size
+HOST_V6_SIZE: Final = ADDRESS_V6_SIZE + PORT.size
+PORT_MAX: Final = 0xFFFF
+
+
+def pack_host(address: str, port: int) -> bytes:
+    """8 bytes for an IPv4, 20 for an IPv6 address (numeric, no names, no zone) with its port.
+
+    Raises MessageIllegal if the address is invalid or the port is not 0 to 65535.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        packed = socket.inet_pton(family, address)
+    except (OSError, ValueError, TypeError):
+        raise MessageIllegal(f"{shown(address)} is not an IPv4 or IPv6 address") from None
+    if type(port) is not int or not 0 <= port <= PORT_MAX:
+        raise MessageIllegal(f"port {shown(port)} is not a number from 0 to {PORT_MAX}")
+    return packed + PORT.pack(port)
+
+
+def unpack_host(raw: bytes) -> tuple[str, int]:
+    """Address (dotted, or IPv6 in its short form) and port.
+
+    The port is the 4 bytes as they are, so bytes written elsewhere can give more than 65535. Raises
+    FormatError if `raw` is not 8 or 20 bytes long.
+    """
+    if len(raw) == HOST_V4_SIZE:
+        family = socket.AF_INET
+    elif len(raw) == HOST_V6_SIZE:
+        family = socket.AF_INET6
+    else:
+        raise FormatError(f"a host takes {HOST_V4_SIZE} or {HOST_V6_SIZE} bytes, not {len(raw)}")
+    address = socket.inet_ntop(family, raw[: -PORT.size])
+    return address, PORT.unpack_from(raw, len(raw) - PORT.size)[0]
+
 
 _PREFIX_TAIL: Final = struct.Struct(">HI")
 """After the address: process id, token."""
@@ -85,3 +132,76 @@ def _from_hex(text: str) -> bytes | None:
     if not isinstance(text, str) or len(text) > _ID_CHARACTERS_MAX or not _HEX.fullmatch(text):
         return None
     return bytes.fromhex(text)
+
+
+_HEX4: Final = [f"{i:04X}" for i in range(1 << 16)]
+_MONTH_MIN_MS: Final = 28 * 86_400_000
+
+
+class UniqueIds:
+    """The source of a store's unique ids."""
+
+    def __init__(self, address: bytes, pid: int, token: int) -> None:
+        self._prefix = id_prefix(address, pid, token)
+        self._lock = threading.Lock()
+        self._counter = 0
+        self._now = 0
+        self._used = 0
+        self._month_start = 0
+        self._month_end = 0
+        self._stem = ""
+        self._begin(0)
+
+    def make(self, now_ms: int, count: int) -> list[str]:
+        """`count` new ids."""
+        ids: list[str] = []
+        while len(ids) < count:
+            part = min(count - len(ids), 1 << 16)
+            stem, first = self._reserve(now_ms, part)
+            end = first + part
+            ids += [stem + c for c in _HEX4[first:end]]
+            if end > 1 << 16:
+                ids += [stem + c for c in _HEX4[: end & 0xFFFF]]
+        return ids
+
+    def fill(self, given: Sequence[str | None], now_ms: int) -> list[str]:
+        """`given` with a new id in the place of each None."""
+        missing = given.count(None)
+        made = self.make(now_ms, missing) if missing else []
+        if missing == len(given):
+            return made
+        turn = iter(made)
+        return [next(turn) if i is None else i for i in given]
+
+    def make_one(self, now_ms: int) -> str:
+        """One new id."""
+        with self._lock:
+            if now_ms == self._now and self._used < 1 << 16:
+                # As `_reserve`, in the millisecond of the last call, whose stem is still good.
+                first = self._counter
+                self._used += 1
+                self._counter = (first + 1) & 0xFFFF
+                return self._stem + _HEX4[first]
+        stem, first = self._reserve(now_ms, 1)
+        return stem + _HEX4[first]
+
+    def _reserve(self, now_ms: int, count: int) -> tuple[str, int]:
+        with self._lock:
+            if now_ms > self._now:
+                self._begin(now_ms)
+            elif self._used + count > 1 << 16:
+                self._begin(self._now + 1)
+            self._used += count
+            first = self._counter
+            self._counter = (first + count) & 0xFFFF
+            return self._stem, first
+
+    def _begin(self, now_ms: int) -> None:
+        """Go on with another millisecond, in which no id is used up yet."""
+        self._now, self._used = now_ms, 0
+        if not self._month_start <= now_ms < self._month_end:
+            self._month_start = month_start_ms(now_ms)
+            # From the end of the shortest month on, the month is looked up for each new
+            # millisecond.
+            self._month_end = self._month_start + _MONTH_MIN_MS
+        self._stem = f"{self._prefix}{(now_ms - self._month_start) & 0xFFFFFFFF:08X}"

@@ -16,11 +16,7 @@ from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
-from kvstore.errors import (
-    MessageIllegal,
-    PropertiesTooLarge,
-    shown,
-)
+from kvstore.errors import MessageIllegal, PropertiesTooLarge, shown
 from kvstore.record.layout import CRC_MASK, PROPERTIES_MAX
 from kvstore.record.names import PROPERTY_CRC
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kvstore.record.hosts import unpack_host
+from kvstore.record.ids import unpack_host
 from kvstore.record.names import KEYS, MESSAGE_GROUP, RESERVED, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kvstore.errors import RecordDamaged
 from kvstore.record.compression import decompress
-from kvstore.record.hashing.hashes import tags_code
+from kvstore.record.hashes import tags_code
 from kvstore.record.layout import MAGIC_V1, MAGIC_V2
 from kvstore.record.names import (
     BORN_HOST_V6,

@@ -8,7 +8,7 @@ import pytest
 from xxhash import xxh32_intdigest
 
 from kvstore.index.tail import Tail
-from kvstore.record.hashing.hash_many import SEPARATOR
+from kvstore.record.hashes import SEPARATOR
 
 QUEUE = 7 << 32 | 3
 

@@ -7,7 +7,7 @@ from itertools import count, product
 import pytest
 
 from kvstore import CallerError, Message, Store, StoreConfig
-from kvstore.record.hashing.hashes import key_hash
+from kvstore.record.hashes import key_hash
 from tests.support.clock import START_MS, VirtualClock
 from tests.support.stores import SEGMENT, Opens
 

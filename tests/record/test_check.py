@@ -14,7 +14,7 @@ from kvstore.errors import RecordDamaged
 from kvstore.record import layout
 from kvstore.record.check import ScanStop, check_record, scan
 from kvstore.record.encode import blank, encode_record
-from kvstore.record.hosts import pack_host
+from kvstore.record.ids import pack_host
 from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages
 from tests.support.property_crc import with_property_crc

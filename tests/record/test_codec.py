@@ -17,7 +17,7 @@ from kvstore.record.check import check_record
 from kvstore.record.compression import codec_flags, compress
 from kvstore.record.decode import decode
 from kvstore.record.encode import blank, encode_record
-from kvstore.record.hosts import pack_host
+from kvstore.record.ids import pack_host
 from kvstore.record.names import BORN_HOST_V6, STORE_HOST_V6
 from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages

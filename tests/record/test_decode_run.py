@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.record.decode import decode
-from kvstore.record.decode_run import TopicBytes, decode_run
+from kvstore.record.decode import TopicBytes, decode, decode_run
 from kvstore.record.encode import encode_record
 from kvstore.record.values import StoredMessage
 from tests.record.strategies import stored_messages

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh32_intdigest
 
-from kvstore.record.hashing.hash_many import SEPARATOR, xxh32_many
+from kvstore.record.hashes import SEPARATOR, xxh32_many
 
 TEXTS = st.text(st.characters(exclude_characters=SEPARATOR, exclude_categories=["Cs"]))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh32_intdigest
 
-from kvstore.record.hashing.hashes import java_hash, key_hash, key_hash_range, tag_hash, tags_code
+from kvstore.record.hashes import java_hash, key_hash, key_hash_range, tag_hash, tags_code
 from kvstore.record.names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError, MessageIllegal
-from kvstore.record.hosts import pack_host, unpack_host
+from kvstore.record.ids import pack_host, unpack_host
 
 
 def test_a_host_is_its_address_and_a_port_of_4_bytes() -> None:

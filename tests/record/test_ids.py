@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import MessageIllegal
-from kvstore.record.hosts import pack_host
 from kvstore.record.ids import (
     id_prefix,
     month_start_ms,
+    pack_host,
     parse_position_id,
     position_id,
 )

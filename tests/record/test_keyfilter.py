@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from kvstore.record.hashing.key_filter import (
+from kvstore.record.key_filter import (
     BLOCK_BITS,
     BLOCK_BYTES,
     Filter,

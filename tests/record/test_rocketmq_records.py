@@ -16,7 +16,7 @@ from kvstore.errors import RecordDamaged
 from kvstore.record.check import ScanStop, check_record, scan
 from kvstore.record.decode import decode
 from kvstore.record.encode import encode_record
-from kvstore.record.hashing.hashes import tags_code
+from kvstore.record.hashes import tags_code
 from kvstore.record.ids import parse_position_id
 from kvstore.record.names import DELAY_LEVEL
 from kvstore.record.properties import decode_properties, encode_properties

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
-from kvstore.record.hashing.hashes import topic_byte
-from kvstore.record.hashing.key_filter import Filter
+from kvstore.record.hashes import topic_byte
+from kvstore.record.key_filter import Filter
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
@@ -325,7 +325,7 @@ class Archive:
     ) -> list[FoundMessage]:
         """The same messages, each with its block and row, so that `locate` need not be asked.
 
-        For one key (in one topic, or in any: `kvstore.record.hashing.hashes`) the filter is asked
+        For one key (in one topic, or in any: `kvstore.record.hashes`) the filter is asked
         first. Every message that has the key is found; one that lacks it is rarely among them. The
         list is empty if no message was stored between the times `begin` and `end`, both included;
         otherwise messages of other times are found as well. Raises ArchiveDamaged.

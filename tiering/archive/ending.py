@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from kvstore.errors import CallerError
-from kvstore.record.hashing import key_filter
+from kvstore.record import key_filter
 from tiering.archive.blocks import TailColumns
 from tiering.archive.coder import CodecName, Coder
 from tiering.archive.columns.packed import I64

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from kvstore.record.hashing.key_filter import Filter, masks_of
+from kvstore.record.key_filter import Filter, masks_of
 
 _OBJECTS: Final = 300
 """Bytes of a filter's objects, beside its own bytes."""

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.record.hosts import unpack_host
+from kvstore.record.ids import unpack_host
 from kvstore.record.names import KEYS, TAGS, UNIQUE_ID
 from kvstore.record.properties import decode_properties
 from tiering.archive.columns.constant_headers import ConstantHeaders, host_of

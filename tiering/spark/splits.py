@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
-from kvstore.record.hashing.hashes import key_hash_range
+from kvstore.record.hashes import key_hash_range
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.bucket import ArchiveObject, newest

@@ -58,7 +58,7 @@ from kvstore.index.message_keys.key_parts import (
     read_parts,
     span,
 )
-from kvstore.record.hashing.key_filter import BLOCK_BYTES, grants, mask_of
+from kvstore.record.key_filter import BLOCK_BYTES, grants, mask_of
 
 I64 = NDArray[np.int64]
 Parts = tuple[Part, ...]

@@ -21,13 +21,7 @@ from rocksdict import RdictIter
 
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone
-from kvstore.index.keys import (
-    MESSAGE_KEYS,
-    behind,
-    block_key,
-    filter_key,
-    head_key,
-)
+from kvstore.index.keys import MESSAGE_KEYS, behind, block_key, filter_key, head_key
 from kvstore.index.message_keys.key_parts import (
     BlockRows,
     Part,

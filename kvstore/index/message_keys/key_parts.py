@@ -36,7 +36,7 @@ from kvstore.index.keys import (
     read_part_prefix,
 )
 from kvstore.index.message_keys.key_blocks import count_in, pack_blocks, sort_pairs, unpack_blocks
-from kvstore.record.hashing.key_filter import BLOCK_BITS, fill
+from kvstore.record.key_filter import BLOCK_BITS, fill
 
 I64 = NDArray[np.int64]
 

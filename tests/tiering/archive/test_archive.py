@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import CallerError
 from kvstore.record.facts import facts, names_of
-from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from kvstore.record.hashes import key_hash, key_hash_range
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import (
     ORIGIN,

@@ -17,7 +17,7 @@ from kvstore.errors import (
     KeyMissing,
     StoreError,
 )
-from kvstore.record.hashing.hashes import key_hash_range
+from kvstore.record.hashes import key_hash_range
 from tests.tiering.archive.making import Made, MemorySource, make, plain_queues
 from tiering.archive.archive_reader import Archive
 from tiering.archive.check import archive_problems

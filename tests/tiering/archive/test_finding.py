@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from kvstore.record.hashes import key_hash, key_hash_range
 from tests.rocketmq.logs import NOW
 from tests.tiering.archive.making import Made, make, plain_queues
 from tiering.archive import archive_reader

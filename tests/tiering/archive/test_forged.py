@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.hashing import key_filter
+from kvstore.record import key_filter
 from kvstore.record.names import PREPARED
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues

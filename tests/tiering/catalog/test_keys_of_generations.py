@@ -14,7 +14,7 @@ from kvstore import MessageNotFound, Retention, Store, StoredMessage
 from kvstore.index.keys import MESSAGE_KEYS, META
 from kvstore.index.message_keys.dead_keys import mark
 from kvstore.index.message_keys.key_parts import GENERATION
-from kvstore.record.hashing.hashes import key_hash, key_hash_range
+from kvstore.record.hashes import key_hash, key_hash_range
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.moving import (

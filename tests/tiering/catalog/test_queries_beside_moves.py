@@ -9,7 +9,7 @@ import pytest
 
 from kvstore import Store, StoredMessage
 from kvstore.errors import ArchiveDamaged
-from kvstore.record.hashing.hashes import key_hash
+from kvstore.record.hashes import key_hash
 from tests.support import inside
 from tests.support.clock import VirtualClock
 from tests.tiering.catalog.gate import gated

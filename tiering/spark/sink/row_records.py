@@ -27,7 +27,7 @@ from kvstore.config import QUEUES_MAX
 from kvstore.errors import FormatError, MessageIllegal, RecordDamaged, shown
 from kvstore.record.compression import decompress
 from kvstore.record.encode import encode_record
-from kvstore.record.hosts import HOST_V4_SIZE, pack_host
+from kvstore.record.ids import HOST_V4_SIZE, UniqueIds, pack_host
 from kvstore.record.layout import (
     CRC_MASK,
     DECOMPRESSED_MAX,
@@ -37,7 +37,6 @@ from kvstore.record.layout import (
     TOPIC_MAX,
 )
 from kvstore.record.names import BORN_HOST_V6, COMPRESSED, MULTI_TAG, STORE_HOST_V6
-from kvstore.record.put.unique_ids import UniqueIds
 from kvstore.record.values import StoredMessage
 from tiering.archive.columns.integers import Column, bounds_of
 from tiering.archive.columns.records import HEAD, RecordBatch
