@@ -262,9 +262,10 @@ class Families:
         o.set_stats_dump_period_sec(0)
         o.set_stats_persist_period_sec(0)
         o.set_max_background_jobs(2)
-        if self.read_only:
-            # By default sixteen threads a family open its few files, which takes 6 of 10 ms.
-            o.set_max_file_opening_threads(1)
+        # By default sixteen threads a family open its few files: 6 of 10 ms for a view, and half of
+        # the 32 ms that opening and closing a small store takes a processor. A store on a slow
+        # disk, with many files, still opens some at once.
+        o.set_max_file_opening_threads(1 if self.read_only else 4)
         return o
 
     def _options(self, name: str) -> Options:
