@@ -46,8 +46,7 @@ from tiering.operations.restore import RestoreProblem, RestoreReport, restore
 from tiering.operations.together import Together, held_together
 from tiering.operations.worker import ArchiveInfo, Worker
 from tiering.policy.plan import Plan
-from tiering.policy.policy import Policy
-from tiering.policy.prices import Prices, TierPrice
+from tiering.policy.policy import Policy, Prices, TierPrice
 from tiering.worker.audit import AuditProblem, AuditReport, Orphan
 from tiering.worker.runs import RunReport
 

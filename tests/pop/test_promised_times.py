@@ -20,7 +20,7 @@ INSTANTS: Final = {
     "kvstore/cli/spark/views.py": 1,
     "tiering/places/object_store.py": 1,
     "tiering/spark/wanted.py": 1,
-    "tiering/policy/trusted.py": 1,
+    "tiering/policy/trusted_clock.py": 1,
 }
 """How many conversions a file has of a point in time, or of a time that has passed: these are no
 promises."""

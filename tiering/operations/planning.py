@@ -25,9 +25,8 @@ from tiering.places.waiting import WORK
 from tiering.policy.effective_class import Judge, Today
 from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store
-from tiering.policy.snapshot import Stats, encrypted_of, segments_of, traits_of
-from tiering.policy.trusted import observe
-from tiering.policy.trusted_clock import clock_before
+from tiering.policy.schedule import Stats, encrypted_of, segments_of, traits_of
+from tiering.policy.trusted_clock import clock_before, observe
 from tiering.worker.store_side import Progress, Settings, TopicFacts
 
 

@@ -4,13 +4,22 @@ The idea: one frozen Struct, checked once when it is made, loadable from TOML. I
 topic whose own `Retention` does not say otherwise, field by field. Its consequences for a topic are
 worked out in `retention_classes`, the moves due now in `schedule`. See docs/tiering.md.
 
-Invariant: a `Policy` that exists does not contradict itself; each refusal names the fields that do,
-and the remedy.
+Durations are texts such as "36h" in a policy's file, in the name of a retention class and in a
+plan. Prices are the cost of storing, requesting and transferring data, tier by tier, as it stands
+in a provider's price list. The defaults are examples, of the size that public price lists of large
+clouds showed in 2026 for a region in the United States: an SSD volume, a volume of large disks, an
+object store in its standard class. Users should give their own; only plans and Spark's views use
+them.
+
+Invariants: a `Policy` that exists does not contradict itself; each refusal names the fields that
+do, and the remedy. `parse_duration(format_duration(n)) == n` for every whole number of
+milliseconds, 0 or more. A price is finite and not negative; a GB is 10^9 bytes, a month 30 days.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +35,68 @@ from tiering.archive.coder import LEVELS
 from tiering.errors import PolicyIllegal
 from tiering.places.objects import ARCHIVE_MAX
 from tiering.places.settings import is_remote
-from tiering.policy.durations import format_duration, parse_duration
-from tiering.policy.prices import Prices, check_prices
+
+_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
+
+
+def format_duration(milliseconds: int) -> str:
+    """The shortest exact text: 129,600,000 is "36h"."""
+    if milliseconds == 0:
+        return "0"
+    unit = next(u for u, size in _UNITS.items() if milliseconds % size == 0)
+    return f"{milliseconds // _UNITS[unit]}{unit}"
+
+
+def parse_duration(text: str) -> int | None:
+    """Milliseconds of a text; None if it is no duration."""
+    if text == "0":
+        return 0
+    found = _TEXT.fullmatch(text.strip())
+    if found is None:
+        return None
+    size = _UNITS[found[2]]
+    # Whole numbers stay whole, however large: a float has 53 bits only.
+    return int(found[1]) * size if found[1].isdigit() else whole_ms(float(found[1]) * size / 1000)
+
+
+GB: Final = 1_000_000_000
+"""Bytes of a GB, as price lists count."""
+MONTH: Final = 30 * 86_400.0
+"""Seconds of a month, as durations count."""
+
+
+class TierPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tier's prices, in `Prices.currency`: `gb_month` for a GB kept for a month, `requests` for
+    1,000 requests, `transfer` for a GB read out of it (leave it at 0 where reading is free, as it
+    mostly is inside one region).
+    """
+
+    gb_month: float = 0.0
+    requests: float = 0.0
+    transfer: float = 0.0
+
+
+class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The prices of each tier; the defaults are examples, see the module."""
+
+    hot: TierPrice = TierPrice(gb_month=0.08)
+    warm: TierPrice = TierPrice(gb_month=0.045)
+    cold: TierPrice = TierPrice(gb_month=0.023, requests=0.005)
+    currency: str = "USD"
+
+
+def check_prices(prices: Prices) -> None:
+    """Raises `PolicyIllegal` for a value that is no price."""
+    for tier in ("hot", "warm", "cold"):
+        price = getattr(prices, tier)
+        for name in price.__struct_fields__:
+            value = getattr(price, name)
+            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+                raise PolicyIllegal(
+                    f"prices.{tier}.{name} is {value!r}; it must be a finite number, 0 or more"
+                )
+
 
 Tier = Literal["warm", "cold"]
 """The tier of an archive."""

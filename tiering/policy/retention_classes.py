@@ -25,8 +25,7 @@ from kvstore.clock import whole_ms
 from kvstore.config import Retention
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
 from tiering.errors import PolicyIllegal
-from tiering.policy.durations import format_duration, parse_duration
-from tiering.policy.policy import Policy, Tier
+from tiering.policy.policy import Policy, Tier, format_duration, parse_duration
 
 _HOUR: Final = 3_600_000
 _DAY: Final = 24 * _HOUR

@@ -1,29 +1,38 @@
 """Schedule: the segments due to become archives, the archives due to go cold or be deleted, and
 why.
 
-The idea: pure functions of segments, archives and the time. All messages of a segment leave hot
-together, the oldest segment first. A segment is due when every class in it is, that is at the
-*greatest* `leaves_hot` among its topics, for its newest message. So age alone never takes from
-readers what a topic's `hot_for` promises. Freeing disks in time is the task of `max_bytes` and the
-watermarks, which move the oldest segments whatever their topics ask for. From then on classes are
-apart: each goes cold, and is deleted, by the store time of its own last message, however late or
-early it left hot.
+The idea: pure functions of segments, archives and the time. A policy looks at segments and topics,
+not at a store: a few protocols are all that it asks, and `kvstore.Store` answers them.
+
+All messages of a segment leave hot together, the oldest segment first. A segment is due when every
+class in it is, that is at the *greatest* `leaves_hot` among its topics, for its newest message. So
+age alone never takes from readers what a topic's `hot_for` promises. Freeing disks in time is the
+task of `max_bytes` and the watermarks, which move the oldest segments whatever their topics ask
+for. From then on classes are apart: each goes cold, and is deleted, by the store time of its own
+last message, however late or early it left hot.
 
 Invariants: nothing is deleted before its class's whole time is over; a move that is due for its age
 stays due as time passes; segments go in the order of their numbers, none before an older one that
-stays, except for an erasure (`schedule_erasure`).
+stays, except for an erasure (`schedule_erasure`). Nothing here reads a record or changes the store.
+(A key provider that is asked whether a topic is encrypted may make its key.)
 """
+
+# ruff: noqa: D102  # the store's own types say what each attribute is
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
-
 import msgspec
-
-from tiering.policy.durations import format_duration
-from tiering.policy.policy import Policy, Tier, is_open
+from tiering.policy.policy import Policy, Tier, format_duration, is_open
 from tiering.policy.retention_classes import RetentionClass, TopicTraits, life_of
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+from kvstore.config import Retention
+from kvstore.errors import KeyDestroyed
+from tiering.keys.crypto import KeyProvider
+from tiering.policy.policy import Policy
+from tiering.policy.retention_classes import TopicTraits
 
 Why = Literal["age", "size", "disk", "erased"]
 """The reason why a move is due: its time is over, `max_bytes`, a watermark, or it holds messages
@@ -300,3 +309,89 @@ def _is_longer(age: int | None, than: int | None) -> bool:
 
 def _text(age: int | None) -> str:
     return _EVER if age is None else format_duration(age)
+
+
+class Topic(Protocol):
+    """See `kvstore.TopicInfo`."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def retention(self) -> Retention: ...
+
+
+class ShareStats(Protocol):
+    """See `kvstore.TopicShare`: `bytes` of a topic's records, their `newest` store time in ms."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def newest(self) -> int: ...
+
+
+class Stats(Protocol):
+    """See `kvstore.SegmentStats`: `bytes` of the segment's file; store times in ms, None if it
+    holds nothing.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def oldest(self) -> int | None: ...
+    @property
+    def newest(self) -> int | None: ...
+    @property
+    def topics(self) -> Sequence[ShareStats]: ...
+
+
+def traits_of(
+    topics: Sequence[Topic], encrypted: Collection[str] = frozenset()
+) -> dict[str, TopicTraits]:
+    """The traits that decide each topic's class, by name; `encrypted` names the topics with a key
+    of their own.
+    """
+    return {
+        t.name: TopicTraits(
+            name=t.name, kind=t.kind, retention=t.retention, encrypted=t.name in encrypted
+        )
+        for t in topics
+    }
+
+
+def encrypted_of(topics: Sequence[Topic], keys: KeyProvider | None) -> frozenset[str]:
+    """The topics whose messages are to be encrypted, including those whose key was destroyed: these
+    can't be archived before they have another key.
+    """
+    return frozenset(t.name for t in topics if keys is not None and _is_encrypted(t.name, keys))
+
+
+def _is_encrypted(topic: str, keys: KeyProvider) -> bool:
+    try:
+        return keys.key_for_writing(topic) is not None
+    except KeyDestroyed:
+        return True
+
+
+def segments_of(
+    policy: Policy, found: Iterable[Stats], known: Mapping[str, TopicTraits]
+) -> list[Segment]:
+    """The segments of a store (`Store.segments`) as a policy sees them."""
+    return [
+        segment_of(
+            policy,
+            s.number,
+            s.bytes,
+            (s.oldest, s.newest),
+            [Share(share.topic, share.bytes, share.newest) for share in s.topics],
+            known,
+        )
+        for s in found
+    ]

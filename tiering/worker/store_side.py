@@ -28,7 +28,7 @@ from kvstore.index.archived import (
     Sealed,
 )
 from kvstore.process.background import Background
-from tiering.policy.snapshot import Stats
+from tiering.policy.schedule import Stats
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the step, how much of it is done, and the whole (0: not known)."""

@@ -18,7 +18,7 @@ from kvstore.cli.tier.options import policy_option_at_need, read_policy
 from kvstore.cli.tier.prices import StoragePrices, storage_prices
 
 if TYPE_CHECKING:
-    from tiering.policy.prices import Prices
+    from tiering.policy.policy import Prices
 
 
 class Moment(click.ParamType[int]):
@@ -70,7 +70,7 @@ def view_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, access: Access, storage: StoragePrices, policy_file: Path | None,
         skip_damaged: bool, now_ms: int | None, **options: Any,
     ) -> Any:  # fmt: skip
-        from tiering.policy.prices import Prices
+        from tiering.policy.policy import Prices
 
         prices = read_policy(policy_file).prices if policy_file is not None else Prices()
         asked = Asked(access, storage.of(prices), now_ms, skip_damaged)

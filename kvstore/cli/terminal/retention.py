@@ -25,7 +25,7 @@ class RetentionText(click.ParamType[Retention]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Retention:
         """See `click.ParamType`."""
-        from tiering.policy.durations import parse_duration
+        from tiering.policy.policy import parse_duration
 
         if isinstance(value, Retention):
             return value
@@ -48,7 +48,7 @@ class RetentionText(click.ParamType[Retention]):
 
 def retention_text(retention: Retention) -> str:
     """The text that `RetentionText` reads as that retention."""
-    from tiering.policy.durations import format_duration
+    from tiering.policy.policy import format_duration
 
     given = {tier: getattr(retention, f"{tier}_for") for tier in _TIERS}
     words = [f"{t}={format_duration(whole_ms(s))}" for t, s in given.items() if s is not None]

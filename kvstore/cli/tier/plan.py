@@ -68,7 +68,7 @@ def plan(
     with store_open as store, out.progress() as report:
         made = plan_of(store, policy, ratio=ratio, read_share=read_share, progress=report)
     if plot is not None:
-        from tiering.policy.plan_plot import plot_plan
+        from tiering.policy.plan import plot_plan
 
         plot_plan(made, plot)
     if out.json:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 if TYPE_CHECKING:
-    from tiering.policy.prices import Prices
+    from tiering.policy.policy import Prices
 
 PRICE: Final = click.FloatRange(min=0)
 

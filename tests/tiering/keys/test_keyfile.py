@@ -22,7 +22,7 @@ from tests.support.everyfile import EveryFile, faults
 from tiering import KeyFile
 from tiering.keys.crypto import TopicKey
 from tiering.keys.file_lock import file_lock
-from tiering.policy.snapshot import encrypted_of
+from tiering.policy.schedule import encrypted_of
 
 
 class Hooked(LocalFiles):

@@ -18,8 +18,7 @@ from tests.tiering.policy.givens import (
     topics,
 )
 from tiering.errors import PolicyIllegal
-from tiering.policy.durations import format_duration, parse_duration
-from tiering.policy.policy import Policy
+from tiering.policy.policy import Policy, format_duration, parse_duration
 from tiering.policy.retention_classes import (
     Life,
     RetentionClass,

@@ -27,7 +27,7 @@ from tiering.policy.schedule import (
     schedule,
     segment_of,
 )
-from tiering.policy.trusted import JITTER_MS, Trusted, observe
+from tiering.policy.trusted_clock import JITTER_MS, Trusted, observe
 
 POLICY = Policy(hot_for=DAY, warm_for=7 * DAY, cold_for=20 * DAY, warm="w", cold="c")
 SLOW = TopicTraits(name="slow", retention=Retention(hot_for=3 * DAY))

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from kvstore import Retention
 from tests.tiering.policy.givens import DAY, DAY_MS, START_MS, policies, segments, topics
 from tiering.errors import ExtraMissing
-from tiering.policy.plan import RATIOS, Alternative, Plan, make_plan
-from tiering.policy.plan_plot import plot_plan
-from tiering.policy.policy import Policy
-from tiering.policy.prices import GB, Prices, TierPrice
+from tiering.policy.plan import RATIOS, Alternative, Plan, make_plan, plot_plan
+from tiering.policy.policy import GB, Policy, Prices, TierPrice
 from tiering.policy.retention_classes import TopicTraits, read_class
 from tiering.policy.schedule import Archived, Segment, Share, segment_of
 

@@ -15,9 +15,8 @@ from kvstore.clock import SystemClock
 from kvstore.files import LocalFiles
 from tests.tiering.policy.givens import DAY, HOUR
 from tiering.errors import PolicyIllegal
-from tiering.policy.policy import Policy, check_with_store, is_open
+from tiering.policy.policy import Policy, Prices, TierPrice, check_with_store, is_open
 from tiering.policy.policy_places import open_places
-from tiering.policy.prices import Prices, TierPrice
 
 STORE = (0.75, 0.85, 0.90)
 

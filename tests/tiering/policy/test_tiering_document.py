@@ -11,8 +11,7 @@ import pytest
 
 from tests.tiering.policy.givens import DAY_MS
 from tiering.policy.plan import RATIOS
-from tiering.policy.policy import Policy
-from tiering.policy.prices import Prices
+from tiering.policy.policy import Policy, Prices
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 
 TEXT: Final = (Path(__file__).parents[3] / "docs" / "tiering.md").read_text(encoding="utf-8")

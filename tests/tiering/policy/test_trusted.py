@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tiering.policy.givens import DAY, DAY_MS, HOUR, HOUR_MS, START_MS
-from tiering.policy.trusted import JITTER_MS, Trusted, observe
+from tiering.policy.trusted_clock import JITTER_MS, Trusted, observe
 
 YEAR_MS = 365 * DAY_MS
 SEEN = Trusted(START_MS, START_MS)

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 # as everybody calls it
 
 from kvstore.clock import Clock, SystemClock
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
-from tiering.policy.prices import Prices
+from tiering.policy.policy import Prices
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.report.figures import (

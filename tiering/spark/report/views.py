@@ -24,7 +24,7 @@ from kvstore.record.names import (
     DLQ_PREFIX,
     RETRY_TOPIC,
 )
-from tiering.policy.prices import GB, Prices, check_prices
+from tiering.policy.policy import GB, Prices, check_prices
 from tiering.spark import source
 from tiering.spark.report import tables
 from tiering.spark.report.counting import DAY_MS

@@ -19,7 +19,7 @@ from kvstore.cli.spark.report import report
 from kvstore.cli.spark.sql import sql
 from tests.tiering.spark.report.conftest import Past
 from tiering import PolicyIllegal, Prices
-from tiering.policy.prices import TierPrice
+from tiering.policy.policy import TierPrice
 from tiering.spark.report import VIEWS, create_views
 from tiering.spark.report.figures import Figures, Sums
 from tiering.spark.report.gather import gather
