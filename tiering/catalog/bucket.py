@@ -18,9 +18,8 @@ from kvstore.errors import FormatTooOld
 from tiering.archive.manifest import Manifest
 from tiering.catalog.contents import FOLDER, not_superseded
 from tiering.errors import NothingToRestore, StoresAmbiguous
-from tiering.places.commits.commit_log import CommitLogs
-from tiering.places.commits.commits import FORMAT, CommittedArchive
-from tiering.places.object_names import NAME, OF_VERSION_1
+from tiering.places.commits import FORMAT, CommitLogs, CommittedArchive
+from tiering.places.objects import NAME, OF_VERSION_1
 from tiering.places.place import Place
 
 _STORE_FOLDER: Final = re.compile(r"([0-9a-f]{32})(?:-jobs)?")

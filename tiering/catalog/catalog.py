@@ -18,7 +18,7 @@ import msgspec
 
 from kvstore.errors import FormatError
 from kvstore.index.keys import archive_key, read_archive_key
-from tiering.places.object_names import jobs_folder
+from tiering.places.objects import jobs_folder
 
 Tier = Literal["warm", "cold"]
 State = Literal["live", "retired"]

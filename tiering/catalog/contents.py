@@ -22,7 +22,7 @@ from tiering.archive.manifest import STORE_ID_NONE, Manifest
 from tiering.archive.manifest import ArchivedTopic as TopicOfArchive
 from tiering.catalog.catalog import TOPICS_MAX, ArchiveRow, Tier, encode_row, pack_topics
 from tiering.errors import PlaceError
-from tiering.places.object_names import is_of_jobs
+from tiering.places.objects import is_of_jobs
 from tiering.places.place import Place
 
 T = TypeVar("T")

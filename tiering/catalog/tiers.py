@@ -56,7 +56,7 @@ from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_kept
-from tiering.places.waiting import FILE, WORK, read_waits
+from tiering.places.work_folder import FILE, WORK, read_waits
 
 SCANS_KEPT: Final = 1024
 """The number of queues whose readers' last offsets are remembered."""

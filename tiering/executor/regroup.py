@@ -37,7 +37,7 @@ from tiering.archive.writer import (
 from tiering.executor.match import Match
 from tiering.executor.proof import prove
 from tiering.executor.segment import SegmentRecords, read_segment, stored_times
-from tiering.places.object_names import SUFFIX
+from tiering.places.objects import SUFFIX
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer

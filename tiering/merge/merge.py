@@ -51,7 +51,7 @@ from tiering.merge.partition_task import (
     survey_keys,
 )
 from tiering.places.objects import ARCHIVE_MAX
-from tiering.places.verify_copy import verify_copy
+from tiering.places.publish import verify_copy
 from tiering.policy.retention_classes import RetentionClass, read_class
 
 __all__ = [

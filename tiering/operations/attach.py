@@ -51,13 +51,12 @@ from tiering.operations.source_place import (
     open_all,
     open_source_place,
 )
-from tiering.places.commits.dead_jobs import sweep
-from tiering.places.object_names import SUFFIX
+from tiering.places.dead_jobs import sweep
+from tiering.places.failures import typed
+from tiering.places.objects import SUFFIX
 from tiering.places.place import Place, open_place
 from tiering.places.publish import Pacing
-from tiering.places.refusals import typed
-from tiering.places.unmade import ATTACH, overwrite_all
-from tiering.places.waiting import WORK
+from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.worker.archive_segment import archived_topic
 from tiering.worker.arrivals import arrivals_lock, attaching

@@ -21,7 +21,7 @@ from tiering.errors import PlaceUnavailable
 from tiering.keys.sources import provider_of
 from tiering.places.place import Place, open_kept
 from tiering.places.settings import is_remote
-from tiering.places.waiting import WORK
+from tiering.places.work_folder import WORK
 from tiering.policy.effective_class import Judge, Today
 from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store

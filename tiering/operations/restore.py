@@ -51,10 +51,10 @@ from tiering.operations.source_place import (
     open_all,
     open_source_place,
 )
-from tiering.places.object_names import object_key
+from tiering.places.failures import typed
+from tiering.places.objects import object_key
 from tiering.places.place import Place, open_place
-from tiering.places.refusals import typed
-from tiering.places.verify_copy import fetch
+from tiering.places.publish import fetch
 from tiering.worker.store_side import Progress
 
 

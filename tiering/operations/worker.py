@@ -42,10 +42,9 @@ from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of
 from tiering.merge.merge import TARGET_BYTES
 from tiering.operations.erase import Destroyer, DestroyReport, Eraser, ErasurePlan, ErasureReport
+from tiering.places.failures import typed
 from tiering.places.publish import Pacing
-from tiering.places.refusals import typed
-from tiering.places.unmade import overwrite_all
-from tiering.places.waiting import FILE, WORK, Waits
+from tiering.places.work_folder import FILE, WORK, Waits, overwrite_all
 from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store, is_open
 from tiering.policy.policy_places import open_places
@@ -245,7 +244,7 @@ class Worker:
     def run_and_merge(self) -> RunReport:
         """One round of a worker that runs by itself: as `run_once`, then merge to the policy's
         `merge_bytes`, group by group, at its `hours`; steps that become due meanwhile go first.
-        Steps that failed before are left alone for a while (see `waiting`). Raises as `run_once`
+        Steps that failed before are left alone for a while (see `Waits`). Raises as `run_once`
         does, but a place that is away is in the report: others may be there.
         """
         with self._alone():

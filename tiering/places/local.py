@@ -34,6 +34,7 @@ from tiering.errors import (
     PlaceUnavailable,
     PlaceUnsuitable,
 )
+from tiering.places.failures import Retry, Transient
 from tiering.places.objects import (
     Content,
     Given,
@@ -44,7 +45,6 @@ from tiering.places.objects import (
     check_same,
     is_key,
 )
-from tiering.places.retry import Retry, Transient
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)

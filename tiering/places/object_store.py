@@ -34,7 +34,7 @@ from tiering.errors import (
     PlaceIllegal,
     PlaceUnsuitable,
 )
-from tiering.places.client_errors import exists_already, failure, status_of
+from tiering.places.failures import Retry, Transient, exists_already, failure, status_of
 from tiering.places.objects import (
     Chunks,
     Content,
@@ -46,7 +46,6 @@ from tiering.places.objects import (
     check_same,
     is_key,
 )
-from tiering.places.retry import Retry, Transient
 from tiering.places.settings import Address, check_endpoint, number, seconds
 
 UNFINISHED: Final = ".uploading"

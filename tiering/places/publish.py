@@ -1,32 +1,146 @@
 """Publish: announces an archive, puts it into its place, and reads it back.
 
-The idea: the name is noted, the object is put on condition that the name is free, and it is read
-back. After a failure the object is removed again. If this process was killed in between, the next
-one removes the object (`remove_announced`). The same goes for a copy from one place to another
-(`ObjectCopy`), which another process may make.
+The idea: an object that was put and never came into the catalog is an orphan. A list of a bucket
+can't tell an orphan from another store's object. So the name is noted first, in a small file (an
+intent). The object is put on condition that the name is free, and it is read back. After a failure
+the object is removed again. If this process was killed in between, the next one looks through the
+notes and removes the object (`remove_announced`). The same goes for a copy from one place to
+another (`ObjectCopy`), which another process may make. An archive is read in steps of 8 MiB, each
+after `pace` was asked.
 
-Invariant: only an object that was put here is ever removed. A name that another caller was first to
-take (another worker, another copy of this store) is theirs, and stays.
+Invariants: a name is noted, on the disk, before its object can exist; it is forgotten once the
+catalog has the archive, or the object is gone or another caller's. Only an object that was put here
+is ever removed, and none that is in the catalog. A name that another caller was first to take
+(another worker, another copy of this store) is theirs, and stays. Never more than one step of an
+archive is in memory.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import google_crc32c
 import msgspec
 
 from kvstore.errors import ArchiveDamaged
 from kvstore.files import Files, LocalFiles
+from tiering.archive.tail import Source
 from tiering.errors import ObjectExists, ObjectNotFound, PlaceError, TieringStopped
-from tiering.places.intents import Intent, Intents
-from tiering.places.objects import Pace
+from tiering.places.objects import CHUNK, Pace
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
-from tiering.places.verify_copy import checksum, verify_copy
+
+_SUFFIX: Final = ".intent"
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """An object that may exist: its place (path or URL), its name there, its size in bytes and
+    crc32c.
+    """
+
+    number: int
+    place: str
+    key: str
+    size: int = -1
+    crc: int = 0
+
+
+class Intents:
+    """The notes in a folder."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        self._folder = folder
+        self._files = files
+
+    def note(self, intent: Intent) -> None:
+        """Writes the note; it is on the disk when this returns."""
+        self._files.make_dir(self._folder)
+        self._files.write_whole(self._path(intent.number), msgspec.json.encode(intent))
+
+    def forget(self, number: int) -> None:
+        """Removes the note: the archive is in the catalog, or the object is gone."""
+        if self._files.size(self._path(number)) is not None:
+            self._files.remove(self._path(number))
+
+    def unfinished(self, known: Collection[str]) -> Iterator[Intent]:
+        """The notes of objects that are not in the catalog, which has the objects named `known`;
+        notes of objects in the catalog are forgotten. (A copy's number is in the catalog only until
+        the first object is gone.)
+        """
+        for name in self._files.list_dir(self._folder) if self._folder.is_dir() else ():
+            if not name.endswith(_SUFFIX):
+                continue
+            path = self._folder / name
+            try:
+                intent = msgspec.json.decode(self._files.read(path), type=Intent)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                # Cut off while it was written: the put that it was to announce had not begun.
+                self._files.remove(path)
+                continue
+            if intent.key in known:
+                self.forget(intent.number)
+            else:
+                yield intent
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:010d}{_SUFFIX}"
+
+
+def checksum(
+    source: Source, *, pace: Pace | None = None, take: Callable[[bytes], object] | None = None
+) -> int:
+    """Reads a source whole; returns its crc32c. `take` is given each step's bytes."""
+    crc = 0
+    for data in _steps(source, pace):
+        crc = google_crc32c.extend(crc, data)
+        if take is not None:
+            take(data)
+    return crc
+
+
+def verify_copy(
+    source: Source, size: int, crc: int, otherwise: str, *, pace: Pace | None = None,
+    into: tuple[Path, Files] | None = None,
+) -> None:  # fmt: skip
+    """Raises `ArchiveDamaged` if a source has another size or crc32c than were put there; the error
+    ends with `otherwise`. The bytes are also put `into` a file, if one is given.
+    """
+    found = None
+    if source.size == size:
+        found = checksum(source, pace=pace) if into is None else fetch(source, *into, pace=pace)
+    if found != crc:
+        has = f"{source.size} bytes" if found is None else f"crc32c {found:#010x}"
+        due = f"{size} bytes" if found is None else f"{crc:#010x}"
+        raise ArchiveDamaged(
+            f"{source.name} is not what was put there: it has {has}, not {due}; {otherwise}",
+            source.name,
+        )
+
+
+def fetch(source: Source, path: Path, files: Files, *, pace: Pace | None = None) -> int:
+    """Copies a source to a file, which is there whole or not at all; returns its crc32c."""
+    crc = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal crc
+        for data in _steps(source, pace):
+            crc = google_crc32c.extend(crc, data)
+            yield data
+
+    files.write_new(path, chunks(), replace=True)
+    return crc
+
+
+def _steps(source: Source, pace: Pace | None) -> Iterator[bytes]:
+    for at in range(0, source.size, CHUNK):
+        wanted = min(CHUNK, source.size - at)
+        if pace is not None:
+            pace(wanted)
+        yield source.read(at, wanted)
 
 
 def no_pace(size: int) -> None:

@@ -20,7 +20,7 @@ from tiering.catalog.catalog import Tier
 from tiering.errors import PolicyIllegal
 from tiering.places.place import Place, open_kept
 from tiering.places.settings import is_remote
-from tiering.places.waiting import WORK
+from tiering.places.work_folder import WORK
 from tiering.policy.policy import Policy, expanded
 
 _OWN: Final = frozenset({"commitlog", "index", WORK})

@@ -21,18 +21,16 @@ stays, except for an erasure (`schedule_erasure`). Nothing here reads a record o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
-import msgspec
-from tiering.policy.policy import Policy, Tier, format_duration, is_open
-from tiering.policy.retention_classes import RetentionClass, TopicTraits, life_of
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Literal, Protocol
+
+import msgspec
+
 from kvstore.config import Retention
 from kvstore.errors import KeyDestroyed
 from tiering.keys.crypto import KeyProvider
-from tiering.policy.policy import Policy
-from tiering.policy.retention_classes import TopicTraits
+from tiering.policy.policy import Policy, Tier, format_duration, is_open
+from tiering.policy.retention_classes import RetentionClass, TopicTraits, life_of
 
 Why = Literal["age", "size", "disk", "erased"]
 """The reason why a move is due: its time is over, `max_bytes`, a watermark, or it holds messages
@@ -198,8 +196,8 @@ def schedule(
     """The agenda of moves due now. Pure.
 
     `segments` are the sealed ones, oldest first; `other_bytes` is the size of the other raw
-    segments (the active one); `now_ms` should come from `trusted.observe`, which no leap of the
-    clock moves; `hour` is local, `disk_used` a share, 0 to 1. At the second watermark the oldest
+    segments (the active one); `now_ms` should come from `trusted_clock`, which no leap of the clock
+    moves; `hour` is local, `disk_used` a share, 0 to 1. At the second watermark the oldest
     segment goes, and no other for that reason: the caller asks again after it, with the disk as it
     is then.
     """

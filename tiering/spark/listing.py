@@ -25,7 +25,7 @@ from tiering.catalog.bucket import objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.keys.sources import provider_of
-from tiering.places.commits.commit_log import CommitLogs
+from tiering.places.commits import CommitLogs
 from tiering.places.place import Place, open_place
 from tiering.places.settings import is_remote
 from tiering.spark.options import ReadOptions

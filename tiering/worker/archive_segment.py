@@ -32,8 +32,7 @@ from tiering.executor.match import Match
 from tiering.executor.regroup import Made, Regrouped, SegmentJob, TopicPlan, regroup_locally
 from tiering.keys.sources import keys_at_hand
 from tiering.policy.retention_classes import RetentionClass, life_of, read_class
-from tiering.policy.schedule import SegmentDue
-from tiering.policy.schedule import encrypted_of, traits_of
+from tiering.policy.schedule import SegmentDue, encrypted_of, traits_of
 from tiering.worker.context import WorkContext
 from tiering.worker.publisher import Publisher
 from tiering.worker.store_side import TopicFacts

@@ -31,10 +31,10 @@ from tiering.executor.pipeline import go_on
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
-from tiering.places.object_names import NAME
+from tiering.places.objects import NAME
 from tiering.places.place import ObjectInfo, Place, open_place
+from tiering.places.publish import checksum
 from tiering.places.settings import is_remote
-from tiering.places.verify_copy import checksum
 from tiering.worker.arrivals import Attaches, Counted, none_since
 from tiering.worker.store_side import Progress
 

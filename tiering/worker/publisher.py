@@ -19,10 +19,9 @@ from tiering.archive.writer import WrittenArchive
 from tiering.catalog.catalog import ArchiveRow, Tier, kept_as
 from tiering.catalog.contents import row_of
 from tiering.errors import PlaceError
-from tiering.places.intents import Intent, Intents
-from tiering.places.object_names import object_key
+from tiering.places.objects import object_key
 from tiering.places.place import Place
-from tiering.places.publish import Pacing, publish, remove_announced
+from tiering.places.publish import Intent, Intents, Pacing, publish, remove_announced
 from tiering.worker.store_side import Progress, Store
 
 

@@ -20,11 +20,8 @@ import msgspec
 
 from kvstore.clock import whole_ms
 from tiering.catalog.catalog import ArchiveRow, encode_row, is_own, kept_as
-from tiering.places.intents import Intent
-from tiering.places.publish import CopyJob, ObjectCopy, announced, copy_remotely
-from tiering.places.unmade import overwrite_all
-from tiering.places.verify_copy import checksum
-from tiering.places.waiting import WORK
+from tiering.places.publish import CopyJob, Intent, ObjectCopy, announced, checksum, copy_remotely
+from tiering.places.work_folder import WORK, overwrite_all
 from tiering.policy.retention_classes import RetentionClass
 from tiering.worker.context import WorkContext
 from tiering.worker.publisher import Publisher

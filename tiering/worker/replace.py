@@ -29,8 +29,7 @@ from tiering.executor.match import Match
 from tiering.merge.compact import Compaction
 from tiering.merge.merge import Merged, MergeJob, merge_with
 from tiering.places.place import Place
-from tiering.places.unmade import ATTACH, overwrite_all
-from tiering.places.waiting import WORK
+from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 from tiering.worker.archive_segment import archived_topic, arriving_of
 from tiering.worker.arrivals import arrivals_lock, attaches, attaching, none_since

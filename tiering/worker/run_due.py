@@ -7,7 +7,7 @@ hand-over itself is the store's, one after the other, by the same rules.
 Invariants: the steps and their order do not depend on the executor; a step that fails with any
 error leaves everything readable as it was, is noted, and the others go on; a segment that could not
 be archived is left alone until the next run; where a place is away, nothing more is built for it
-(`waiting`).
+(`work_folder.Waits`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tiering.errors import (
     TieringStopped,
 )
 from tiering.executor.regroup import Regrouped
-from tiering.places.waiting import Waits
+from tiering.places.work_folder import Waits
 from tiering.policy.schedule import Agenda, ArchiveDue, SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.context import WorkContext

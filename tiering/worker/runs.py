@@ -24,7 +24,7 @@ from kvstore.files import Files
 from kvstore.process.background import traced
 from tiering.catalog.catalog import ArchiveRow
 from tiering.errors import TieringStopped
-from tiering.places.refusals import told_of
+from tiering.places.failures import told_of
 from tiering.policy.schedule import SegmentDue
 from tiering.worker.replace import Replaced
 

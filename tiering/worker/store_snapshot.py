@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from tiering.policy.effective_class import Judge, Today
 from tiering.policy.retention_classes import TopicTraits
-from tiering.policy.schedule import Archived, Segment
-from tiering.policy.schedule import encrypted_of, segments_of, traits_of
+from tiering.policy.schedule import Archived, Segment, encrypted_of, segments_of, traits_of
 from tiering.worker.context import WorkContext
 
 

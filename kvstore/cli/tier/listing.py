@@ -27,7 +27,7 @@ def list_(out: Output, folder: Path, config_file: Path | None) -> None:
     With --json archives alone; `kvmq stats --json` has what is left alone, by tier.
     """
     from tiering.catalog.catalog import decode_rows
-    from tiering.places.waiting import FILE, WORK, read_waits
+    from tiering.places.work_folder import FILE, WORK, read_waits
 
     with open_store(out, folder, config_file, read_only=True) as store:
         rows = decode_rows(store.catalog().rows)
@@ -69,7 +69,7 @@ def _until(delete_at: int | None) -> str:
 @output_option
 def history(out: Output, folder: Path, limit: int, config_file: Path | None) -> None:
     """Show the steps that tiering did in the store in DIR, oldest first."""
-    from tiering.places.waiting import WORK
+    from tiering.places.work_folder import WORK
     from tiering.worker.runs import History
 
     require_store(folder)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.clock import VirtualClock
 from tiering.errors import PlaceDenied, PlaceUnavailable
-from tiering.places.retry import Retry, Transient
+from tiering.places.failures import Retry, Transient
 
 
 class Asked:

@@ -15,8 +15,8 @@ from tests.support.throwing import Thrower, some
 from tests.tiering.spark.sink.jobs import Job
 from tests.tiering.spark.sink.test_commit_log import STORE, written
 from tests.tiering.spark.sink.watched import Watched
-from tiering.places.commits.commit_log import CommitLog
-from tiering.places.object_names import checkpoint_key
+from tiering.places.commits import CommitLog
+from tiering.places.objects import checkpoint_key
 from tiering.spark.listing import Opener, listing
 from tiering.spark.options import read_options
 from tiering.spark.stream.directory_tables import DirectoryTables

@@ -23,9 +23,8 @@ from tiering.errors import ObjectExists, ObjectNotFound, PlaceError, PlaceUnavai
 from tiering.executor.match import Match
 from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
-from tiering.places.intents import Intent, Intents
 from tiering.places.place import Given, ObjectInfo, Pace, Place, open_place
-from tiering.places.publish import CopyJob, Pacing, copy_remotely, publish
+from tiering.places.publish import CopyJob, Intent, Intents, Pacing, copy_remotely, publish
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", cold="cold", clock_doubt=0.0)

@@ -16,8 +16,8 @@ from tests.tiering.stores import config, fill, held
 from tiering import Policy, Worker
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.executor.pool import Inline
-from tiering.places.intents import Intent, Intents
-from tiering.places.object_names import SUFFIX
+from tiering.places.objects import SUFFIX
+from tiering.places.publish import Intent, Intents
 
 DAY = 86_400.0
 

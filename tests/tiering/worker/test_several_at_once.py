@@ -23,9 +23,8 @@ from tests.tiering.worker.pools import Pools
 from tiering import ObjectExists, Policy, TieringStopped, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.executor.pipeline import pipelined
-from tiering.places.intents import Intent
 from tiering.places.place import open_place
-from tiering.places.publish import CopyJob, copy_remotely
+from tiering.places.publish import CopyJob, Intent, copy_remotely
 
 DAY = 86_400.0
 BOTH = Policy(

@@ -23,10 +23,9 @@ from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
 from tiering.merge.merge import merge_remotely
 from tiering.merge.partition import plan_merge
-from tiering.places.intents import Intent, Intents
 from tiering.places.place import Place, open_place
-from tiering.places.publish import CopyJob, ObjectCopy, Pacing
-from tiering.places.waiting import FILE, WORK, Waits, read_waits
+from tiering.places.publish import CopyJob, Intent, Intents, ObjectCopy, Pacing
+from tiering.places.work_folder import FILE, WORK, Waits, read_waits
 from tiering.worker.arrivals import attaching
 
 DAY = 86_400.0

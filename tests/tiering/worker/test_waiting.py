@@ -14,8 +14,8 @@ from tests.tiering.stores import fill, held
 from tiering import PlaceUnavailable, Policy, Worker
 from tiering.executor.pool import Inline
 from tiering.executor.regroup import regroup_locally
-from tiering.places.intents import Intent, Intents
-from tiering.places.waiting import FILE, WORK, read_waits
+from tiering.places.publish import Intent, Intents
+from tiering.places.work_folder import FILE, WORK, read_waits
 
 DAY = 86_400.0
 

@@ -24,11 +24,10 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter, write_archive
 from tiering.executor.proof import prove
 from tiering.keys.crypto import KeyProvider
-from tiering.places.commits.commits import CommittedArchive, HeldRange
-from tiering.places.intents import Intent
-from tiering.places.object_names import job_object_key
+from tiering.places.commits import CommittedArchive, HeldRange
+from tiering.places.objects import job_object_key
 from tiering.places.place import Place
-from tiering.places.publish import Pacing, put_verified
+from tiering.places.publish import Intent, Pacing, put_verified
 from tiering.policy.retention_classes import read_class
 from tiering.spark.sink.collecting import Collected
 from tiering.spark.sink.sink_options import SinkOptions

@@ -28,11 +28,17 @@ from tiering.catalog.bucket import ArchiveObject, check_single_store, own_archiv
 from tiering.catalog.overlaps import OffsetRange, first_duplicate, ranges_of
 from tiering.errors import JobAborted, ObjectNotFound, OffsetsTaken, PlaceError
 from tiering.executor.pipeline import go_on, pipelined
-from tiering.places.commits.commit_log import AT_ONCE, CommitLog
-from tiering.places.commits.commits import Commit, CommittedArchive
-from tiering.places.commits.dead_jobs import clear_overwritten, remove_unnamed
-from tiering.places.commits.topic_ids import TopicIds, read_ids, take_ids
-from tiering.places.object_names import job_folder, job_name
+from tiering.places.commits import (
+    AT_ONCE,
+    Commit,
+    CommitLog,
+    CommittedArchive,
+    TopicIds,
+    read_ids,
+    take_ids,
+)
+from tiering.places.dead_jobs import clear_overwritten, remove_unnamed
+from tiering.places.objects import job_folder, job_name
 from tiering.places.place import Place
 from tiering.spark.sink.sink_options import SinkOptions
 

@@ -34,10 +34,8 @@ from kvstore.errors import ConfigError
 from kvstore.files import LocalFiles
 from tiering.errors import PlaceError
 from tiering.keys.sources import keys_at_hand, provider_of
-from tiering.places.commits.commit_log import CommitLog
-from tiering.places.commits.commits import CommittedArchive
-from tiering.places.commits.dead_jobs import abort, sweep, sweep_jobs
-from tiering.places.commits.topic_ids import TopicIds, take_ids
+from tiering.places.commits import CommitLog, CommittedArchive, TopicIds, take_ids
+from tiering.places.dead_jobs import abort, sweep, sweep_jobs
 from tiering.places.place import Place
 from tiering.spark.sink.archives import ArchiveMaker
 from tiering.spark.sink.collecting import Collector

@@ -24,7 +24,7 @@ from kvstore.opening.viewing import Reach
 from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
-from tiering.places.commits.commit_log import CommitLogs
+from tiering.places.commits import CommitLogs
 from tiering.places.settings import is_remote
 from tiering.spark.listing import (
     DAMAGE,

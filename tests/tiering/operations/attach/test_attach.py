@@ -25,7 +25,7 @@ from tiering import AttachConflict, NothingToRestore, Policy, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.errors import TieringBusy
 from tiering.merge.rebase import at_position
-from tiering.places.commits.commits import Commit
+from tiering.places.commits import Commit
 
 SEGMENT = 64 << 10
 POLICY = Policy(hot_for=60, warm="archive", watermarks=None, clock_doubt=0.0, grace=0.0)

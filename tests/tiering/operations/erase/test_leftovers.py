@@ -10,7 +10,7 @@ from kvstore import Store
 from tests.support.clock import VirtualClock
 from tests.tiering.stores import held
 from tiering import Policy, Worker
-from tiering.places.intents import Intent, Intents
+from tiering.places.publish import Intent, Intents
 
 DAY = 86_400.0
 WARM = Policy(hot_for=DAY, warm_for=10 * DAY, warm="archive", clock_doubt=0.0)

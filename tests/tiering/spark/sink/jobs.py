@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from tests.tiering.spark.test_reading import read
-from tiering.places.commits.commit_log import CommitLog
-from tiering.places.commits.commits import CommittedArchive
-from tiering.places.commits.dead_jobs import abort
+from tiering.places.commits import CommitLog, CommittedArchive
+from tiering.places.dead_jobs import abort
 from tiering.places.place import Place, open_place
 from tiering.spark.schema import SCHEMA
 from tiering.spark.sink.jobs import PlaceState, commit, read_state

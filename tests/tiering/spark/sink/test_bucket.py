@@ -18,9 +18,9 @@ from tests.tiering.places.faulty import Fault, FaultyServer
 from tests.tiering.spark.sink.jobs import JOB, frame, made_up
 from tests.tiering.spark.test_reading import read
 from tiering.errors import CommitUncertain, OffsetsTaken
-from tiering.places.commits.commits import CommittedArchive
-from tiering.places.commits.dead_jobs import sweep
-from tiering.places.object_names import OF_JOB, commit_key, job_object_key
+from tiering.places.commits import CommittedArchive
+from tiering.places.dead_jobs import sweep
+from tiering.places.objects import OF_JOB, commit_key, job_object_key
 from tiering.places.place import Place
 from tiering.spark.schema import spark_schema
 from tiering.spark.sink.jobs import PlaceState, commit, read_state

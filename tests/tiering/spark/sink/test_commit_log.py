@@ -10,23 +10,25 @@ from typing import Any
 
 import pytest
 
-import tiering.places.commits.dead_jobs
-import tiering.places.object_names
+import tiering.places.dead_jobs
+import tiering.places.objects
 from kvstore.errors import FormatError
 from tests.tiering.spark.sink.watched import Watched, nothing
 from tiering.catalog.bucket import archives_in
 from tiering.errors import JobAborted, ObjectNotFound, PlaceUnavailable
-from tiering.places.commits.commit_log import CommitLog, CommitLogs
-from tiering.places.commits.commits import (
+from tiering.places.commits import (
     PAGE,
+    CommitLog,
+    CommitLogs,
     CommittedArchive,
     HeldRange,
+    TopicIds,
     decode_page,
     encode_page,
+    take_ids,
 )
-from tiering.places.commits.dead_jobs import DAY, HOUR, abort, sweep_jobs
-from tiering.places.commits.topic_ids import TopicIds, take_ids
-from tiering.places.object_names import checkpoint_key, commit_key, job_object_key, page_key
+from tiering.places.dead_jobs import DAY, HOUR, abort, sweep_jobs
+from tiering.places.objects import checkpoint_key, commit_key, job_object_key, page_key
 from tiering.places.place import ObjectInfo, Place, open_place
 from tiering.spark.sink.jobs import PlaceState, commit, read_state
 from tiering.spark.sink.sink_options import sink_options
@@ -85,7 +87,7 @@ def test_the_cost_of_a_batch_does_not_grow_with_the_batches_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
     """Each begins with the look for dead jobs that comes once an hour: it lists a group or two."""
-    for module in (tiering.places.object_names, tiering.places.commits.dead_jobs):
+    for module in (tiering.places.objects, tiering.places.dead_jobs):
         monkeypatch.setattr(module, "GROUP", group)
     place = Watched(tmp_path / "out")
     costs: list[Counter[str]] = []

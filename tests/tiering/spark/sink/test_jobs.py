@@ -23,9 +23,9 @@ from tiering import NothingToRestore
 from tiering.archive.archive_reader import Archive
 from tiering.errors import ObjectNotFound, OffsetsTaken, PlaceError, RowIllegal, StoresAmbiguous
 from tiering.keys.key_file import KeyFile
-from tiering.places.commits.dead_jobs import sweep
-from tiering.places.commits.topic_ids import read_ids, take_ids
-from tiering.places.object_names import checkpoint_key, commit_key, job_folder
+from tiering.places.commits import read_ids, take_ids
+from tiering.places.dead_jobs import sweep
+from tiering.places.objects import checkpoint_key, commit_key, job_folder
 from tiering.places.place import open_place
 from tiering.spark.sink import jobs
 from tiering.spark.sink.collecting import Collector

@@ -1,17 +1,23 @@
-"""Waiting: pauses before a failed move is tried again, longer each time.
+"""Work folder: the folder in a store that belongs to its worker: half-made archives, and waits.
 
-The idea: making a segment's archives reads and encodes all of it. A damaged segment, or one whose
-place is away, would cost that at each look, for nothing. So a failure is noted, by the segment's
-name or the place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so
-on, up to an hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
+The idea: archives are made, and copied, in folders of their own. The next process that works in
+such a folder clears it. A half-made archive may hold messages that are to be erased, so files are
+overwritten.
 
-Invariants: a success ends the wait; after a run the file says what the worker knows, unless it
-can't be written; a file that can't be read or written changes no move.
+Making a segment's archives reads and encodes all of it. A damaged segment, or one whose place is
+away, would cost that at each look, for nothing. So a failure is noted, by the segment's name or the
+place's, and a worker that runs by itself tries again after 1 minute, then 2, 4 and so on, up to an
+hour. A run that a caller asks for (`Worker.run_once`) tries everything at once.
+
+Invariants: no file that a catalog names lies in a folder that is cleared; a success ends the wait;
+after a run the file says what the worker knows, unless it can't be written; a file that can't be
+read or written changes no move.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
@@ -21,7 +27,22 @@ import msgspec
 from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.files import Files
-from tiering.places.refusals import told_of
+from tiering.places.failures import told_of
+
+ATTACH: Final = "attach/made"
+"""The folder where an attach makes archives, within the worker's folder."""
+
+
+def overwrite_all(folder: Path, files: Files) -> list[str]:
+    """Overwrites and removes every file in a folder, and the folder; returns their names there."""
+    removed = []
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if path.is_file():
+            files.erase(path)
+            removed.append(str(path.relative_to(folder)))
+    shutil.rmtree(folder, ignore_errors=True)
+    return removed
+
 
 WORK: Final = "tiering"
 """The worker's folder, within the store's."""

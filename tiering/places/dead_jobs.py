@@ -18,9 +18,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from tiering.errors import PlaceError
-from tiering.places.commits.commit_log import CommitLog
-from tiering.places.commits.commits import Commit
-from tiering.places.object_names import (
+from tiering.places.commits import Commit, CommitLog
+from tiering.places.objects import (
     GROUP,
     JOBS_FOLDER,
     OF_JOB,
