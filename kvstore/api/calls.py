@@ -20,7 +20,6 @@ from kvstore.engine import group_offsets, topic_changes
 from kvstore.engine.engine import Engine
 from kvstore.errors import CallerError, StoreClosed
 from kvstore.message import Bounds, Message, PullResult, PutResult, StoredMessage
-from kvstore.meta.attributes import attributes_of
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupConfig, GroupInfo, Start
 from kvstore.meta.history import OffsetCommit
 from kvstore.meta.namespaces import check_namespace, namespace_of
@@ -33,7 +32,7 @@ from kvstore.pop.popped import Popped, check_seconds, check_wait
 from kvstore.read.filters import compile_filter
 from kvstore.read.pull import pull
 from kvstore.read.sql import SqlFilter
-from kvstore.record.validate import listed
+from kvstore.record.validate import attributes_of, listed
 
 _NO_WAIT: Final = 0.0
 

@@ -259,8 +259,8 @@ class Engine:
             Job("merging keys", index.merge_due, partial(self._one_step, index.merge_next)),
             Job(
                 "dead keys",
-                index.key_upkeep.dead_keys_due,
-                partial(self._one_step, index.key_upkeep.drop_dead_keys),
+                index.dead_keys.due,
+                partial(self._one_step, index.dead_keys.drop),
             ),
             Job("offsets to the disk", self.offsets.sync_due, self.offsets.sync),
             Job("history of what is done", self.progress.due, self.progress.sample),

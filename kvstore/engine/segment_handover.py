@@ -40,11 +40,11 @@ from kvstore.index.archived import (
     Sealed,
 )
 from kvstore.index.attach import attach, forget, held_ranges
+from kvstore.index.checkpoint import RUN_KEY, run_batches
 from kvstore.index.families import Batch
 from kvstore.index.handover import put_rows
 from kvstore.index.index import Index
 from kvstore.index.keys import ARCHIVES, META, RUNS, STORE_ID, archive_key, segment_range
-from kvstore.index.repack import RUN_KEY, stretches
 from kvstore.index.runs import count_of, unpack_many
 from kvstore.log.commitlog import CommitLog
 from kvstore.meta.topics import TopicInfo, Topics
@@ -124,7 +124,7 @@ class SegmentHandover:
         """
         low, high = segment_range(segment, segment + 1)
         base = segment * self._log.segment_size
-        for rows in stretches(self._index.families.rows(RUNS, low, high)):
+        for rows in run_batches(self._index.families.rows(RUNS, low, high)):
             keys = np.frombuffer(b"".join([key for key, _ in rows]), dtype=RUN_KEY)
             columns, starts = unpack_many([value for _, value in rows])
             counts = np.fromiter((count_of(v) for _, v in rows), dtype=np.int64, count=len(rows))

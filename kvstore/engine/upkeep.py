@@ -247,7 +247,7 @@ class Upkeep:
                 there = self._log.segments.numbers
                 self._index.retire(why.number, (why.number + 1) * size, there)
                 if self._config.secure_erase:
-                    self._index.key_upkeep.mark_all_left()
+                    self._index.dead_keys.mark_all_left()
                 self._log.segments.remove(why.number, erase=self._config.secure_erase)
                 self.tell_unread(f"segment {why.number}, {why.reason}", unread)
 

@@ -44,7 +44,7 @@ from kvstore.index.keys import (
 )
 from kvstore.index.runs import unpack
 from kvstore.log.commitlog import CommitLog
-from kvstore.meta.key_history import LEVELS
+from kvstore.meta.topic import KEY_LEVELS
 from kvstore.meta.topics import Topics
 from kvstore.opening.recovery import Progress
 from kvstore.read.cold import Cold
@@ -316,7 +316,7 @@ class _Segment:
             if keyed:
                 unique = unique_id_of(f.properties)
                 found = [unique] if unique else []
-            if keyed == LEVELS["all"]:
+            if keyed == KEY_LEVELS["all"]:
                 found += keys_of(f.properties)
             self._key_hashes.extend([key_hash(f.topic, k) for k in found])
             self._key_positions.extend([position] * len(found))

@@ -1,28 +1,48 @@
-"""The rows of a checkpoint: an index tail as rows of `runs` and `places`, and sorted keys.
+"""Checkpoint: an index tail as rows of `runs` and `places` and sorted keys; repacking the runs.
 
 The idea: numpy handles the whole tail at once. Rows are sorted by queue; a run ends where the queue
-or the segment changes.
+or the segment changes. So each checkpoint writes a run for each queue. When a segment is sealed,
+`repack` reads its runs again, sorted by queue and offset, and writes them as one run a queue, of at
+most `RUN_MAX` entries: a group of queues is one decode, one cut, one encode.
 
-Invariant: these functions are pure: a tail goes in, rows come out. The caller writes the rows in
-one batch with the new checkpoint.
+Most stores know a handful of tags, and a hash takes four bytes that don't compress. So the store
+numbers the tag hashes it meets, the first `CODES_MAX` of them, and runs hold the numbers: one byte
+an entry, which compresses to almost nothing. A code is a value no hash can have (a Java hash has 32
+bits, a delivery time is positive), so a run says by itself which of its values are codes.
+
+Invariants: the caller writes the rows of a checkpoint, or of a repacked segment, in one batch;
+repacking doesn't change the entries in the runs, so readers that keep a decoded run keep a true
+one; a code stands for one hash, for ever; the table of codes is written in the batch of the first
+run that uses a new code, and is in no derived family, so a rebuild keeps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.index.keys import QUEUE_MASK
+from kvstore.errors import FormatError
+from kvstore.index.families import Batch, Families
+from kvstore.index.keys import META, QUEUE_MASK, RUNS, TAG_CODES, segment_range
 from kvstore.index.message_keys.key_blocks import sort_pairs
-from kvstore.index.runs import Columns, pack_many, split_long
+from kvstore.index.runs import Columns, count_of, pack_many, split_long, unpack_many
 from kvstore.index.tail import Tail
 
 I64 = NDArray[np.int64]
 _ROW_BITS: Final = 24
-_RUN_KEY = np.dtype([("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")])
+RUN_KEY: Final = np.dtype(
+    [("segment", ">u4"), ("topic", ">u4"), ("queue", ">u4"), ("first", ">u8")]
+)
+_REPACKED_FROM: Final = 1.5
+"""Repacking is done from this many runs for each resulting run on."""
+_BATCH_ENTRIES: Final = 1 << 18
+"""Entries decoded at a time: bounds the memory, whatever the segment holds."""
+CODES_MAX: Final = 4096
+_CODE_0: Final = -(1 << 40)
+"""The value of code 0; code n is this plus n."""
 
 
 class RunRows(NamedTuple):
@@ -110,10 +130,10 @@ def pack_rows(
     run.
     """
     packed = pack_many(columns, starts)
-    table = np.empty(len(starts), dtype=_RUN_KEY)
+    table = np.empty(len(starts), dtype=RUN_KEY)
     table["segment"], table["first"] = segments, firsts
     table["topic"], table["queue"] = queues >> np.uint64(32), queues & np.uint64(QUEUE_MASK)
-    raw, width, data = table.tobytes(), _RUN_KEY.itemsize, packed.data
+    raw, width, data = table.tobytes(), RUN_KEY.itemsize, packed.data
     keys = [raw[at : at + width] for at in range(0, len(raw), width)]
     return keys, [data[a:b] for a, b in zip(packed.starts, packed.ends, strict=True)]
 
@@ -140,3 +160,124 @@ def key_pairs(tail: Tail, segment_size: int, topic_bytes: bytes) -> dict[int, tu
         if first == last or mine.any():  # type: ignore[union-attr]  # a mask, where it is not the whole
             found[segment] = sort_pairs(hashes[mine], positions[mine] - base)
     return found
+
+
+# --- repacking ---
+
+
+class _Cut(NamedTuple):
+    """Rows of a segment, and how their entries are cut into runs: queue, first offset and first
+    entry of each row, first entry of each run, and how many entries there are.
+    """
+
+    rows: list[tuple[bytes, bytes]]
+    queues: NDArray[np.uint64]
+    firsts: I64
+    starts: I64
+    begins: I64
+    total: int
+
+
+def repack(families: Families, batch: Batch, segment: int) -> bool:
+    """Put the repacked runs of a segment into a batch; False if that would gain little, which keys
+    and counts tell without decoding a run.
+    """
+    low, high = segment_range(segment, segment + 1)
+    cuts = [_cut(rows) for rows in run_batches(families.rows(RUNS, low, high))]
+    before = sum(len(cut.rows) for cut in cuts)
+    after = sum(len(cut.begins) for cut in cuts)
+    if before < _REPACKED_FROM * after or before < 2:
+        return False
+    batch.delete_range(RUNS, low, high)
+    for cut in cuts:
+        batch.put_many(RUNS, *_repacked(cut, segment))
+        cut.rows.clear()
+    return True
+
+
+def run_batches(
+    rows: Iterator[tuple[bytes, bytes]],
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Rows in lists of about `_BATCH_ENTRIES` entries, cut between queues where possible."""
+    found: list[tuple[bytes, bytes]] = []
+    entries = 0
+    for key, value in rows:
+        if entries >= _BATCH_ENTRIES and (
+            key[4:12] != found[-1][0][4:12] or entries >= 2 * _BATCH_ENTRIES
+        ):
+            yield found
+            found, entries = [], 0
+        found.append((key, value))
+        entries += count_of(value)
+    if found:
+        yield found
+
+
+def _cut(rows: list[tuple[bytes, bytes]]) -> _Cut:
+    keys = np.frombuffer(b"".join([key for key, _ in rows]), dtype=RUN_KEY)
+    queues = keys["topic"].astype(np.uint64) << np.uint64(32) | keys["queue"].astype(np.uint64)
+    firsts = keys["first"].astype(np.int64)
+    counts = np.array([count_of(value) for _, value in rows], np.int64)
+    ends = np.cumsum(counts)
+    starts, total = ends - counts, int(ends[-1])
+    begin = np.ones(len(rows), dtype=bool)
+    # A gap in a queue's offsets (damage that recovery skipped) stays the border of a run.
+    begin[1:] = (queues[1:] != queues[:-1]) | (firsts[1:] != firsts[:-1] + counts[:-1])
+    return _Cut(rows, queues, firsts, starts, split_long(starts[begin], total), total)
+
+
+def _repacked(cut: _Cut, segment: int) -> tuple[list[bytes], list[bytes]]:
+    begins = cut.begins
+    columns, _ = unpack_many([value for _, value in cut.rows])
+    owner = np.searchsorted(cut.starts, begins, side="right") - 1
+    offsets = cut.firsts[owner] + begins - cut.starts[owner]
+    return pack_rows(columns, begins, np.full(len(begins), segment), cut.queues[owner], offsets)
+
+
+# --- codes of tags ---
+
+
+class TagCodes:
+    """The table of codes and hashes. It is changed under the index's write lock only, and read
+    without it.
+    """
+
+    def __init__(self, row: bytes | None) -> None:
+        self._hashes = np.frombuffer(row or b"", dtype=">i8").astype(np.int64)
+        self._written = len(self._hashes)
+
+    def coded(self, tag_hashes: I64) -> I64:
+        """The column with codes in the place of hashes; gives codes to new ones."""
+        if not len(tag_hashes):
+            return tag_hashes
+        low = int(tag_hashes.min())
+        different = np.array([low]) if low == int(tag_hashes.max()) else np.unique(tag_hashes)
+        room = CODES_MAX - len(self._hashes)
+        fresh = different[~np.isin(different, self._hashes)][:room]
+        if len(fresh):
+            self._hashes = np.concatenate([self._hashes, fresh])
+        order = np.argsort(self._hashes)
+        place = np.searchsorted(self._hashes, different, sorter=order).clip(max=len(order) - 1)
+        code = order[place]
+        values = np.where(self._hashes[code] == different, _CODE_0 + code, different)
+        return values[np.searchsorted(different, tag_hashes)]
+
+    def put_new(self, batch: Batch) -> None:
+        """Put the table into a batch if it has grown since it was last written."""
+        if len(self._hashes) != self._written:
+            batch.put(META, TAG_CODES, self._hashes.astype(">i8").tobytes())
+
+    def written(self) -> None:
+        """Note that the batch was written."""
+        self._written = len(self._hashes)
+
+    def hashes(self, values: I64) -> I64:
+        """The inverse of `coded`; `FormatError` for a code that was never given."""
+        codes = values - _CODE_0
+        is_code = (codes >= 0) & (codes < CODES_MAX)
+        if not is_code.any():
+            return values
+        known = self._hashes
+        if int(codes[is_code].max()) >= len(known):
+            raise FormatError(f"tag code {int(codes[is_code].max())} was never given")
+        return np.where(is_code, known[np.where(is_code, codes, 0)], values)

@@ -21,12 +21,13 @@ from typing import Final
 
 from kvstore.index import handover
 from kvstore.index.archived import Arriving, Queue, Row
-from kvstore.index.checkpoint import key_pairs, run_rows
+from kvstore.index.checkpoint import TagCodes, key_pairs, repack, run_rows
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import Gone, retire, retire_topic
 from kvstore.index.keys import (
     CHECKPOINT,
     LOG_START,
+    MESSAGE_KEYS,
     META,
     OFFSET_MAX,
     PLACES,
@@ -42,11 +43,9 @@ from kvstore.index.keys import (
     place_value,
     read_checkpoint,
 )
+from kvstore.index.message_keys.dead_keys import DeadKeys
 from kvstore.index.message_keys.key_lookup import MessageKeys, Parts
-from kvstore.index.message_keys.key_upkeep import KeyUpkeep
 from kvstore.index.queue_locations import Counters, Head, QueueLocations
-from kvstore.index.repack import repack
-from kvstore.index.tags import TagCodes
 from kvstore.index.tail import Tail, Tails, queue_tails
 
 HEADS_KEPT: Final = 1 << 19
@@ -86,7 +85,7 @@ class Index:
         self.segment_size = size
         self.locations = QueueLocations(self.families, size)
         self.keys = MessageKeys(self.families, size)
-        self.key_upkeep = KeyUpkeep(self.families, self.keys, size, self._writing)
+        self.dead_keys = DeadKeys(self.families, self.keys, size, self._writing)
 
     def load(self) -> Checkpoint:
         """Read the last checkpoint and begin the tail there."""
@@ -129,7 +128,7 @@ class Index:
         self._changing()
         self._read()
         self.keys.read_again()
-        self.key_upkeep.has_marked()
+        self.dead_keys.read_again()
         self.locations.forget()
         with self._heads_lock:
             self._forget_heads()
@@ -366,16 +365,28 @@ class Index:
             self._sealed += 1
 
     def forget_left_keys(self) -> None:
-        """Remove keys of segments that left the log from generations that other segments need."""
-        self.key_upkeep.forget_left(self._sealed)
+        """Remove keys of segments that left the log from generations that other segments need, and
+        from RocksDB's files.
+        """
+        self.dead_keys.mark_all_left()
+        while True:
+            # Other threads may begin a merge at any time, and nothing is dropped beside a merge.
+            if self.keys.is_merging:
+                self.merge_next()
+            elif self.dead_keys.due():
+                self.dead_keys.drop()
+            else:
+                break
+        self.families.compact(MESSAGE_KEYS)
 
     def merge_due(self) -> bool:
         """Whether parts of the key index are to be merged."""
-        return self.key_upkeep.merge_due(self._sealed)
+        return self.keys.merge_due(self._sealed)
 
     def merge_next(self) -> None:
-        """Do one step of merging parts of the key index."""
-        self.key_upkeep.merge_next(self._sealed)
+        """Do one step of merging parts of the key index; a checkpoint waits for one at most."""
+        with self._writing():
+            self.keys.merge_next(self._sealed)
 
     def tidy(self) -> None:
         """Before a close, repack the active segment's runs if they are many, and empty RocksDB's
@@ -421,11 +432,11 @@ class Index:
             queues = handover.hand_over(self.families, batch, sorted(segments), arriving, unkept)
             parts = self.keys.drop_segments(batch, segments, there)
             if erase:
-                self.key_upkeep.mark_left(batch, parts, segments)
+                self.dead_keys.mark_left(batch, parts, segments)
             handover.put_gone(batch, self.gone(), segments, there, self.segment_size)
             self._move(batch, arriving)
             self.keys.written(parts)
-            self.key_upkeep.has_marked()
+            self.dead_keys.read_again()
             return queues
 
     def swap_archives(

@@ -26,9 +26,8 @@ from kvstore.errors import (
 )
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import GROUPS, META, NEXT_GROUP_ID, OFFSET_HISTORY, OFFSETS, U32
-from kvstore.meta.attributes import attributes_of
 from kvstore.record.names import DLQ_PREFIX, SYSTEM_TOPICS
-from kvstore.record.validate import check_group, check_topic
+from kvstore.record.validate import attributes_of, check_group, check_topic
 
 Start = Literal["begin", "end"] | int
 

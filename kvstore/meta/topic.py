@@ -1,7 +1,13 @@
 """One topic: its settings, its row, and the values that its use needs, computed once.
 
+A crash or a rebuild puts older records into the index again, and they have to be found by the keys
+they were put with, not by those that today's `key_index` takes. So a change of that setting is kept
+with the log position from which it holds. Most topics are never changed and keep nothing.
+
 Invariants: a row can be read by every later version (a field that came later has a default); a
-topic that `checked` lets pass can be kept and read again.
+topic that `checked` lets pass can be kept and read again. In a history of `key_index` positions
+rise; the last setting is the one that holds; it has at most `KEY_HISTORY_MAX` settings, and the
+first of a full one may say more than was taken, never less.
 """
 
 from __future__ import annotations
@@ -13,13 +19,11 @@ import msgspec
 
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX, Codec, KeyIndex, Retention, check_retention
 from kvstore.errors import CallerError, QueueNotFound, shown
-from kvstore.meta.attributes import attributes_of
-from kvstore.meta.key_history import LEVELS, History, begun, changed, exact_from, level_at
 from kvstore.process.forking import module_lock
 from kvstore.record.decode import TopicBytes
 from kvstore.record.hashes import topic_byte
 from kvstore.record.layout import FIXED_V1, FIXED_V2, MAGIC_V1, MAGIC_V2, TOPIC_MAX
-from kvstore.record.validate import check_topic
+from kvstore.record.validate import attributes_of, check_topic
 
 Kind = Literal["normal", "fifo", "delay", "transaction", "compacted", "priority"]
 
@@ -31,6 +35,14 @@ KINDS_OFFERED: Final = tuple(kind for kind in KINDS if kind not in KINDS_IDLE)
 KEY_INDEXES: Final = get_args(KeyIndex)
 CODECS: Final = get_args(Codec)
 _COMPRESS_MAX: Final = (1 << 63) - 1
+KeyHistory = tuple[tuple[int, KeyIndex], ...]
+"""`key_index` settings, each with the log position from which it holds; empty for a topic whose
+setting never changed.
+"""
+
+KEY_HISTORY_MAX: Final = 32
+KEY_LEVELS: Final[dict[KeyIndex, int]] = {"off": 0, "unique": 1, "all": 2}
+"""The keys that each setting takes of a message: none, the unique id, its KEYS tokens as well."""
 _turn_lock: Final = module_lock()
 
 
@@ -75,7 +87,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     compress_above: int | None = None
     compression: Codec | None = None
     queues_ever: int = 0
-    key_history: History = ()
+    key_history: KeyHistory = ()
 
 
 class Topic:
@@ -125,9 +137,9 @@ class Topic:
         self.is_priority = info.kind == "priority"
         self.keys_unique = info.key_index != "off"
         self.keys_all = info.key_index == "all"
-        self.key_level = LEVELS[info.key_index]
+        self.key_level = KEY_LEVELS[info.key_index]
         self.keys_ever = self.keys_unique or any(s != "off" for _, s in info.key_history)
-        self._sure: History = ()
+        self._sure: KeyHistory = ()
         self._turn = 0
 
     def key_level_at(self, position: int) -> int:
@@ -140,7 +152,9 @@ class Topic:
         """The level of keys that a record at a position must be found by."""
         if not self._sure:
             info = self.info
-            self._sure = info.key_history or begun(info.key_index, info.since, info.keys_since)
+            self._sure = info.key_history or history_begun(
+                info.key_index, info.since, info.keys_since
+            )
         return level_at(self._sure, position) if position >= exact_from(self._sure) else 0
 
     def spread(self, count: int) -> int:
@@ -252,11 +266,11 @@ def with_keys(old: TopicInfo, new: TopicInfo, end: int, log_start: int) -> Topic
     """The new topic, with its key settings holding from `end` on."""
     if new.key_index == old.key_index:
         return new
-    history = old.key_history or begun(old.key_index, old.since, old.keys_since)
+    history = old.key_history or history_begun(old.key_index, old.since, old.keys_since)
     return msgspec.structs.replace(
         new,
         keys_since=keys_since(old, new.key_index, end),
-        key_history=changed(history, new.key_index, end, log_start),
+        key_history=history_changed(history, new.key_index, end, log_start),
     )
 
 
@@ -291,3 +305,56 @@ def check_queues(name: str, count: object) -> None:
     """Raises `CallerError` for an illegal number of queues."""
     if type(count) is not int or not 1 <= count <= QUEUES_MAX:
         raise CallerError(f"{name} is {shown(count)}; a topic has 1 to {QUEUES_MAX} of them")
+
+
+# --- the history of `key_index` ---
+
+
+def history_begun(key_index: KeyIndex, since: int, keys_since: tuple[int, int]) -> KeyHistory:
+    """The history of a topic whose row has none, from the positions where its keys begin."""
+    unique, tokens = keys_since
+    found: dict[int, KeyIndex] = {since: "off"}
+    if key_index != "off":
+        found[max(unique, since)] = "unique"
+    if key_index == "all":
+        found[max(tokens, since)] = "all"
+    return tuple(sorted(found.items()))
+
+
+def history_changed(
+    history: KeyHistory, key_index: KeyIndex, end: int, log_start: int
+) -> KeyHistory:
+    """The history with a setting that holds from `end` on, without settings of which no record is
+    left.
+
+    `history` has one setting at least.
+    """
+    found = [entry for entry in history if entry[0] < end] + [(end, key_index)]
+    while len(found) > 1 and found[1][0] <= log_start:
+        del found[0]
+    while len(found) > KEY_HISTORY_MAX:
+        (first, one), (_, other) = found[:2]
+        found[:2] = [(first, max(one, other, key=KEY_LEVELS.__getitem__))]
+    return tuple(found)
+
+
+def history_within(history: KeyHistory, end: int) -> KeyHistory:
+    """The history for a log that ends at `end`: a setting that was to hold behind it holds from
+    there.
+    """
+    return tuple(sorted({min(position, end): setting for position, setting in history}.items()))
+
+
+def level_at(history: KeyHistory, position: int) -> int:
+    """The level that held at a position; 0 before the first."""
+    level = 0
+    for since, setting in history:
+        if since > position:
+            break
+        level = KEY_LEVELS[setting]
+    return level
+
+
+def exact_from(history: KeyHistory) -> int:
+    """The position from which on the history says exactly what was taken."""
+    return history[1][0] if len(history) >= KEY_HISTORY_MAX else 0

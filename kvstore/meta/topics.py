@@ -32,7 +32,6 @@ from kvstore.errors import (
 )
 from kvstore.index.families import Batch, Families
 from kvstore.index.keys import LOG_START, META, NEXT_TOPIC_ID, TOPICS, U32, U64, behind
-from kvstore.meta import key_history
 from kvstore.meta.topic import (
     Kind,
     Topic,
@@ -40,6 +39,7 @@ from kvstore.meta.topic import (
     TopicInfo,
     checked,
     grown,
+    history_within,
     new_topic,
     replayed_topic,
     with_keys,
@@ -120,7 +120,7 @@ class Topics:
             info,
             since=min(info.since, end),
             keys_since=(min(unique, end), min(tokens, end)),
-            key_history=key_history.within(info.key_history, end),
+            key_history=history_within(info.key_history, end),
         )
         # Durably, before a record can get a position below the old one.
         self._write([within], self.next_id)

@@ -1,16 +1,17 @@
-"""Checks names of topics and groups, and lists that a caller gave, before anything is made of them.
+"""Checks names of topics and groups, lists and attributes that a caller gave, before they are used.
 
 The idea: the limits are RocketMQ's (Validators, TopicValidator), because names end up in its
 records and, with its own stores, as folder names. Good names are remembered, so the check costs a
 put next to nothing.
 
-Invariant: a checked name fits every field it is written to.
+Invariants: a checked name fits every field it is written to; attributes that pass `attributes_of`
+can be written to a row and read from it again.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -79,3 +80,27 @@ def listed(name: str, values: Iterable[T]) -> list[T]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise CallerError(f"{name} is {shown(values)}; it must be a list")
     return list(values)
+
+
+def attributes_of(given: object) -> dict[str, str]:
+    """The caller's attributes as a dict; `CallerError` if they are no mapping of texts to texts."""
+    if not isinstance(given, Mapping):
+        raise CallerError(
+            f"attributes are {shown(given)}; they must be a mapping of texts to texts"
+        )
+    for item in given.items():
+        for text in item:
+            if not isinstance(text, str) or not _is_unicode(text):
+                raise CallerError(
+                    f"the attributes have {shown(text)}; names and values must be "
+                    "texts, without lone surrogates"
+                )
+    return dict(given)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvstore.errors import FormatError
+from kvstore.index.checkpoint import repack
 from kvstore.index.families import Batch, Families
 from kvstore.index.handover import retire
 from kvstore.index.keys import (
@@ -34,7 +35,6 @@ from kvstore.index.message_keys import key_lookup, key_merge
 from kvstore.index.message_keys.key_blocks import BLOCK, sort_pairs
 from kvstore.index.message_keys.key_lookup import FAN_OUT, MessageKeys
 from kvstore.index.message_keys.key_parts import GENERATION
-from kvstore.index.repack import repack
 from kvstore.index.runs import RUN_MAX, Columns, pack_many, unpack
 from tests.support.costs import Costs
 

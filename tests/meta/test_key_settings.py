@@ -12,8 +12,15 @@ import pytest
 import kvstore
 from kvstore import Message, Retention, Store, StoreConfig
 from kvstore.index.keys import TOPICS
-from kvstore.meta import key_history
-from kvstore.meta.key_history import KEPT, changed, exact_from, level_at, within
+from kvstore.meta.topic import (
+    KEY_HISTORY_MAX,
+    KEY_LEVELS,
+    KeyHistory,
+    exact_from,
+    history_changed,
+    history_within,
+    level_at,
+)
 from tests.support import inside
 from tests.support.files import WatchedFiles, every, none
 from tests.support.stores import SEGMENT, Opens, killed
@@ -150,23 +157,23 @@ def test_a_change_above_a_log_that_a_power_cut_took_holds_from_its_end_on(
 
 
 def test_a_full_history_says_more_than_was_taken_and_never_less() -> None:
-    history: key_history.History = ((0, "off"),)
+    history: KeyHistory = ((0, "off"),)
     said = []
     for n in range(1, 200):
         setting = SETTINGS[n % 3]
         said.append((n * 10, setting))
-        history = changed(history, setting, n * 10, 0)  # type: ignore[arg-type]  # one of three
-    assert len(history) == KEPT
+        history = history_changed(history, setting, n * 10, 0)  # type: ignore[arg-type]  # one of three
+    assert len(history) == KEY_HISTORY_MAX
     assert all(a < b for (a, _), (b, _) in pairwise(history))
     for position, setting in said:
-        level = key_history.LEVELS[setting]  # type: ignore[index]  # one of three
+        level = KEY_LEVELS[setting]  # type: ignore[index]  # one of three
         assert level_at(history, position + 5) >= level
         if position >= exact_from(history):
             assert level_at(history, position + 5) == level
 
 
 def test_a_history_within_a_shorter_log_keeps_the_last_setting() -> None:
-    history: key_history.History = ((0, "all"), (50, "off"), (70, "unique"))
-    assert within(history, 60) == ((0, "all"), (50, "off"), (60, "unique"))
-    assert within(history, 40) == ((0, "all"), (40, "unique"))
-    assert within(history, 100) == history
+    history: KeyHistory = ((0, "all"), (50, "off"), (70, "unique"))
+    assert history_within(history, 60) == ((0, "all"), (50, "off"), (60, "unique"))
+    assert history_within(history, 40) == ((0, "all"), (40, "unique"))
+    assert history_within(history, 100) == history

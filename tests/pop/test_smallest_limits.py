@@ -56,7 +56,7 @@ LIMITS: Final = (
     Limit(("index.queue_locations.RUNS_KEPT",), 1, EVERYWHERE),
     Limit(("index.queue_locations.SPANS_KEPT",), 1, EVERYWHERE),
     Limit(("index.replay._CODES_KEPT",), 1, (Stores,)),
-    Limit(("index.tags.CODES_MAX",), 1, EVERYWHERE),
+    Limit(("index.checkpoint.CODES_MAX",), 1, EVERYWHERE),
     Limit(("log.segments.MAPS_MAX",), 1, EVERYWHERE),
     Limit(("meta.groups.CACHED_MAX",), 1, (Pops, OffsetsMachine)),
     Limit(("meta.groups._CACHED_OF_A_BATCH",), 0, (Pops, OffsetsMachine)),

@@ -322,10 +322,6 @@ class MessageKeys:
         for part in parts:
             batch.delete_range(MESSAGE_KEYS, part.prefix, behind(part.prefix))
 
-    def may_have(self, parts: Iterable[Part], segment: int) -> bool:
-        """Whether some parts, or the part that is being merged, have keys of a segment."""
-        return any(part.covers(segment) for part in (*parts, *self.merging()))
-
     def merging(self) -> Parts:
         """The part that is being merged, if one is."""
         return () if self._merge is None else (self._merge.target,)

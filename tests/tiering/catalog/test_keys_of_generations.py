@@ -49,8 +49,8 @@ def merge_keys(store: Store) -> None:
 
 
 def drop_dead_keys(store: Store) -> None:
-    while inside.index(store).key_upkeep.dead_keys_due():
-        inside.index(store).key_upkeep.drop_dead_keys()
+    while inside.index(store).dead_keys.due():
+        inside.index(store).dead_keys.drop()
 
 
 def asked(store: Store, clock: VirtualClock) -> list[list[StoredMessage]]:
@@ -198,7 +198,7 @@ def test_a_mark_of_an_older_version_costs_a_segment_of_the_log_no_key(store: Sto
     batch = inside.families(store).batch()
     mark(batch, 2)
     inside.families(store).write(batch)
-    inside.index(store).key_upkeep.has_marked()
+    inside.index(store).dead_keys.read_again()
     drop_dead_keys(store)
     assert [keys_of(store, n) for n in range(SEGMENTS)] == before
     assert list(inside.families(store).rows(META, b"dead_keys/", b"dead_keys0")) == []

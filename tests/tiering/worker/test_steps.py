@@ -155,7 +155,7 @@ def test_what_is_over_already_leaves_with_its_segment(
 def test_a_queue_that_the_index_tells_in_several_slices_is_compared_whole(
     store: Store, worker: Worker, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.index.repack.STRETCH", 1)
+    monkeypatch.setattr("kvstore.index.checkpoint._BATCH_ENTRIES", 1)
     for number in range(40):
         store.put("orders", b"%d" % number, queue=0)
         if number % 10 == 9:
