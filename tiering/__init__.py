@@ -42,8 +42,8 @@ from tiering.keys.crypto import KeyProvider, TopicKey
 from tiering.keys.key_file import KeyFile
 from tiering.operations.attach import AttachReport, attach
 from tiering.operations.erase import DestroyReport, ErasurePlan, ErasureReport
+from tiering.operations.inspection import Together, held_together
 from tiering.operations.restore import RestoreProblem, RestoreReport, restore
-from tiering.operations.together import Together, held_together
 from tiering.operations.worker import ArchiveInfo, Worker
 from tiering.policy.plan import Plan
 from tiering.policy.policy import Policy, Prices, TierPrice

@@ -59,9 +59,8 @@ from tiering.places.publish import Pacing
 from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import RetentionClass, read_class
 from tiering.worker.archive_segment import archived_topic
-from tiering.worker.arrivals import arrivals_lock, attaching
-from tiering.worker.publisher import Publisher
-from tiering.worker.store_side import Progress, Store, TopicFacts
+from tiering.worker.context import Publisher
+from tiering.worker.store_side import Progress, Store, TopicFacts, arrivals_lock, attaching
 
 SEGMENTS_MAX: Final = 999
 """Segments that the log leaves out at most: it would not be known for one log any more."""

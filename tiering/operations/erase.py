@@ -5,37 +5,161 @@ segments. Segments that hold a match become archives without it, and their files
 Archives that hold a match are rewritten; the next ones are made while one is handed over, if the
 executor does several jobs at a time. Objects that were replaced, by this or by an earlier merge, go
 at once, without the grace time. Then segments and archives are searched once more, and the messages
-that still match are counted. `search` decides how much is read: of an archive, only blocks
-of topics that may match by its directory.
+that still match are counted.
+
+The search reads as little as possible (`Searcher`). A record names its topic itself, so a segment
+is read whole. In an archive only the directory says the topic of a record: blocks of topics that
+can't be meant are not read. An archive without a topic that may be meant is not even opened, if its
+row in the catalog has all topic ids.
 
 Invariants: a message that is not meant is readable at every moment; one that could not be erased is
-in the report with the reason, and nothing says proven then; a second run does the rest.
+in the report with the reason, and nothing says proven then; a second run does the rest. A message
+that is not read can't match; a deleted topic is looked up by its name in the archive, since its id
+says nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
 from kvstore.errors import StoreError
+from kvstore.files import LocalFiles
 from kvstore.index.archived import Sealed
-from tiering.catalog.catalog import ArchiveRow, encode_row
+from tiering.archive.archive_reader import Archive
+from tiering.archive.columns.records import RecordBatch
+from tiering.catalog.catalog import ArchiveRow, encode_row, read_topics
 from tiering.errors import PolicyIllegal
 from tiering.executor.match import Match
 from tiering.executor.regroup import Regrouped
+from tiering.executor.segment import read_segment
 from tiering.keys.crypto import KeyProvider
-from tiering.keys.sources import keys_at_hand
-from tiering.operations.search import MatchCount, Searcher
+from tiering.keys.sources import KeysAtHand, keys_at_hand
+from tiering.merge.merge_job import MergeInput
+from tiering.merge.sequential_reader import QueueRows, Window
 from tiering.policy.schedule import SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver
 from tiering.worker.context import WorkContext
 from tiering.worker.replace import Replacement, Replacer
 from tiering.worker.run_due import name_of
 from tiering.worker.runs import noting_errors
+
+WINDOW_BYTES = 8 << 20
+
+
+class MatchCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages a segment or archive holds, how many match, how many can't be read."""
+
+    messages: int = 0
+    found: int = 0
+    unreadable: int = 0
+
+
+def count_in_segment(path: str, base: int, match: Match, size: int | None = None) -> MatchCount:
+    """Counts the matches in a segment's file, with records that no queue holds; of a segment that
+    is not sealed `size` bytes are used.
+    """
+    files = LocalFiles()
+    mapped = files.map(Path(path), writable=False)
+    try:
+        end = mapped.size if size is None else min(size, mapped.size)
+        found = read_segment(mapped.buffer, base, end)
+        meant = match.rows_of(RecordBatch(mapped.buffer, found.starts, found.sizes))
+        # Damaged bytes may be anything.
+        return MatchCount(
+            messages=len(found.starts), found=int(meant.sum()), unreadable=len(found.damage)
+        )
+    finally:
+        mapped.close()
+
+
+def count_in_archive(one: MergeInput, match: Match, keys: KeysAtHand | None) -> MatchCount:
+    """Counts the matches in an archive; see `count`."""
+    return count(one.open(keys), match, keys)
+
+
+def count(archive: Archive, match: Match, keys: KeysAtHand | None) -> MatchCount:
+    """Counts the matches in an archive. Every block of a topic that may be meant is read, unless
+    the topic's key is destroyed.
+    """
+    manifest = archive.manifest
+    if not any(match.may_be_in(topic.name) for topic in manifest.topics):
+        return MatchCount(messages=manifest.messages)
+    window = Window(archive, WINDOW_BYTES)
+    messages = found = unreadable = 0
+    for number, _, blocks in archive.directory.queues():
+        topic = manifest.topics[number]
+        held = sum(map(archive.directory.count, blocks))
+        if not match.may_be_in(topic.name):
+            messages += held
+            continue
+        if topic.key_id is not None and (keys is None or keys.is_gone(topic.name, topic.key_id)):
+            whole = match.is_all_of(topic.name, topic.last_stored_at, manifest.last_position)
+            found += held * whole
+            unreadable += held * (not whole)
+            continue
+        for block in blocks:
+            records = QueueRows.of(window.block(block)).records
+            messages += len(records)
+            found += int(match.rows(records).sum())
+    return MatchCount(messages=messages, found=found, unreadable=unreadable)
+
+
+class Searcher:
+    """Searches the segments and archives of one store."""
+
+    def __init__(self, context: WorkContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._side = context.side
+        self._names: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """Reads which topics there are."""
+        self._names = {info.id: info.name for info in self._store.topics()}
+
+    def segments(self) -> Iterator[Sealed]:
+        """All segments, also those that are not sealed: these end where the log does."""
+        size, stats = self._side.segment_size, self._store.stats()
+        following = stats.first_position // size
+        for sealed in self._side.sealed():
+            yield sealed
+            following = sealed.number + 1
+        end = stats.end_position
+        for number in range(following, -(-end // size)):
+            begin = number * size
+            yield Sealed(number, self._side.segment_path(number), begin, min(begin + size, end))
+
+    def in_segment(self, segment: Sealed, match: Match, check: Callable[[], None]) -> MatchCount:
+        """Counts the matches in a segment."""
+        begin = segment.first_position
+        return self._context.executor.run(
+            check, count_in_segment, str(segment.path), begin, match, segment.end_position - begin
+        )
+
+    def in_archive(self, row: ArchiveRow, match: Match, check: Callable[[], None]) -> MatchCount:
+        """Counts the matches in an archive. Raises the error that keeps it from being read."""
+        if not self._may_hold(row, match):
+            return MatchCount(messages=row.messages)
+        keys = self._context.keys_for([self._context.manifest_of(row)])
+        one = self._context.input_of(row)
+        return self._context.executor.run(check, count_in_archive, one, match, keys)
+
+    def _may_hold(self, row: ArchiveRow, match: Match) -> bool:
+        """Whether an archive may hold messages that match, by its row alone."""
+        if match.before is not None and row.first_stored_at >= match.before:
+            return False
+        if match.topic is None or row.topics is None:
+            return True
+        # A deleted topic is not known by its id.
+        names = map(self._names.get, read_topics(row.topics))
+        return any(name is None or match.may_be_in(name) for name in names)
+
 
 REWRITTEN_AT_ONCE: Final = 4
 """Archives that are rebuilt at the same time at most: each is several jobs by itself."""

@@ -47,22 +47,16 @@ from tiering.places.publish import Pacing
 from tiering.places.work_folder import FILE, WORK, Waits, overwrite_all
 from tiering.policy.plan import Plan, make_plan
 from tiering.policy.policy import Policy, check_with_store, is_open
-from tiering.policy.policy_places import open_places
 from tiering.policy.schedule import Agenda, SegmentDue, schedule, schedule_erasure
 from tiering.policy.trusted_clock import TrustedClock
 from tiering.worker.archive_segment import SegmentArchiver
-from tiering.worker.arrivals import attaches
 from tiering.worker.audit import AuditReport, audit
-from tiering.worker.context import WorkContext
-from tiering.worker.merge_scheduler import MergeScheduler
-from tiering.worker.parting import Parter
-from tiering.worker.publisher import Publisher
-from tiering.worker.relocate import Relocator
+from tiering.worker.context import Publisher, WorkContext, open_places
 from tiering.worker.replace import Replacer
-from tiering.worker.rewriting import Rewriter
-from tiering.worker.run_due import MOVING, AgendaRunner, name_of
+from tiering.worker.rewriting import MergeScheduler, Parter, Rewriter
+from tiering.worker.run_due import MOVING, AgendaRunner, Relocator, name_of
 from tiering.worker.runs import History, Run, RunReport, noting_errors
-from tiering.worker.store_side import Progress, Store
+from tiering.worker.store_side import Progress, Store, attaches
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
 
 __all__ = ["MOVING", "ArchiveInfo", "Worker"]
@@ -234,7 +228,7 @@ class Worker:
     def part(self, topic: str) -> RunReport:
         """Parts archives that hold a topic together with topics of another retention. Two take the
         place of each, one with the topic alone, so that neither waits for the other to be over (see
-        `together.held_together`). The old objects go after the policy's grace time, with a run.
+        `inspection.held_together`). The old objects go after the policy's grace time, with a run.
         Raises as `run_once` does, and `CallerError` for a topic that is not there.
         """
         found = self._rewriter().topic(topic)

@@ -33,8 +33,7 @@ from tiering.executor.regroup import Made, Regrouped, SegmentJob, TopicPlan, reg
 from tiering.keys.sources import keys_at_hand
 from tiering.policy.retention_classes import RetentionClass, life_of, read_class
 from tiering.policy.schedule import SegmentDue, encrypted_of, traits_of
-from tiering.worker.context import WorkContext
-from tiering.worker.publisher import Publisher
+from tiering.worker.context import Publisher, WorkContext
 from tiering.worker.store_side import TopicFacts
 
 I64 = NDArray[np.int64]

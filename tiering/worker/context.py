@@ -1,36 +1,96 @@
 """Context: the parts of a worker that all of its steps share.
 
 The idea: a worker opens its places, chooses an executor and reads its policy once. Each step is
-given these as one value, and reaches archives through it.
+given these as one value, and reaches archives through it. A policy names places as texts, and only
+a store can resolve a relative one. So `open_places` finds the conflicts that no text shows: two
+names of one folder, and folders that are the store's own.
 
-Invariant: nothing here changes the store.
+A new archive gets a number that was never given, and its object a name with that number. It is
+published (`places.publish`), and its catalog row is returned. Until the caller has the row in the
+catalog, a note in the store's folder says that the object may have to be removed.
+
+Invariants: no archive is ever put where the store keeps, or clears away, other files; an object
+that is in the catalog is never removed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from kvstore.clock import Clock
-from kvstore.errors import KeyMissing
+from kvstore.errors import KeyMissing, StoreError
 from kvstore.files import Files
 from tiering.archive.archive_reader import Archive
 from tiering.archive.manifest import Manifest
-from tiering.archive.writer import ArchiveSettings
+from tiering.archive.writer import ArchiveSettings, WrittenArchive
 from tiering.catalog.catalog import ArchiveRow, Tier, decode_rows, kept_as
+from tiering.catalog.contents import row_of
+from tiering.errors import PlaceError, PolicyIllegal
 from tiering.executor.pipeline import Check, pipelined
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
 from tiering.merge.merge_job import MergeInput
+from tiering.places.objects import object_key
 from tiering.places.place import Place, open_kept
-from tiering.places.publish import Pacing
+from tiering.places.publish import Intent, Intents, Pacing, publish, remove_announced
 from tiering.places.settings import is_remote
-from tiering.policy.policy import Policy
+from tiering.places.work_folder import WORK
+from tiering.policy.policy import Policy, expanded
 from tiering.policy.trusted_clock import TrustedClock
 from tiering.worker.store_side import HandOver, Progress, Store
+
+_OWN: Final = frozenset({"commitlog", "index", WORK})
+"""Folders of a store that may not be places for archives."""
+
+
+def open_places(
+    policy: Policy, folder: Path, options: Mapping[str, object], files: Files, clock: Clock
+) -> dict[Tier, Place]:
+    """The places by tier; `options` are settings of object stores. Raises PolicyIllegal, and the
+    errors of opening a place.
+    """
+    found: dict[Tier, Place] = {}
+    tiers: tuple[tuple[Tier, str | None], ...] = ("warm", policy.warm), ("cold", policy.cold)
+    for tier, where in tiers:
+        if where is not None:
+            kept = where if "://" in where else expanded(where)
+            place = open_kept(kept, folder, options=options, files=files, clock=clock)
+            _check_outside(tier, place, folder)
+            found[tier] = place
+    if len(found) > 1 and _identity(found["warm"]) == _identity(found["cold"]):
+        raise PolicyIllegal(
+            f"warm and cold are both {found['cold'].name!r}: what goes cold would stay where it "
+            "is; give them two places, or leave one out"
+        )
+    return found
+
+
+def _identity(place: Place) -> str:
+    """A place's identity under all its names: its URL, or its folder's real path."""
+    if is_remote(place.name):
+        return place.name
+    is_url = place.name.startswith("file://")
+    path = unquote(urlsplit(place.name).path) if is_url else place.name
+    return str(Path(path).resolve())
+
+
+def _check_outside(tier: Tier, place: Place, folder: Path) -> None:
+    path, inside = Path(_identity(place)), folder.resolve()
+    if is_remote(place.name) or not path.is_relative_to(inside):
+        return
+    first = path.relative_to(inside).parts[:1]
+    if not first or first[0] in _OWN:
+        raise PolicyIllegal(
+            f"{tier} is {place.name!r}, where the store keeps its own files; name another folder, "
+            f"such as {str(folder / 'archive')!r}"
+        )
+
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -143,3 +203,82 @@ class WorkContext:
                     "which the key provider knows nothing; it stays as it is", name,
                 )  # fmt: skip
         return found
+
+
+class Publisher:
+    """Publishes archives of a store; `notes` is the folder of the intents."""
+
+    def __init__(self, store: Store, notes: Path, tell: Progress, pace: Pacing) -> None:
+        self._store = store
+        self._side = store.handover
+        self._tell = tell
+        self._pace = pace
+        self.intents = Intents(notes, store.config.files)
+
+    def name(self, said: Manifest | ArchiveRow, number: int) -> str:
+        """The name of an archive's object, by the archive's number."""
+        return object_key(self._side.store_id, said.first_position, number, said.retention_class)
+
+    def publish(self, made: WrittenArchive, tier: Tier, place: Place) -> ArchiveRow:
+        """Publishes an archive; returns its row, which is to be confirmed or withdrawn. Raises as
+        `places.publish.publish` does.
+        """
+        number = self._side.take_number()
+        key = self.name(made.manifest, number)
+        where = kept_as(place.name, self._store.path)
+        self._tell(f"putting {key}", 0, made.size)
+        intent = Intent(number, where, key, made.size, made.crc)
+        publish(self.intents, intent, place, made.path, self._pace)
+        return row_of(
+            made.manifest, number=number, place=where, key=key, tier=tier, size=made.size,
+            crc=made.crc, made_at=self._store.config.clock.now_ms(),
+        )  # fmt: skip
+
+    def confirm(self, rows: Iterable[ArchiveRow]) -> None:
+        """Forgets the notes of archives that the catalog has now."""
+        for row in rows:
+            self.intents.forget(row.number)
+
+    def withdraw(self, rows: Iterable[ArchiveRow], place: Place) -> None:
+        """Removes archives that were published and did not come into the catalog; where that fails,
+        the next `clean_up` does it.
+        """
+        for row in rows:
+            intent = Intent(row.number, row.place, row.key, row.size, row.crc)
+            with suppress(StoreError, OSError):
+                remove_announced(place, intent)
+                self.intents.forget(row.number)
+
+    def clean_up(
+        self,
+        places: Collection[Place],
+        known: Collection[str],
+        failed: Callable[[str, PlaceError], None],
+    ) -> list[str]:
+        """Removes announced objects that are not in the catalog, which has the objects named
+        `known`; returns their names. `failed` is told of a place that can't be asked. Its notes
+        stay, and so do those of places that are not given.
+        """
+        by_name = {kept_as(place.name, self._store.path): place for place in places}
+        removed = []
+        for intent in self.intents.unfinished(known):
+            place = by_name.get(intent.place)
+            if place is None:
+                continue
+            try:
+                if self._remove(place, intent):
+                    removed.append(f"{place.name}/{intent.key}")
+            except PlaceError as e:
+                del by_name[intent.place]
+                failed(f"tidying {place.name}", e)
+        return removed
+
+    def _remove(self, place: Place, intent: Intent) -> bool:
+        """Removes an announced object; returns whether there was anything. Raises PlaceError."""
+        is_gone = remove_announced(place, intent)
+        # The process that put it is gone, so the remains of its put belong to nobody.
+        parts = list(place.leftovers(intent.key))
+        for part in parts:
+            place.remove_leftover(part.key)
+        self.intents.forget(intent.number)
+        return is_gone or bool(parts)

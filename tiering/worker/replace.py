@@ -32,10 +32,9 @@ from tiering.places.place import Place
 from tiering.places.work_folder import ATTACH, WORK, overwrite_all
 from tiering.policy.retention_classes import TopicTraits, life_of, read_class
 from tiering.worker.archive_segment import archived_topic, arriving_of
-from tiering.worker.arrivals import arrivals_lock, attaches, attaching, none_since
 from tiering.worker.audit import AuditProblem, find_orphans
-from tiering.worker.context import WorkContext
-from tiering.worker.publisher import Publisher
+from tiering.worker.context import Publisher, WorkContext
+from tiering.worker.store_side import arrivals_lock, attaches, attaching, none_since
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):

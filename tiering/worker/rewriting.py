@@ -1,13 +1,24 @@
-"""Rewrites archives because a caller asks for it: compacted, or under the keys of today.
+"""Rewrites archives: merges, compacts, re-encrypts, and parts topics that share an archive.
 
-The idea: both are merges, of as few archives as possible, which `Replacer` makes. Here they are
-only chosen. Compacting takes all neighbours of compacted classes that may be
-together, and an archive that stands alone if messages in it supersede each other. Re-encrypting
-takes each archive by itself, if a topic in it is not under the key that its messages would get now.
+The idea: each is a merge, which `Replacer` makes of as few archives as possible. Here they are only
+chosen. `merge.choose` says which archives are worth a merge. Archives with another step due are
+left out, and a group that failed is left alone for a while.
+
+Compacting takes all neighbours of compacted classes that may be together, and an archive that
+stands alone if messages in it supersede each other. Re-encrypting takes each archive by itself, if
+a topic in it is not under the key that its messages would get now.
+
+Topics of one class share archives, and an archive goes when all of it is over. A topic whose
+retention changed since is of another class, and waits for its neighbours, or they for it. Parting
+makes two of its archive: the topic's messages in one of the class that the topic has today, all
+others in the second. Both are merges of the one archive, each without the topics of the other.
 
 Invariants: an archive in which nothing would change is not touched, so a second call does nothing;
 an archive that fails stays as it was, is noted, and the others go on; messages whose key is
-destroyed are not re-encrypted.
+destroyed are not re-encrypted. Both parts were read back before one batch puts them in the place of
+the old one; the messages of both, and those of deleted topics, are all that the old one has; one of
+the two keeps the old one's class, so that a list of the place alone shows that the old one is
+superseded.
 """
 
 from __future__ import annotations
@@ -16,23 +27,111 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from typing import Final
 
-from kvstore.errors import CallerError, ConfigError, KeyDestroyed, StoreClosed, StoreError
+import msgspec
+
+from kvstore.errors import (
+    ArchiveDamaged,
+    CallerError,
+    ConfigError,
+    FormatTooNew,
+    KeyDestroyed,
+    StoreClosed,
+    StoreError,
+)
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.manifest import ArchivedTopic
+from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.catalog import ArchiveRow, is_own, read_topics
-from tiering.errors import TieringStopped
+from tiering.errors import PlaceDenied, PlaceFull, PlaceUnavailable, TieringStopped
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import QueueCompaction
-from tiering.merge.merge import COMPACTED_BYTES, MergeJob
+from tiering.merge.merge import COMPACTED_BYTES, MergeJob, choose
+from tiering.merge.merge_job import Merged
 from tiering.merge.sequential_reader import QueueRows, Window
+from tiering.policy.effective_class import Today
+from tiering.policy.retention_classes import class_of_archive, life_of
 from tiering.policy.schedule import Agenda
 from tiering.worker.context import WorkContext
-from tiering.worker.merge_scheduler import MergeScheduler
 from tiering.worker.replace import Replacement, Replacer, is_compacted
 from tiering.worker.runs import Run
 from tiering.worker.store_side import TopicFacts
-from tiering.worker.store_snapshot import StoreSnapshot
+from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
+
+MERGING: Final = "merging archives"
+"""The name of the progress, in bytes of archives."""
+FAILED_FOR: Final = 3600.0
+"""Seconds for which archives that could not be merged are left alone."""
+
+
+class MergeScheduler:
+    """Merges a store's archives, one group after the other."""
+
+    def __init__(self, context: WorkContext, replacer: Replacer) -> None:
+        self._context = context
+        self._replacer = replacer
+        self._failed: dict[int, float] = {}
+        self._merged_bytes = 0
+
+    def begin(self, *, anew: bool) -> None:
+        """Begins a run; `anew`: groups that failed before are tried, too."""
+        self._merged_bytes = 0
+        now = self._context.clock.monotonic()
+        self._failed = {} if anew else {n: at for n, at in self._failed.items() if at > now}
+
+    def schedule(
+        self,
+        agenda: Agenda,
+        snapshot: StoreSnapshot,
+        target_bytes: int,
+        *,
+        at_any_size: bool = False,
+    ) -> list[list[ArchiveRow]]:
+        """The groups that are worth a merge now (see `choose`), without archives that are due to go
+        cold or to be deleted, and without those that failed lately.
+        """
+        busy = {archive.key for archive in agenda.archives}
+        rows = [
+            row
+            for row in self._context.rows()
+            if row.key not in busy
+            and row.number not in self._failed
+            and is_own(row, self._context.side.store_id)
+        ]
+        hot = [segment.first_position for segment in self._context.side.sealed()]
+        kinds = {a.key: a.kind for a in snapshot.archives}
+        return choose(rows, target_bytes, kinds, hot, at_any_size=at_any_size)
+
+    def merge_first(
+        self, groups: list[list[ArchiveRow]], snapshot: StoreSnapshot, now_ms: int, run: Run
+    ) -> None:
+        """Merges the first of the groups. An error is noted."""
+        group = groups[0]
+        began = self._context.clock.monotonic()
+        left = sum(row.size for one in groups for row in one)
+        self._context.tell(MERGING, self._merged_bytes, self._merged_bytes + left)
+        try:
+            done = self._replacer.merge(group, snapshot.today.traits, now_ms)
+        except (TieringStopped, StoreClosed):
+            raise
+        except Exception as e:  # after any error, others may still be merged
+            self._back_off(groups, e, run)
+        else:
+            run.replaced(done, self._context.clock.monotonic() - began)
+        self._merged_bytes += sum(row.size for row in group)
+
+    def _back_off(self, groups: list[list[ArchiveRow]], why: Exception, run: Run) -> None:
+        """Leaves the archive alone for a while that is to blame; the first group, if none can be
+        told; all archives in the same place, if the place is away.
+        """
+        group = groups[0]
+        named = why.archive if isinstance(why, ArchiveDamaged | FormatTooNew) else ""
+        blamed = [row for row in group if named.endswith(row.key)] or group
+        run.note_failure(blamed[0].key, why)
+        if isinstance(why, PlaceUnavailable | PlaceDenied | PlaceFull):
+            blamed = [row for one in groups for row in one if row.place == group[0].place]
+        until = self._context.clock.monotonic() + FAILED_FOR
+        self._failed.update((row.number, until) for row in blamed)
+
 
 AT_ONCE: Final = 4
 """Archives that are rebuilt at the same time at most: each is several jobs by itself."""
@@ -191,3 +290,93 @@ def count_superseded(job: MergeJob) -> int:
             messages.add(rows.records, rows.offsets)
         count += sum(map(len, messages.finish()))
     return count
+
+
+class Parter:
+    """Parts the archives of a store that hold one topic beside others."""
+
+    def __init__(self, context: WorkContext, replacer: Replacer, snapshots: Snapshotter) -> None:
+        self._context = context
+        self._replacer = replacer
+        self._snapshots = snapshots
+
+    def part(self, topic: TopicFacts, run: Run) -> None:
+        """Parts all archives where that changes when messages expire. Errors are noted."""
+        context = self._context
+        today = self._snapshots.take(context.trusted.now_ms()).today
+        rows = [row for row in context.rows() if self._may_hold(row, topic.id)]
+        done, total = 0, sum(row.size for row in rows)
+        for row in rows:
+            context.check()
+            context.tell(f"parting archives of topic {topic.name}", done, total)
+            done += row.size
+            began = context.clock.monotonic()
+            try:
+                parted = self._part(row, topic, today)
+            except (TieringStopped, StoreClosed):
+                raise
+            except (StoreError, OSError) as e:
+                run.note_failure(row.key, e)
+            else:
+                if parted:
+                    run.parted(row, parted, context.clock.monotonic() - began)
+
+    def _may_hold(self, row: ArchiveRow, topic: int) -> bool:
+        named = row.topics is None or topic in read_topics(row.topics)
+        return named and is_own(row, self._context.side.store_id)
+
+    def _part(self, row: ArchiveRow, topic: TopicFacts, today: Today) -> list[ArchiveRow]:
+        """Parts one archive; returns nothing where that would change nothing."""
+        manifest = self._context.manifest_of(row)
+        classes = _classes(row, manifest, topic, today)
+        if classes is None:
+            return []
+        job = self._replacer.merge_job([row], [manifest])
+        ids = ({topic.id}, job.topics.keys() - {topic.id})
+        parts: list[Replacement] = []
+        try:
+            for number, (name, own) in enumerate(zip(classes, ids, strict=True)):
+                one = msgspec.structs.replace(
+                    job, topics={i: job.topics[i] for i in own}, retention_class=name,
+                    path=f"{job.path}.{number}",
+                )  # fmt: skip
+                parts.append(self._replacer.build([row], one, self._context.check))
+            _check_whole(row, manifest, job, [part.merged for part in parts])
+            return self._replacer.replace_by(parts)
+        finally:
+            for part in parts:
+                self._replacer.discard(part)
+
+
+def _classes(
+    row: ArchiveRow, manifest: Manifest, topic: TopicFacts, today: Today
+) -> tuple[str, str] | None:
+    """The classes of the topic's archive and of the rest's; None: nothing is to be parted."""
+    if not any(t.id == topic.id for t in manifest.topics):
+        return None
+    others = [
+        t.name
+        for t in manifest.topics
+        if t.id != topic.id and today.names.get(t.id) == t.name and t.name in today.traits
+    ]
+    mine = life_of(today.policy, today.traits[topic.name]).kind
+    if mine is None or not others:
+        return None
+    rest = class_of_archive(today.policy, row.retention_class, others, today.traits)
+    if (mine.leaves_warm, mine.ends) == (rest.leaves_warm, rest.ends):
+        return None
+    if mine.name == row.retention_class:
+        return mine.name, rest.name
+    return mine.name, row.retention_class
+
+
+def _check_whole(row: ArchiveRow, manifest: Manifest, job: MergeJob, parts: list[Merged]) -> None:
+    """Raises if a message is in neither part, unless its topic is deleted or it is unreadable."""
+    kept = sum(part.made.manifest.messages for part in parts if part.made is not None)
+    deleted = sum(topic.messages for topic in manifest.topics if topic.id not in job.topics)
+    unreadable = sum(part.dropped.unreadable for part in parts)
+    if kept + deleted + unreadable != manifest.messages:
+        raise ArchiveDamaged(
+            f"{row.name} holds {manifest.messages} messages; its parts have {kept}, and {deleted} "
+            f"are of deleted topics, {unreadable} unreadable; nothing was changed", row.name,
+        )  # fmt: skip

@@ -4,19 +4,30 @@ The idea: the executor builds a segment's archives, and makes an archive's cold 
 are begun while one is handed over (`pipelined`), as many as the executor does at a time. The
 hand-over itself is the store's, one after the other, by the same rules.
 
+An archive keeps its number when its object moves, so that no place in the index changes. The object
+is copied and read back (`copy`). Then one batch makes the catalog name the copy (`switch`). The old
+object gets a row of its own, "retired", as the object of an expired archive does. It goes when the
+grace time is over.
+
 Invariants: the steps and their order do not depend on the executor; a step that fails with any
 error leaves everything readable as it was, is noted, and the others go on; a segment that could not
 be archived is left alone until the next run; where a place is away, nothing more is built for it
-(`work_folder.Waits`).
+(`work_folder.Waits`). The object that the catalog names is there and was read back; an object goes
+only when its row says retired, and its time has come; before an archive expires, its contents are
+judged by its topics as they are today.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
+from typing import NamedTuple
 
+import msgspec
+
+from kvstore.clock import whole_ms
 from kvstore.errors import StoreClosed
-from tiering.catalog.catalog import ArchiveRow, Tier
+from tiering.catalog.catalog import ArchiveRow, Tier, encode_row, is_own, kept_as
 from tiering.errors import (
     PlaceDenied,
     PlaceError,
@@ -25,13 +36,96 @@ from tiering.errors import (
     TieringStopped,
 )
 from tiering.executor.regroup import Regrouped
-from tiering.places.work_folder import Waits
+from tiering.places.publish import CopyJob, Intent, ObjectCopy, announced, checksum, copy_remotely
+from tiering.places.work_folder import WORK, Waits, overwrite_all
+from tiering.policy.retention_classes import RetentionClass
 from tiering.policy.schedule import Agenda, ArchiveDue, SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver
-from tiering.worker.context import WorkContext
-from tiering.worker.relocate import ColdCopy, Relocator
+from tiering.worker.context import Publisher, WorkContext
 from tiering.worker.runs import History, Run
 from tiering.worker.store_snapshot import Snapshotter, StoreSnapshot
+
+
+class ColdCopy(NamedTuple):
+    """An archive's object in the cold place, which the catalog does not name yet."""
+
+    number: int
+    where: str
+    key: str
+    crc: int
+
+
+class Relocator:
+    """Copies, expires and removes the archives of one store."""
+
+    def __init__(self, context: WorkContext, publisher: Publisher) -> None:
+        self._context = context
+        self._side = context.side
+        self._publisher = publisher
+        self._copies = context.store.path / WORK / "shifting"
+
+    def remove_copies(self) -> list[str]:
+        """Removes the local copies of an interrupted worker; returns their names."""
+        found = overwrite_all(self._copies, self._context.files)
+        return [f"{self._copies.name}/{name}" for name in found]
+
+    def copy(self, row: ArchiveRow, number: int, check: Callable[[], None]) -> ColdCopy:
+        """Copies an archive to the cold place, under the name with that number. Several threads may
+        do this at once; `switch` comes next. Raises the error that prevented it; the object is
+        removed then.
+        """
+        context = self._context
+        source, target = context.place_of(row), context.places["cold"]
+        key = self._publisher.name(row, number)
+        where = kept_as(target.name, context.store.path)
+        # The note says the crc32c, which a catalog that was found again does not know.
+        crc = row.crc or checksum(source.source(row.key, row.size), pace=context.pace.reading)
+        job = CopyJob(
+            source=source.name, key=row.key, target=target.name,
+            intent=Intent(number, where, key, row.size, crc),
+            source_options=context.options_of(source), target_options=context.options_of(target),
+        )  # fmt: skip
+        path = self._copies / f"{number:010d}"
+        copy = ObjectCopy(source, target, job, path, context.files, context.pace)
+        with announced(self._publisher.intents, job.intent, target):
+            context.executor.transfer(check, copy_remotely, copy)
+        return ColdCopy(number, where, key, crc)
+
+    def switch(self, row: ArchiveRow, copy: ColdCopy) -> None:
+        """Makes the catalog name the copy as the archive's object, and retires the old object."""
+        cold = msgspec.structs.replace(
+            row, place=copy.where, key=copy.key, tier="cold", crc=copy.crc
+        )
+        old = self._retired(row, copy.number, self._context.trusted.now_ms())
+        self._side.set_rows([(r.catalog_key, encode_row(r)) for r in (cold, old)])
+        self._publisher.intents.forget(copy.number)
+
+    def expire(self, row: ArchiveRow, kind: RetentionClass, now: int) -> bool:
+        """Removes an archive from the store, if all its messages are over by its class of today;
+        returns whether it did.
+        """
+        if not kind.is_over(now - row.last_stored_at):
+            return False
+        number = self._side.take_number()
+        gone = self._retired(row, number, now)
+        rows = [(row.catalog_key, None), (gone.catalog_key, encode_row(gone))]
+        self._side.let_go(row.number, row.name, rows)
+        return True
+
+    def _retired(self, row: ArchiveRow, number: int, now: int) -> ArchiveRow:
+        """A row that only keeps an object until its time has come."""
+        delete_at = now + whole_ms(self._context.policy.grace)
+        return msgspec.structs.replace(row, number=number, state="retired", delete_at=delete_at)
+
+    def remove_retired(self, row: ArchiveRow, now: int) -> bool:
+        """Removes a retired archive's object, if its time has come; returns whether it did."""
+        if row.delete_at is not None and now < row.delete_at:
+            return False
+        if is_own(row, self._side.store_id):
+            self._context.place_of(row).delete(row.key)
+        self._side.set_rows([(row.catalog_key, None)])
+        return True
+
 
 MOVING = "moving what is due"
 """The name of a whole run's progress, in bytes; each step tells its own progress beside it."""

@@ -53,7 +53,7 @@ def verify_with(
     """Check archives with the given worker."""
     from tiering.executor.pool import Inline
     from tiering.keys.sources import provider_of
-    from tiering.operations.planning import places_of
+    from tiering.operations.inspection import places_of
     from tiering.worker.audit import audit
 
     is_read = not remove_orphans

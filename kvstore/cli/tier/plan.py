@@ -59,7 +59,7 @@ def plan(
     Nothing is changed. Costs are those of the coming twelve months if as much comes in as so far,
     for this policy and for others.
     """
-    from tiering.operations.planning import plan_of
+    from tiering.operations.inspection import plan_of
 
     policy = read_policy(policy_file)
     prices = storage.of(policy.prices, requests=price_requests, transfer=price_transfer)

@@ -90,7 +90,7 @@ def whole(report: Report) -> Progress:
     step.
     """
     from tiering.operations.worker import MOVING
-    from tiering.worker.merge_scheduler import MERGING
+    from tiering.worker.rewriting import MERGING
 
     def tell(what: str, done: int, total: int) -> None:
         if what in (MOVING, MERGING):

@@ -18,7 +18,7 @@ from tests.tiering.archive.making import Queue, drawn_queues
 from tests.tiering.merge.merging import made_of, merged, records_in
 from tiering.archive.check import archive_problems
 from tiering.executor.match import Match
-from tiering.operations.search import count
+from tiering.operations.erase import count
 
 
 def raw(topic: str = "t", at: int = 1000, position: int = 0, **properties: str) -> bytes:

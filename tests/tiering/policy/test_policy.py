@@ -16,7 +16,7 @@ from kvstore.files import LocalFiles
 from tests.tiering.policy.givens import DAY, HOUR
 from tiering.errors import PolicyIllegal
 from tiering.policy.policy import Policy, Prices, TierPrice, check_with_store, is_open
-from tiering.policy.policy_places import open_places
+from tiering.worker.context import open_places
 
 STORE = (0.75, 0.85, 0.90)
 

@@ -216,7 +216,7 @@ def test_what_an_attach_is_bringing_is_no_orphan_however_long_it_takes(
         clock.advance(3 * POLICY.grace)
         orphans.extend(worker.verify(remove_orphans=True).orphans)
 
-    monkeypatch.setattr(import_module("tiering.worker.publisher"), "publish", slowly)
+    monkeypatch.setattr(import_module("tiering.worker.context"), "publish", slowly)
     tiering.attach(store, source / "archive")
     assert [o.removed for o in orphans] == [False]
     assert len(store.pull("visits", 0, 0, limit=99).messages) == 50

@@ -15,7 +15,7 @@ from tests.support.files import WatchedFiles
 from tests.tiering.stores import fill, held
 from tiering import Policy, RunReport, Worker
 from tiering.archive.layout import TRAILER, TRAILER_COVERED, TRAILER_SIZE
-from tiering.worker.merge_scheduler import FAILED_FOR, MERGING
+from tiering.worker.rewriting import FAILED_FOR, MERGING
 
 DAY = 86_400.0
 WARM = Policy(

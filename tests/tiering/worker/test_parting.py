@@ -15,7 +15,7 @@ from tests.tiering.stores import QUEUES, config, held
 from tiering import Policy, Worker
 from tiering.catalog.catalog import TOPICS_MAX, decode_rows
 from tiering.executor.pool import Inline
-from tiering.operations.together import Together, held_together, together
+from tiering.operations.inspection import Together, held_together, together
 
 DAY = 86_400.0
 POLICY = Policy(hot_for=DAY, warm_for=100 * DAY, warm="archive", grace=60.0, clock_doubt=0.0)

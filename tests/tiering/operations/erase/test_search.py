@@ -14,7 +14,7 @@ from tests.support.clock import VirtualClock
 from tests.tiering.stores import config, held
 from tiering import Policy, Worker
 from tiering.executor.pool import Inline
-from tiering.operations.search import count_in_archive, count_in_segment
+from tiering.operations.erase import count_in_archive, count_in_segment
 
 DAY = 86_400.0
 NOW = Policy(hot_for=0, warm="archive", clock_doubt=0.0)
