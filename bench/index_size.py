@@ -11,8 +11,7 @@ from pathlib import Path
 import kvstore
 from bench.figure import Figure, Options
 from bench.memory import Peak
-from kvstore.cli.terminal.sizes import index_sizes
-from kvstore.cli.trial.measure import Load, load_store
+from kvstore.cli.trial.measure import Load, index_sizes, load_store
 
 _MEMORY_TARGET = 400.0
 _KEY_TARGET = 9.0

@@ -86,7 +86,7 @@ from kvstore.opening.recovery import Progress, RecoveryReport
 from kvstore.pop.group_stats import GroupStats
 from kvstore.pop.popped import Popped
 from kvstore.read.sql import SqlFilter, sql
-from kvstore.rocketmq.config.export import ExportReport
+from kvstore.rocketmq.export import ExportReport
 
 __version__ = "0.1.0"
 

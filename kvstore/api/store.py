@@ -2,7 +2,9 @@
 
 The idea: `kvstore.open` makes a `Store`, and the store makes an engine, which wires the parts. The
 calls on messages, topics, groups and offsets are in `Calls`, from which a namespace's view takes
-its own.
+its own. `open_tiers` is the one place where a store meets `tiering`: a store is given that function
+when it opens, and calls it when it first needs an archive. So a store without archives never
+imports `tiering`, and no module of either package keeps a reference to the other.
 
 Invariants: after `close` every call raises `StoreClosed`, and in a forked child `StoreForked`.
 """
@@ -17,7 +19,6 @@ from typing import Any, Self
 
 from kvstore.api.calls import Calls
 from kvstore.api.namespace_view import Namespace
-from kvstore.api.tiers import open_tiers
 from kvstore.config import StoreConfig
 from kvstore.engine import config_exchange, topic_changes
 from kvstore.engine.config_exchange import ConfigImport
@@ -27,7 +28,7 @@ from kvstore.engine.stats import StoreStats, collect
 from kvstore.engine.verify import VerifyReport, verify
 from kvstore.errors import ConfigError, ReceiptExpired, shown
 from kvstore.files import local_path
-from kvstore.index.archived import Catalog, OpenArchives
+from kvstore.index.archived import Archived, Catalog, OpenArchives
 from kvstore.index.keys import ARCHIVES, META, STORE_ID
 from kvstore.meta.groups import GroupConfig
 from kvstore.meta.topics import TopicConfig
@@ -36,7 +37,21 @@ from kvstore.opening.recovery import Progress
 from kvstore.pop.poll import Poll
 from kvstore.pop.popped import Popped, check_wait
 from kvstore.process.forking import refuse_in_child
-from kvstore.rocketmq.config.export import ExportReport
+from kvstore.rocketmq.export import ExportReport
+
+
+def open_tiers(path: Path, rows: Iterable[tuple[bytes, bytes]], config: StoreConfig) -> Archived:
+    """Opens archives through `tiering`."""
+    from tiering.catalog.tiers import Tiers  # noqa: PLC0415  # see the module
+
+    return Tiers(
+        path,
+        rows,
+        files=config.files,
+        clock=config.clock,
+        check_crc=config.check_crc,
+        access=config.archives,
+    )
 
 
 class Store(Calls):

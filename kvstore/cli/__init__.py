@@ -2,54 +2,122 @@
 
 The idea: a verb's module is imported when the verb runs, so `kvmq --help` needs none of them; their
 one-line helps stand here. Verbs call the public API and print through `Output`. None catches a
-`StoreError`; they all end here. The rooms: `admin`, `message`, `tier`, `spark` and `trial` have the
-verbs, `terminal` opens stores and shows results. May import every room.
+`StoreError`; they all end here, where the calls that an error advises become verbs. The rooms:
+`admin`, `message`, `tier`, `spark` and `trial` have the verbs, `terminal` opens stores and shows
+results. May import every room.
 
-Invariants: results go to stdout and everything else to stderr. Exit codes: 0 done, 1 an error or a
-check that failed, 2 wrong usage, 130 interrupted, 141 the reader of a pipe went away. An error of
-the store, of the file system or of usage is one readable line, with `--json` one JSON object; a
-traceback is a bug.
+Invariants: listing the verbs, with a line on each, imports none of them. Results go to stdout and
+everything else to stderr. Exit codes: 0 done, 1 an error or a check that failed, 2 wrong usage, 130
+interrupted, 141 the reader of a pipe went away. An error of the store, of the file system or of
+usage is one readable line, with `--json` one JSON object; a traceback is a bug.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NoReturn
 
 import click
 
-from kvstore.cli.lazy import LazyGroup
 from kvstore.errors import StoreError
+
+Verbs = Mapping[str, tuple[str, str]]
+"""Verb, the module that has it (by its name, `_` for `-`; `import_` for `import`), its help."""
+
+
+class LazyGroup(click.Group):
+    """A group of the verbs in `verbs`."""
+
+    verbs: ClassVar[Verbs] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See `click.Group`: in the order of the table, not of the alphabet."""
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See `click.Group`."""
+        entry = self.verbs.get(cmd_name)
+        if entry is None:
+            return None
+        attribute = {"import": "import_"}.get(cmd_name, cmd_name.replace("-", "_"))
+        command: click.Command = getattr(importlib.import_module(entry[0]), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: Any) -> None:
+        """See `click.Group`: without importing the verbs."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, entry[1]) for name, entry in self.verbs.items()])
+
+
+VERBS: Final = {
+    "create_topic": "kvmq topic create",
+    "alter_topic": "kvmq topic alter",
+    "create_group": "kvmq group create",
+    "alter_group": "kvmq group alter",
+    "reset_offset": "kvmq offset reset",
+    "namespaces": "kvmq namespace list",
+}
+"""Calls that errors advise, and the verb that does it."""
+
+PHRASES: Final = (
+    (", or open with auto_create_topics=True", ""),
+    ("exist_ok=True", "--exist-ok"),
+    ("or open it here with read_only=True", "or use a verb that only reads"),
+    (
+        "open it without read_only=True to create or adopt one",
+        "`kvmq topic create` and `kvmq put --create` make one",
+    ),
+)
+"""Advice that is no call's name, and the verb for it."""
+
+_CALL: Final = re.compile(rf"(with|use) ({'|'.join(VERBS)})(?=$|[ ,;.])|`({'|'.join(VERBS)})`")
+_VIEW: Final = re.compile(r"use store\.namespace\('([^']*)'\)")
+
+
+def in_verbs(text: str) -> str:
+    """An error's text with the verbs of the command line in the place of calls."""
+    for phrase, instead in PHRASES:
+        text = text.replace(phrase, instead)
+    text = _VIEW.sub(r"use --namespace \1", text)
+    return _CALL.sub(_verb, text)
+
+
+def _verb(found: re.Match[str]) -> str:
+    word, call, quoted = found.groups()
+    return f"{word} `{VERBS[call]}`" if call else f"`{VERBS[quoted]}`"
+
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "demo": (
         "kvstore.cli.trial.demo",
         "The main job on real input: load, read, kill, recover, check.",
     ),
-    "topic": ("kvstore.cli.admin.topic", "Create, list, show, alter or delete topics."),
+    "topic": ("kvstore.cli.admin.topics", "Create, list, show, alter or delete topics."),
     "put": (
         "kvstore.cli.message.put",
         "Put messages: one a line, from JSON lines, or one given body.",
     ),
-    "get": ("kvstore.cli.message.get", "Show one message: by queue offset, position or id."),
-    "pull": ("kvstore.cli.message.pull", "Read a queue from an offset on."),
+    "get": ("kvstore.cli.message.read", "Show one message: by queue offset, position or id."),
+    "pull": ("kvstore.cli.message.read", "Read a queue from an offset on."),
     "pop": ("kvstore.cli.message.pop", "Take messages for a group, each under a lock."),
-    "ack": ("kvstore.cli.message.ack", "Say that messages are done, by their receipts."),
+    "ack": ("kvstore.cli.message.pop", "Say that messages are done, by their receipts."),
     "work": ("kvstore.cli.message.work", "Run a command for every message a group gets."),
-    "query": ("kvstore.cli.message.query", "Find the messages that carry a key, newest first."),
-    "find": ("kvstore.cli.message.get", "Show the message with an id."),
+    "query": ("kvstore.cli.message.read", "Find the messages that carry a key, newest first."),
+    "find": ("kvstore.cli.message.read", "Show the message with an id."),
     "offset-at": (
-        "kvstore.cli.message.query",
+        "kvstore.cli.message.read",
         "Say which offset was the first at or after a time.",
     ),
-    "group": ("kvstore.cli.admin.group", "Create, list, show, alter or delete consumer groups."),
-    "offset": ("kvstore.cli.admin.offset", "A group's offsets: show, commit, reset, history, lag."),
-    "namespace": ("kvstore.cli.admin.namespace", "Create, list, show or delete namespaces."),
+    "group": ("kvstore.cli.admin.groups", "Create, list, show, alter or delete consumer groups."),
+    "offset": ("kvstore.cli.admin.groups", "A group's offsets: show, commit, reset, history, lag."),
+    "namespace": ("kvstore.cli.admin.topics", "Create, list, show or delete namespaces."),
     "top": ("kvstore.cli.admin.top", "A live screen of rates, lag, and what is in flight."),
     "stats": (
-        "kvstore.cli.admin.stats",
+        "kvstore.cli.admin.stores",
         "The contents of the store, and its figures since the opening.",
     ),
     "tier": (
@@ -57,22 +125,22 @@ _VERBS: Final[dict[str, tuple[str, str]]] = {
         "Archives of old segments: made by a policy, listed, checked.",
     ),
     "erase": (
-        "kvstore.cli.message.erase",
+        "kvstore.cli.tier.erase",
         "Erase messages from log and archives, and prove it.",
     ),
-    "restore": ("kvstore.cli.admin.restore", "Make a store from archives alone."),
+    "restore": ("kvstore.cli.admin.stores", "Make a store from archives alone."),
     "spark": ("kvstore.cli.spark", "Work on archives at any size, as jobs of Apache Spark."),
     "verify": (
-        "kvstore.cli.admin.maintenance",
+        "kvstore.cli.admin.stores",
         "Check every record, and that the index agrees with the log.",
     ),
-    "rebuild": ("kvstore.cli.admin.maintenance", "Drop the index and build it anew from the log."),
+    "rebuild": ("kvstore.cli.admin.stores", "Drop the index and build it anew from the log."),
     "dump": (
         "kvstore.cli.message.dump",
         "Print records straight from files, also those RocketMQ wrote.",
     ),
-    "import": ("kvstore.cli.admin.maintenance", "Adopt a store that RocketMQ wrote."),
-    "bench": ("kvstore.cli.trial.bench", "Measure put, pull, get and query on this machine."),
+    "import": ("kvstore.cli.admin.stores", "Adopt a store that RocketMQ wrote."),
+    "bench": ("kvstore.cli.trial.measure", "Measure put, pull, get and query on this machine."),
 }
 
 _USAGE: Final = 2
@@ -125,7 +193,7 @@ def _failed(error: BaseException, as_json: bool) -> int:
     if not isinstance(error, click.ClickException | StoreError | OSError):
         raise error
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    from kvstore.cli.terminal.advice import in_verbs
+    from kvstore.cli import in_verbs
 
     text = in_verbs("; ".join([text, *getattr(error, "__notes__", ())]))
     if as_json:

@@ -20,9 +20,9 @@ from kvstore.meta.topics import TopicConfig, TopicInfo
 from kvstore.pop.group_stats import committed_of
 from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.validate import check_group, check_topic
-from kvstore.rocketmq.config.configs import DELAY_GROUP, group_config, topic_config
-from kvstore.rocketmq.config.configuration import Configuration, read_configuration
-from kvstore.rocketmq.config.export import FILES, ExportReport, Offset, write_configuration
+from kvstore.rocketmq.config_values import DELAY_GROUP, group_config, topic_config
+from kvstore.rocketmq.configuration import Configuration, read_configuration
+from kvstore.rocketmq.export import FILES, ExportReport, Offset, write_configuration
 from kvstore.rocketmq.file_layouts import CONFIG
 
 

@@ -39,14 +39,14 @@ from kvstore.meta.groups import GroupInfo
 from kvstore.meta.topics import TopicInfo
 from kvstore.record.names import SCHEDULE_TOPIC
 from kvstore.record.walk import Extent
-from kvstore.rocketmq.config.configs import (
+from kvstore.rocketmq.adopt import Progress, find_end
+from kvstore.rocketmq.config_values import (
     DELAY_GROUP,
     backoff_of,
     group_attributes,
     kind_of,
     topic_attributes,
 )
-from kvstore.rocketmq.log_end import Progress, find_end
 from kvstore.rocketmq.source import RocketMQSource, SourceTopic, read_source
 
 

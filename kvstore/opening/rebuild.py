@@ -49,8 +49,8 @@ from kvstore.opening import store_folder
 from kvstore.opening.adopting import Adoption
 from kvstore.opening.recovery import Progress
 from kvstore.record.walk import Extent, Kind, walk
-from kvstore.rocketmq.config.config_values import RocketMQSource
-from kvstore.rocketmq.config.configuration import read_configuration
+from kvstore.rocketmq.config_values import RocketMQSource
+from kvstore.rocketmq.configuration import read_configuration
 from kvstore.rocketmq.file_layouts import CONFIG
 
 _KEPT: Final = tuple(name for name in FAMILIES if name not in DERIVED)

@@ -11,24 +11,180 @@ file `NAME.importing.started`, that folder holds an unfinished import.
     ...                                         whatever else the store needs, in there too
     publish(staged.path, target, files)         from now on the target is there
 
+The log's end is where RocketMQ, starting on this store, would have it: RocketMQ begins at a file
+that it trusts and stops at the first bad record; a blank record leads to the next file. The file
+that it trusts:
+
+    stopped in order   the last one that begins with a good record
+    after a crash      the last one that begins with a good record whose store time the checkpoint
+                       vouches for (up to 3 s before what was on disk); else the first
+
+RocketMQ does not look at files before that one, so damage there ends nothing: here it is skipped,
+and reported. (RocketMQ: CommitLog.recoverNormally, recoverAbnormally, isMappedFileMatchedRecover.
+In the first case it also asks that the consume queues reach the file; after a stop in order they
+do.) One check is stricter here: a record must state its own position. RocketMQ does not compare
+that.
+
 Invariants: no byte and no time of a file of the source changes; a target is there whole or not at
-all; every file of the target that may be written to is a copy.
+all; every file of the target that may be written to is a copy. The end is found by one reading,
+front to back, one file mapped at a time.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kvstore.errors import CallerError, DiskFull
-from kvstore.files import Files
-from kvstore.record.walk import Extent
-from kvstore.rocketmq.config.config_values import RocketMQSource
-from kvstore.rocketmq.file_layouts import COMMITLOG
-from kvstore.rocketmq.log_end import Progress, find_end
+from kvstore.errors import CallerError, DiskFull, RecordDamaged
+from kvstore.files import Files, MappedFile
+from kvstore.record.decode import decode
+from kvstore.record.walk import Extent, Kind, walk
+from kvstore.rocketmq.config_values import RocketMQSource
+from kvstore.rocketmq.file_layouts import (
+    CHECKPOINT_FILE,
+    CHECKPOINT_MARGIN_MS,
+    COMMITLOG,
+    CONSUMEQUEUE,
+    ROCKSDB_CURRENT,
+)
+from kvstore.rocketmq.side_files import CheckpointPage, read_checkpoint
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes in all."""
+_PROGRESS_RECORDS: Final = 4096
+
+
+class LogEnd(msgspec.Struct, frozen=True):
+    """The end of a log, and the counts before it.
+
+    `records` lie before `end`, and so does `damage`, in files that RocketMQ does not look at.
+    `reason` names the fault at `end`; empty if nothing was written there. `lost_records` is the
+    number of whole records behind the end: RocketMQ does not reach them either, and overwrites
+    them.
+    """
+
+    end: int
+    reason: str
+    records: int
+    damage: list[Extent]
+    lost_records: int
+
+
+def find_end(source: RocketMQSource, files: Files, progress: Progress | None = None) -> LogEnd:
+    """Read the whole log; returns its end."""
+    scan = _Scan(source, files, progress)
+    trusted = _trusted_segment(source, files)
+    for number in range(len(source.segments)):
+        if scan.end is None:
+            scan.segment(number, may_end=number >= trusted)
+        else:
+            scan.behind_the_end(number)
+    if scan.end is None:
+        last, _ = source.segments[-1]
+        scan.end = last + source.segment_size
+    return LogEnd(scan.end, scan.reason, scan.records, scan.damage, scan.lost_records)
+
+
+class _Scan:
+    """The findings so far; `end` is None until the log's end was found."""
+
+    def __init__(self, source: RocketMQSource, files: Files, progress: Progress | None) -> None:
+        self.end: int | None = None
+        self.reason = ""
+        self.records = 0
+        self.damage: list[Extent] = []
+        self.lost_records = 0
+        self._source = source
+        self._files = files
+        self._progress = progress
+
+    def segment(self, number: int, *, may_end: bool) -> None:
+        """Scan one file; the log may end in it if RocketMQ would read it."""
+        is_last = number + 1 == len(self._source.segments)
+        found = None
+        for found in self._walk(number):
+            if self.end is not None:
+                self.lost_records += found.kind is Kind.RECORD
+            elif found.kind is Kind.RECORD:
+                self.records += 1
+            elif found.kind is Kind.BLANK:
+                # No file follows the last file's blank record, so RocketMQ ends the log before the
+                # blank and overwrites it.
+                self.end = found.position if is_last else None
+            elif may_end:
+                self.end, self.reason = found.position, found.reason
+            else:
+                reason = found.reason or f"zeros at {found.position}, but the log goes on behind"
+                self.damage.append(found._replace(kind=Kind.DAMAGE, reason=reason))
+        if self.end is None and may_end and found is not None and found.kind is Kind.RECORD:
+            # RocketMQ writes no record up to the last byte, and does not go on behind one.
+            self.end = found.stop
+
+    def behind_the_end(self, number: int) -> None:
+        """Count the records that RocketMQ would not reach."""
+        self.lost_records += sum(found.kind is Kind.RECORD for found in self._walk(number))
+
+    def _walk(self, number: int) -> Iterator[Extent]:
+        start, path = self._source.segments[number]
+        size = self._source.segment_size
+        done, total = number * size, len(self._source.segments) * size
+        with _mapped(path, self._files) as mapped:
+            for count, found in enumerate(walk(mapped.buffer, start, 0, mapped.size)):
+                yield found
+                if self._progress is not None and count % _PROGRESS_RECORDS == 0:
+                    self._progress(done + found.stop - start, total)
+        if self._progress is not None:
+            self._progress(done + size, total)
+
+
+def _trusted_segment(source: RocketMQSource, files: Files) -> int:
+    """The number of the file at which RocketMQ begins."""
+    newest = None if source.closed_cleanly else _safe_time(source, files)
+    for number in reversed(range(1, len(source.segments))):
+        stored_at = _first_store_time(*source.segments[number], files)
+        if stored_at and (newest is None or stored_at <= newest):
+            return number
+    return 0
+
+
+def _safe_time(source: RocketMQSource, files: Files) -> int:
+    """The store time up to which the checkpoint vouches for log and queues."""
+    checkpoint = read_checkpoint(source.path / CHECKPOINT_FILE, files)
+    if checkpoint is None:
+        return 0
+    if files.size(source.path / CONSUMEQUEUE / ROCKSDB_CURRENT) is not None:
+        return _log_time(checkpoint)
+    return checkpoint.safe_time
+
+
+def _log_time(checkpoint: CheckpointPage) -> int:
+    """With its queues in RocksDB, RocketMQ writes no time for them; the log's time counts."""
+    return max(0, checkpoint.log_time - CHECKPOINT_MARGIN_MS)
+
+
+def _first_store_time(start: int, path: Path, files: Files) -> int:
+    """The store time of the record that a file begins with; 0 if it begins with none."""
+    with _mapped(path, files) as mapped:
+        try:
+            first = decode(mapped.buffer, 0, mapped.size, position=start, raw_body=True)
+        except RecordDamaged:
+            return 0
+    return first.stored_at
+
+
+@contextmanager
+def _mapped(path: Path, files: Files) -> Iterator[MappedFile]:
+    mapped = files.map(path, writable=False)
+    try:
+        yield mapped
+    finally:
+        mapped.close()
+
 
 STAGING: Final = ".importing"
 """Added to the target's name: the folder in which it is made."""

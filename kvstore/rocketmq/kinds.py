@@ -43,7 +43,7 @@ from kvstore.rocketmq.file_layouts import (
     QUEUE_UNIT,
     SKIPPED_UNIT,
 )
-from kvstore.rocketmq.index_file import read_items
+from kvstore.rocketmq.side_files import read_items
 
 if TYPE_CHECKING:
     from kvstore.record.check import Buffer

@@ -18,13 +18,13 @@ from kvstore.files import Files
 from kvstore.log.segments import named_position
 from kvstore.record.layout import BLANK, BLANK_MAGIC, MAGIC_V1, MAGIC_V2
 from kvstore.record.walk import next_good
-from kvstore.rocketmq.config.config_values import (
+from kvstore.rocketmq.config_values import (
     ConfigKind,
     RocketMQSource,
     SourceGroup,
     SourceTopic,
 )
-from kvstore.rocketmq.config.configuration import read_configuration
+from kvstore.rocketmq.configuration import read_configuration
 from kvstore.rocketmq.file_layouts import (
     ABORT_FILE,
     COMMITLOG,

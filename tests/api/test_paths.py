@@ -15,7 +15,7 @@ import kvstore
 import tiering
 from kvstore import ArchiveAccess, CallerError, ConfigError, StoreConfig, StoreError
 from kvstore.cli import kvmq as command
-from kvstore.cli.terminal.paths import LocalFile, LocalPath
+from kvstore.cli.terminal.options import LocalFile, LocalPath
 from kvstore.files import local_path
 from tests.fixtures import unpack_fixture
 from tests.support.naming import named

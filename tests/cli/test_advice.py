@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 import kvstore
+from kvstore.cli import PHRASES, VERBS, in_verbs
 from kvstore.cli import kvmq as command
-from kvstore.cli.terminal.advice import PHRASES, VERBS, in_verbs
 from tests.cli.conftest import Kvmq
 
 SOURCE: Final = Path(kvstore.__file__).parent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvstore.cli.terminal.sizes import rocketmq_queue_files
-from kvstore.cli.trial.draws import Draws, Sample
+from kvstore.cli.trial.demo import Draws, Sample
+from kvstore.cli.trial.measure import rocketmq_queue_files
 
 
 def test_a_sample_is_fair_and_the_same_every_time() -> None:

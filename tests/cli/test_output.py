@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from kvstore.cli.terminal import output
-from kvstore.cli.terminal.output import Output, printable, size_text
-from kvstore.cli.terminal.report import show_report
+from kvstore.cli.terminal.output import Output, printable, show_report, size_text
 
 
 class Terminal(io.StringIO):

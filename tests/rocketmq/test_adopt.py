@@ -12,10 +12,9 @@ import pytest
 from kvstore.errors import CallerError, DiskFull
 from kvstore.files import LocalFiles
 from kvstore.record.walk import Kind, walk
-from kvstore.rocketmq.adopt import STAGING, STARTED, TakenLog, publish, stage_log
-from kvstore.rocketmq.config.config_values import RocketMQSource
+from kvstore.rocketmq.adopt import STAGING, STARTED, Progress, TakenLog, publish, stage_log
+from kvstore.rocketmq.config_values import RocketMQSource
 from kvstore.rocketmq.file_layouts import CHECKPOINT
-from kvstore.rocketmq.log_end import Progress
 from kvstore.rocketmq.source import read_source
 from tests.fixtures import NAMES, Fixture, unpack_fixture
 from tests.rocketmq.conftest import fingerprint

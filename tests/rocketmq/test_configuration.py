@@ -16,9 +16,8 @@ from rocksdict import Options, Rdict
 
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.config.config_values import SourceTopic
-from kvstore.rocketmq.config.configuration import read_configuration
-from kvstore.rocketmq.config.json_config import parse, read_config
+from kvstore.rocketmq.config_values import SourceTopic
+from kvstore.rocketmq.configuration import parse, read_config, read_configuration
 from kvstore.rocketmq.file_layouts import (
     V2_CONSUMER_OFFSETS,
     V2_GROUPS,

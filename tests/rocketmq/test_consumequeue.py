@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.consume_queue import (
+from kvstore.rocketmq.file_layouts import BATCH_UNIT, QUEUE_UNIT, SKIPPED_UNIT
+from kvstore.rocketmq.side_files import (
     BatchEntry,
     QueueEntry,
     Unused,
@@ -21,7 +22,6 @@ from kvstore.rocketmq.consume_queue import (
     read_batch_units,
     read_units,
 )
-from kvstore.rocketmq.file_layouts import BATCH_UNIT, QUEUE_UNIT, SKIPPED_UNIT
 from tests.fixtures import Fixture
 from tests.rocketmq.conftest import rows
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
 from kvstore.files import LocalFiles
-from kvstore.rocketmq.checkpoint_page import CheckpointPage, read_checkpoint
 from kvstore.rocketmq.file_layouts import INDEX_HEADER
-from kvstore.rocketmq.index_file import read_header, read_items
 from kvstore.rocketmq.kinds import FileKind, base_of, kind_of
+from kvstore.rocketmq.side_files import CheckpointPage, read_checkpoint, read_header, read_items
 from tests.fixtures import NAMES, Fixture
 
 

@@ -1,5 +1,5 @@
 """Admin: verbs about topics, groups, namespaces, offsets and whole stores.
 
-One module a verb, or a group of verbs. Begin with `topic`, which is typical. May import
+One module a subject. Begin with `topics`, which is typical. May import
 `cli.terminal`, and every room that `cli` may.
 """

@@ -1,5 +1,5 @@
-"""Message: verbs that put, read, pop, ack, find, erase and dump messages.
+"""Message: verbs that put, read, pop, ack, find and dump messages.
 
-One module a verb; `dump` has three, since it reads files without a store. Begin with `put` and
-`pop`. May import `cli.terminal`, and every room that `cli` may.
+One module a subject; `dump`, which reads files without a store, shows them with `dump_show`. Begin
+with `put` and `pop`. May import `cli.terminal`, and every room that `cli` may.
 """

@@ -3,7 +3,8 @@
 The idea: a store that doesn't open, or a file that came from elsewhere, must still be readable. So
 nothing here needs an index, a lock or whole files: commit logs are walked past their damage, queue
 files read unit by unit, and everything is printed as it comes, in memory that does not grow with
-the file. `kvstore.rocketmq` reads; this module chooses the records, and shows them.
+the file. `kvstore.rocketmq` reads, and `tiering.archive.dump` reads archives, which need nothing
+else but the keys of encrypted topics; this module chooses the records, and shows them.
 
 Invariants: whatever the bytes, damage is shown and passed over, and nothing is written. Exit codes:
 0 all good, 1 damage was shown or the wanted record is not there, 2 wrong usage, which includes a
@@ -20,15 +21,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from kvstore.cli.message.dump_show import BODY_SHOWN, Choice, Show, builtins_of
-from kvstore.cli.terminal.access import keys_option
+from kvstore.cli.terminal.options import LocalPath, keys_option
 from kvstore.cli.terminal.output import Output, output_option
-from kvstore.cli.terminal.paths import LocalPath
-from kvstore.errors import FormatError, MessageNotFound
+from kvstore.errors import ArchiveDamaged, FormatError, MessageNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kvstore.cli.message.dump_show import Choice, Show
     from kvstore.files import Files
-    from kvstore.rocketmq.consume_queue import BatchEntry, QueueEntry
+    from kvstore.record.values import StoredMessage
     from kvstore.rocketmq.kinds import FileKind
+    from kvstore.rocketmq.side_files import BatchEntry, QueueEntry
+    from tiering.archive.archive_reader import Archive
+    from tiering.archive.check import Problem
 
 _KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint", "archive")
 
@@ -82,7 +88,7 @@ def dump(
 
     Damaged parts are marked and passed over.
     """
-    from kvstore.cli.message.dump_archive import dump_archives, is_archive
+    from kvstore.cli.message.dump import dump_archives, is_archive
     from kvstore.files import LocalFiles
 
     files = LocalFiles()
@@ -216,8 +222,8 @@ def _dump_offset(
 def _find_entry(
     path: Path, kind: FileKind, offset: int, files: Files
 ) -> QueueEntry | BatchEntry | None:
-    from kvstore.rocketmq.consume_queue import entry_at, read_batch_queue
     from kvstore.rocketmq.kinds import FileKind
+    from kvstore.rocketmq.side_files import entry_at, read_batch_queue
 
     if kind is FileKind.QUEUE:
         return entry_at(path, files, offset)
@@ -281,8 +287,8 @@ def _dump_group(show: Show, group: _Group, choice: Choice, files: Files) -> None
 
 
 def _dump_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.consume_queue import first_offset, read_units
     from kvstore.rocketmq.file_layouts import QUEUE_UNIT_SIZE
+    from kvstore.rocketmq.side_files import first_offset, read_units
 
     first = None
     try:
@@ -294,8 +300,8 @@ def _dump_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
 
 
 def _dump_batch_queue(show: Show, path: Path, choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.consume_queue import read_batch_units
     from kvstore.rocketmq.file_layouts import BATCH_UNIT_SIZE
+    from kvstore.rocketmq.side_files import read_batch_units
 
     _show_units(show, path, read_batch_units(path, files), choice, BATCH_UNIT_SIZE)
 
@@ -303,7 +309,7 @@ def _dump_batch_queue(show: Show, path: Path, choice: Choice, files: Files) -> N
 def _show_units(
     show: Show, path: Path, units: Iterable[Any], choice: Choice, unit_size: int
 ) -> None:
-    from kvstore.rocketmq.consume_queue import Unused
+    from kvstore.rocketmq.side_files import Unused
 
     for unit in units:
         if isinstance(unit, Unused):
@@ -324,7 +330,7 @@ def _show_units(
 
 
 def _dump_index(show: Show, path: Path, choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.index_file import read_header, read_items
+    from kvstore.rocketmq.side_files import read_header, read_items
 
     header = read_header(path, files)
     show.fields(path, "index", builtins_of(header))
@@ -334,6 +340,114 @@ def _dump_index(show: Show, path: Path, choice: Choice, files: Files) -> None:
 
 
 def _dump_checkpoint(show: Show, path: Path, _choice: Choice, files: Files) -> None:
-    from kvstore.rocketmq.checkpoint_page import read_checkpoint
+    from kvstore.rocketmq.side_files import read_checkpoint
 
     show.fields(path, "checkpoint", builtins_of(read_checkpoint(path, files)))
+
+
+_ENDS_LOOKED_AT = 8
+
+
+def is_archive(path: Path, kind: str | None, files: Files) -> bool:
+    """Whether a file is an archive, maybe a damaged one, or `--kind` says so."""
+    from tiering.archive.dump import looks_like_archive
+
+    if kind is not None or path.is_dir():
+        return kind == "archive"
+    size = files.size(path) or 0
+    head = files.read(path, 0, _ENDS_LOOKED_AT)
+    end = files.read(path, max(size - _ENDS_LOOKED_AT, 0), _ENDS_LOOKED_AT)
+    return looks_like_archive(head, end)
+
+
+def dump_archives(
+    show: Show,
+    paths: Sequence[Path],
+    choice: Choice,
+    position: int | None,
+    files: Files,
+    keys_file: Path | None,
+    *,
+    is_all: bool,
+) -> None:
+    """Show archives: all of them, or the chosen messages.
+
+    Raises FormatTooNew; and MessageNotFound if `is_all` (there are no other files) and no message
+    was chosen.
+    """
+    from tiering.archive.archive_reader import Archive
+    from tiering.archive.tail import FileSource
+    from tiering.keys.sources import provider_of
+
+    keys = provider_of(keys_file, files)
+    is_found = False
+    for path in paths:
+        try:
+            archive = Archive.open(FileSource(path, files), keys=keys)
+            if position is not None:
+                is_found |= _dump_archived_position(show, path, position, archive)
+            else:
+                _dump_archive(show, path, choice, archive)
+        except ArchiveDamaged as error:
+            show.damage(path, -1, 0, str(error))
+    if not is_all or show.damaged:
+        return
+    if position is not None and not is_found:
+        raise MessageNotFound(f"no archive of those given has position {position}")
+    if position is None and choice.is_filter and not show.records and choice.limit != 0:
+        raise MessageNotFound("no archive of those given has such a message")
+
+
+def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> None:
+    from tiering.archive.dump import blocks, chosen, described
+
+    if not choice.is_filter:
+        fields = described(archive)
+        topics = fields.pop("topics")
+        show.fields(path, "archive", fields)
+        for topic in topics:
+            topic["topic_kind"] = topic.pop("kind")  # `kind` is the subject of the line
+            show.fields(path, "topic", topic)
+        for block in blocks(archive):
+            show.fields(path, "block", block)
+    for number in chosen(archive, choice.topic, choice.queue):
+        for found in _meant(archive, number, choice):
+            if show.records == choice.limit:
+                return
+            _show(show, path, found)
+
+
+def _dump_archived_position(show: Show, path: Path, position: int, archive: Archive) -> bool:
+    """False if the archive has no message at that position."""
+    from tiering.archive.check import Problem
+    from tiering.archive.dump import messages
+
+    place = archive.locate(position)
+    if place is not None:
+        for found in messages(archive, place[0]):
+            if isinstance(found, Problem) or found.position == position:
+                _show(show, path, found)
+    return place is not None
+
+
+def _meant(archive: Archive, number: int, choice: Choice) -> Iterator[StoredMessage | Problem]:
+    from kvstore.record.values import StoredMessage
+    from tiering.archive.dump import messages
+
+    directory = archive.directory
+    first = choice.start if choice.offset is None else choice.offset
+    if directory.last_offset(number) < first:
+        return
+    for found in messages(archive, number, first):
+        if isinstance(found, StoredMessage) and choice.offset not in {None, found.offset}:
+            return
+        yield found
+
+
+def _show(show: Show, path: Path, found: StoredMessage | Problem) -> None:
+    from kvstore.record.values import StoredMessage
+
+    if isinstance(found, StoredMessage):
+        show.message(path, found)
+    else:
+        show.damage(path, -1, 0, found.reason)

@@ -17,8 +17,8 @@ from kvstore.cli.terminal.output import Output, printable
 
 if TYPE_CHECKING:
     from kvstore.record.values import StoredMessage
-    from kvstore.rocketmq.consume_queue import BatchEntry, QueueEntry
     from kvstore.rocketmq.log_files import FileExtent
+    from kvstore.rocketmq.side_files import BatchEntry, QueueEntry
 
 BODY_SHOWN: Final = 1024
 """Bytes of a body shown to people, unless --body says otherwise."""
@@ -150,7 +150,7 @@ class Show:
             self.out.text(text, **style)
 
     def _record(self, path: Path, described: dict[str, Any]) -> None:
-        from kvstore.rocketmq.page import body_lines, record_rows
+        from kvstore.rocketmq.describe import body_lines, record_rows
 
         if self.out.json:
             self.out.line({"kind": "record", "file": str(path), **described})

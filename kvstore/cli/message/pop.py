@@ -1,4 +1,4 @@
-"""The verb `pop`, and the filter options that it shares with `work`.
+"""The verbs `pop` and `ack`, and the filter options that others share.
 
 The idea: a pop prints its messages with their receipts, so that `kvmq ack` or another program can
 go on. With `--ack` printing is all the work, and the printed messages are acked.
@@ -17,17 +17,18 @@ import click
 
 import kvstore
 from kvstore import Popped, SqlFilter
-from kvstore.cli.admin.namespace import namespace_option, within
-from kvstore.cli.terminal.access import Access, access_options
 from kvstore.cli.terminal.messages import message_value, show_messages
 from kvstore.cli.terminal.opening import (
     Seconds,
     call_text,
     folder_argument,
+    namespace_option,
     open_store,
     time_text,
     topic_argument,
+    within,
 )
+from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, output_option
 from kvstore.pop.popped import INVISIBLE_MAX, WAIT_MAX
 
@@ -105,3 +106,36 @@ def _show(out: Output, found: list[Popped], *, acked: bool) -> None:
                 f"until {time_text(popped.due_at)}"
             )
     click.echo(f"{len(found):,} messages", err=True)
+
+
+@click.command()
+@folder_argument
+@click.argument("receipts", metavar="RECEIPT...", nargs=-1, required=True)
+@output_option
+def ack(out: Output, folder: Path, receipts: tuple[str, ...]) -> None:
+    """Say that messages are done, by the receipts that `pop` printed.
+
+    Exit code 1 if a receipt is too late, or none: the others count.
+    """
+    with open_store(out, folder, does=call_text("ack_batch", list(receipts))) as store:
+        results = store.ack_batch(list(receipts))
+    errors = [None if result is True else result for result in results]
+    if out.json:
+        out.document(
+            [
+                {
+                    "receipt": receipt,
+                    "acked": error is None,
+                    "error": type(error).__name__ if error is not None else None,
+                    "message": str(error) if error is not None else None,
+                }
+                for receipt, error in zip(receipts, errors, strict=True)
+            ]
+        )
+    else:
+        for receipt, error in zip(receipts, errors, strict=True):
+            if error is not None:
+                click.echo(f"kvmq: {receipt}: {error}", err=True)
+        click.echo(f"{errors.count(None):,} acked")
+    if errors.count(None) < len(errors):
+        click.get_current_context().exit(1)

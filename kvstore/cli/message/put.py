@@ -14,11 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from kvstore import Message, PutResult, Store
-from kvstore.cli.terminal.messages import message_from_json
+from kvstore.cli.terminal.messages import index_of, line_of, message_from_json, name_of, say_place
 from kvstore.cli.terminal.opening import config_option, folder_argument, open_store, topic_argument
+from kvstore.cli.terminal.options import LocalFile
 from kvstore.cli.terminal.output import Output, output_option, size_text
-from kvstore.cli.terminal.paths import LocalFile
-from kvstore.cli.terminal.places import index_of, line_of, name_of, say_place
 from kvstore.clock import SystemClock
 from kvstore.errors import CallerError, MessageIllegal, StoreError
 

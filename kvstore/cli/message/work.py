@@ -27,19 +27,19 @@ import msgspec
 
 import kvstore.aio
 from kvstore import Popped, ReceiptExpired, StoreError
-from kvstore.cli.admin.namespace import namespace_option
 from kvstore.cli.message.pop import filter_options, wanted_filter
-from kvstore.cli.terminal.access import Access, access_options
 from kvstore.cli.terminal.opening import (
     Seconds,
     call_text,
     config_option,
     folder_argument,
+    namespace_option,
     read_config,
     require_store,
     telling,
     topic_argument,
 )
+from kvstore.cli.terminal.options import Access, access_options
 from kvstore.cli.terminal.output import Output, Report, output_option
 from kvstore.clock import SystemClock
 from kvstore.pop.popped import INVISIBLE_MAX

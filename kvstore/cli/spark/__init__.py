@@ -1,13 +1,10 @@
 """The verbs `spark ...`: work on archives, and questions about their messages, as jobs of Spark.
 
-- `export`: messages as files that other tools read.
-- `package`: kvmq itself, for a cluster.
-- `sql`: a question, asked of the table of messages, and of views for operators.
-- `report`: the same views as a page.
-- `views`: the options of these two: places, prices, the time.
-- `tier`, `merge`, `compact`, `verify`, `erase`, `reencrypt`: what the verbs of the same name
-  under `tier`, and `erase`, do, as jobs of Spark.
-- `options`: the options of these verbs: which Spark, and its settings.
+- `export`: messages as files that other tools read; and kvmq itself in a file, for a cluster.
+- `report`: questions in SQL about the table of messages and the views for operators, and the same
+  views as a page.
+- `jobs`: the verbs `tier ...` and `erase ...`, done by Spark's tasks.
+- `options`: the options of these verbs: which Spark, its settings, the source of the views.
 """
 
 from __future__ import annotations
@@ -16,21 +13,21 @@ from typing import Final
 
 import click
 
-from kvstore.cli.lazy import LazyGroup
+from kvstore.cli import LazyGroup
 
 __all__ = ["spark"]
 
 _VERBS: Final[dict[str, tuple[str, str]]] = {
     "export": ("kvstore.cli.spark.export", "Export messages to Parquet or Iceberg."),
-    "package": ("kvstore.cli.spark.package", "Write kvmq as a zip file, for spark-submit."),
+    "package": ("kvstore.cli.spark.export", "Write kvmq as a zip file, for spark-submit."),
     "report": ("kvstore.cli.spark.report", "Make a page of the messages, and what they cost."),
-    "sql": ("kvstore.cli.spark.sql", "Ask a question about messages in SQL."),
-    "tier": ("kvstore.cli.spark.tier", "Carry out a policy, as `tier run`."),
-    "merge": ("kvstore.cli.spark.merge", "Merge archives into larger ones."),
-    "compact": ("kvstore.cli.spark.compact", "Keep the newest messages of compacted topics."),
-    "verify": ("kvstore.cli.spark.verify", "Check every archive, and list orphans."),
-    "erase": ("kvstore.cli.spark.erase", "Erase messages, and prove it."),
-    "reencrypt": ("kvstore.cli.spark.reencrypt", "Write archives anew under the keys of today."),
+    "sql": ("kvstore.cli.spark.report", "Ask a question about messages in SQL."),
+    "tier": ("kvstore.cli.spark.jobs", "Carry out a policy, as `tier run`."),
+    "merge": ("kvstore.cli.spark.jobs", "Merge archives into larger ones."),
+    "compact": ("kvstore.cli.spark.jobs", "Keep the newest messages of compacted topics."),
+    "verify": ("kvstore.cli.spark.jobs", "Check every archive, and list orphans."),
+    "erase": ("kvstore.cli.spark.jobs", "Erase messages, and prove it."),
+    "reencrypt": ("kvstore.cli.spark.jobs", "Write archives anew under the keys of today."),
 }
 
 

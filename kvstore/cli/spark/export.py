@@ -1,25 +1,28 @@
-"""The verb `spark export`: new messages as Parquet or as tables of Iceberg.
+"""The verbs `spark export`, new messages as Parquet or as tables of Iceberg, and `spark package`,
+kvmq itself in a zip file, for a cluster that does not have it.
 
-Invariant: the first signal lets the look under way end, the second one ends it at once; whatever
-ends a run, the next one goes on from there.
+Invariants: the first signal lets the look under way end, the second one ends it at once; whatever
+ends a run, the next one goes on from there. The same source gives the same zip file, so a cache by
+content has a hit.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
 from kvstore.cli.spark.options import Engine, engine_options, options_of
-from kvstore.cli.terminal.access import Access, Setting, access_options
+from kvstore.cli.terminal.options import Access, LocalPath, Setting, access_options
 from kvstore.cli.terminal.output import Output, output_option, size_text
-from kvstore.cli.terminal.paths import LocalPath
 
 if TYPE_CHECKING:
     from tiering.spark.export import ExportReport
@@ -154,3 +157,43 @@ def _told(out: Output, done: ExportReport, *, line: bool = False) -> None:
             f"{made.files_before:,} small files ({size_text(made.bytes_before)}) became "
             f"{made.files_after:,} ({size_text(made.bytes_after)})"
         )
+
+
+PACKAGES: Final = ("kvstore", "tiering", "pyspark_kvmq")
+_ROOT: Final = Path(__file__).resolve().parents[3]
+_WHEN: Final = (1980, 1, 1, 0, 0, 0)
+"""The first time that a zip file can say."""
+
+
+@click.command()
+@click.argument("target", metavar="FILE", type=LocalPath(dir_okay=False))
+@output_option
+def package(out: Output, target: Path) -> None:
+    """Write kvmq as a zip FILE, for `spark-submit --py-files FILE`.
+
+    The packages that kvmq needs are not in it: the cluster's Python must have them.
+    """
+    from kvstore.files import LocalFiles
+
+    data = packed(_ROOT)
+    LocalFiles().write_new(target, [data], replace=True)
+    if out.json:
+        out.document({"file": str(target), "bytes": len(data)})
+    else:
+        out.text(f"{target}: {size_text(len(data))}; spark-submit --py-files {target} ...")
+
+
+def packed(root: Path) -> bytes:
+    """The sources below a folder, zipped."""
+    found = BytesIO()
+    with zipfile.ZipFile(found, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in _sources(root):
+            info = zipfile.ZipInfo(path.relative_to(root).as_posix(), _WHEN)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, path.read_bytes())
+    return found.getvalue()
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for name in PACKAGES:
+        yield from sorted((root / name).rglob("*.py"))

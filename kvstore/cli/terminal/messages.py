@@ -1,13 +1,15 @@
-"""Messages on the command line: as JSON, as a line, as a page.
+"""Messages on the command line: as JSON, as a line, as a page, and where in the input they stood.
 
 The idea: one shape for every verb that shows messages. A body that is UTF-8 text is `body`, any
 other is `body_base64`; `put --jsonl` reads JSON lines with the same names, so one store can take
-the messages that another prints.
+the messages that another prints. A store that refuses a batch gives the number of the message at
+fault, counted from 0, which means nothing to a user who gave a file: the line replaces it.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable
 from typing import Any, BinaryIO, Final
 
@@ -17,7 +19,7 @@ import msgspec
 from kvstore import Message, StoredMessage
 from kvstore.cli.terminal.opening import time_text
 from kvstore.cli.terminal.output import Output, printable
-from kvstore.errors import MessageIllegal
+from kvstore.errors import CallerError, MessageIllegal
 
 _BODY_SHOWN: Final = 100
 """Characters of a body in a one-line view."""
@@ -148,3 +150,32 @@ def _body_bytes(body: Any, encoded: str | None) -> bytes:
         except ValueError as e:
             raise MessageIllegal(f"body_base64 is not base64: {e}") from e
     return body.encode() if isinstance(body, str) else msgspec.json.encode(body)
+
+
+_AT: Final = re.compile(r"message (\d+) of \d+: ")
+
+
+def index_of(error: CallerError, count: int) -> int | None:
+    """The index of the message in a batch of `count` that an error is about; None if it is about
+    none.
+    """
+    found = _AT.match(str(error))
+    if found is not None:
+        return int(found[1])
+    return 0 if count == 1 else None
+
+
+def say_place(error: CallerError, place: str) -> None:
+    """Make an error begin with a place in the input, instead of one in a batch."""
+    error.args = (f"{place}: {_AT.sub('', str(error), count=1)}", *error.args[1:])
+
+
+def line_of(name: str, number: int) -> str:
+    """A line, counted from 1."""
+    return f"{name}, line {number}"
+
+
+def name_of(stream: BinaryIO) -> str:
+    """The name of an input."""
+    name = getattr(stream, "name", None)
+    return name if isinstance(name, str) and not name.startswith(("<", "-")) else "standard input"

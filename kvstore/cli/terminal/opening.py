@@ -18,9 +18,8 @@ import click
 
 import kvstore
 from kvstore import StoreConfig
-from kvstore.cli.terminal.access import Access, Option
+from kvstore.cli.terminal.options import Access, LocalPath, Option
 from kvstore.cli.terminal.output import Output
-from kvstore.cli.terminal.paths import LocalPath
 from kvstore.errors import StoreLocked, StoreNotFound
 
 folder_argument: Option = click.argument("folder", metavar="DIR", type=LocalPath(file_okay=False))
@@ -34,6 +33,11 @@ config_option: Option = click.option(
     metavar="FILE",
     type=LocalPath(exists=True, dir_okay=False),
     help="A TOML file with settings of kvstore.StoreConfig.",
+)
+
+
+namespace_option: Option = click.option(
+    "--namespace", metavar="NAME", help="Work in this namespace: names are those it has in it."
 )
 
 
@@ -114,6 +118,11 @@ def open_store(
         store = kvstore.open(folder, config=config, read_only=read_only, progress=report)
     with store:
         yield store
+
+
+def within(store: kvstore.Store, namespace: str | None) -> kvstore.Store | kvstore.Namespace:
+    """The calls of the store, or of the namespace that was named."""
+    return store if namespace is None else store.namespace(namespace)
 
 
 def call_text(call: str, *given: object, namespace: str | None = None, **named: object) -> str:

@@ -2,7 +2,8 @@
 
 The idea: a verb computes values and hands them to one `Output`; whether they become a table, plain
 columns or JSON is decided here alone. On a terminal tables have lines and colours; into a pipe they
-are plain aligned columns, never cut.
+are plain aligned columns, never cut. Reports are typed Structs that grow with the store; they are
+shown by their fields, so no field is forgotten.
 
 Invariants: with `--json` stdout carries JSON and nothing else: one document, or one line for each
 message of a stream. Text of messages never reaches a terminal as control characters or as markup.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -205,3 +206,44 @@ def output_option(verb: Callable[..., Any]) -> Callable[..., Any]:
         return verb(Output(as_json), *args, **options)
 
     return with_output
+
+
+def show_report(out: Output, report: object) -> None:
+    """Print a report: as JSON, or as a table of names and values, and one for each list in it."""
+    if out.json:
+        out.document(report)
+        return
+    fields = dict(_flat("", msgspec.to_builtins(report)))
+    tables = {name: rows for name, rows in fields.items() if _is_table(rows)}
+    plain = [(name, _value(name, v)) for name, v in fields.items() if name not in tables]
+    out.table(("what", "value"), plain)
+    for name, rows in tables.items():
+        columns = list(rows[0])
+        out.table(columns, [[row.get(column) for column in columns] for row in rows], title=name)
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, content in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), content)
+    else:
+        yield prefix, value
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+
+
+def _value(name: str, value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        is_size = "bytes" in name and value >= 1024
+        return f"{value:,} ({size_text(value)})" if is_size else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    if isinstance(value, list):
+        return ", ".join(str(v) for v in value)
+    return str(value)

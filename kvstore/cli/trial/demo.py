@@ -3,7 +3,8 @@
 The input is read twice. The first reading is put. The second is compared with the store's answers,
 so that the store is held against the files themselves. Begin at `_run`: it is the list of steps.
 
-Invariants: a check that finds a fault notes it and goes on. No child process outlives the demo.
+Invariants: a check that finds a fault notes it and goes on. No child process outlives the demo. The
+sample of messages is the same each time, so a check that failed can be run again as it was.
 """
 
 from __future__ import annotations
@@ -18,18 +19,62 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import click
 import msgspec
 
 import kvstore
 from kvstore import Message, PutResult, Store, StoreConfig, StoredMessage, StoreError, TopicConfig
+from kvstore.cli.terminal.options import LocalPath
 from kvstore.cli.terminal.output import Output, Report, output_option, size_text
-from kvstore.cli.terminal.paths import LocalPath
-from kvstore.cli.terminal.sizes import index_sizes, rocketmq_queue_files
-from kvstore.cli.trial.draws import Sample
+from kvstore.cli.trial.measure import index_sizes, rocketmq_queue_files
 from kvstore.clock import SystemClock
+
+T = TypeVar("T")
+
+_MULTIPLIER: Final = 6364136223846793005
+_INCREMENT: Final = 1442695040888963407
+_MASK: Final = (1 << 64) - 1
+
+
+class Draws:
+    """A sequence of whole numbers without a visible pattern."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._state = seed
+
+    def below(self, limit: int) -> int:
+        """The next number, from 0 to `limit` - 1."""
+        self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
+        # The low bits of such a generator have short periods; the high ones are good.
+        return (self._state >> 33) % limit
+
+
+class Sample(Generic[T]):
+    """A fair sample of a stream whose length is not known beforehand (a reservoir)."""
+
+    def __init__(self, size: int, seed: int = 1) -> None:
+        self.items: list[T] = []
+        self._size = size
+        self._seen = 0
+        self._draws = Draws(seed)
+
+    def slot(self) -> int | None:
+        """Where the stream's next item belongs in `items`; None if it is not drawn."""
+        self._seen += 1
+        if self._seen <= self._size:
+            return self._seen - 1
+        drawn = self._draws.below(self._seen)
+        return drawn if drawn < self._size else None
+
+    def put(self, slot: int, item: T) -> None:
+        """Keep an item in the slot that was named for it."""
+        if slot == len(self.items):
+            self.items.append(item)
+        else:
+            self.items[slot] = item
+
 
 _CONFIG: Final = StoreConfig(segment_size=64 << 20)
 """Small segments, so that the demo seals some; a segment of 1 GiB would take all of its input."""

@@ -1,26 +1,33 @@
-"""Measure: the timed runs of benchmarks: put, pull, get, query.
+"""Measure: the timed runs of benchmarks (put, pull, get, query), the bytes of an index, and the
+verb `bench`; the repository's `bench/` has the full benchmarks.
 
 The idea: one `Load` says how many messages of what size go to how many queues; every function takes
 it and returns how much was done in how many seconds. Messages are made outside the measured time,
 because a program has its messages already; everything the store does with them is inside, down to
-the checkpoint that puts the last of them into the index.
+the checkpoint that puts the last of them into the index. The bytes of a closed store are looked at
+from outside, so that they owe nothing to the store's own bookkeeping.
 
 Invariant: the same load gives the same messages in the same queues every time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+import kvstore
 from kvstore import Message, Store, StoreConfig, TopicConfig
-from kvstore.cli.terminal.output import Report
+from kvstore.cli.terminal.options import LocalPath
+from kvstore.cli.terminal.output import Output, Report, output_option
 from kvstore.clock import SystemClock
 
 _CHUNK: Final = 4096
@@ -194,3 +201,112 @@ def load_store(folder: Path, load: Load, config: StoreConfig | None = None) -> T
     with kvstore.open(folder, config=config or StoreConfig()) as store:
         create_topics(store, load)
         return put_batches(store, load)
+
+
+ROCKETMQ_ENTRY: Final = 20
+"""Bytes of one entry in RocketMQ's queue files."""
+ROCKETMQ_PAGE: Final = 4096
+"""Bytes of disk that a queue's first file takes at least."""
+ROCKETMQ_FILE: Final = 6_000_000
+"""Bytes of address space (and of file, as `ls` shows it) of one queue file: 300,000 entries."""
+
+
+class IndexSizes(msgspec.Struct, frozen=True):
+    """Bytes on disk of a closed store's index: table files of each family, and the whole folder."""
+
+    families: dict[str, int]
+    folder: int
+
+    def of(self, *names: str) -> int:
+        """Bytes of some families together."""
+        return sum(self.families.get(name, 0) for name in names)
+
+
+def index_sizes(store_folder: Path) -> IndexSizes:
+    """Measure the index of a store that no process has open."""
+    from rocksdict import AccessType, Options, Rdict
+
+    folder = store_folder / "index"
+    raw = Options(raw_mode=True)
+    names = Rdict.list_cf(str(folder), raw)
+    families = {name: Options(raw_mode=True) for name in names}
+    db = Rdict(str(folder), raw, column_families=families, access_type=AccessType.read_only())
+    try:
+        found = {name: _table_bytes(db.get_column_family(name)) for name in names}
+    finally:
+        db.close()
+    return IndexSizes(found, disk_bytes(folder))
+
+
+def _table_bytes(family: object) -> int:
+    from rocksdict import Rdict
+
+    assert isinstance(family, Rdict)
+    return int(family.property_int_value("rocksdb.live-sst-files-size") or 0)
+
+
+def disk_bytes(folder: Path) -> int:
+    """Bytes of disk that a folder's files take (`du`): blocks, not lengths."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def rocketmq_queue_files(messages_per_queue: Iterable[int]) -> tuple[int, int]:
+    """Bytes of disk and of address space that RocketMQ's queue files take for these queues."""
+    disk = space = 0
+    for count in messages_per_queue:
+        size = max(count, 1) * ROCKETMQ_ENTRY
+        disk += -(-size // ROCKETMQ_PAGE) * ROCKETMQ_PAGE
+        space += -(-size // ROCKETMQ_FILE) * ROCKETMQ_FILE
+    return disk, space
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", required=False,
+                type=LocalPath(exists=True, file_okay=False))  # fmt: skip
+@click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True)
+@click.option("--size", type=click.IntRange(min=0), default=128, show_default=True,
+              help="Bytes of a body.")  # fmt: skip
+@click.option("--topics", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--queues", type=click.IntRange(min=1), default=8, show_default=True)
+@output_option
+def bench(
+    out: Output, folder: Path | None, messages: int, size: int, topics: int, queues: int
+) -> None:
+    """Measure put, pull, get and query in a new store inside DIR or the temporary folder.
+
+    One process, one thread; every message has a tag, a key, a property and a unique id, and is
+    indexed within the time of the put. The store is removed afterwards.
+    """
+    load = Load(messages=messages, body=size, topics=topics, queues=queues)
+    place = Path(tempfile.mkdtemp(prefix="kvmq-bench-", dir=folder))
+    try:
+        found = _measure(out, place / "store", load)
+        sizes = index_sizes(place / "store")
+    finally:
+        shutil.rmtree(place)
+    queue_bytes = sizes.of("runs", "places") / messages
+    key_bytes = sizes.of("message_keys") / (2 * messages)  # the key and the unique id
+    if out.json:
+        rates = {name: round(timed.rate) for name, timed in found.items()}
+        out.document(
+            {"load": load, "per_second": rates}
+            | {"queue_index_bytes_per_message": queue_bytes, "key_index_bytes_per_key": key_bytes}
+        )
+        return
+    rows = [(name, t.count, t.seconds, f"{t.rate:,.0f} /s") for name, t in found.items()]
+    out.table(("what", "count", "seconds", "rate"), rows)
+    out.text(f"index: {queue_bytes:.1f} bytes a message and {key_bytes:.1f} bytes a key")
+
+
+def _measure(out: Output, folder: Path, load: Load) -> dict[str, Timed]:
+    reads = min(load.messages, 20_000)
+    with out.progress() as report, kvstore.open(folder) as store:
+        create_topics(store, load)
+        found = {f"put_batch({load.batch})": put_batches(store, load, report)}
+        report("pulling", 0, 0)
+        found["pull(32)"] = pull_everything(store, load)
+        report("getting", 0, 0)
+        found["get, random offset"] = get_at_random(store, load, reads)
+        report("querying", 0, 0)
+        found["query, random key"] = query_at_random(store, load, reads)
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from kvstore.cli.spark.package import package
+from kvstore.cli.spark.export import package
 
 
 def test_what_is_packed_is_imported_from_the_file_alone(tmp_path: Path) -> None:

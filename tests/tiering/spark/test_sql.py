@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from kvstore import StoredMessage
-from kvstore.cli.spark.sql import sql
+from kvstore.cli.spark.report import sql
 from tiering.errors import SparkFailed
 
 

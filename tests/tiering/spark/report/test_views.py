@@ -15,8 +15,7 @@ from pyspark.sql import Row, SparkSession
 
 import kvstore
 from kvstore import StoredMessage
-from kvstore.cli.spark.report import report
-from kvstore.cli.spark.sql import sql
+from kvstore.cli.spark.report import report, sql
 from tests.tiering.spark.report.conftest import Past
 from tiering import PolicyIllegal, Prices
 from tiering.policy.policy import TierPrice

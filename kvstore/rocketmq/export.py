@@ -22,8 +22,7 @@ from kvstore.files import Files
 from kvstore.meta.groups import DEFAULT_BACKOFF, GroupInfo
 from kvstore.meta.topics import TopicInfo
 from kvstore.record.names import SCHEDULE_TOPIC
-from kvstore.rocketmq.config.config_values import MESSAGE_TYPE
-from kvstore.rocketmq.config.configs import (
+from kvstore.rocketmq.config_values import (
     BROADCAST,
     CLEANUP,
     COMPACTION,
@@ -31,6 +30,7 @@ from kvstore.rocketmq.config.configs import (
     CUSTOMIZED,
     DELAY_GROUP,
     KIND_OF_TYPE,
+    MESSAGE_TYPE,
     ORDER,
     PERM,
     UNUSED_STEPS,

@@ -11,12 +11,15 @@ from typing import Any
 
 import click
 
-from kvstore.cli.terminal.access import Access, access_options
 from kvstore.cli.terminal.opening import Instant, config_option, folder_argument, read_config
-from kvstore.cli.terminal.output import Output, output_option
-from kvstore.cli.terminal.report import show_report
-from kvstore.cli.tier.options import policy_option, policy_option_at_need
-from kvstore.cli.tier.working import Who, embedded, with_options, worker_call, working
+from kvstore.cli.terminal.options import (
+    Access,
+    access_options,
+    policy_option,
+    policy_option_at_need,
+)
+from kvstore.cli.terminal.output import Output, output_option, show_report
+from kvstore.cli.tier.worker import Who, embedded, with_options, worker_call, working
 
 
 @click.group()

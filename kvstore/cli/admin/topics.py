@@ -1,28 +1,101 @@
-"""The verbs `topic create|list|show|alter|delete`."""
+"""The verbs `topic ...` and `namespace ...`, and retention as they take and show it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
-from kvstore import TopicInfo
-from kvstore.cli.admin.namespace import namespace_option, within
+from kvstore import (
+    GroupConfig,
+    NamespaceNotFound,
+    Retention,
+    Store,
+    TopicConfig,
+    TopicInfo,
+)
 from kvstore.cli.terminal.opening import (
     call_text,
     config_option,
     exist_ok_option,
     folder_argument,
+    namespace_option,
     open_store,
+    time_text,
+    within,
 )
 from kvstore.cli.terminal.output import Output, output_option
-from kvstore.cli.terminal.retention import NONE, RetentionText, retention_text, shared_archives
+from kvstore.clock import whole_ms
 from kvstore.config import QUEUES_DEFAULT, QUEUES_MAX
 from kvstore.meta.namespaces import wrap
 from kvstore.meta.topic import KINDS_OFFERED
 from kvstore.record.validate import check_topic
+
+NONE: Final = "none"
+_TIERS: Final = ("hot", "warm", "cold")
+
+
+class RetentionText(click.ParamType[Retention]):
+    """`hot=1d,warm=7d,cold=30d`; the policy decides for tiers that are not named, and for
+    `none`.
+    """
+
+    name = "TIER=TIME,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Retention:
+        """See `click.ParamType`."""
+        from tiering.policy.policy import parse_duration
+
+        if isinstance(value, Retention):
+            return value
+        found: dict[str, float] = {}
+        for word in [] if value == NONE else str(value).split(","):
+            tier, _, text = word.strip().partition("=")
+            milliseconds = parse_duration(text)
+            if tier not in _TIERS or milliseconds is None or tier in found:
+                self.fail(
+                    f"{value!r} is not like hot=1d,warm=7d,cold=30d; {NONE!r} is no retention of "
+                    "the topic's own",
+                    param,
+                    ctx,
+                )
+            found[tier] = milliseconds / 1000
+        return Retention(
+            hot_for=found.get("hot"), warm_for=found.get("warm"), cold_for=found.get("cold")
+        )
+
+
+def retention_text(retention: Retention) -> str:
+    """The text that `RetentionText` reads as that retention."""
+    from tiering.policy.policy import format_duration
+
+    given = {tier: getattr(retention, f"{tier}_for") for tier in _TIERS}
+    words = [f"{t}={format_duration(whole_ms(s))}" for t, s in given.items() if s is not None]
+    return ",".join(words) or NONE
+
+
+def shared_archives(store: Store, topic: str) -> tuple[dict[str, Any], str]:
+    """The archives that a topic's new retention does not reach, for machines and for people:
+    archives that hold other topics, too, stay until these expire. `topic` is the name in the store.
+    """
+    from tiering import held_together
+
+    found = held_together(store, topic)
+    values = {"shared_archives": len(found.archives), "shared_until": found.until}
+    if not found.archives:
+        return values, ""
+    many = len(found.archives) > 1
+    until = "for ever" if found.until is None else f"until {time_text(found.until)}"
+    return values, (
+        f"{len(found.archives):,} archive{'s' * many} hold{'s' * (not many)} other topics, too, "
+        f"and {'stay' if many else 'stays'} {until}; "
+        f"`kvmq tier merge DIR --policy FILE --topic {topic}` parts {'them' if many else 'it'}"
+    )
+
 
 _STORE = "store"
 _name_argument = click.argument("name")
@@ -201,3 +274,76 @@ def _show(out: Output, topics: list[TopicInfo]) -> None:
     ]  # fmt: skip
     names = ("topic", "id", "read queues", "write queues", "kind", "key index", "retention")
     out.table(names, rows)
+
+
+@click.group()
+def namespace() -> None:
+    """Create, list, show_namespace or delete_namespace namespaces."""
+
+
+@namespace.command("create")
+@folder_argument
+@click.argument("name")
+@click.option("--topic", "topics", multiple=True, help="A topic to make in it; may be repeated.")
+@click.option("--group", "groups", multiple=True, help="A group to make in it; may be repeated.")
+@exist_ok_option
+@output_option
+def create_namespace(
+    out: Output, folder: Path, name: str, topics: tuple[str, ...], groups: tuple[str, ...],
+    exist_ok: bool,
+) -> None:  # fmt: skip
+    """Create namespace NAME, with topics and groups, all or nothing."""
+    with open_store(out, folder, does=call_text("create_namespace", name)) as store:
+        store.create_namespace(
+            name,
+            topics=[TopicConfig(name=topic) for topic in topics],
+            groups=[GroupConfig(name=group) for group in groups],
+            exist_ok=exist_ok,
+        )
+    if out.json:
+        out.document({"created": name})
+
+
+@namespace.command(name="list")
+@folder_argument
+@output_option
+def list_namespaces(out: Output, folder: Path) -> None:
+    """List the namespaces of the store in DIR, also those only names speak of."""
+    with open_store(out, folder, read_only=True) as store:
+        names = store.namespaces()
+        rows = [(n, len(store.topics_of(n)), len(store.groups_of(n))) for n in names]
+    columns = ("namespace", "topics", "groups")
+    if out.json:
+        out.document([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        out.table(columns, rows)
+
+
+@namespace.command("show")
+@folder_argument
+@click.argument("name")
+@output_option
+def show_namespace(out: Output, folder: Path, name: str) -> None:
+    """Show the topics and groups of namespace NAME."""
+    with open_store(out, folder, read_only=True) as store:
+        view = store.namespace(name)
+        topics, groups = view.topics(), view.groups()
+        if not topics and not groups and name not in store.namespaces():
+            raise NamespaceNotFound(f"there is no namespace {name!r}; `namespaces` lists them")
+    if out.json:
+        out.document({"namespace": name, "topics": topics, "groups": groups})
+        return
+    rows = [("topic", t.name, t.read_queues) for t in topics]
+    out.table(("what", "name", "queues"), [*rows, *(("group", g.name, None) for g in groups)])
+
+
+@namespace.command("delete")
+@folder_argument
+@click.argument("name")
+@output_option
+def delete_namespace(out: Output, folder: Path, name: str) -> None:
+    """Delete namespace NAME with all its topics and groups; messages can no longer be read."""
+    with open_store(out, folder, does=call_text("delete_namespace", name)) as store:
+        store.delete_namespace(name)
+    if out.json:
+        out.document({"deleted": name})

@@ -1,5 +1,5 @@
-"""Working: the code that verbs with a worker share: `tier ...`, `erase ...`, and `spark ...`, where
-Spark's tasks take the place of the worker's own process.
+"""A worker for a verb: `tier ...`, `erase ...`, and `spark ...`, where Spark's tasks take the place
+of the worker's own process.
 
 The idea: a verb's options and its body exist once; the worker is given to the body.
 
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
-from kvstore.cli.terminal.access import Access
 from kvstore.cli.terminal.opening import open_store, written_call
+from kvstore.cli.terminal.options import Access, read_policy
 from kvstore.cli.terminal.output import Output, Report, size_text
-from kvstore.cli.tier.options import read_policy
 from kvstore.clock import Clock
 
 if TYPE_CHECKING:

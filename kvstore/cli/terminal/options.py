@@ -1,0 +1,122 @@
+"""Options: the arguments and options that verbs share, and their types.
+
+The idea: each is declared once. Paths are read as the store's calls read them, so `~` is home and a
+URL is refused; a shell replaces `~` only at the beginning of a word: not in `--config=~/kvmq.toml`,
+and not for a program that runs the command without a shell. `--keys` and `--place-option` override
+the settings of `--config` wherever archives are read from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+
+from kvstore import StoreConfig
+from kvstore.files import local_path
+
+if TYPE_CHECKING:
+    from tiering.policy.policy import Policy
+
+
+class LocalPath(click.Path):
+    """A `click.Path` that gives a `pathlib.Path`. `-` stays as it is where it is allowed."""
+
+    def __init__(self, **checks: Any) -> None:
+        super().__init__(path_type=Path, **checks)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if not (value == "-" and self.allow_dash):
+            value = local_path(value, "a file" if self.file_okay else "a folder")
+        return super().convert(value, param, ctx)
+
+
+class LocalFile(click.File):
+    """A `click.File` whose path is read as `LocalPath` reads one; `-` is standard input."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if isinstance(value, str) and value != "-":
+            value = str(local_path(value, "a file"))
+        return super().convert(value, param, ctx)
+
+
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Setting(click.ParamType[tuple[str, str]]):
+    """A setting of an object store: NAME=VALUE."""
+
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """See `click.ParamType`."""
+        name, is_there, text = str(value).partition("=")
+        if not (name and is_there):
+            self.fail(f"{value!r} is not like NAME=VALUE", param, ctx)
+        return name, text
+
+
+class Access(NamedTuple):
+    """The access to archives on the command line."""
+
+    keys_file: Path | None
+    options: dict[str, str]
+
+    def of(self, config: StoreConfig) -> StoreConfig:
+        """The settings, overridden by this access."""
+        archives = config.archives.with_given(self.keys_file, self.options)
+        return msgspec.structs.replace(config, archives=archives)
+
+
+keys_option: Option = click.option(
+    "--keys", "keys_file", metavar="FILE",
+    type=LocalPath(exists=True, dir_okay=False),
+    help="The key file of topics that are encrypted.",
+)  # fmt: skip
+place_option: Option = click.option(
+    "--place-option", "settings", type=Setting(), multiple=True,
+    help="A setting of the object store, such as endpoint=URL; secrets belong in the environment.",
+)  # fmt: skip
+
+
+def access_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a verb the options `--keys` and `--place-option`, as the argument `access`."""
+
+    @place_option
+    @keys_option
+    @functools.wraps(verb)
+    def with_access(
+        *args: Any, keys_file: Path | None, settings: tuple[tuple[str, str], ...], **options: Any
+    ) -> Any:
+        return verb(*args, access=Access(keys_file, dict(settings)), **options)
+
+    return with_access
+
+
+def _policy_option(*, required: bool) -> Option:
+    return click.option(
+        "--policy", "policy_file", metavar="FILE", required=required,
+        type=LocalPath(exists=True, dir_okay=False),
+        help="A TOML file with a tiering.Policy; paths in it are relative to it.",
+    )  # fmt: skip
+
+
+policy_option: Option = _policy_option(required=True)
+policy_option_at_need: Option = _policy_option(required=False)
+
+
+def read_policy(file: Path) -> Policy:
+    """The policy in a TOML file; relative paths in it are relative to the file's folder."""
+    from tiering.policy.policy import Policy
+
+    # Bytes that are not UTF-8 are not TOML either, and the policy's error then says so.
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return Policy.from_toml(text, relative_to=file.absolute().parent)
