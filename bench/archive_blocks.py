@@ -24,10 +24,10 @@ from kvstore.record.encode import encode_record
 from kvstore.record.layout import CRC_MASK
 from kvstore.record.values import StoredMessage
 from tiering.archive.block import BlockGroup, GroupBlocks
+from tiering.archive.block_writer import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.coder import CodecName, Coder
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, cut, encode_blocks
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT
 
 _SIZE_TARGETS = {"zstd": 0.9, "lz4": 1.0}

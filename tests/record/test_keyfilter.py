@@ -20,7 +20,7 @@ from kvstore.record.key_filter import (
     mask_of,
     masks_of,
 )
-from tiering.archive.ending import BITS_A_MESSAGE, filter_bits
+from tiering.archive.writer import BITS_A_MESSAGE, filter_bits
 
 DIGESTS = st.sets(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200)
 

@@ -23,15 +23,13 @@ import numpy as np
 from kvstore.errors import ArchiveDamaged, FormatError, KeyMissing
 from kvstore.record.hashes import topic_byte
 from kvstore.record.key_filter import Filter
+from tiering.archive import indexes
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
-from tiering.archive.groups import Groups
+from tiering.archive.directory import Directory, DirectoryRows, GroupExtent, Groups, decode_rows
+from tiering.archive.indexes import KeyFences, PositionColumns, PositionFences
 from tiering.archive.layout import CHUNKED, HEADER_SIZE, OPENING_READ, PART_HEAD, Section, Sizes
-from tiering.archive.lookup import positions
-from tiering.archive.lookup.directory import Directory, DirectoryRows, GroupExtent, decode_rows
-from tiering.archive.lookup.key_index import KeyFences
-from tiering.archive.lookup.positions import PositionColumns, PositionFences
 from tiering.archive.manifest import Manifest, decode_manifest, with_figures
 from tiering.archive.tail import (
     FOOTER_READ,
@@ -385,13 +383,13 @@ class Archive:
         fences = self.position_fences
         if not len(ranks):
             return []
-        if fences is None or int(ranks[-1]) >= fences.messages:
+        if fences is None or int(ranks[-1]) >= fences.entries:
             raise ArchiveDamaged(f"{self.name}: a key names a message that is not there", self.name)
-        chunks = np.unique(ranks // positions.CHUNK)
+        chunks = np.unique(ranks // indexes.CHUNK)
         found: list[FoundMessage] = []
         for chunk, placed in self._placed(chunks.tolist()):
-            begin = chunk * positions.CHUNK
-            first, stop = np.searchsorted(ranks, (begin, begin + positions.CHUNK))
+            begin = chunk * indexes.CHUNK
+            first, stop = np.searchsorted(ranks, (begin, begin + indexes.CHUNK))
             at = ranks[first:stop] - begin
             columns = (column[at].tolist() for column in placed)
             found += map(FoundMessage, *columns)
@@ -403,7 +401,7 @@ class Archive:
         directory = self.directory
         for chunk, payload in self._chunks(Section.POSITION_INDEX, chunks, fences.extent):
             with self._damage("the position index"):
-                placed = positions.decode_chunk(payload, fences.count(chunk))
+                placed = indexes.decode_position_chunk(payload, fences.count(chunk))
                 if int(placed.blocks.max()) >= directory.blocks or int(placed.blocks.min()) < 0:
                     raise FormatError("it names a block that is not there")
             yield chunk, placed

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from kvstore.errors import FormatError
 from tiering.archive.columns.packed import I64
+from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import BLOCK_BYTES_DEFAULT, FORMAT_VERSION
-from tiering.archive.lookup.directory import DirectoryRows
 
 STORE_ID_NONE = "0" * 32
 

@@ -23,14 +23,14 @@ from xxhash import xxh3_128
 from kvstore.errors import ArchiveDamaged, CallerError
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, GroupBlocks
-from tiering.archive.blocks import BlockWriter, GrowingColumns, TailColumns, TopicToWrite
+from tiering.archive.block_writer import BlockWriter, GrowingColumns, TailColumns, TopicToWrite
 from tiering.archive.coder import Coder, rebound
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import RecordBatch
-from tiering.archive.ending import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
 from tiering.archive.layout import HEADER_SIZE, PartKind, Sizes
 from tiering.archive.manifest import ArchivedTopic, Manifest
+from tiering.archive.writer import ArchiveFile, ArchiveOrigin, ArchiveSettings, Sink
 
 _FIRST_OFFSET: Final = 2
 _LAST_OFFSET: Final = 3

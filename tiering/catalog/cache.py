@@ -4,24 +4,28 @@ The idea: a block is asked for by archive and number. The first caller has it re
 reader threads; callers that come meanwhile wait for the same read. A queue that is read on gets its
 next blocks before it asks, as far as readers are free. New blocks go on probation, where they push
 out each other; a block that is asked for a second time is protected. So a scan of a whole archive,
-which wants every block once, leaves the blocks that others come back for.
+which wants every block once, leaves the blocks that others come back for. A thread that holds a
+lock must not wait for a read: `SharedReads` tells it to come again instead.
 
 Invariants: the cached blocks never take more than the cache's bytes, but for the one block just
 read; a failed read is not kept, and all who waited for it get the same error; a read that began
 before its archive was forgotten is for those who waited, and is not kept; no lock is held while
-anything is read; at most `readers` reads run at a time, whoever asks.
+anything is read; at most `readers` reads of blocks run at a time, whoever asks; a thread that must
+not wait never reads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kvstore.errors import StoreClosed
+from kvstore.index.archived import AtHand
 from kvstore.process.locks import result_of
 from tiering.archive.block import Block
 from tiering.catalog.single_flight import SingleFlight
@@ -218,3 +222,52 @@ class BlockCache:
         with self._lock:
             self._reads += 1
         return block
+
+
+T = TypeVar("T")
+
+
+class SharedReads:
+    """Reads of archives that threads share; see the module."""
+
+    def __init__(self, cache: BlockCache) -> None:
+        self._cache = cache
+        self._local = threading.local()
+        self._flight: SingleFlight[object, Any] = SingleFlight(threading.Lock())
+
+    @contextlib.contextmanager
+    def at_hand(self, kept: AtHand) -> Iterator[None]:
+        """See `kvstore.index.archived.Archived.at_hand`."""
+        before = getattr(self._local, "kept", None)
+        self._local.kept = kept
+        try:
+            yield
+        finally:
+            self._local.kept = before
+
+    @property
+    def kept(self) -> AtHand | None:
+        """The values that this thread has at hand, if it must not wait for more."""
+        kept: AtHand | None = getattr(self._local, "kept", None)
+        return None if kept is None or kept.is_patient else kept
+
+    def block(self, archive: int, number: int, *, is_scan: bool = False) -> Block:
+        """A block; see `BlockCache.get`."""
+        kept = self.kept
+        if kept is None:
+            return self._cache.get(archive, number, is_scan=is_scan)
+        found = self._cache.at_hand(archive, number, is_scan=is_scan)
+        if found is not None:
+            return found
+        return kept.get(("block", archive, number), lambda: self._cache.get(archive, number))
+
+    def read(self, key: object, read: Callable[[], T]) -> T:
+        """The result of the call `read`, which `key` identifies."""
+        kept = self.kept
+        if kept is None:
+            return self._once(key, read)
+        return kept.get(key, lambda: self._once(key, read))
+
+    def _once(self, key: object, read: Callable[[], T]) -> T:
+        found: T = self._flight.do(key, read)
+        return found

@@ -1,11 +1,13 @@
-"""Overlaps: finds offsets of a queue that two archives both have.
+"""Overlaps: offsets of a queue that lie in the ranges of two archives.
 
-The idea: an archive holds a range of a queue's offsets, and disjoint ranges need no look. Only
-where two ranges overlap the offsets themselves are read, of the blocks concerned, without their
-bodies.
+The idea: a directory states the first and the last offset of a block, and disjoint ranges need no
+look. A merge over the offsets of another class leaves blocks with overlapping ranges, and so does
+an erasure. Only where two ranges overlap the offsets themselves are read. `split_overlaps` assigns
+each offset to its archive; `first_duplicate` finds an offset that two archives both have.
 
-Invariant: an offset that two archives have is found; an unreadable block raises an error and is
-never passed over.
+Invariants: split ranges do not overlap, except where two archives have the same offset, and an
+unreadable block keeps the range that its directory states. An offset that two archives have is
+found as a duplicate; an unreadable block raises an error there, and is never passed over.
 """
 
 from __future__ import annotations
@@ -16,8 +18,73 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstore.errors import ArchiveDamaged, ArchiveUnavailable
+from kvstore.index.archived import ArchivedRange
 from tiering.archive.archive_reader import Archive
 from tiering.archive.layout import NO_QUEUE
+
+
+def split_overlaps(
+    held: Iterable[ArchivedRange], archive: Callable[[int], Archive]
+) -> list[ArchivedRange]:
+    """The same ranges, with blocks split where others overlap them. `archive` opens an archive by
+    its number.
+    """
+    queues: dict[tuple[int, int], list[ArchivedRange]] = {}
+    for one in held:
+        queues.setdefault((one.topic, one.queue), []).append(one)
+    out: list[ArchivedRange] = []
+    for mine in queues.values():
+        mine.sort(key=lambda one: (one.first, one.last))
+        for cluster in _clusters(mine):
+            is_tangled = len({one.archive for one in cluster}) > 1
+            out += _split(cluster, archive) if is_tangled else cluster
+    return out
+
+
+def _clusters(held: Sequence[ArchivedRange]) -> Iterator[list[ArchivedRange]]:
+    """Groups of overlapping ranges."""
+    cluster: list[ArchivedRange] = []
+    end = -1
+    for one in held:
+        if cluster and one.first > end:
+            yield cluster
+            cluster = []
+        cluster.append(one)
+        end = max(end, one.last)
+    if cluster:
+        yield cluster
+
+
+def _split(cluster: list[ArchivedRange], archive: Callable[[int], Archive]) -> list[ArchivedRange]:
+    whole: list[ArchivedRange] = []
+    rows: list[tuple[int, int, ArchivedRange]] = []
+    for one in cluster:
+        try:
+            rows += _rows(one, archive(one.archive))
+        except (ArchiveDamaged, ArchiveUnavailable):
+            whole.append(one)
+    rows.sort(key=lambda row: row[0])
+    out: list[ArchivedRange] = []
+    before: ArchivedRange | None = None
+    for offset, stored_at, one in rows:
+        if before is one:
+            out[-1] = out[-1]._replace(last=offset)
+        else:
+            out.append(one._replace(first=offset, last=offset, stored_at=stored_at))
+        before = one
+    return whole + out
+
+
+def _rows(one: ArchivedRange, archive: Archive) -> Iterator[tuple[int, int, ArchivedRange]]:
+    """The offsets of a block, and the store time of each."""
+    number = archive.block_at(one.topic, one.queue, one.first)
+    assert number is not None, "the directory that said so has it"
+    block = archive.read_block(number)
+    columns = (np.asarray(block.offsets).tolist(), np.asarray(block.stored_at).tolist())
+    for offset, stored_at in zip(*columns, strict=True):
+        yield offset, stored_at, one
+
 
 I64 = NDArray[np.int64]
 

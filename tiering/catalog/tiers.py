@@ -42,16 +42,14 @@ from kvstore.index.archived import (
 )
 from kvstore.index.keys import read_archive_key
 from kvstore.record.values import StoredMessage
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, Source
 from tiering.archive.block import Block, BlockGroup
-from tiering.archive.check import archive_problems
-from tiering.catalog.archive_pool import OpenArchives
-from tiering.catalog.cache import BlockCache, CacheStats
+from tiering.catalog.archive_pool import KeyFilters, OpenArchives
+from tiering.catalog.cache import BlockCache, CacheStats, SharedReads
 from tiering.catalog.catalog import ArchiveRow, decode_row
 from tiering.catalog.contents import FOLDER, contents, find_again
-from tiering.catalog.key_filters import KeyFilters
-from tiering.catalog.shared_reads import SharedReads
-from tiering.catalog.split_overlaps import split_overlaps
+from tiering.catalog.overlaps import split_overlaps
 from tiering.errors import ObjectNotFound, ObjectTooShort, PlaceError
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import provider_of

@@ -5,8 +5,15 @@ none left. It is given a function of a module and its arguments through a pipe, 
 result. (It is not one of `multiprocessing`'s: those are forked, and inherit locks and the state of
 RocksDB's threads, or import the caller's main program once more, which then opens the store again.)
 
+An error travels back as well. Pickle makes an error anew by calling its class with `args`. That
+fails, or makes another error, wherever a constructor wants something else. So the error is
+unpickled once where it was raised. If the result is not the same, class, `args` and attributes
+travel by themselves, and the constructor is not called. If the other side can't import the class,
+the nearest base class that it can import is taken, and the text names the class.
+
 Invariants: the process never touches the store; if it dies, or is told to stop, the job has not
-happened; it ends when this process does; an error of the work is raised here, as the error it is.
+happened; it ends when this process does; packing and unpacking an error never raise, the class is
+the error's own or one that it derives from, and the text says no less.
 """
 
 from __future__ import annotations
@@ -23,9 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import IO, Any, Final, Protocol, TypeVar
 
-from kvstore.errors import StoreError
+from kvstore.errors import StoreError, shown
 from kvstore.process.forking import let_go_in_child
-from tiering.executor.pickled_errors import pack_error, unpack_error
 
 T = TypeVar("T")
 J = TypeVar("J")
@@ -217,3 +223,76 @@ def _exactly(source: Any, size: int) -> bytes:
             raise EOFError("the other process is gone")
         out += some
     return bytes(out)
+
+
+_PICKLE = pickle.HIGHEST_PROTOCOL
+
+
+def pack_error(error: Exception) -> bytes:
+    """An error as bytes, for `unpack_error`."""
+    data = _tried(error, error)
+    if data is not None:
+        return data
+    kind, state = type(error), dict(vars(error))
+    data = _tried((kind, error.args, state), error)
+    if data is not None:
+        return data
+    args = tuple(map(_plain, error.args))
+    state = {name: _plain(value) for name, value in state.items()}
+    for base in kind.__mro__:
+        own = args if base is kind else (f"{kind.__qualname__}: {error}",)
+        data = _dumped((base, own, state))
+        if data is not None and _is_error(data):
+            return data
+    raise AssertionError("Exception itself can be pickled, and every error has it")
+
+
+def unpack_error(data: bytes) -> Exception:
+    """The inverse of `pack_error`."""
+    # A process of ours sends this to another; nobody else has an end of the pipe.
+    found = pickle.loads(data)  # noqa: S301
+    if isinstance(found, Exception):
+        return found
+    kind, args, state = found
+    error: Exception = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
+def _tried(form: object, error: Exception) -> bytes | None:
+    """A form of an error as bytes, if unpickling gives the same; else None."""
+    data = _dumped(form)
+    if data is None:
+        return None
+    try:
+        found = unpack_error(data)
+        is_same = type(found) is type(error) and str(found) == str(error)
+    except Exception:  # whatever a foreign constructor raises
+        return None
+    return data if is_same and vars(found).keys() == vars(error).keys() else None
+
+
+def _is_error(data: bytes) -> bool:
+    try:
+        return isinstance(unpack_error(data), Exception)
+    except Exception:  # as above
+        return False
+
+
+def _dumped(value: object) -> bytes | None:
+    try:
+        return pickle.dumps(value, _PICKLE)
+    except Exception:  # pickle raises what it likes, and so does a foreign __reduce__
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """A value that can travel: itself, or how it prints."""
+    data = _dumped(value)
+    if data is None:
+        return shown(value)
+    try:
+        return pickle.loads(data)  # noqa: S301 # it was made here
+    except Exception:  # as above
+        return shown(value)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from kvstore.errors import SegmentDamaged
 from kvstore.files import Files, LocalFiles
+from tiering.archive.archive_check import prove
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import (
@@ -35,7 +36,6 @@ from tiering.archive.writer import (
     write_archive,
 )
 from tiering.executor.match import Match
-from tiering.executor.proof import prove
 from tiering.executor.segment import SegmentRecords, read_segment, stored_times
 from tiering.places.objects import SUFFIX
 

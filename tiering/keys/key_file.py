@@ -5,19 +5,25 @@ belongs neither in the bucket with them nor in its backups. To destroy a topic's
 written anew without it, and the old file's bytes are overwritten. Only the id of a destroyed key
 stays.
 
-Several processes may use one file. One at a time changes it (`file_lock`). It is read again once
-another file has taken its place. Where the path is a link, the file that it leads to
-is changed, and the temporary files stand beside that one.
+Several processes may use one file. It is replaced as a whole: without a lock another process could
+do the same between a process's read and its write, and one of the changes would be lost. The lock
+(`file_lock`) is a file beside the file, held by `flock`, which ends with the process that holds it.
+The lock file is removed when the lock is released, so nothing is left in the user's folder. The key
+file is read again once another file has taken its place. Where the path is a link, the file that it
+leads to is changed, and the temporary files stand beside that one.
 
-Invariants: the file is its owner's alone, and is replaced as a whole, so a crash leaves either the
-old keys or the new ones; a key is never given for another topic than the one it was made for; a
-destroyed key does not come back, even if another process makes a key meanwhile, and a new key has a
-new id. A key is reported as destroyed only if it was destroyed by way of this file: another file's
-keys may be wanted again.
+Invariants: one thread of all processes holds the lock at a time, and a process that only reads
+never waits and needs no right to write beside the file; the file is its owner's alone, and a crash
+leaves either the old keys or the new ones; a key is never given for another topic than the one it
+was made for; a destroyed key does not come back, even if another process makes a key meanwhile, and
+a new key has a new id. A key is reported as destroyed only if it was destroyed by way of this file:
+another file's keys may be wanted again.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -30,7 +36,49 @@ import msgspec
 from kvstore.errors import ConfigError, FormatError, KeyDestroyed, KeyMissing
 from kvstore.files import Files, LocalFiles, local_path
 from tiering.keys.crypto import KEY_SIZE, TopicKey
-from tiering.keys.file_lock import file_lock
+
+_SUFFIX: Final = ".lock"
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a file; waits for its present holder. A thread that holds it waits for ever
+    if it asks again.
+    """
+    lock = path.with_name(path.name + _SUFFIX)
+    fd = _take(lock)
+    try:
+        yield
+    finally:
+        # Removed while it is still held: a waiting process sees that it is not the file of that
+        # name any more.
+        with suppress(FileNotFoundError):
+            lock.unlink()
+        # A child process that was forked meanwhile has the file open, too.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _take(lock: Path) -> int:
+    while True:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is_at(fd, lock):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _is_at(fd: int, lock: Path) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(fd), lock.stat())
+    except FileNotFoundError:
+        return False
+
 
 _FORMAT: Final = 2
 """Format 1 did not have `destroyed`."""

@@ -31,15 +31,24 @@ from numpy.typing import NDArray
 from kvstore.errors import ArchiveDamaged, CallerError
 from kvstore.files import Files, LocalFiles
 from tiering.archive.archive_reader import Archive
-from tiering.archive.blocks import TailColumns
+from tiering.archive.block_writer import TailColumns
 from tiering.archive.pieces import PiecesWriter, check_tail
 from tiering.archive.tail import FileSource
 from tiering.archive.writer import write_archive
 from tiering.catalog.catalog import ArchiveRow
 from tiering.executor.pool import Executor
 from tiering.executor.regroup import HeldQueue, Made
-from tiering.merge.merge_job import Dropped, Merged, MergeInput, MergeJob, Queue
-from tiering.merge.partition import MergePlan, PartitionJob, partition_jobs, plan_merge
+from tiering.merge.partition import (
+    Dropped,
+    Merged,
+    MergeInput,
+    MergeJob,
+    MergePlan,
+    PartitionJob,
+    Queue,
+    partition_jobs,
+    plan_merge,
+)
 from tiering.merge.partition_task import (
     Encoded,
     PartitionReader,

@@ -1,14 +1,17 @@
-"""Partitions: cuts a merge into parts that can be done side by side.
+"""Partitions: the jobs of a merge, and cuts that let its parts be done side by side.
 
-The idea: an archive's blocks lie in the order of topic, queue and offset. So a partition of the new
-archive, from one place in that order to another, is a run of neighbouring blocks in each of the old
-ones. The cuts follow from the directories alone: about every `partition_bytes` of records, and less
-at the end, so that nobody waits for the last. A small queue is not cut. A large one is cut at the
-first offset of a block, so one topic that outweighs all others becomes many partitions.
+The idea: jobs and results are values alone, so that they can be handed to another process, or to
+another machine that reaches the places. An archive's blocks lie in the order of topic, queue and
+offset. So a partition of the new archive, from one place in that order to another, is a run of
+neighbouring blocks in each of the old ones. The cuts follow from the directories alone: about every
+`partition_bytes` of records, and less at the end, so that nobody waits for the last. A small queue
+is not cut. A large one is cut at the first offset of a block, so one topic that outweighs all
+others becomes many partitions.
 
 Invariants: every message of the archives is in one partition, or in one of the counts of messages
 that are left out as a whole; the plan follows from archives and job, not from who does the work; a
-partition's job has all it needs, and only the keys of its topics.
+partition's job has all it needs, and only the keys of its topics; no job and no result prints a
+secret.
 """
 
 from __future__ import annotations
@@ -25,16 +28,101 @@ from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.archive_reader import Archive
+from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.lookup.directory import DirectoryRows
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings
 from tiering.executor.match import Match
-from tiering.executor.portions import portion
+from tiering.executor.regroup import Made
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import Compaction
-from tiering.merge.merge_job import Dropped, MergeInput, MergeJob, Queue
+from tiering.places.place import open_place
+
+_SHARE: Final = 4
+"""A portion is at most this part of the rest, and at least this part of the largest portion."""
+
+
+def portion(left: int, most: int) -> int:
+    """The next portion of the `left` work, of at most `most`; 1 or more."""
+    return max(min(max(left, most) // _SHARE, most), 1)
+
+
+Queue = tuple[int, int]
+"""Topic id and queue."""
+PARTITION_BYTES: Final = 32 << 20
+"""The bytes of records in a partition, about. A task holds and returns about a quarter of that, as
+coded. Each partition costs an opening of the archives, and each queue that is cut a block that is
+not full.
+"""
+
+
+class MergeInput(msgspec.Struct, frozen=True, kw_only=True):
+    """An archive to merge: where it is, with the settings of that place, and the id of the store
+    that made it. `unkept` are the ids of topics whose messages in it are over.
+    """
+
+    place: str
+    key: str
+    size: int
+    store_id: str
+    options: dict[str, object] = {}
+    unkept: frozenset[int] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"MergeInput({self.place}/{self.key})"
+
+    def open(self, keys: KeyProvider | None) -> Archive:
+        """Opens the archive, with the places and files of this machine."""
+        place = open_place(self.place, options=self.options or None)
+        return Archive.open(place.source(self.key, self.size), keys=keys)
+
+
+class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One merge. `topics` are those that exist, by id: others were deleted. `path` is the file to
+    write. The keys of `settings` have to be `KeysAtHand`. A partition has about `partition_bytes`
+    of records; another number may make other bytes.
+    """
+
+    inputs: Sequence[MergeInput]
+    topics: dict[int, ArchivedTopic]
+    settings: ArchiveSettings
+    store_id: str
+    retention_class: str
+    path: str
+    compaction: Compaction | None = None
+    without: Match | None = None
+    partition_bytes: int = PARTITION_BYTES
+
+
+class Dropped(msgspec.Struct, kw_only=True):
+    """How many messages were dropped, by reason: their topic was deleted, or they are over;
+    superseded; tombstones; erased; nobody can decrypt them any more.
+    """
+
+    deleted: int = 0
+    over: int = 0
+    superseded: int = 0
+    tombstones: int = 0
+    erased: int = 0
+    unreadable: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(getattr(self, name) for name in self.__struct_fields__)
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a job: the archive (None: nothing was left for one), all queues of which the
+    inputs held anything, and how many messages they held.
+    """
+
+    made: Made | None
+    queues: list[Queue]
+    messages: int
+    dropped: Dropped
+
 
 I64 = NDArray[np.int64]
 Where = tuple[int, int, int]

@@ -27,8 +27,7 @@ from tiering.archive.writer import ArchiveSettings
 from tiering.executor.match import Match
 from tiering.executor.regroup import HeldQueue
 from tiering.merge.compact import Compaction, KeyTable, QueueCompaction
-from tiering.merge.merge_job import MergeInput, Queue
-from tiering.merge.partition import PartitionJob
+from tiering.merge.partition import MergeInput, PartitionJob, Queue
 from tiering.merge.sequential_reader import QueueCursor, QueueRows, Window, in_order
 
 I64 = NDArray[np.int64]

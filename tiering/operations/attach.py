@@ -42,7 +42,7 @@ from tiering.errors import (
     PolicyIllegal,
 )
 from tiering.keys.crypto import KeyProvider
-from tiering.merge.rebase import RebasePlan, plan_rebase, rebase
+from tiering.merge.rewrite import RebasePlan, plan_rebase, rebase
 from tiering.operations.attach_conflicts import ConflictChecker
 from tiering.operations.source_place import (
     OPEN_BYTES,

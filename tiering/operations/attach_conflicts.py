@@ -24,8 +24,7 @@ from tiering.archive.manifest import ArchivedTopic
 from tiering.catalog.archive_pool import OpenArchives
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.catalog.contents import contents
-from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of
-from tiering.catalog.split_overlaps import split_overlaps
+from tiering.catalog.overlaps import OffsetRange, first_duplicate, offsets_of, split_overlaps
 from tiering.errors import AttachConflict
 from tiering.keys.crypto import KeyProvider
 from tiering.operations.source_place import OPEN_BYTES

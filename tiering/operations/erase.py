@@ -40,7 +40,7 @@ from tiering.executor.regroup import Regrouped
 from tiering.executor.segment import read_segment
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
-from tiering.merge.merge_job import MergeInput
+from tiering.merge.partition import MergeInput
 from tiering.merge.sequential_reader import QueueRows, Window
 from tiering.policy.schedule import SegmentDue
 from tiering.worker.archive_segment import SegmentArchiver

@@ -38,7 +38,7 @@ from tiering.archive.manifest import Manifest
 from tiering.catalog.bucket import ArchiveObject, newest, objects_of
 from tiering.catalog.catalog import ArchiveRow, Tier, encode_row
 from tiering.catalog.contents import FOLDER, contents, fields_of, row_of
-from tiering.catalog.split_overlaps import split_overlaps
+from tiering.catalog.overlaps import split_overlaps
 from tiering.errors import NothingToRestore, TargetNotEmpty
 from tiering.executor.pipeline import go_on, pipelined
 from tiering.keys.crypto import KeyProvider

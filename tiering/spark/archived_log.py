@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from kvstore.config import StoreConfig
 from kvstore.errors import ArchiveMissing
 from kvstore.opening.viewing import view_store
+from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.lookup.directory import DirectoryRows
 from tiering.spark.listing import ListedArchive, LogPart, Opener, live_rows
 from tiering.spark.options import ReadOptions
 from tiering.spark.splits import BlockRange, Ranges, Split, runs_of

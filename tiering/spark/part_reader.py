@@ -35,8 +35,8 @@ from tiering.archive.archive_reader import Archive
 from tiering.archive.block import BlockGroup, read_columns
 from tiering.archive.columns.integers import cut_by_bytes
 from tiering.archive.columns.records import RecordBatch
+from tiering.archive.directory import GroupExtent
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.lookup.directory import GroupExtent
 from tiering.archive.tail import read_exactly
 from tiering.errors import ObjectNotFound, ObjectTooShort
 from tiering.executor.segment import SegmentRecords, boundary, read_segment

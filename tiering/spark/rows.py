@@ -23,7 +23,7 @@ from kvstore.record.names import COMPRESSED
 from tiering.archive.block import BlockGroup
 from tiering.archive.columns.constant_headers import ConstantHeaders, host_of
 from tiering.archive.columns.integers import Column, bounds_of
-from tiering.archive.columns.property_decoder import PropertyColumns
+from tiering.archive.columns.properties import PropertyColumns
 from tiering.archive.columns.records import Fields, RecordBatch
 from tiering.archive.columns.text_columns import Joined, concat_columns, concat_joined, join_values
 from tiering.spark.arrow import HeaderFields, Hosts, MessageColumns

@@ -29,7 +29,7 @@ from tiering.archive.manifest import ArchivedTopic, Manifest
 from tiering.catalog.bucket import ArchiveObject, newest
 from tiering.errors import NothingToRestore
 from tiering.executor.pipeline import go_on, pipelined
-from tiering.executor.portions import portion
+from tiering.merge.partition import portion
 from tiering.places.settings import is_remote
 from tiering.spark.listing import AT_ONCE, DAMAGE, ListedArchive, Listing, LogPart, Opener
 from tiering.spark.options import ReadOptions

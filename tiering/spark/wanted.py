@@ -30,8 +30,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from tiering.archive.directory import DirectoryRows
 from tiering.archive.layout import NO_QUEUE
-from tiering.archive.lookup.directory import DirectoryRows
 from tiering.catalog.catalog import ArchiveRow, read_topics
 from tiering.spark.options import ReadOptions
 

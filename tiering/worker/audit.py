@@ -1,10 +1,10 @@
 """Audits the archives: compares every archive's bytes, the catalog and the places.
 
 The idea: each archive of the catalog is read whole. Its size and crc32c must be those of the
-catalog, everything in it must agree with everything else in it (`archive.check`), and its manifest
-with the catalog. Then the places are listed. An object of this store that the catalog does not have
-is an orphan, left by a worker that was cut off, and may be removed; so may the remains of a put
-that was cut off in the middle. Archives are checked here, or as jobs of a worker's executor
+catalog, everything in it must agree with everything else in it (`archive.archive_check`), and its
+manifest with the catalog. Then the places are listed. An object of this store that the catalog does
+not have is an orphan, left by a worker that was cut off, and may be removed; so may the remains of
+a put that was cut off in the middle. Archives are checked here, or as jobs of a worker's executor
 (`check_archive`), many at once.
 
 Invariants: a fault of one archive is reported, and the others are looked at; an object is removed
@@ -23,8 +23,8 @@ import msgspec
 from kvstore.clock import Clock, whole_ms
 from kvstore.errors import StoreError
 from kvstore.index.archived import Catalog
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, Source, open_lazily
-from tiering.archive.check import archive_problems
 from tiering.catalog.catalog import ArchiveRow, decode_rows
 from tiering.errors import PlaceError
 from tiering.executor.pipeline import go_on

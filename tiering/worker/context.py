@@ -35,7 +35,7 @@ from tiering.executor.pipeline import Check, pipelined
 from tiering.executor.pool import Executor
 from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand, keys_at_hand
-from tiering.merge.merge_job import MergeInput
+from tiering.merge.partition import MergeInput
 from tiering.places.objects import object_key
 from tiering.places.place import Place, open_kept
 from tiering.places.publish import Intent, Intents, Pacing, publish, remove_announced

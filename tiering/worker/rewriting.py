@@ -46,7 +46,7 @@ from tiering.keys.crypto import KeyProvider
 from tiering.keys.sources import KeysAtHand
 from tiering.merge.compact import QueueCompaction
 from tiering.merge.merge import COMPACTED_BYTES, MergeJob, choose
-from tiering.merge.merge_job import Merged
+from tiering.merge.partition import Merged
 from tiering.merge.sequential_reader import QueueRows, Window
 from tiering.policy.effective_class import Today
 from tiering.policy.retention_classes import class_of_archive, life_of

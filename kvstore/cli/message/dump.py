@@ -3,8 +3,8 @@
 The idea: a store that doesn't open, or a file that came from elsewhere, must still be readable. So
 nothing here needs an index, a lock or whole files: commit logs are walked past their damage, queue
 files read unit by unit, and everything is printed as it comes, in memory that does not grow with
-the file. `kvstore.rocketmq` reads, and `tiering.archive.dump` reads archives, which need nothing
-else but the keys of encrypted topics; this module chooses the records, and shows them.
+the file. `kvstore.rocketmq` reads, and `tiering.archive` reads archives, which need nothing else
+but the keys of encrypted topics; this module chooses the records, and shows them.
 
 Invariants: whatever the bytes, damage is shown and passed over, and nothing is written. Exit codes:
 0 all good, 1 damage was shown or the wanted record is not there, 2 wrong usage, which includes a
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from kvstore.record.values import StoredMessage
     from kvstore.rocketmq.kinds import FileKind
     from kvstore.rocketmq.side_files import BatchEntry, QueueEntry
+    from tiering.archive.archive_check import Problem
     from tiering.archive.archive_reader import Archive
-    from tiering.archive.check import Problem
 
 _KINDS: Final = ("log", "queue", "batch-queue", "index", "checkpoint", "archive")
 
@@ -350,7 +350,7 @@ _ENDS_LOOKED_AT = 8
 
 def is_archive(path: Path, kind: str | None, files: Files) -> bool:
     """Whether a file is an archive, maybe a damaged one, or `--kind` says so."""
-    from tiering.archive.dump import looks_like_archive
+    from tiering.archive.archive_check import looks_like_archive
 
     if kind is not None or path.is_dir():
         return kind == "archive"
@@ -399,7 +399,7 @@ def dump_archives(
 
 
 def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> None:
-    from tiering.archive.dump import blocks, chosen, described
+    from tiering.archive.archive_check import blocks, chosen, described
 
     if not choice.is_filter:
         fields = described(archive)
@@ -419,8 +419,7 @@ def _dump_archive(show: Show, path: Path, choice: Choice, archive: Archive) -> N
 
 def _dump_archived_position(show: Show, path: Path, position: int, archive: Archive) -> bool:
     """False if the archive has no message at that position."""
-    from tiering.archive.check import Problem
-    from tiering.archive.dump import messages
+    from tiering.archive.archive_check import Problem, messages
 
     place = archive.locate(position)
     if place is not None:
@@ -432,7 +431,7 @@ def _dump_archived_position(show: Show, path: Path, position: int, archive: Arch
 
 def _meant(archive: Archive, number: int, choice: Choice) -> Iterator[StoredMessage | Problem]:
     from kvstore.record.values import StoredMessage
-    from tiering.archive.dump import messages
+    from tiering.archive.archive_check import messages
 
     directory = archive.directory
     first = choice.start if choice.offset is None else choice.offset

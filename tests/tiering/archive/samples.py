@@ -16,10 +16,10 @@ from kvstore.record.values import StoredMessage
 from kvstore.record.walk import Kind, walk
 from tests.record.strategies import I32, I64, POSITIONS, U32, hosts
 from tiering.archive.block import Block, BlockGroup, GroupBlocks
+from tiering.archive.block_writer import BlockRows, BlockSpan, EncodedGroup, encode_blocks
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.encoding import BlockRows, BlockSpan, EncodedGroup, encode_blocks
 
 TOPIC: Final = "orders"
 ORDINARY: Final = b"UNIQ_KEY\x01%032X\x02KEYS\x01o-%d\x02TAGS\x01t%d\x02"

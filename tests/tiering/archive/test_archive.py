@@ -26,8 +26,8 @@ from tests.tiering.archive.making import (
     make,
     plain_queues,
 )
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive, read_tail
-from tiering.archive.check import archive_problems
 from tiering.archive.columns.records import RecordBatch
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveSettings, ArchiveWriter

@@ -21,7 +21,7 @@ from tiering.archive.coder import Coder
 from tiering.archive.columns.header_decoder import decode_headers
 from tiering.archive.columns.header_fields import HeaderColumns, OffsetRanges
 from tiering.archive.columns.integers import Column
-from tiering.archive.columns.property_decoder import (
+from tiering.archive.columns.properties import (
     PropertyColumns,
     decode_properties,
     shapes_part,

@@ -30,10 +30,10 @@ from tests.tiering.archive.samples import (
     records_in,
 )
 from tiering.archive.block import BlockGroup, GroupBlocks
+from tiering.archive.block_writer import BlockSpan, cut, encode_blocks
 from tiering.archive.coder import Coder
 from tiering.archive.columns.header_fields import OffsetRanges
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.encoding import BlockSpan, cut, encode_blocks
 from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT, PartKind
 
 STRETCHES = st.lists(st.lists(messages(), min_size=1, max_size=8), min_size=1, max_size=4)

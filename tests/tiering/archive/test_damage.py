@@ -19,8 +19,8 @@ from kvstore.errors import (
 )
 from kvstore.record.hashes import key_hash_range
 from tests.tiering.archive.making import Made, MemorySource, make, plain_queues
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
-from tiering.archive.check import archive_problems
 from tiering.archive.layout import (
     FORMAT_VERSION,
     HEADER_SIZE,

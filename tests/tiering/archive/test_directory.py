@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
-from tiering.archive.layout import HEADER_SIZE
-from tiering.archive.lookup.directory import (
+from tiering.archive.directory import (
     GROUP_MIN,
     Directory,
     Group,
@@ -21,6 +20,7 @@ from tiering.archive.lookup.directory import (
     decode_rows,
     encode_directory,
 )  # fmt: skip
+from tiering.archive.layout import HEADER_SIZE
 
 
 def total_of(sizes: list[tuple[int, int, int]]) -> tuple[int, int, int]:

@@ -7,16 +7,14 @@ import pytest
 from kvstore.record.hashes import key_hash, key_hash_range
 from tests.rocketmq.logs import NOW
 from tests.tiering.archive.making import Made, make, plain_queues
-from tiering.archive import archive_reader
+from tiering.archive import archive_reader, indexes
 from tiering.archive.archive_reader import Archive
-from tiering.archive.lookup import key_index, positions
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     """An archive of small chunks, of which two are read together."""
-    monkeypatch.setattr(key_index, "CHUNK", 8)
-    monkeypatch.setattr(positions, "CHUNK", 8)
+    monkeypatch.setattr(indexes, "CHUNK", 8)
     monkeypatch.setattr(archive_reader, "_RUN_MAX", 2)
     return make(plain_queues(topics=3, queues=1, messages=30))
 

@@ -16,12 +16,11 @@ from kvstore.record.names import PREPARED
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import MemorySource, Queue, keyed, make, plain_queues
 from tests.tiering.keys.test_crypto import SECRET
-from tiering.archive import ending, manifest
+from tiering.archive import directory, indexes, manifest, writer
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
-from tiering.archive.blocks import BlockWriter
-from tiering.archive.check import archive_problems
+from tiering.archive.block_writer import BlockWriter
 from tiering.archive.layout import CRC, FOOTER_ROW, NO_QUEUE, PART_HEAD, Section
-from tiering.archive.lookup import directory, key_index, positions
 from tiering.archive.manifest import Manifest
 from tiering.archive.writer import ArchiveSettings
 from tiering.keys.crypto import TopicKey
@@ -60,7 +59,7 @@ def said(**changed: Callable[[Manifest], Any]) -> Callable[[Patch], None]:
             facts = {name: change(one) for name, change in changed.items()}
             return manifest.encode_manifest(msgspec.structs.replace(one, **facts))
 
-        patch.setattr(ending, "encode_manifest", encoded)
+        patch.setattr(writer, "encode_manifest", encoded)
 
     return forge
 
@@ -74,7 +73,7 @@ def row_says(column: int, by: int = 1) -> Callable[[Patch], None]:
             forged[column][-1] += by
             return directory.encode_directory(ids, forged, groups)
 
-        patch.setattr(ending, "encode_directory", encoded)
+        patch.setattr(writer, "encode_directory", encoded)
 
     return forge
 
@@ -88,7 +87,7 @@ def group_says(column: int) -> Callable[[Patch], None]:
             forged[column][-1] += 1
             return directory.encode_directory(ids, rows, forged)
 
-        patch.setattr(ending, "encode_directory", encoded)
+        patch.setattr(writer, "encode_directory", encoded)
 
     return forge
 
@@ -102,8 +101,8 @@ def placed(change: Callable[[Any, Any], None]) -> Callable[[Patch], None]:
             change(rising, order)
             return encode(rising, order, starts)
 
-        encode = positions.encode_chunks
-        patch.setattr(positions, "encode_chunks", encoded)
+        encode = indexes.encode_position_chunks
+        patch.setattr(writer, "encode_position_chunks", encoded)
 
     return forge
 
@@ -121,18 +120,18 @@ def standing_still(rising: Any, _: Any) -> None:
 
 
 def placed_without_the_last(patch: Patch) -> None:
-    chunks, fences = positions.encode_chunks, positions.encode_fences
-    patch.setattr(positions, "encode_chunks", lambda p, o, s: chunks(p[:-1], o[:-1], s))
-    patch.setattr(positions, "encode_fences", lambda n, *more: fences(n - 1, *more))
+    chunks, fences = indexes.encode_position_chunks, indexes.encode_position_fences
+    patch.setattr(writer, "encode_position_chunks", lambda p, o, s: chunks(p[:-1], o[:-1], s))
+    patch.setattr(writer, "encode_position_fences", lambda n, *more: fences(n - 1, *more))
 
 
 def keyed_as(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     """The key index has other pairs."""
 
     def forge(patch: Patch) -> None:
-        sort = key_index.sort_pairs
+        sort = indexes.sort_pairs
         patch.setattr(
-            key_index, "sort_pairs",
+            writer, "sort_pairs",
             lambda *given: np.sort(change(sort(*given)).view(np.uint64)).view(np.int64),
         )  # fmt: skip
 
@@ -290,7 +289,7 @@ def test_sections_that_overlap_or_leave_a_gap_are_damage_even_if_all_else_fits(
     queues = plain_queues(topics=1, queues=1, messages=30)
     with monkeypatch.context() as patch:
         footer = Forged()
-        patch.setattr(ending, "FOOTER_ROW", footer)
+        patch.setattr(writer, "FOOTER_ROW", footer)
         forged = make(queues).data
     assert footer.written == len(Section)
     with pytest.raises(ArchiveDamaged, match="one behind the other"):

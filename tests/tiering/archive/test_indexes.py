@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FormatError
+from tiering.archive import indexes
 from tiering.archive.columns.properties import split_uniform
-from tiering.archive.lookup import key_index as keyindex
-from tiering.archive.lookup import positions
-from tiering.archive.lookup.key_index import KeyFences
-from tiering.archive.lookup.keyed import digests_in_columns, digests_of
-from tiering.archive.lookup.positions import PositionFences
+from tiering.archive.indexes import KeyFences, PositionFences, digests_in_columns, digests_of
 
 DIGEST_MAX = (1 << 32) - 1
 PAIRS = st.lists(
@@ -25,11 +22,11 @@ PAIRS = st.lists(
 
 def key_index(pairs: list[tuple[int, int]]) -> tuple[KeyFences, list[bytes]]:
     digests, ranks = np.array(pairs, np.uint32).T
-    joint = keyindex.sort_pairs(digests, ranks)
-    chunks = list(keyindex.encode_chunks(joint))
+    joint = indexes.sort_pairs(digests, ranks)
+    chunks = list(indexes.encode_key_chunks(joint))
     firsts = np.array([first for first, _ in chunks], np.int64)
     sizes = np.array([len(payload) for _, payload in chunks], np.int64)
-    payload = keyindex.encode_fences(len(joint), firsts, sizes)
+    payload = indexes.encode_key_fences(len(joint), firsts, sizes)
     return KeyFences(payload, int(sizes.sum())), [payload for _, payload in chunks]
 
 
@@ -82,7 +79,7 @@ def test_any_bytes_are_fences_or_a_format_error(data: bytes, size: int) -> None:
 @given(st.binary(max_size=80), st.integers(1, 4096))
 def test_any_bytes_are_a_chunk_or_a_format_error(data: bytes, count: int) -> None:
     try:
-        placed = positions.decode_chunk(data, count)
+        placed = indexes.decode_position_chunk(data, count)
     except FormatError:
         return
     assert [len(column) for column in placed] == [count] * 3
@@ -103,29 +100,29 @@ def test_every_position_says_its_block_and_row(
             where[start : start + count] = sorted(where[start : start + count])
     order = np.argsort(np.array(where))
     rising = np.array(where)[order]
-    ((first, payload),) = positions.encode_chunks(rising, order, starts)
+    ((first, payload),) = indexes.encode_position_chunks(rising, order, starts)
     assert first == 0
-    placed = positions.decode_chunk(payload, total)
+    placed = indexes.decode_position_chunk(payload, total)
     for position, block, row in zip(*(column.tolist() for column in placed), strict=True):
         assert where[int(starts[block]) + row] == position
 
 
 def test_positions_are_found_over_many_chunks() -> None:
-    count = 3 * positions.CHUNK + 17
+    count = 3 * indexes.CHUNK + 17
     rising = np.cumsum(np.random.default_rng(3).integers(91, 3000, count))
     order = np.arange(count)
     starts = np.arange(0, count, 250)
-    chunks = list(positions.encode_chunks(rising, order, starts))
+    chunks = list(indexes.encode_position_chunks(rising, order, starts))
     sizes = np.array([len(payload) for _, payload in chunks])
     firsts = np.array([first for first, _ in chunks])
-    payload = positions.encode_fences(count, firsts, sizes)
+    payload = indexes.encode_position_fences(count, firsts, sizes)
     fences = PositionFences(payload, int(sizes.sum()))
     assert fences.chunk_of(int(rising[0]) - 1) is None
     for rank in range(0, count, 997):
         chunk = fences.chunk_of(int(rising[rank]))
         assert chunk is not None
-        placed = positions.decode_chunk(chunks[chunk][1], fences.count(chunk))
-        at = rank - chunk * positions.CHUNK
+        placed = indexes.decode_position_chunk(chunks[chunk][1], fences.count(chunk))
+        at = rank - chunk * indexes.CHUNK
         assert (placed.positions[at], placed.blocks[at]) == (rising[rank], rank // 250)
         assert placed.rows[at] == rank % 250
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.rocketmq.logs import NOW, record
 from tests.tiering.archive.making import Queue, make
-from tiering.archive.check import archive_problems
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.manifest import ArchivedTopic
 
 NAMES = st.sampled_from(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from kvstore.errors import ArchiveDamaged
 from tests.tiering.archive.samples import ORDINARY, PROPERTY_FIELDS
 from tiering.archive.columns.integers import bounds_of
-from tiering.archive.columns.properties import encode_properties, split_uniform
-from tiering.archive.columns.property_decoder import decode_properties
+from tiering.archive.columns.properties import decode_properties, encode_properties, split_uniform
 
 LIMIT = 1 << 20
 STRETCH = st.lists(PROPERTY_FIELDS, min_size=1, max_size=30)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ArchiveDamaged
 from tiering.archive.columns.batch_columns import GroupReader
-from tiering.archive.columns.integers import bounds_of, encode_by_block
-from tiering.archive.columns.times import encode_times
+from tiering.archive.columns.integers import bounds_of, encode_by_block, encode_times
 
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
 BLOCK = st.lists(st.tuples(I64, st.integers(0, (1 << 63) - 1)), min_size=1, max_size=6)

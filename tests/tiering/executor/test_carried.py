@@ -17,8 +17,7 @@ import kvstore
 import tiering
 from kvstore.errors import FormatTooNew, OffsetNotFound, StoreError
 from tests.tiering.worker import pools
-from tiering.executor.pickled_errors import pack_error, unpack_error
-from tiering.executor.pool import Pool
+from tiering.executor.pool import Pool, pack_error, unpack_error
 
 GIVEN: dict[str, Any] = {"int": 7, "str": "text", "bool": True, "int | None": 7}
 

@@ -16,7 +16,7 @@ from kvstore.record.properties import encode_properties
 from tests.rocketmq.logs import record
 from tests.tiering.archive.making import Queue, drawn_queues
 from tests.tiering.merge.merging import made_of, merged, records_in
-from tiering.archive.check import archive_problems
+from tiering.archive.archive_check import archive_problems
 from tiering.executor.match import Match
 from tiering.operations.erase import count
 

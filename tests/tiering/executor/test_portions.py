@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiering.executor.portions import portion
+from tiering.merge.partition import portion
 
 
 def portions(total: int, most: int) -> list[int]:

@@ -21,7 +21,7 @@ from tests.support.children import Child
 from tests.support.everyfile import EveryFile, faults
 from tiering import KeyFile
 from tiering.keys.crypto import TopicKey
-from tiering.keys.file_lock import file_lock
+from tiering.keys.key_file import file_lock
 from tiering.policy.schedule import encrypted_of
 
 

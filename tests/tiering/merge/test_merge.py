@@ -22,8 +22,8 @@ from tests.tiering.merge.merging import (
     records_of,
     topics_of,
 )
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
-from tiering.archive.check import archive_problems
 from tiering.merge.merge import Dropped
 
 

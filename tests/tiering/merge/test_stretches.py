@@ -28,8 +28,8 @@ from tests.tiering.merge.merging import (
     topics_of,
 )
 from tests.tiering.merge.spreading import Shuffled
+from tiering.archive.archive_check import archive_problems
 from tiering.archive.archive_reader import Archive
-from tiering.archive.check import archive_problems
 from tiering.archive.layout import NO_QUEUE
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.tail import FileSource

@@ -1,6 +1,6 @@
 """Columns: the fields of many records, packed by kind.
 
 In here: a group's fields <-> bytes, uncompressed. Not in here: compression and encryption
-(`archive.coder`) and the cutting into blocks (`archive.encoding`). Begin with `header_fields` and
-`properties`; both are built on `integers` and `text_columns`. May import `archive.layout`.
+(`archive.coder`) and the cutting into blocks (`archive.block_writer`). Begin with `header_fields`
+and `properties`; both are built on `integers` and `text_columns`. May import `archive.layout`.
 """

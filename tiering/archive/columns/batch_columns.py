@@ -25,15 +25,17 @@ from tiering.archive.columns.integers import (
     BY_BLOCK,
     CONSTANT,
     DELTAS,
+    LINE,
     RANGE,
     Column,
     add_up,
     bounds_of,
     decode_column,
+    lines,
+    read_line,
     read_signed,
 )
 from tiering.archive.columns.packed import WINDOW_BITS, windows
-from tiering.archive.columns.times import LINE, lines, read_line
 
 _PADDING: Final = bytes(8)
 """A number is cut out of the eight bytes that begin where it begins."""

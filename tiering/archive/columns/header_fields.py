@@ -50,10 +50,10 @@ from tiering.archive.columns.integers import (
     encode_by_block,
     encode_column,
     encode_columns,
+    encode_times,
     write_varint,
 )
 from tiering.archive.columns.records import HEAD, Fields
-from tiering.archive.columns.times import encode_times
 from tiering.archive.layout import COLUMNS_FORMAT, VERBATIM_FORMAT
 
 CRCS_STORED: Final = b"\x01"

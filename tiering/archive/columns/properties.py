@@ -1,33 +1,54 @@
-"""Properties: the properties fields of a block's records -> bytes, in columns by name.
+"""Properties: the properties fields of groups' records <-> bytes, in columns by name.
 
 The idea: nearly all messages of a queue have the same names in the same order (a *shape*). So names
-are written once, and values go to a column a name. The form of a column follows from its values:
-one value, unique ids, numbers behind the same text, few distinct values, or text. Many blocks are
-encoded at a time, see `tiering.archive.encoding`.
+are written once, and values go to a column a name (`text_columns`). Many groups are encoded at a
+time. Groups of similar topics begin with the same shapes. Ids and numbers of such groups are
+unpacked together (`batch_columns`), and each group gets its slice. One group is a batch of one.
 
-Not in here: reading them (`property_decoder`).
-
-Invariant: a field that its shape and values don't give back exactly has the shape VERBATIM and is
-kept as it is.
+Invariants: a field that its shape and values don't give back exactly has the shape VERBATIM and is
+kept as it is; a batch gives the same properties as its groups one by one, or raises; any bytes
+decode to as many fields as there are rows, or raise ArchiveDamaged; the properties of a group take
+at most `limit` bytes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import mul
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from kvstore.errors import ArchiveDamaged
 from kvstore.record.properties import NAME_END_BYTE, VALUE_END_BYTE
+from tiering.archive.columns.batch_columns import ColumnReader, RowCounts
 from tiering.archive.columns.integers import (
     Column,
     encode_column,
+    read_bytes,
+    read_varint,
     write_bytes,
     write_varint,
 )
-from tiering.archive.columns.values import Values, encode_values
-from tiering.archive.layout import COLUMNS_FORMAT
+from tiering.archive.columns.text_columns import (
+    ID_DIGITS,
+    ID_PARTS,
+    IDS,
+    NUMBERS,
+    Ids,
+    Numbers,
+    Texts,
+    Values,
+    decode_values,
+    encode_values,
+    ids_of,
+    numbers_size,
+    read_number_form,
+    too_large,
+)
+from tiering.archive.layout import COLUMNS_FORMAT, DECODED_MAX
 
 Shape = tuple[bytes, ...]
 """The names, in order, and behind them one byte: the field's ending."""
@@ -224,3 +245,187 @@ def _heads(shapes: list[Shape], shape_of: Column, bounds: Column) -> list[bytes]
         head = start + write_varint(len(used)) + b"".join(written[i] for i in used.tolist())
         out.append(head + (encode_column(index.reshape(-1)) if len(used) > 1 else b""))
     return out
+
+
+_ID_BYTES: Final = ID_DIGITS // 2
+
+
+class PropertyColumns(NamedTuple):
+    """The properties of a group's rows. `shape_of` says which of `shapes` a row has. By name they
+    hold the values of the rows whose shape has the name, in the order of rows.
+    """
+
+    shapes: list[Shape]
+    shape_of: Column
+    columns: dict[bytes, Texts]
+
+    @property
+    def plain_names(self) -> Shape | None:
+        """The names, if all rows have the same ones, each once, and nothing else: then a field is
+        these names with their values, each followed by its separator. None if not.
+        """
+        names, end = self.shapes[0][:-1], self.shapes[0][-1:]
+        is_ended = end == (TERMINATED,) if names else end == (OPEN,)
+        plain = len(self.shapes) == 1 and is_ended and len(set(names)) == len(names)
+        return names if plain and all(names) else None
+
+    def fields(self) -> list[bytes]:
+        """The fields, as the records have them."""
+        values = {name: column.values() for name, column in self.columns.items()}
+        if len(self.shapes) == 1:
+            names = value_names(self.shapes[0])
+            if not names:
+                return [b""] * len(self.shape_of)
+            if len(set(names)) == len(names):
+                form = format_of(self.shapes[0])
+                return [form % row for row in zip(*map(values.__getitem__, names), strict=True)]
+        # Row by row, each taking the next values of its names.
+        forms = list(map(format_of, self.shapes))
+        turns = {name: iter(column) for name, column in values.items()}
+        takes = [[turns[name] for name in value_names(shape)] for shape in self.shapes]
+        return [
+            forms[number] % tuple([next(turn) for turn in takes[number]])
+            for number in self.shape_of.tolist()
+        ]
+
+
+def shapes_part(payload: bytes, rows: int) -> bytes:
+    """The begin of a payload, which says its shapes; `rows` is how many rows it has. Groups in
+    which it is the same can be decoded together. Raises ArchiveDamaged.
+    """
+    return payload[: _read_shapes(payload, rows)[1]]
+
+
+def decode_properties(
+    payloads: Sequence[bytes], born: Sequence[Column], limit: int = DECODED_MAX
+) -> list[PropertyColumns]:
+    """The properties of groups with the same `shapes_part`, whose records were born at these times.
+    Raises ArchiveDamaged, also if the fields of a group would take more than `limit` bytes; of a
+    batch each group may yet be whole, which decoding it by itself tells.
+    """
+    try:
+        return _PropertyReader(payloads, born, limit).properties()
+    except IndexError:
+        raise ArchiveDamaged("the properties of a block end in the middle of a column") from None
+
+
+def _read_shapes(data: bytes, most: int) -> tuple[list[Shape], int]:
+    """The shapes that stand before the columns, at most `most`, and the index behind them. Raises
+    ArchiveDamaged.
+    """
+    if data[:1] != bytes((COLUMNS_FORMAT,)):
+        raise ArchiveDamaged("the properties of a block are of an unknown format")
+    number, at = read_varint(data, 1)
+    if not 1 <= number <= most:
+        raise ArchiveDamaged(f"a block has {number} shapes of properties")
+    shapes: list[Shape] = []
+    for _ in range(number):
+        size, at = read_varint(data, at)
+        if size > len(data) - at:
+            raise ArchiveDamaged("a block ends in the middle of its shapes of properties")
+        names = []
+        for _ in range(size):
+            name, at = read_bytes(data, at)
+            names.append(name)
+        shape = (*names, data[at : at + 1])
+        at += 1
+        if shape[-1] not in (TERMINATED, OPEN) and shape != VERBATIM:
+            raise ArchiveDamaged("a block has a shape of properties of an unknown kind")
+        shapes.append(shape)
+    return shapes, at
+
+
+class _PropertyReader(ColumnReader):
+    """The properties of groups with the same shapes."""
+
+    def __init__(self, payloads: Sequence[bytes], born: Sequence[Column], limit: int) -> None:
+        super().__init__(payloads)
+        self._born = born
+        self._shapes, begin = _read_shapes(payloads[0], min(map(len, born)))
+        self.cursors = [at + begin for at in self.cursors]
+        self._left = [limit] * len(born)
+        """Bytes that may still come from each group."""
+
+    def properties(self) -> list[PropertyColumns]:
+        """The properties of each group. Raises ArchiveDamaged; IndexError behind the last one."""
+        shapes = self._shapes
+        shape_of = self._shape_of()
+        sizes = list(map(size_of, shapes))
+        for of_group, left in zip(shape_of, self._left, strict=True):
+            counts = [len(of_group)]
+            if len(shapes) > 1:
+                counts = np.bincount(of_group, minlength=len(shapes)).tolist()
+            if sum(map(mul, counts, sizes)) > left:
+                raise too_large(left)
+        names: dict[bytes, list[int]] = {}
+        """How often each shape has a name."""
+        for number, shape in enumerate(shapes):
+            for name in value_names(shape):
+                names.setdefault(name, [0] * len(shapes))[number] += 1
+        columns: dict[bytes, list[Texts]] = {}
+        for name in sorted(names):
+            born = self._born
+            if names[name] != [1] * len(shapes):
+                times = np.array(names[name])
+                born = [one.repeat(times[shape]) for one, shape in zip(born, shape_of, strict=True)]
+            columns[name] = self._values(born)
+        self.check_end("the properties")
+        return [
+            PropertyColumns(shapes, of_group, {name: each[i] for name, each in columns.items()})
+            for i, of_group in enumerate(shape_of)
+        ]
+
+    def _shape_of(self) -> list[Column]:
+        counts = list(map(len, self._born))
+        if len(self._shapes) == 1:
+            return [np.zeros(count, np.int64) for count in counts]
+        rows = RowCounts(np.array(counts))
+        found = self.column(self.every, rows)
+        if int(found.min()) < 0 or int(found.max()) >= len(self._shapes):
+            raise ArchiveDamaged("a block names a shape of properties that is not there")
+        return [found[some] for some in rows.slices()]
+
+    def _values(self, born: Sequence[Column]) -> list[Texts]:
+        """The values of the next name, group by group, of records born at these times."""
+        if len(born) > 1 and all(map(len, born)):
+            kinds = {self.data[at] for at in self.cursors}
+            if kinds == {IDS}:
+                return self._ids(born)
+            if kinds == {NUMBERS}:
+                return self._numbers(born)
+        found = []
+        for i, times in enumerate(born):
+            values, self.cursors[i], size = decode_values(
+                self.data, self.cursors[i], times, self._left[i]
+            )
+            found.append(values)
+            self._take(i, size)
+        return found
+
+    def _ids(self, born: Sequence[Column]) -> list[Texts]:
+        for i, times in enumerate(born):
+            self.cursors[i] += 1
+            self._take(i, ID_DIGITS * len(times))
+        rows = RowCounts(np.array(list(map(len, born))))
+        parts = [self.column(self.every, rows) for _ in range(ID_PARTS)]
+        found = ids_of(parts, np.concatenate(born))
+        bounds = rows.bounds * _ID_BYTES
+        return [Ids(found[a:b]) for a, b in pairwise(bounds.tolist())]
+
+    def _numbers(self, born: Sequence[Column]) -> list[Texts]:
+        forms = []
+        for i, times in enumerate(born):
+            prefix, width, self.cursors[i] = read_number_form(
+                self.data, self.cursors[i] + 1, len(times), self._left[i]
+            )
+            forms.append((prefix, width))
+            self._take(i, numbers_size(prefix, len(times), self._left[i]))
+        rows = RowCounts(np.array(list(map(len, born))))
+        found = self.column(self.every, rows)
+        each = zip(forms, rows.slices(), strict=True)
+        return [Numbers(*form, found[some]) for form, some in each]
+
+    def _take(self, i: int, size: int) -> None:
+        self._left[i] -= size
+        if self._left[i] < 0:
+            raise too_large(DECODED_MAX)

@@ -1,10 +1,16 @@
-"""Text columns: one text a row, read as a list of values or as all bytes side by side.
+"""Text columns: the values that records have under one property name <-> bytes, one text a row.
 
-The idea: a caller that wants messages takes values one by one. A caller that wants a column takes
-all bytes at once, with the begin of each value. The short forms of a block (one value, ids,
-numbers, few distinct values) become either one directly, without the other in between.
+The idea: the form of a column follows from its values: one value, unique ids, numbers behind the
+same text, few distinct values, or text. A unique id is its 16 bytes, split into the parts that
+RocketMQ makes it of; its time is kept as the difference to the record's born time. The columns of
+many blocks are encoded at a time.
 
-Invariant: both ways give the same values, byte for byte.
+A caller that wants messages takes the decoded values one by one. A caller that wants a column takes
+all bytes at once, with the begin of each value. Each form becomes either one directly, without the
+other in between.
+
+Invariants: values come back byte for byte, both ways; any bytes decode to as many values as there
+are rows, of at most `limit` bytes together, or raise ArchiveDamaged.
 """
 
 from __future__ import annotations
@@ -15,7 +21,285 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from tiering.archive.columns.integers import Column, bounds_of
+from kvstore.errors import ArchiveDamaged
+from tiering.archive.columns.integers import (
+    Column,
+    bounds_of,
+    decode_column,
+    encode_column,
+    encode_columns,
+    read_bytes,
+    read_varint,
+    total,
+    write_bytes,
+    write_varint,
+)
+
+_CONSTANT: Final = 0
+IDS: Final = 1
+NUMBERS: Final = 2
+_DISTINCT: Final = 3
+_TEXT: Final = 4
+
+_ID: Final = np.dtype([("source", ">i8"), ("token", ">u2"), ("time", ">u4"), ("counter", ">u2")])
+"""The split of a unique id's 16 bytes: as RocketMQ makes them, but any bytes will do."""
+ID_PARTS: Final = 4
+"""The parts of an id; the third is the difference to the record's born time."""
+_TIME_MASK: Final = 0xFFFF_FFFF
+_DIGITS: Final = b"0123456789"
+_FEW: Final = 256
+"""At most this many distinct values of one name, in all blocks together, are few."""
+_DISTINCT_SHARE: Final = 2
+"""Distinct values are used where there are at least this many rows a value."""
+
+
+class Values:
+    """The values of one name in the order of rows, and the number of values in each block."""
+
+    def __init__(self, values: list[bytes], rows: Column, bounds: Column) -> None:
+        self.values = values
+        self.rows = rows
+        per_block = np.searchsorted(rows, bounds)
+        self.blocks = np.flatnonzero(np.diff(per_block))
+        """The blocks that have any value."""
+        self.bounds = np.append(per_block[self.blocks], len(values)).astype(np.int64)
+
+
+def encode_values(found: Values, times: Column) -> list[bytes]:
+    """The column for each block that has any values, of records born at `times`."""
+    values = found.values
+    ids = _encode_ids(found, times)
+    if ids is not None:
+        return ids
+    bounds = found.bounds.tolist()
+    every = set(values)
+    if len(every) <= _FEW:
+        out = _encode_few(found, sorted(every))
+    else:
+        out = []
+        for begin, end in pairwise(bounds):
+            rows = values[begin:end]
+            distinct = set(rows)
+            if len(distinct) == 1:
+                out.append(b"\x00" + write_bytes(rows[0]))
+            elif len(distinct) * _DISTINCT_SHARE <= len(rows):
+                out.append(_encode_distinct(rows, distinct))
+            else:
+                out.append(b"")
+    left = [i for i, column in enumerate(out) if not column]
+    numbers = _encode_numbers(found) if left else out
+    for i in left:
+        out[i] = numbers[i] or _encode_text(values[bounds[i] : bounds[i + 1]])
+    return out
+
+
+def _encode_few(found: Values, every: list[bytes]) -> list[bytes]:
+    """The same for values with few distinct ones in all, `every`, in order: the distinct values of
+    each block are found by numbers. Empty if a block has too many.
+    """
+    numbers = {value: i for i, value in enumerate(every)}
+    codes = np.fromiter(map(numbers.__getitem__, found.values), np.int64, len(found.values))
+    bounds = found.bounds.tolist()
+    heads = []
+    for begin, end in pairwise(bounds):
+        used = np.flatnonzero(np.bincount(codes[begin:end])).tolist()
+        if len(used) == 1:
+            heads.append(b"\x00" + write_bytes(every[used[0]]))
+        elif len(used) * _DISTINCT_SHARE <= end - begin:
+            places = np.zeros(used[-1] + 1, np.int64)
+            places[used] = np.arange(len(used))
+            codes[begin:end] = places[codes[begin:end]]
+            texts = b"".join([write_bytes(every[i]) for i in used])
+            heads.append(b"\x03" + write_varint(len(used)) + texts)
+        else:
+            heads.append(b"")
+    columns = encode_columns(codes, found.bounds)
+    return [
+        head + column if head[:1] == b"\x03" else head
+        for head, column in zip(heads, columns, strict=True)
+    ]
+
+
+def _encode_distinct(rows: list[bytes], distinct: set[bytes]) -> bytes:
+    order = sorted(distinct)
+    index = {value: i for i, value in enumerate(order)}
+    head = b"\x03" + write_varint(len(order)) + b"".join(map(write_bytes, order))
+    return head + encode_column(np.array([index[value] for value in rows], np.int64))
+
+
+def _encode_text(rows: list[bytes]) -> bytes:
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return b"\x04" + encode_column(lengths) + b"".join(rows)
+
+
+def _encode_ids(found: Values, times: Column) -> list[bytes] | None:
+    """Columns of unique ids; None unless all values are ids."""
+    joined = b"".join(found.values)
+    count = len(found.values)
+    if len(joined) != ID_DIGITS * count or set(map(len, found.values)) != {ID_DIGITS}:
+        return None
+    try:
+        raw = bytes.fromhex(joined.decode("ascii"))
+    except ValueError:
+        return None
+    if raw.hex().upper().encode() != joined:
+        return None
+    ids = np.frombuffer(raw, _ID)
+    born = times[found.rows]
+    # The difference of two times that mostly are the same: constant, or nearly.
+    time = (ids["time"].astype(np.int64) - born) & _TIME_MASK
+    columns = [
+        encode_columns(column, found.bounds)
+        for column in (
+            ids["source"].astype(np.int64),
+            ids["token"].astype(np.int64),
+            time,
+            ids["counter"].astype(np.int64),
+        )
+    ]
+    return [b"\x01" + b"".join(parts) for parts in zip(*columns, strict=True)]
+
+
+def _encode_numbers(found: Values) -> list[bytes]:
+    """Columns of decimal numbers behind a text that all rows of a block share; empty for blocks
+    whose values are no such numbers.
+    """
+    values, starts = found.values, found.bounds[:-1]
+    out = [b""] * len(starts)
+    if values[0].rstrip(_DIGITS) == values[0]:
+        return out
+    before = [value.rstrip(_DIGITS) for value in values]
+    bounds = found.bounds.tolist()
+    if all(before[begin] != before[end - 1] for begin, end in pairwise(bounds)):
+        return out  # two keys in one value, mostly
+    stems = set(before)
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    digits = lengths - np.fromiter(map(len, before), np.int64, len(values))
+    fits = (digits > 0) & (digits <= DIGITS_MAX)
+    if len(stems) == 1 and fits.all():
+        skip = len(before[0])
+        numbers = np.fromiter([int(value[skip:]) for value in values], np.int64, len(values))
+    else:
+        parsed = [
+            int(value[-size:]) if fit else 0
+            for value, size, fit in zip(values, digits.tolist(), fits.tolist(), strict=True)
+        ]
+        numbers = np.array(parsed, np.int64)
+    plain = (numbers >= 10 ** np.maximum(digits - 1, 0).clip(0, DIGITS_MAX - 1)) | (digits == 1)
+    all_fit = np.logical_and.reduceat(fits, starts)
+    all_plain = np.logical_and.reduceat(plain, starts)
+    least = np.minimum.reduceat(digits, starts)
+    same_width = least == np.maximum.reduceat(digits, starts)
+    width = np.where(all_plain, 0, least).tolist()
+    columns = encode_columns(numbers, found.bounds)
+    counts = np.diff(found.bounds).tolist()
+    for i in np.flatnonzero(all_fit & (all_plain | same_width)).tolist():
+        stem = before[bounds[i]]
+        if len(stems) == 1 or before[bounds[i] : bounds[i + 1]].count(stem) == counts[i]:
+            out[i] = b"\x02" + write_bytes(stem) + bytes((width[i],)) + columns[i]
+    return out
+
+
+# --- decoding ---------------------------------------------------------------------------------
+
+
+def decode_values(data: bytes, at: int, born: Column, limit: int) -> tuple[Texts, int, int]:
+    """The values of as many rows as `born` has, the index behind them, and the bytes that they
+    take.
+    """
+    count = len(born)
+    if not count:
+        return Listed([]), at, 0
+    kind = data[at] if at < len(data) else -1
+    at += 1
+    if kind == _CONSTANT:
+        value, at = read_bytes(data, at)
+        _allow(len(value) * count, limit)
+        return Constant(value, count), at, len(value) * count
+    if kind == IDS:
+        _allow(ID_DIGITS * count, limit)
+        found, at = _read_ids(data, at, born)
+        return found, at, ID_DIGITS * count
+    if kind == NUMBERS:
+        return _read_numbers(data, at, count, limit)
+    if kind == _DISTINCT:
+        return _read_distinct(data, at, count, limit)
+    if kind == _TEXT:
+        lengths, at = decode_column(data, at, count)
+        size = total(lengths, "properties", min(limit, len(data) - at))
+        return Pieces(data, bounds_of(lengths) + at), at + size, size
+    raise ArchiveDamaged("a block has a column of properties of an unknown kind")
+
+
+def _read_ids(data: bytes, at: int, born: Column) -> tuple[Ids, int]:
+    columns = []
+    for _ in range(ID_PARTS):
+        column, at = decode_column(data, at, len(born))
+        columns.append(column)
+    return Ids(ids_of(columns, born)), at
+
+
+def ids_of(parts: Sequence[Column], born: Column) -> bytes:
+    """Ids of messages born at these times, 16 bytes each, from the columns of their parts. Each
+    part takes as many low bits as it has room for.
+    """
+    ids = np.empty(len(born), _ID)
+    ids["source"], ids["token"], since_born, ids["counter"] = parts
+    ids["time"] = since_born + born
+    return ids.tobytes()
+
+
+def _read_numbers(data: bytes, at: int, count: int, limit: int) -> tuple[Numbers, int, int]:
+    prefix, width, at = read_number_form(data, at, count, limit)
+    numbers, at = decode_column(data, at, count)
+    return Numbers(prefix, width, numbers), at, numbers_size(prefix, count, limit)
+
+
+def numbers_size(prefix: bytes, count: int, limit: int) -> int:
+    """The bytes that are counted for numbers behind this text, at most `limit`: a number takes 20
+    bytes with its sign.
+    """
+    return min((len(prefix) + DIGITS_MAX + 2) * count, limit)
+
+
+def read_number_form(data: bytes, at: int, count: int, limit: int) -> tuple[bytes, int, int]:
+    """The text before the numbers and their number of digits, and the index behind them. Raises
+    ArchiveDamaged.
+    """
+    prefix, at = read_bytes(data, at)
+    width = data[at] if at < len(data) else DIGITS_MAX + 1
+    if width > DIGITS_MAX:
+        raise ArchiveDamaged(f"a column of numbers in a block has {width} digits")
+    # The size of the result, but for a few digits a row; the rows' lengths are checked as well.
+    _allow(len(prefix) * count, limit)
+    return prefix, width, at + 1
+
+
+def _read_distinct(data: bytes, at: int, count: int, limit: int) -> tuple[Distinct, int, int]:
+    number, at = read_varint(data, at)
+    if not 1 <= number <= count:
+        raise ArchiveDamaged(f"a column of {count} properties has {number} distinct values")
+    distinct = []
+    for _ in range(number):
+        value, at = read_bytes(data, at)
+        distinct.append(value)
+    index, at = decode_column(data, at, count)
+    if int(index.min()) < 0 or int(index.max()) >= number:
+        raise ArchiveDamaged("a column of properties names a value that is not there")
+    size = int(np.array([len(value) for value in distinct], np.int64)[index].sum())
+    _allow(size, limit)
+    return Distinct(distinct, index), at, size
+
+
+def _allow(size: int, limit: int) -> None:
+    if size > limit:
+        raise too_large(limit)
+
+
+def too_large(limit: int) -> ArchiveDamaged:
+    """The error for a result that is larger than allowed."""
+    return ArchiveDamaged(f"the properties of a block take more than the {limit} bytes there are")
+
 
 ID_DIGITS: Final = 32
 DIGITS_MAX: Final = 18

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tiering.errors import SparkFailed
-from tiering.executor.pickled_errors import pack_error, unpack_error
+from tiering.executor.pool import pack_error, unpack_error
 from tiering.executor.regroup import SegmentJob
 from tiering.spark.workers import tune_process
 

@@ -20,8 +20,7 @@ from kvstore.errors import KeyDestroyed, KeyMissing
 from tiering.archive.archive_reader import Archive
 from tiering.archive.columns.packed import I64
 from tiering.archive.columns.records import Fields, RecordBatch
-from tiering.archive.groups import Groups
-from tiering.archive.lookup.directory import DirectoryRows
+from tiering.archive.directory import DirectoryRows, Groups
 
 DAY_MS: Final = 86_400_000
 F64 = NDArray[np.float64]

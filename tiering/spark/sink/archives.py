@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from kvstore.files import Files
+from tiering.archive.archive_check import prove
 from tiering.archive.columns.integers import Column, cut_by_bytes
 from tiering.archive.manifest import ArchivedTopic
 from tiering.archive.writer import ArchiveOrigin, ArchiveSettings, ArchiveWriter, write_archive
-from tiering.executor.proof import prove
 from tiering.keys.crypto import KeyProvider
 from tiering.places.commits import CommittedArchive, HeldRange
 from tiering.places.objects import job_object_key

@@ -24,7 +24,7 @@ from tests.tiering.spark.sink.jobs import Job, write
 from tiering import AttachConflict, NothingToRestore, Policy, Worker
 from tiering.catalog.catalog import decode_rows
 from tiering.errors import TieringBusy
-from tiering.merge.rebase import at_position
+from tiering.merge.rewrite import at_position
 from tiering.places.commits import Commit
 
 SEGMENT = 64 << 10

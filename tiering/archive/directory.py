@@ -5,9 +5,11 @@ block's place is the sum of the sizes before it, and topic and queue are stored 
 queues have few messages, several blocks (each still of one queue, with a number of its own) are
 coded together in one *group*, which is read as a whole; most groups are one block. Memory holds
 only the columns that finding a block needs, each value at as few bytes as the widest of its column
-takes. The columns that only checks and lists need (`DirectoryRows`) are decoded again for them.
+takes. A caller that goes through a whole archive, or checks or lists it, has all columns decoded
+(`DirectoryRows`), and takes slices of them (`Groups`).
 
-Invariants: rows are in that order; a queue's offset ranges rise and do not overlap.
+Invariants: rows are in that order; a queue's offset ranges rise and do not overlap; `Directory` and
+`Groups` give the same answer about a group.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.errors import FormatError
+from tiering.archive.columns.integers import bounds_of
 from tiering.archive.columns.packed import I64, ByteReader, Narrow, encode_column
 from tiering.archive.layout import DECODED_MAX, HEADER_SIZE, PART_EXTRA, PARTS, Sizes
 
@@ -434,3 +437,40 @@ def _starts(counts: I64) -> I64:
 
 def _max(column: I64) -> int:
     return int(column.max()) if len(column) else 0
+
+
+class Groups:
+    """The groups of an archive; `rows` is its whole directory."""
+
+    def __init__(self, rows: DirectoryRows) -> None:
+        self.rows = rows
+        fixed, properties, bodies = rows.part_sizes
+        self._ats = (bounds_of(fixed + properties + bodies) + HEADER_SIZE).tolist()
+        self._sizes = list(zip(fixed.tolist(), properties.tolist(), bodies.tolist(), strict=True))
+        self._firsts = np.searchsorted(rows.groups, np.arange(len(fixed) + 1)).tolist()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, number: int) -> GroupExtent:
+        rows = self.rows
+        first, stop = self._firsts[number], self._firsts[number + 1]
+        members = Members(
+            first,
+            rows.topics[first:stop].tolist(),
+            rows.queues[first:stop].tolist(),
+            rows.messages[first:stop],
+            rows.first_offset[first:stop],
+            rows.last_offset[first:stop],
+        )
+        return GroupExtent(self._ats[number], self._sizes[number], members)
+
+    def __iter__(self) -> Iterator[GroupExtent]:
+        return map(self.__getitem__, range(len(self)))
+
+    def having(self, blocks: I64) -> Iterator[tuple[I64, GroupExtent]]:
+        """The groups of some blocks, whose numbers rise, each group with its blocks among them."""
+        of = self.rows.groups[blocks]
+        for mine in np.split(blocks, np.flatnonzero(np.diff(of)) + 1):
+            if len(mine):
+                yield mine, self[int(self.rows.groups[mine[0]])]

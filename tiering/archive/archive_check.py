@@ -1,31 +1,42 @@
-"""Check: compares the sections of an archive with each other and with its records.
+"""Archive check: looks at all of an archive, to check it, to prove it, or to print it.
 
-The idea: `kvmq tier verify` asks for this check, and so does the worker before it lets a segment
-go. Each checksum is verified. Each block is decoded, and its records are checked as if they came
-from the log. The directory's figures and both indexes are compared with the records, the manifest's
-counts with the directory.
+The idea: `archive_problems` (`kvmq tier verify` and rewriting ask for it) compares the sections of
+an archive with each other and with its records. Each checksum is verified. Each block is decoded,
+and its records are checked as if they came from the log. The directory's figures and both indexes
+are compared with the records, the manifest's counts with the directory. `prove` compares a new
+archive with the records that it was made of. `described`, `blocks` and `messages` give the contents
+as plain values, from the archive's bytes alone, wherever it came from: `kvmq dump` prints them.
 
-Invariants: a faulty part is reported at least once, and the check goes on with the parts that can
-still be read; memory is a few blocks and a few dozen bytes a message.
+Invariants: a faulty part is reported at least once, and the parts that can still be read are still
+looked at (but a damaged manifest or directory can't be described); memory is a few blocks and a few
+dozen bytes a message.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import google_crc32c
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.errors import ArchiveDamaged, KeyDestroyed, KeyMissing, RecordDamaged
+from kvstore.files import Files
 from kvstore.record.check import check_record
+from kvstore.record.decode import decode
 from kvstore.record.facts import facts
 from kvstore.record.names import PREPARED, ROLLBACK, TRANSACTION_MASK
+from kvstore.record.values import StoredMessage
 from tiering.archive.archive_reader import Archive
 from tiering.archive.block import Block, BlockGroup
 from tiering.archive.columns.packed import I64
+from tiering.archive.columns.records import slices
+from tiering.archive.directory import DirectoryRows
+from tiering.archive.indexes import KeyLevels, digests_of
 from tiering.archive.layout import (
     CRC,
     FORMAT_VERSION,
@@ -34,9 +45,13 @@ from tiering.archive.layout import (
     HEADER_MAGIC,
     HEADER_SIZE,
     NO_QUEUE,
+    TRAILER_MAGIC,
 )
-from tiering.archive.lookup.directory import DirectoryRows
-from tiering.archive.lookup.keyed import KeyLevels, digests_of
+from tiering.archive.tail import FileSource
+from tiering.keys.crypto import KeyProvider
+
+if TYPE_CHECKING:
+    from kvstore.record.check import Buffer
 
 _SECTIONS = ("manifest", "directory", "filter", "key_fences", "position_fences")
 
@@ -255,3 +270,85 @@ def _as_pairs(
 ) -> I64:
     """Pairs as single numbers, without duplicates."""
     return np.unique(digests.astype(np.int64) << 32 | numbers.astype(np.int64))
+
+
+def prove(
+    path: Path, files: Files, keys: KeyProvider | None, buffer: Buffer, starts: I64, sizes: I64,
+    *, rows: I64, stays: str,
+) -> None:  # fmt: skip
+    """Reads an archive back, and compares each record with the one in the buffer; `rows` says which
+    of `starts` and `sizes` are its records', in its order. `stays` says, for the error's text, what
+    is unchanged if they differ. Raises ArchiveDamaged.
+    """
+    archive = Archive.open(FileSource(path, files), keys=keys)
+    done = 0
+    for group in archive.groups():
+        mine = rows[done : done + group.count]
+        begins = starts[mine]
+        if group.records() != slices(buffer, begins, begins + sizes[mine]):
+            raise ArchiveDamaged(
+                f"what block {group.number} of {path} and those with it give back is not what was "
+                f"put into it; {stays}",
+                str(path),
+                group.number,
+            )
+        done += group.count
+    if done != len(rows):
+        raise ArchiveDamaged(f"{path} lacks records that were put into it; {stays}", str(path))
+
+
+def looks_like_archive(head: bytes, end: bytes) -> bool:
+    """Whether a file that begins and ends like this is an archive, perhaps a damaged one."""
+    return head.startswith(HEADER_MAGIC) or end.endswith(TRAILER_MAGIC)
+
+
+def described(archive: Archive) -> dict[str, Any]:
+    """The manifest, and the size of each section in bytes. Raises ArchiveDamaged."""
+    fields: dict[str, Any] = msgspec.to_builtins(archive.manifest)
+    return {"size": archive.source.size, "sections": archive.section_sizes(), **fields}
+
+
+def blocks(
+    archive: Archive, topic: str | None = None, queue: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every block, or those of a topic or queue, as the directory has it. The queue is None for
+    records that are in no queue. Raises ArchiveDamaged.
+    """
+    rows = archive.rows()
+    names = [found.name for found in archive.manifest.topics]
+    for number in chosen(archive, topic, queue):
+        row = rows.row(number)
+        fields: dict[str, Any] = dict(zip(row._fields, row, strict=True))
+        del fields["topic_number"]
+        name = names[row.topic_number]
+        if row.queue == NO_QUEUE:
+            fields["queue"] = None
+        place, part_sizes = archive.directory.extent(number)
+        yield {"block": number, "topic": name, **fields, "place": place, "part_sizes": part_sizes}
+
+
+def chosen(archive: Archive, topic: str | None, queue: int | None) -> Iterator[int]:
+    """The numbers of all blocks, or of those of a topic or queue. Raises ArchiveDamaged."""
+    names = [found.name for found in archive.manifest.topics]
+    for number, found, some in archive.directory.queues():
+        if (topic is None or names[number] == topic) and (queue is None or found == queue):
+            yield from some
+
+
+def messages(archive: Archive, number: int, start: int = 0) -> Iterator[StoredMessage | Problem]:
+    """The messages of a block from an offset on, with bodies as stored; and the block's fault, if
+    it has one.
+    """
+    try:
+        block = archive.read_block(number)
+        records = block.records()
+    except ArchiveDamaged as error:
+        yield Problem(archive.name, number, str(error))
+        return
+    first = int(np.searchsorted(block.offsets, start))
+    positions = block.positions.tolist()
+    for raw, position in zip(records[first:], positions[first:], strict=True):
+        try:
+            yield decode(raw, 0, len(raw), position, True, True)
+        except RecordDamaged as error:
+            yield Problem(archive.name, number, str(error))
